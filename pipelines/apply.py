@@ -1,8 +1,8 @@
 """The apply loop: range → fold → rows → sink → publish, one batch after another, for one sink.
 
-The published record says where the sink stands, not Spark's checkpoint: a query starts at the record, and its
-checkpoint is thrown away with it. So a crash at any step is the same as a batch that was never begun, but for
-tables that had merged already; those carry their own position and are passed over.
+The published record of the sink is its position, not Spark's checkpoint: a query starts at the record, and its
+checkpoint is deleted when it stops. A crash at any step therefore equals a batch that was never begun, except for
+tables that had merged already. Each table stores its own position, so the next batch skips what it has applied.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class SinkLoop:
     def __init__(self, sink: Sink, fold: RangeFolder, cuts: CutRequests, progress: SinkFigures) -> None:
         self._sink, self._fold, self._cuts, self._progress = sink, fold, cuts, progress
         self._log = fold.log
-        self.parking = Quarantine(sink)
+        self.quarantine = Quarantine(sink)
         self._pool = ThreadPoolExecutor(sink.parallel, thread_name_prefix=f"merge-{sink.name}")
         self._published = Published(0, 0, {})
         self._schemas: dict[int, TableSchema] = {}
-        self._turn = RLock()
+        self._lock = RLock()
         self._drained = False
-        self.mended = False
-        """Whether a table that had stopped may go on: opened again, the loop catches it up from where it stopped."""
+        self.needs_reopen = False
+        """Whether a stopped table can continue: a new loop on the same sink catches it up from its position."""
 
     @property
     def position(self) -> Position:
-        """Where the sink stands."""
+        """The published position of the sink."""
         return Position(self._published.position)
 
     @property
@@ -64,54 +64,54 @@ class SinkLoop:
         return self.position > 0
 
     @property
-    def held(self) -> Position:
-        """What every table has: the log is asked for nothing up to here any more."""
+    def consumed_position(self) -> Position:
+        """The position that every table has reached: the loop never reads the log below it again."""
         return Position(min((self.position, *(table.position for table in self._published.tables.values()))))
 
     @property
-    def lagging(self) -> list[TableRecord]:
-        """Tables that stand before the sink's position and have to catch up over their own range."""
+    def lagging_tables(self) -> list[TableRecord]:
+        """Tables whose position is before the sink's, which have to catch up over a range of their own."""
         return [table for table in self._published.tables.values() if table.position < self.position]
 
     def open(self) -> None:
-        """Read where the sink stands."""
+        """Open the sink and read its published record."""
         self._log.refresh()
         opened = self._sink.open(self._log.log_id) or self._published
-        self._published = replace(opened, tables=self.parking.listed(opened.tables))
+        self._published = replace(opened, tables=self.quarantine.with_parked_keys(opened.tables))
         self._schemas = self._log.schemas(self.position)
-        self._progress.published(self._published, lag=None, rows={})
+        self._progress.record_published(self._published, lag=None, rows={})
 
     def advance(self) -> None:
-        """Apply what the log holds, as far as that needs no Spark; nothing while a table lags behind the others."""
-        with self._turn:
+        """Apply what the log contains if that needs no Spark and no table lags behind the others."""
+        with self._lock:
             self._log.refresh()
             end = self._log.latest_boundary(self.position, SMALL)
-            if not self.lagging and self._fold.is_small(self.position, end):
+            if not self.lagging_tables and self._fold.is_small(self.position, end):
                 self(None, end)
 
     def __call__(self, rows: DataFrame | None, end: Position) -> None:
-        """Apply one batch: the log's rows after the sink's position and up to end; rows: a frame with all of them."""
-        with self._turn:
+        """Apply the log's rows after the sink's position up to end, as one batch; rows: a frame that contains them."""
+        with self._lock:
             if self._drained or end <= self.position:
                 return
             self._log.refresh()
-            self._keep_if_asked()
+            self._answer_cut_requests()
             cuts = [cut.position for cut in self._cuts.between(self._sink.name, self.position, end)]
             while self.position < end:
-                # rare: a cut, and a table that a crash left ahead: from there on its bases are known
+                # rare: a requested cut, and a table that a crash left ahead: its base rows are known from there on
                 ahead = [table.position for table in self._published.tables.values()]
                 stops = (stop for stop in (*cuts, *ahead) if self._log.leads(self.position, Position(stop)))
                 upto = Position(min([end, *stops]))
-                self._progress.begins(upto)
+                self._progress.start_batch(upto)
                 self._apply(self._fold(rows, self.position, upto), Boundary(upto, self._log.committed_at(upto)))
-                self._keep_if_asked()
+                self._answer_cut_requests()
 
     def catch_up(self, table: TableRecord, session: SparkSession) -> None:
-        """Bring one table that stayed behind to the sink's position; session: what reads a range that is large.
+        """Apply to one lagging table the range up to the sink's position; session: reads a large range.
 
-        A table that stayed behind for so long that the range is not in the log any more is listed as failed.
+        A table whose range has been trimmed from the log is published as failed.
         """
-        with self._turn:
+        with self._lock:
             self._log.refresh()
             try:
                 for batch, upto in self._fold.slices(session, Position(table.position), self.position, table.relation):
@@ -124,20 +124,20 @@ class SinkLoop:
             self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
 
     def drain(self) -> None:
-        """Wait for the batch that runs; those that come after it do nothing, until the query is stopped."""
-        with self._turn:
+        """Wait for the running batch; later batches do nothing."""
+        with self._lock:
             self._drained = True
         self._pool.shutdown()
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
         began = time.monotonic()
-        concerned = sorted({*batch.relations, *self.parking.due})
-        touched = [relation for relation in concerned if not self._is_failed(relation)]
-        self.mended = self.mended or any(self._may_fit(r, batch.controls[r]) for r in batch.controls)
-        merged = self._pool.map(lambda relation: self._apply_table(relation, batch, boundary.position), touched)
-        records = dict(zip(touched, merged, strict=True))
+        concerned = sorted({*batch.relations, *self.quarantine.requested_relations})
+        affected = [relation for relation in concerned if not self._is_failed(relation)]
+        self.needs_reopen = self.needs_reopen or any(self._can_resume(r, batch.controls[r]) for r in batch.controls)
+        merged = self._pool.map(lambda relation: self._apply_table(relation, batch, boundary.position), affected)
+        records = dict(zip(affected, merged, strict=True))
         self._publish(records, boundary, batch)
-        self._progress.took(time.monotonic() - began)
+        self._progress.record_duration(time.monotonic() - began)
 
     def _apply_table(self, relation: int, batch: FoldedBatch, upto: int) -> TableRecord:
         controls = batch.controls.get(relation, ControlEvents())
@@ -146,7 +146,7 @@ class SinkLoop:
         self._schemas[relation] = schema
         try:
             check_captured(schema)
-            record = self.parking.apply(
+            record = self.quarantine.apply(
                 before,
                 TableBatch(
                     schema=schema,
@@ -184,24 +184,24 @@ class SinkLoop:
         if record != self._published:
             self._sink.publish(record)
         self._published = record
-        self.parking.published()
+        self.quarantine.confirm_published()
         rows = {r: batch.rows_of(r).num_rows for r in changed}
-        self._progress.published(record, lag=median_lag(batch.images), rows=rows)
+        self._progress.record_published(record, lag=median_lag(batch.images), rows=rows)
 
-    def _keep_if_asked(self) -> None:
+    def _answer_cut_requests(self) -> None:
         for cut in self._cuts.due(self._sink.name, self.position):
-            self._answer(cut)
+            self._answer_cut(cut)
 
-    def _answer(self, cut: PendingCut) -> None:
+    def _answer_cut(self, cut: PendingCut) -> None:
         if cut.position < int(self.position):
             self._cuts.refuse(cut, "passed")
         else:
             self._cuts.answer(cut, self._published, self._sink.pin(self._published))
 
-    def _may_fit(self, relation: int, controls: ControlEvents) -> bool:
-        """Whether a table that had stopped was copied again meanwhile, or is another than the one that did not fit.
+    def _can_resume(self, relation: int, controls: ControlEvents) -> bool:
+        """Whether a stopped table has a new generation, or another schema than the one that failed.
 
-        While it is copied again nothing is gained: the end of the copy brings it back.
+        A schema change during a new copy does not count: the end of the copy starts a new generation.
         """
         schema = controls.schema
         copying = schema is not None and schema.state is TableState.SNAPSHOTTING

@@ -1,4 +1,4 @@
-"""Folding one range for one sink: on the driver while that is faster than starting a Spark job, in Spark beyond."""
+"""Folding of one range for one sink: in this process while that is faster than a Spark job, in Spark otherwise."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.table import matches
-from pipelines.folding.every_change import as_copied, every_change
+from pipelines.folding.every_change import as_copied_rows, every_change
 from pipelines.folding.fold import fold
-from pipelines.folding.folded_batch import FoldedBatch, take_apart
-from pipelines.folding.range_statistics import SURVEY_COLUMNS, survey
+from pipelines.folding.folded_batch import FoldedBatch, split_by_table
+from pipelines.folding.range_statistics import STATISTICS_COLUMNS, collect_statistics
 from pipelines.folding.spark_fold import fold_frame
 from pipelines.source.data_source import rows_between
 
 SMALL: Final = 50_000
-"""Rows of the log's files in a range up to which it is folded on the driver."""
+"""Maximum rows of the log files in a range that is folded on the driver."""
 WHOLE_BYTES: Final = 192 << 20
-"""Bytes of those files up to which it is as well if no image is partial: 2 million rows in three seconds, where Spark
-on two cores takes ten. In memory they are three times as much; partial images are folded one by one."""
+"""Maximum bytes of those files if no image is partial, whatever their rows.
+
+Two million rows take three seconds, and ten in Spark on two cores. They take three times as much memory as on disk.
+Partial images are folded row by row."""
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 
 
 class RangeFolder:
-    """Folds ranges of one log for one sink; the view of the log is the caller's to refresh."""
+    """Folds ranges of one log for one sink; the caller refreshes the view of the log."""
 
     def __init__(
         self,
@@ -43,13 +45,13 @@ class RangeFolder:
         tables: tuple[str, ...],
         keeps_history: Callable[[str], bool] | None = None,
     ) -> None:
-        """keeps_history: of which tables, by topic, every change is wanted and not what the changes come to."""
+        """keeps_history: predicate over topics, whether the sink wants every change of a table; None: of no table."""
         self.log, self._sink, self._tables = change_log, sink, tables
         self._keeps_history = keeps_history
         self.small = SMALL
-        """Rows of a range that needs no Spark, and of a part of one whose every change is wanted."""
+        """Maximum rows of a range without Spark, and of a part of a range with history."""
         self.whole_bytes = WHOLE_BYTES
-        """Of a range without partial images that needs no Spark."""
+        """Maximum bytes of a range without partial images that is folded without Spark."""
 
     def is_small(self, after: Position, upto: Position) -> bool:
         """Whether the range (after, upto] needs no Spark."""
@@ -61,13 +63,13 @@ class RangeFolder:
     def __call__(
         self, rows: DataFrame | SparkSession | None, after: Position, upto: Position, relation: int | None = None
     ) -> FoldedBatch:
-        """The range (after, upto]; rows: a frame of the log that holds it, or the session to read it with.
+        """Fold the range (after, upto]; rows: a frame of the log that contains it, or a session to read it with.
 
-        They are looked at only when the range is large. relation: the one that is wanted; others may be there as well.
+        A small range does not need them. relation: the one that is wanted; the result may contain others.
         """
         since = self._since(after)
         if self.is_small(after, upto):
-            return self._here(self.log.rows(after, upto, topics=self._wants), after)
+            return self._fold_here(self.log.rows(after, upto, topics=self._is_selected), after)
         if rows is not None:
             kept = self._with_history_at(upto)
             folded = self._in_spark(self._frame(rows, after, upto, relation), (after, upto), kept, since)
@@ -76,33 +78,33 @@ class RangeFolder:
             raise ValueError(
                 f"range ({after}, {upto}] of sink {self._sink!r} is large: expected a frame to fold it from"
             )
-        return self._taken_apart(folded, found, kept, after)
+        return self._to_batch(folded, found, kept, after)
 
-    def _here(self, read: Iterable[pa.RecordBatch], after: Position) -> FoldedBatch:
+    def _fold_here(self, read: Iterable[pa.RecordBatch], after: Position) -> FoldedBatch:
         rows = pa.Table.from_batches(read, LOG_SCHEMA)
         kept = self._with_history(latest_topics(rows))
         single = single_changes(rows, kept, self._since(after))
         folded = fold(rows.filter(pc.invert(single)), sink=self._sink)
-        return self._taken_apart(folded, rows.filter(single), kept, after)
+        return self._to_batch(folded, rows.filter(single), kept, after)
 
-    def _taken_apart(self, folded: pa.Table, single: pa.Table, kept: AbstractSet[int], after: Position) -> FoldedBatch:
+    def _to_batch(self, folded: pa.Table, single: pa.Table, kept: AbstractSet[int], after: Position) -> FoldedBatch:
         hit("after_fold")
         if kept:
             folded = pa.concat_tables([with_copied(folded, kept), every_change(single, sink=self._sink)])
         since = self._since(after)
-        return replace(take_apart(folded), since=0 if since == after else int(since))
+        return replace(split_by_table(folded), since=0 if since == after else int(since))
 
     def _since(self, after: Position) -> Position:
-        """Where single changes begin: of what was trimmed there are none, but what they come to."""
+        """The position after which the log has single changes; before it, only the compacted state."""
         trimmed = self.log.compacted if after < self.log.oldest else None
         return after if trimmed is None else trimmed.horizon
 
     def slices(
         self, session: SparkSession | None, after: Position, upto: Position, relation: int
     ) -> Iterator[tuple[FoldedBatch, int]]:
-        """The range of one relation as batches with their ends: one, or where every change is wanted several.
+        """The range of one relation as batches with their end positions: one, or several for a table with history.
 
-        Those several need no session, whatever their size: each is of about SMALL rows, or one transaction.
+        Several batches need no session: each has about SMALL rows, or one transaction.
         """
         if relation not in self._with_history_at(upto):
             yield self(session, after, upto, relation), int(upto)
@@ -111,13 +113,13 @@ class RangeFolder:
         while after < upto:
             small = self.log.latest_boundary(after, self.small)
             end = min(upto, small) if small > after else upto
-            yield self._here(self.log.rows(after, end, topics=self._wants, only=only), after), int(end)
+            yield self._fold_here(self.log.rows(after, end, topics=self._is_selected, only=only), after), int(end)
             after = end
 
     def _frame(
         self, rows: DataFrame | SparkSession, after: Position, upto: Position, relation: int | None
     ) -> DataFrame:
-        # who planned a frame may have seen the log before it was trimmed, with other rows than are surveyed
+        # a frame that was planned before the log was trimmed has other rows than the statistics describe
         if not isinstance(rows, DataFrame):
             rows = rows_between(rows, self.log, self._tables, after, upto)
         elif after < self.log.oldest:
@@ -127,19 +129,19 @@ class RangeFolder:
     def _in_spark(
         self, rows: DataFrame, within: tuple[Position, Position], kept: AbstractSet[int], since: Position
     ) -> pa.Table:
-        """The range folded, but for the single changes of tables whose history is kept."""
+        """Fold the range, except for the single changes of tables with history."""
         after, upto = within
         rows = rows.where((F.col("position") > int(after)) & (F.col("position") <= int(upto)))
         if kept:
             single = F.col("relation").isin(*kept) & F.col("op").isin(*ROW_OPERATIONS)
             rows = rows.where(~(single & ((F.col("position") > int(since)) | F.col("key").isNull())))
-        narrow = (read_file(file, after, upto, list(SURVEY_COLUMNS)) for file in self.log.files(after, upto))
-        return fold_frame(rows, sink=self._sink, survey=survey(narrow, sink=self._sink)).toArrow()
+        narrow = (read_file(file, after, upto, list(STATISTICS_COLUMNS)) for file in self.log.files(after, upto))
+        return fold_frame(rows, sink=self._sink, statistics=collect_statistics(narrow, sink=self._sink)).toArrow()
 
     def _single_changes(self, within: tuple[Position, Position], kept: AbstractSet[int], since: Position) -> pa.Table:
         if not kept:
             return LOG_SCHEMA.empty_table()
-        read = self.log.rows(*within, topics=self._wants, only=TableSelection(relations=(min(kept), max(kept))))
+        read = self.log.rows(*within, topics=self._is_selected, only=TableSelection(relations=(min(kept), max(kept))))
         found = [rows.filter(single_changes(rows, kept, since)) for rows in read]
         return pa.Table.from_batches(found, LOG_SCHEMA)
 
@@ -149,34 +151,34 @@ class RangeFolder:
         return self._with_history({r: schema.topic for r, schema in self.log.schemas(upto).items()})
 
     def _with_history(self, topics: Mapping[int, str]) -> AbstractSet[int]:
-        """The relations of whose changes every one is wanted."""
+        """Relations whose history the sink keeps."""
         wanted = self._keeps_history
         return frozenset(() if wanted is None else (r for r, topic in topics.items() if wanted(topic)))
 
-    def _wants(self, topic: str) -> bool:
+    def _is_selected(self, topic: str) -> bool:
         return matches(topic, self._tables)
 
 
 def latest_topics(rows: pa.Table) -> dict[int, str]:
-    """Relation → its topic in the latest of the rows."""
+    """Relation → its topic in the latest row."""
     named = rows.select(["relation", "topic", "position"]).filter(pc.is_valid(rows["relation"]))
     found = named.group_by(["relation", "topic"]).aggregate([("position", "max")]).sort_by("position_max")
     return dict(zip(found["relation"].to_pylist(), found["topic"].to_pylist(), strict=True))
 
 
 def single_changes(rows: pa.Table | pa.RecordBatch, kept: AbstractSet[int], since: Position) -> Any:
-    """Which log rows are changes that are not folded: of tables whose history is kept, from behind a position on.
+    """Which log rows are changes that are not folded: those of relations with history, after the position `since`.
 
-    Rows without a key are not folded before it either; equal ones are there more than once.
+    Rows without a key are not folded before it either, because equal rows may occur more than once.
     """
     of_kept = pc.and_(pc.is_in(rows["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(rows["op"], _ROWS))
     return pc.and_(of_kept, pc.or_(pc.greater(rows["position"], int(since)), pc.is_null(rows["key"])))
 
 
 def with_copied(folded: pa.Table, kept: AbstractSet[int]) -> pa.Table:
-    """Folded rows, of tables whose history is kept as a copy of the table would read them."""
+    """Folded rows; those of relations with history as a snapshot of the table would have them."""
     state = pc.and_(
         pc.is_in(folded["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(folded["op"], pa.array(["u", "d"]))
     )
     state = pc.fill_null(state, fill_value=False)
-    return pa.concat_tables([folded.filter(pc.invert(state)), as_copied(folded.filter(state))])
+    return pa.concat_tables([folded.filter(pc.invert(state)), as_copied_rows(folded.filter(state))])

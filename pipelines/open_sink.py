@@ -110,8 +110,10 @@ class OpenSink:
             self.sink.close()
             raise
         if isinstance(self.sink, DeltaTarget):
-            progress.pace, progress.foreign = self.sink.pace, self.sink.foreign
-        self._throttle = None if progress.pace is None else ThrottleState(progress.pace, self._is_batch_urgent)
+            progress.commit_rate, progress.external_commits = self.sink.pace, self.sink.foreign
+        self._throttle = (
+            None if progress.commit_rate is None else ThrottleState(progress.commit_rate, self._is_batch_urgent)
+        )
         self._query: StreamingQuery | None = None
         self._checkpoint: Path | None = None
         self._batch_error: Exception | None = None
@@ -121,7 +123,7 @@ class OpenSink:
     @property
     def is_throttled(self) -> bool:
         """Whether the next batch has to wait because the tables were rewritten too fast."""
-        return self._throttle is not None and self._throttle.rests
+        return self._throttle is not None and self._throttle.is_waiting
 
     @property
     def has_stopped_query(self) -> bool:
@@ -135,13 +137,13 @@ class OpenSink:
 
     def register(self, *, at_once: bool = False) -> None:
         """Report to the log up to where every table of the sink has it, so that retention may go on from there."""
-        applied = self.loop.held
-        self._registration.say(applied, pinned_in(self._log, applied), at_once=at_once)
+        applied = self.loop.consumed_position
+        self._registration.report(applied, pinned_in(self._log, applied), at_once=at_once)
 
     def start_query(self, session: SparkSession) -> None:
         """Catch up the tables that are behind the sink's position, then start the streaming query from there."""
         self.sink.attach(session)
-        for table in self.loop.lagging:
+        for table in self.loop.lagging_tables:
             self.loop.catch_up(table, session)
         base = Path(self._definition.spark.checkpoint.removeprefix("file://"))
         make_private_directory(base)
@@ -183,7 +185,7 @@ class OpenSink:
     def close(self) -> None:
         """Wait for the batch that runs, stop the query, close the sink, remove the query's checkpoint."""
         if self._throttle is not None:
-            self._throttle.end()
+            self._throttle.stop()
         self.loop.drain()
         if self._query is not None:
             self._query.stop()
@@ -195,7 +197,7 @@ class OpenSink:
 
     def _is_batch_urgent(self) -> bool:
         """Whether the next batch must not be throttled: a request waits for it, or it has its maximum size already."""
-        if self.loop.parking.due or self._parts.cuts.asked(self._settings.name):
+        if self.loop.quarantine.requested_relations or self._parts.cuts.has_requests(self._settings.name):
             return True
         try:
             self._log.refresh()
@@ -214,7 +216,7 @@ class OpenSink:
             self.loop(rows, end)
             hit("before_commits")
             if self._throttle is not None:
-                self._throttle.rest()  # here, so that Spark plans the next batch when it may begin, with all rows then
+                self._throttle.wait()  # here, so that Spark plans the next batch when it may begin, with all rows then
         except Exception as exc:
             self._batch_error = exc  # Spark forwards only its text
             raise

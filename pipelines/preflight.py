@@ -27,14 +27,14 @@ from pipelines.types import Policy
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Asking = Callable[[], "SparkSession"]
+SessionProvider = Callable[[], "SparkSession"]
 """Gives a session, which is waited for where there is an expression and nowhere else."""
 _ORDERS: Final = (("cluster_by", "partition_by"), ("partition_by", "cluster_by"), ("", "cluster_by"))
 """(key that is left aside, key that is then at fault): each by itself first, then both."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class NewSinkCheck:
     """The sinks of a process that may begin some of them."""
 
     definition: Definition
@@ -44,7 +44,7 @@ class Beginning:
     sinks: Collection[str]
     """Names of those that are the process' own."""
 
-    def check(self, log: LogReader, session: Asking) -> None:
+    def check(self, log: LogReader, session: SessionProvider) -> None:
         """Raise InvalidDefinition for what is wrong with a Delta sink that has not published anything yet.
 
         One that has goes on whatever came since, and a table that cannot go on with it stops alone.
@@ -55,7 +55,7 @@ class Beginning:
         found = [
             *misfits_of(self.definition, tables, new),
             *(one for one in places if not isinstance(one.error, SinkUnavailable)),
-            *unresolved(fed(self.definition, tables, new), session),
+            *find_unresolved_rules(fed(self.definition, tables, new), session),
         ]
         if found:
             raise InvalidDefinition.from_issues(issues_in_file(self.config, found))
@@ -71,12 +71,12 @@ def local_settings(definition: Definition) -> SparkSettings:
     return replace(settings, master="local[1]", download=False)
 
 
-def unresolved(tables: Iterable[SinkTables], session: Asking) -> list[ColumnMismatch]:
+def find_unresolved_rules(tables: Iterable[SinkTables], session: SessionProvider) -> list[ColumnMismatch]:
     """What of the tables' rules a sink could not carry out, without what cdc.stores.sink_preflight finds."""
     return [ColumnMismatch(one.key(*key), error) for one in tables for key, error in _refusals(one, session)]
 
 
-def _refusals(one: SinkTables, session: Asking) -> Iterator[ColumnMismatch]:
+def _refusals(one: SinkTables, session: SessionProvider) -> Iterator[ColumnMismatch]:
     rule, schema = one.rule, with_target_columns(one.schema, one.settings)
     if rule is None or any(column_mismatches(one.schema, rule, one.settings)):
         return
@@ -95,7 +95,9 @@ def _refusals(one: SinkTables, session: Asking) -> Iterator[ColumnMismatch]:
             return
 
 
-def _of_transform(rule: Transform, schema: TableSchema, policy: Policy, session: Asking) -> Iterator[ColumnMismatch]:
+def _of_transform(
+    rule: Transform, schema: TableSchema, policy: Policy, session: SessionProvider
+) -> Iterator[ColumnMismatch]:
     try:
         held = TableTransform.of(rule, schema).held(renamed(policy, rule.rename))
     except TransformFailed as exc:

@@ -55,7 +55,7 @@ from pipelines.dead_letters.requests import DeadLetterCommands
 from pipelines.open_sink import OpenSink, SinkParts
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.sink_lease import LEASE
-from pipelines.runtime.worker_errors import unread_by_worker
+from pipelines.runtime.worker_errors import worker_error
 from pipelines.sink_factory import needs_spark
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.table_state import failure_reason, log_trimmed_error
@@ -207,7 +207,7 @@ class SinkRunner:
         opened = self._opened
         if opened is None or opened.loop.position < goal:
             return False
-        return self._state in WITH_QUERY or not opened.loop.lagging
+        return self._state in WITH_QUERY or not opened.loop.lagging_tables
 
     def step(self) -> None:
         """Do what the state requires now; called again and again, from one thread."""
@@ -218,7 +218,7 @@ class SinkRunner:
             return
         if self._opened is not None and self._opened.has_stopped_query:
             self._attempt(self._opened.raise_query_error)
-        elif self._opened is not None and self._opened.loop.mended:
+        elif self._opened is not None and self._opened.loop.needs_reopen:
             self._fire(Event.REOPEN)
         else:
             self._step_closed()
@@ -256,7 +256,7 @@ class SinkRunner:
 
     def _follow_lease(self) -> None:
         leases = self._parts.leases
-        if leases is not None and not leases.take(self._settings.name):
+        if leases is not None and not leases.try_acquire(self._settings.name):
             if self._state is not State.STANDBY:
                 self._fire(Event.LEASE_LOST)
         elif self._state is State.STANDBY:
@@ -264,11 +264,11 @@ class SinkRunner:
 
     def _follow_replay(self) -> None:
         pauses, name = self._parts.pauses, self._settings.name
-        if pauses.held(name):
+        if pauses.is_paused(name):
             if self._state is not State.PAUSED:
                 self._fire(Event.REPLAY_BEGAN)
             with suppress(CdcError):
-                pauses.grant(name)
+                pauses.confirm(name)
         elif self._state is State.PAUSED:
             self._fire(Event.REPLAY_ENDED)
 
@@ -292,10 +292,10 @@ class SinkRunner:
             return  # closed by a failure
         if opened.has_progress:
             self._failures.attempts = 0
-        for handle in self._parts.cuts.released(self._settings.name):
+        for handle in self._parts.cuts.pop_releases(self._settings.name):
             opened.sink.release(handle)
         if self._requests is not None:
-            self._requests.look(opened.loop.parking)
+            self._requests.process(opened.loop.quarantine)
         opened.register()
 
     @property
@@ -304,7 +304,7 @@ class SinkRunner:
 
     @property
     def _other_process(self) -> str:
-        return "" if self._parts.leases is None else self._parts.leases.other(self._settings.name)
+        return "" if self._parts.leases is None else self._parts.leases.other_holder(self._settings.name)
 
     def _open(self) -> None:
         self._opened = OpenSink(self._definition, self._settings, self._parts, self.progress)
@@ -330,7 +330,7 @@ class SinkRunner:
             self._failures.error, self._failures.is_final = error, is_final
             self._fire(Event.FAILED_FOR_GOOD if is_final else Event.FAILED)
             self._failures.count()
-            self.progress.failed(error)
+            self.progress.record_failure(error)
             log.exception(
                 "sink stopped",
                 sink=self._settings.name,
@@ -347,6 +347,6 @@ class SinkRunner:
             return log_trimmed_error(exc, self._settings.name), is_final
         if isinstance(exc, CdcError):
             return exc, exc.reaction is Reaction.HALT
-        if (unread := unread_by_worker(exc)) is not None:
+        if (unread := worker_error(exc)) is not None:
             return unread, True
         return SinkError(f"{type(exc).__name__}: {str(exc)[:300]}"), False

@@ -49,7 +49,7 @@ def imported(node: ast.expr) -> str | None:
     """The module of `import_module("…")`; None for other expressions and other arguments."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "import_module":
         argument = node.args[0]
-        return argument.value if isinstance(argument, ast.Constant) else None
+        return str(argument.value) if isinstance(argument, ast.Constant) else None
     return None
 
 

@@ -18,8 +18,15 @@ import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from cdc.log.layout import ORDER
-from pipelines.folding.fold import after_fences, apart_from_partial, by_key, last_lives, latest_per_key, named
-from pipelines.folding.range_statistics import marks
+from pipelines.folding.fold import (
+    fold_lives,
+    has_base_key,
+    latest_per_key,
+    remove_fenced_rows,
+    split_keyless,
+    split_partial,
+)
+from pipelines.folding.range_statistics import fence_rows
 
 SURVEYED: Final = ("relation", "op", "key", "old_key", "position", "ordinal", "partial", "payload")
 """The columns that tell which rows are needed; they take a fifth of the time of all."""
@@ -39,9 +46,9 @@ def compacted(rows: pa.Table, after: int = 0) -> pa.Table:
     numbered = rows.select(_NARROW).append_column(_NUMBER, pa.arange(0, rows.num_rows))
     is_row = pc.is_in(rows["op"], _ROWS)
     controls = rows.filter(pc.invert(is_row)).drop_columns(["before", "after"])
-    images = after_fences(numbered.filter(is_row), controls)
-    keyed, keyless = by_key(images)
-    whole, in_lives = apart_from_partial(_since_beginning(keyed))
+    images = remove_fenced_rows(numbered.filter(is_row), controls)
+    keyed, keyless = split_keyless(images)
+    whole, in_lives = split_partial(_since_beginning(keyed))
     parts = [
         _controls(controls, after),
         _taken(rows, keyless, after),
@@ -56,7 +63,7 @@ def needed(rows: pa.Table) -> pa.Array:
     numbered = rows.select(_NARROW).append_column(_NUMBER, pa.arange(0, rows.num_rows))
     is_row = pc.is_in(rows["op"], _ROWS)
     is_control = pc.and_(pc.invert(is_row), pc.not_equal(rows["op"], Operation.MESSAGE.value))
-    keyed, keyless = by_key(after_fences(numbered.filter(is_row), rows.filter(is_control)))
+    keyed, keyless = split_keyless(remove_fenced_rows(numbered.filter(is_row), rows.filter(is_control)))
     found = [numbered.filter(is_control), keyless, _since_last_whole(keyed) if keyed.num_rows else keyed]
     return pa.chunked_array([chunk for part in found for chunk in part[_NUMBER].chunks], pa.int64()).combine_chunks()
 
@@ -123,12 +130,12 @@ def _states(latest: pa.Table) -> pa.Table:
 
 def _lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
     """Rows of keys with partial images → their states, laid over the latest row of each."""
-    told = last_lives(rows.take(in_lives[_NUMBER])).select([*_PLACE, "after", "complete", "base"])
+    told = fold_lives(rows.take(in_lives[_NUMBER])).select([*_PLACE, "after", "complete", "base"])
     told = told.filter(pc.greater(told["position"], after)).sort_by(ORDER)
     latest = in_lives.select([*_PLACE, _NUMBER]).join(told.select(_PLACE), _PLACE, join_type="left semi")
     latest = _taken(rows, latest.sort_by(ORDER), after)
     # a row that came without a part of it stays new: nothing older is under it
-    based = pc.or_(told["base"].combine_chunks().is_null(), named(told["base"]))
+    based = pc.or_(told["base"].combine_chunks().is_null(), has_base_key(told["base"]))
     said = {"op": pc.if_else(based, latest["op"], Operation.CREATE.value), "after": told["after"]}
     return _with(latest, **said, partial=pc.invert(told["complete"]), before=None, old_key=None)
 
@@ -137,7 +144,7 @@ def _controls(controls: pa.Table, after: int) -> pa.Table:
     """All `s`, and of each relation the last `t`, the last `g`, and the `g` of the copy that began last."""
     last: dict[tuple[int, str], tuple[int, int, int]] = {}
     furthest: dict[int, tuple[int, tuple[int, int, int]]] = {}
-    for mark in sorted(marks(controls), key=lambda mark: (mark["position"], mark["ordinal"])):
+    for mark in sorted(fence_rows(controls), key=lambda mark: (mark["position"], mark["ordinal"])):
         place = last[mark["relation"], mark["op"]] = mark["relation"], mark["position"], mark["ordinal"]
         if mark["op"] == Operation.GENERATION:
             began = int(bytes(mark["payload"])), place

@@ -21,8 +21,8 @@ from cdc.log.ranges import TableSelection
 from cdc.log.reader import read_file, stream_file
 from cdc.position import Position
 from cdc.table import TableSchema
-from pipelines.folding.fold import after_fences
-from pipelines.folding.keyless_fold import latest_of
+from pipelines.folding.fold import remove_fenced_rows
+from pipelines.folding.keyless_fold import keep_latest_per_id
 
 CANCELLED: Final = pa.schema([("position", pa.int64()), ("ordinal", pa.int64()), ("came", pa.bool_())])
 """A half of a row that is cancelled: the image that came with it, or the one that went."""
@@ -87,14 +87,14 @@ def _of_table(files: Sequence[LogFile], relation: int, floor: Position) -> pa.Ta
     # what a truncate or a copy has ended is gone by itself
     rows = pa.concat_tables(found)
     is_half = pc.is_valid(rows["image"])
-    halves = after_fences(rows.filter(is_half), rows.filter(pc.invert(is_half)))
+    halves = remove_fenced_rows(rows.filter(is_half), rows.filter(pc.invert(is_half)))
     ids = halves["image"].combine_chunks().dictionary_encode().indices.to_numpy()
     came = halves["came"].to_numpy()
     count = [np.bincount(ids[which], minlength=ids.max(initial=0) + 1) for which in (~came, came)]
     both = np.minimum(*count)
     # (image, went or came) → how many stay
     stay = np.stack([count[0] - both, count[1] - both], axis=1).ravel()
-    kept = latest_of(halves.append_column(_NUMBER, pa.arange(0, halves.num_rows)), ids * 2 + came, stay)
+    kept = keep_latest_per_id(halves.append_column(_NUMBER, pa.arange(0, halves.num_rows)), ids * 2 + came, stay)
     struck = np.ones(halves.num_rows, bool)
     struck[kept[_NUMBER].to_numpy()] = False
     return halves.filter(pa.array(struck)).select(CANCELLED.names).cast(CANCELLED)

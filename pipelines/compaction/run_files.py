@@ -30,8 +30,8 @@ from pipelines.compaction.compact_rows import compacted, without_tombstones
 from pipelines.compaction.keyless_netting import without_cancelled
 from pipelines.compaction.live_rows import whole
 from pipelines.compaction.row_partitions import opened, packed, places_by_part
-from pipelines.folding.fold import apart_from_partial, by_key
-from pipelines.runtime.worker_errors import unread_by_worker
+from pipelines.folding.fold import split_keyless, split_partial
+from pipelines.runtime.worker_errors import worker_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,7 +113,7 @@ def _told_by_workers() -> Iterator[None]:
     try:
         yield
     except PySparkException as exc:
-        if (unread := unread_by_worker(exc)) is None:
+        if (unread := worker_error(exc)) is None:
             raise
         raise unread from exc
 
@@ -165,8 +165,8 @@ def _neighbours(images: pa.Table, order: RunOrder) -> np.ndarray:
     ranks = np.empty(images.num_rows, np.int64)
     ranks[pc.sort_indices(images, ORDER).to_numpy()] = np.arange(images.num_rows)
     found = ranks * order.parts // max(1, images.num_rows)
-    keyed, _ = by_key(images.select(_KEYS).append_column("number", pa.arange(0, images.num_rows)))
-    places = apart_from_partial(keyed)[1]["number"].to_numpy()
+    keyed, _ = split_keyless(images.select(_KEYS).append_column("number", pa.arange(0, images.num_rows)))
+    places = split_partial(keyed)[1]["number"].to_numpy()
     found[places] = _parts_of(images.take(pa.array(places)), order)
     return found
 

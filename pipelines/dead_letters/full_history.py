@@ -1,10 +1,9 @@
-"""What becomes of parked keys of a target that keeps every version or every change: pure, on rows of every change.
+"""Parked keys of a table with history: how a batch changes them. Pure functions on rows of single changes.
 
-A key is parked with all of its changes, from those on that came in one batch with the first refused one, for a later
-change may build on it and a history without it would be another one. What truncates and generation ends do meanwhile
-is noted among them. So the target has of such a key what it had before, and gets the rest as a whole, in order, when
-the key is tried again and all of it fits. Nothing else lets it go: what is missing is a change of then, not a row of
-now.
+A parked key has a queue of all its changes, from the batch with the first refused change on: a later change may build
+on it, and a history without it would be wrong. Truncates and generation ends are queued as well. So the target keeps
+what it had of the key, and gets the queue as a whole and in order when a retry succeeds for all of it. A new image from
+the source does not release the key, because the missing change is one of the past.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from cdc.errors import CdcError, MissingBase
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import Key, ParkedChange, ParkedRow
 from cdc.table import TableSchema
-from pipelines.dead_letters.latest_state import EPOCH, Held, keyed, micros
+from pipelines.dead_letters.latest_state import EPOCH, ParkedByKey, has_any_key, micros
 from pipelines.folding.every_change import GenerationEnd
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import RefusedRow, TableBatch
@@ -30,30 +29,30 @@ from pipelines.sinks.contract import RefusedRow, TableBatch
 _ENDINGS: Final = (Operation.TRUNCATE.value, Operation.GENERATION.value)
 
 
-def rows_behind(rows: pa.Table | None, position: int) -> pa.Table | None:
-    """The rows of a batch that have not been in one before."""
+def rows_after(rows: pa.Table | None, position: int) -> pa.Table | None:
+    """The rows of a batch after a position that an earlier batch has reached."""
     return None if rows is None else rows.filter(pc.greater(rows["position"], position))
 
 
-def queued(held: Held, batch: TableBatch) -> tuple[pa.Table, dict[Key, ParkedRow]]:
-    """(the batch's rows of other keys, what is parked with all that the batch says of it).
+def queue_changes_of_parked(held: ParkedByKey, batch: TableBatch) -> tuple[pa.Table, dict[Key, ParkedRow]]:
+    """(the batch's rows of other keys, the parked rows with the batch's changes appended).
 
-    Raises MissingBase for a partial image of a row that moved from or to a parked key: what it lacks is not known yet.
+    Raises MissingBase for a partial image of a row that moved from or to a parked key: its other columns are unknown.
     """
     rows = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows
     _check_moves(rows, held, batch.schema)
-    mine, changes = keyed(held, rows["key"]), _changes(rows, held)
-    ended = [_ended(ending) for ending in batch.endings]
-    left = {key: _behind(row, [*changes.get(key, ()), *ended], batch.upto) for key, row in held.items()}
+    mine, changes = has_any_key(held, rows["key"]), _changes(rows, held)
+    ended = [_to_parked_change(ending) for ending in batch.endings]
+    left = {key: _append_changes(row, [*changes.get(key, ()), *ended], batch.upto) for key, row in held.items()}
     return rows.filter(pc.invert(mine)), left
 
 
-def again(queues: Iterable[ParkedRow]) -> tuple[pa.Table, tuple[GenerationEnd, ...]]:
-    """(every change of parked keys, what ended rows meanwhile), as a TableBatch has them."""
+def replay_queues(queues: Iterable[ParkedRow]) -> tuple[pa.Table, tuple[GenerationEnd, ...]]:
+    """(all changes of parked keys, truncates and generation ends in their queues), as fields of a TableBatch."""
     rows: list[dict[str, Any]] = []
     ended = set[GenerationEnd]()
     for queue in queues:
-        rows += [_row(queue, change) for change in queue.changes if change.op not in _ENDINGS]
+        rows += [_to_folded_row(queue, change) for change in queue.changes if change.op not in _ENDINGS]
         ended |= {
             GenerationEnd(change.position, change.ordinal, change.committed_at, change.began)
             for change in queue.changes
@@ -62,12 +61,12 @@ def again(queues: Iterable[ParkedRow]) -> tuple[pa.Table, tuple[GenerationEnd, .
     return pa.Table.from_pylist(rows, FOLDED_ARROW), tuple(sorted(ended))
 
 
-def queue(
+def park_refused_keys(
     batch: TableBatch, rows: pa.Table, refusals: Iterable[RefusedRow], now: int
 ) -> tuple[pa.Table, dict[Key, ParkedRow]]:
-    """(the rows of other keys, the keys of refused rows with all that the batch says of them).
+    """(the rows of other keys, the keys of refused rows with all of the batch's changes).
 
-    rows: those of keys that are not parked. now: µs since 1970 UTC. Raises MissingBase as queued.
+    rows: those of keys that are not parked. now: µs since 1970 UTC. Raises MissingBase as `queue_changes_of_parked`.
     """
     first: dict[Key, tuple[dict[str, Any], RefusedRow]] = {}
     for refusal in refusals:
@@ -76,26 +75,26 @@ def queue(
         if (row["position"], row["ordinal"]) < (known[0]["position"], known[0]["ordinal"]):
             first[tuple(row["key"])] = row, refusal
     _check_moves(rows, first, batch.schema)
-    changes, ended = _changes(rows, first), [_ended(ending) for ending in batch.endings]
+    changes, ended = _changes(rows, first), [_to_parked_change(ending) for ending in batch.endings]
     parked = {
-        key: _behind(_refused(batch, row, refusal, now), [*changes[key], *ended], batch.upto)
+        key: _append_changes(_to_parked_row(batch, row, refusal, now), [*changes[key], *ended], batch.upto)
         for key, (row, refusal) in first.items()
     }
-    return rows.filter(pc.invert(keyed(first, rows["key"]))), parked
+    return rows.filter(pc.invert(has_any_key(first, rows["key"]))), parked
 
 
-def forgetting(row: ParkedRow) -> ParkedRow:
-    """A parked row without the change that was refused and all that came of the key since."""
+def without_refused_changes(row: ParkedRow) -> ParkedRow:
+    """A parked row without the refused change and all later changes of the key."""
     kept = (change for change in row.changes if change.place < row.place or change.op in _ENDINGS)
     return replace(row, changes=tuple(kept))
 
 
-def refused_again(row: ParkedRow, error: CdcError, upto: int) -> ParkedRow:
-    """A parked row of which a change was tried in vain with a batch that ends at upto."""
+def count_refusal(row: ParkedRow, error: CdcError, upto: int) -> ParkedRow:
+    """A parked row after a failed retry with a batch that ends at upto."""
     return replace(row, attempts=row.attempts + 1, code=error.code, message=error.message, upto=upto)
 
 
-def _refused(batch: TableBatch, row: Mapping[str, Any], refusal: RefusedRow, now: int) -> ParkedRow:
+def _to_parked_row(batch: TableBatch, row: Mapping[str, Any], refusal: RefusedRow, now: int) -> ParkedRow:
     return ParkedRow(
         relation=batch.schema.relation,
         topic=batch.schema.topic,
@@ -112,8 +111,8 @@ def _refused(batch: TableBatch, row: Mapping[str, Any], refusal: RefusedRow, now
     )
 
 
-def _behind(row: ParkedRow, changes: Iterable[ParkedChange], upto: int) -> ParkedRow:
-    """The row with the changes behind those that it has; itself if there are none."""
+def _append_changes(row: ParkedRow, changes: Iterable[ParkedChange], upto: int) -> ParkedRow:
+    """The row with changes appended to its queue; the row itself if there are none."""
     added = sorted(changes, key=lambda one: one.place)
     return replace(row, changes=(*row.changes, *added), upto=upto) if added else row
 
@@ -123,15 +122,15 @@ def _check_moves(rows: pa.Table, parked: Container[Key], schema: TableSchema) ->
     for row in rows.filter(pc.and_(partial, pc.is_valid(rows["base"]))).to_pylist():
         if tuple(row["key"]) in parked or tuple(row["base"]) in parked:
             raise MissingBase(
-                f"table {schema.topic!r}: a partial image at {Position(row['position'])} is of a row that moved "
-                "from or to a key that is parked",
+                f"table {schema.topic!r}: the partial image at {Position(row['position'])} belongs to a row that moved "
+                "from or to a parked key",
                 remedy="give the column that is refused the policy 'text', then 'cdc replay SINK --tables TABLE'",
             )
 
 
 def _changes(rows: pa.Table, keys: Mapping[Key, Any]) -> dict[Key, list[ParkedChange]]:
     found: dict[Key, list[ParkedChange]] = {}
-    for row in rows.filter(keyed(keys, rows["key"])).to_pylist():
+    for row in rows.filter(has_any_key(keys, rows["key"])).to_pylist():
         change = ParkedChange(
             op=row["op"],
             position=row["position"],
@@ -144,7 +143,7 @@ def _changes(rows: pa.Table, keys: Mapping[Key, Any]) -> dict[Key, list[ParkedCh
     return found
 
 
-def _ended(ending: GenerationEnd) -> ParkedChange:
+def _to_parked_change(ending: GenerationEnd) -> ParkedChange:
     op = Operation.TRUNCATE if ending.began is None else Operation.GENERATION
     return ParkedChange(
         op=op.value,
@@ -155,7 +154,7 @@ def _ended(ending: GenerationEnd) -> ParkedChange:
     )
 
 
-def _row(queue: ParkedRow, change: ParkedChange) -> dict[str, Any]:
+def _to_folded_row(queue: ParkedRow, change: ParkedChange) -> dict[str, Any]:
     return {
         "relation": queue.relation,
         "op": change.op,

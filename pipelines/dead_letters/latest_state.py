@@ -1,8 +1,8 @@
-"""What becomes of parked keys in a batch: pure, on rows in the folded shape.
+"""Parked keys of a table in its latest state: how a batch changes them. Pure functions on folded rows.
 
-A key is parked in one state: later changes of it are folded onto that, as the fold does. A full image, a delete, a
-truncate or a generation end takes its place and is tried like any other row. A parked row without all of its columns
-is not tried, for what it lacks is nowhere in the target: it waits for the source to tell the whole row.
+A parked key has one row. Later changes of the key are folded onto it. A full image, a delete, a truncate or a
+generation end replaces it and is offered to the target like any other row. An incomplete parked row is not retried,
+because the target does not have its missing columns: it waits until a backfill reads the whole row from the source.
 """
 
 from __future__ import annotations
@@ -22,49 +22,51 @@ from pipelines.sinks.contract import RefusedRow, TableBatch
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PARTS: Final = "\0"
-"""Between the parts of a key; Postgres text never holds it."""
+"""Separator of the parts of a key; Postgres text never contains it."""
 
-Held = Mapping[Key, ParkedRow]
+ParkedByKey = Mapping[Key, ParkedRow]
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedRows:
-    """A batch as its target is to be offered it."""
+    """The rows of a batch that are offered to the target."""
 
     rows: pa.Table
-    """FOLDED_ARROW: the batch's rows, later states of parked keys among them."""
+    """FOLDED_ARROW: the batch's rows, with later states of parked keys."""
     waiting: dict[Key, ParkedRow]
-    """What stays parked whatever becomes of the rows."""
+    """Rows that stay parked whatever the target accepts."""
 
 
-def touches(held: Held, batch: TableBatch) -> bool:
-    """Whether a batch says anything of parked keys."""
+def affects_parked(held: ParkedByKey, batch: TableBatch) -> bool:
+    """Whether a batch changes or removes parked keys."""
     if not held:
         return False
     if batch.truncated is not None or batch.generation is not None or batch.endings:
         return True
-    return batch.rows is not None and bool(pc.any(_concerned(held, batch.rows)).as_py())
+    return batch.rows is not None and bool(pc.any(_affects(held, batch.rows)).as_py())
 
 
-def offer(held: Held, batch: TableBatch, again: Collection[Key]) -> OfferedRows:
-    """Lay a batch over what is parked; again: keys to be tried whether or not the batch has them."""
+def overlay_parked(held: ParkedByKey, batch: TableBatch, again: Collection[Key]) -> OfferedRows:
+    """Overlay a batch on the parked rows; again: keys to retry even if the batch does not change them."""
     rows = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows
     held = {key: row for key, row in held.items() if batch.truncated is None or row.place > batch.truncated}
-    concerned = _concerned(held, rows)
-    later = {tuple(row["key"]): _onto(held, row) for row in rows.filter(concerned).to_pylist()}
-    waiting = {key: row for key, row in held.items() if key not in later and not _ended(row, batch.generation)}
+    affected = _affects(held, rows)
+    later = {tuple(row["key"]): _overlay_row(held, row) for row in rows.filter(affected).to_pylist()}
+    waiting = {key: row for key, row in held.items() if key not in later and not _is_removed(row, batch.generation)}
     tried = [row for row in later.values() if not isinstance(row, ParkedRow)]
-    tried += [_folded(waiting.pop(key)) for key in again if key in waiting and waiting[key].complete]
+    tried += [_to_folded_row(waiting.pop(key)) for key in again if key in waiting and waiting[key].complete]
     waiting |= {key: replace(row, upto=batch.upto) for key, row in later.items() if isinstance(row, ParkedRow)}
-    offered = pa.concat_tables([rows.filter(pc.invert(concerned)), pa.Table.from_pylist(tried, FOLDED_ARROW)])
+    offered = pa.concat_tables([rows.filter(pc.invert(affected)), pa.Table.from_pylist(tried, FOLDED_ARROW)])
     return OfferedRows(offered, waiting)
 
 
-def set_aside(batch: TableBatch, refusals: Iterable[RefusedRow], held: Held, now: int) -> dict[Key, ParkedRow]:
-    """The refused rows of a batch as they are parked; deletes among them are no rows. now: µs since 1970 UTC."""
+def park_refused(
+    batch: TableBatch, refusals: Iterable[RefusedRow], held: ParkedByKey, now: int
+) -> dict[Key, ParkedRow]:
+    """The refused rows of a batch as parked rows; a refused delete needs none. now: µs since 1970 UTC."""
     parked: dict[Key, ParkedRow] = {}
     for refusal in refusals:
-        assert batch.rows is not None  # noqa: S101 - of no rows none is refused
+        assert batch.rows is not None  # noqa: S101 - a refused row implies rows
         row = batch.rows.slice(refusal.row, 1).to_pylist()[0]
         if row["op"] == "d":
             continue
@@ -88,14 +90,14 @@ def set_aside(batch: TableBatch, refusals: Iterable[RefusedRow], held: Held, now
     return parked
 
 
-def changed(before: Held, after: Held, upto: int) -> list[DeadLetterEntry]:
-    """What is to be kept of a batch that ends at upto."""
+def changed_entries(before: ParkedByKey, after: ParkedByKey, upto: int) -> list[DeadLetterEntry]:
+    """The entries to store for a batch that ends at upto."""
     parked = [DeadLetterEntry(row) for key, row in after.items() if before.get(key) != row]
     return parked + [DeadLetterEntry(replace(row, upto=upto), False) for key, row in before.items() if key not in after]
 
 
-def keyed(keys: Iterable[Key], column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Which entries of a column of keys are among the keys; no null is."""
+def has_any_key(keys: Iterable[Key], column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Which entries of a column of keys are among the keys; a null entry never is."""
     return pc.is_in(pc.binary_join(column, _PARTS), _joined(keys))
 
 
@@ -103,28 +105,28 @@ def _joined(keys: Iterable[Key]) -> pa.Array:
     return pa.array([_PARTS.join(key) for key in keys], pa.string())
 
 
-def keys_of(rows: pa.Table | None, held: Held) -> tuple[int, int]:
-    """(how many keys of a batch's rows are held, how many keys they have)."""
+def count_parked_keys(rows: pa.Table | None, held: ParkedByKey) -> tuple[int, int]:
+    """(number of parked keys among those of a batch, number of keys of the batch)."""
     if rows is None or not rows.num_rows:
         return 0, 0
     keys = pc.unique(pc.binary_join(rows["key"], _PARTS))
     return pc.sum(pc.is_in(keys, _joined(held))).as_py(), len(keys)
 
 
-def _concerned(held: Held, rows: pa.Table) -> pa.ChunkedArray:
-    return pc.or_(keyed(held, rows["key"]), keyed(held, rows["base"]))
+def _affects(held: ParkedByKey, rows: pa.Table) -> pa.ChunkedArray:
+    return pc.or_(has_any_key(held, rows["key"]), has_any_key(held, rows["base"]))
 
 
-def _onto(held: Held, row: dict[str, Any]) -> dict[str, Any] | ParkedRow:
-    """The row over its parked base, if that is one: as the target is offered it, or as it stays parked."""
-    under = held.get(tuple(row["base"] or row["key"]))
-    if row["op"] == "d" or row["complete"] is not False or under is None:
+def _overlay_row(held: ParkedByKey, row: dict[str, Any]) -> dict[str, Any] | ParkedRow:
+    """The row overlaid on its parked base row: as a row to offer, or as a row that stays parked."""
+    base = held.get(tuple(row["base"] or row["key"]))
+    if row["op"] == "d" or row["complete"] is not False or base is None:
         return row
-    image = {**under.image, **dict(row["after"] or ())}
-    if under.complete:
+    image = {**base.image, **dict(row["after"] or ())}
+    if base.complete:
         return {**row, "after": list(image.items()), "complete": True, "base": None}
     return replace(
-        under,
+        base,
         key=tuple(row["key"]),
         position=row["position"],
         ordinal=row["ordinal"],
@@ -134,11 +136,11 @@ def _onto(held: Held, row: dict[str, Any]) -> dict[str, Any] | ParkedRow:
     )
 
 
-def _ended(row: ParkedRow, generation: int | None) -> bool:
+def _is_removed(row: ParkedRow, generation: int | None) -> bool:
     return generation is not None and row.position < generation
 
 
-def _folded(row: ParkedRow) -> dict[str, Any]:
+def _to_folded_row(row: ParkedRow) -> dict[str, Any]:
     return {
         "relation": row.relation,
         "op": "u",
@@ -151,6 +153,6 @@ def _folded(row: ParkedRow) -> dict[str, Any]:
     }
 
 
-def micros(moment: datetime | None) -> int:
-    """µs since 1970 UTC; 0 where it is not known."""
-    return 0 if moment is None else (moment - EPOCH) // timedelta(microseconds=1)
+def micros(time: datetime | None) -> int:
+    """µs since 1970 UTC; 0 if unknown."""
+    return 0 if time is None else (time - EPOCH) // timedelta(microseconds=1)

@@ -1,9 +1,9 @@
-"""Parking: a row that a target cannot take is set aside with its key, and everything else goes on.
+"""Quarantine: rows that a target refuses are parked with their keys, and all other rows are merged.
 
-Theory. A batch is merged as it is while nothing of its table is parked and nothing fails. Otherwise its rows are laid
-over what is parked, those that the target refuses are found, and what is parked then is written beside the sink,
-**before** the rest is merged. What was written counts once the target has come to the end of the batch, so a crash
-between the two leaves the keys as they were, and the batch comes again.
+Theory. A batch is merged unchanged while no row of its table is parked and no row fails. Otherwise the quarantine
+overlays the batch on the parked rows and asks the sink which rows it refuses. It then writes the rows to park to the
+sink's dead-letter table, **before** it merges the others. The written rows count once the target has reached the end
+of the batch. A crash between the two steps leaves the keys unchanged, and the batch is applied again.
 """
 
 from __future__ import annotations
@@ -23,34 +23,48 @@ from cdc.config import DeadLetterSettings
 from cdc.errors import CdcError, DeadLetterLimitExceeded, MissingBase, ValueNotRepresentable
 from cdc.failpoint import hit
 from cdc.stores.dead_letter_rows import Key, ParkedRow
-from pipelines.dead_letters.full_history import again, forgetting, queue, queued, refused_again, rows_behind
-from pipelines.dead_letters.latest_state import Held, changed, keys_of, offer, set_aside, touches
+from pipelines.dead_letters.full_history import (
+    count_refusal,
+    park_refused_keys,
+    queue_changes_of_parked,
+    replay_queues,
+    rows_after,
+    without_refused_changes,
+)
+from pipelines.dead_letters.latest_state import (
+    ParkedByKey,
+    affects_parked,
+    changed_entries,
+    count_parked_keys,
+    overlay_parked,
+    park_refused,
+)
 from pipelines.sinks.contract import ParkingSink, Sink, TableBatch, TableRecord
 
-JUDGED: Final = 100
-"""Keys that a batch has to change to be judged by the share of them that waits: one of one is no sign."""
-Place = tuple[int, Key]
+RATIO_MIN_KEYS: Final = 100
+"""Minimum keys of a batch for the limit on the ratio of parked keys: one of one is no sign of a defect."""
+RowKey = tuple[int, Key]
 """Relation and key."""
 
 log = structlog.get_logger("apply")
 
 
 class Quarantine:
-    """What is parked of one sink's tables; a sink that cannot park is passed through."""
+    """The parked rows of one sink and their requests; calls to a sink that cannot park are passed on."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._relations: set[int] = set()
-        """Of which something is, or was, parked."""
-        self._due: dict[Place, DeadLetterAction] = {}
-        self._merged: dict[Place, DeadLetterOutcome] = {}
-        self._outcomes: dict[Place, DeadLetterOutcome] = {}
+        """Relations with parked rows, now or earlier."""
+        self._requests: dict[RowKey, DeadLetterAction] = {}
+        self._unpublished: dict[RowKey, DeadLetterOutcome] = {}
+        self._outcomes: dict[RowKey, DeadLetterOutcome] = {}
         self._applied: dict[int, int] = {}
-        """By relation, where its target stood after its last batch, published or not."""
+        """Position of each relation's target after its last batch, published or not."""
         self._lock = Lock()
 
-    def listed(self, tables: Mapping[int, TableRecord]) -> dict[int, TableRecord]:
-        """The tables of a sink that was just opened, with what is parked of them where they stand."""
+    def with_parked_keys(self, tables: Mapping[int, TableRecord]) -> dict[int, TableRecord]:
+        """The table records of a sink that was just opened, with the keys that are parked at their positions."""
         if not isinstance(self._sink, ParkingSink):
             return dict(tables)
         held = {relation: self._sink.parked.rows_of(relation) for relation in tables}
@@ -59,7 +73,7 @@ class Quarantine:
 
     @property
     def rows(self) -> list[ParkedRow]:
-        """Everything that is parked, oldest change first."""
+        """All parked rows, oldest change first."""
         if not isinstance(self._sink, ParkingSink):
             return []
         with self._lock:
@@ -68,122 +82,124 @@ class Quarantine:
         return sorted(held, key=lambda row: row.place)
 
     @property
-    def due(self) -> set[int]:
-        """Relations of which keys wait to be tried again or let go: the next batch is theirs too."""
+    def requested_relations(self) -> set[int]:
+        """Relations with a request to retry or discard keys: the next batch processes them as well."""
         with self._lock:
-            return {relation for relation, _ in self._due}
+            return {relation for relation, _ in self._requests}
 
-    def ask(self, place: Place, verb: DeadLetterAction) -> None:
-        """Have the next batch do it; `outcome` tells when that is published."""
+    def request(self, key: RowKey, action: DeadLetterAction) -> None:
+        """Request an action of the next batch; `outcome` returns its result once that batch is published."""
         with self._lock:
-            self._outcomes.pop(place, None)
-            self._due[place] = verb
+            self._outcomes.pop(key, None)
+            self._requests[key] = action
 
-    def outcome(self, place: Place) -> DeadLetterOutcome | None:
-        """What became of it; None while that is not published."""
+    def outcome(self, key: RowKey) -> DeadLetterOutcome | None:
+        """The outcome of a request; None until it is published."""
         with self._lock:
-            return self._outcomes.get(place)
+            return self._outcomes.get(key)
 
-    def published(self) -> None:
-        """The batch was: what it did with parked keys can be told."""
+    def confirm_published(self) -> None:
+        """Record that the batch is published, so that `outcome` may return what it did."""
         with self._lock:
-            self._outcomes |= self._merged
-            self._merged = {}
+            self._outcomes |= self._unpublished
+            self._unpublished = {}
 
     def apply(self, before: TableRecord | None, batch: TableBatch) -> TableRecord:
-        """As Sink.apply, but that rows which the target cannot take are parked; before: where the table stood.
+        """Apply a batch as Sink.apply does, but park the rows that the target refuses; before: the published record.
 
-        Raises DeadLetterLimitExceeded when there are more of them than the sink may park.
+        Raises DeadLetterLimitExceeded when the sink would have more parked rows than its definition allows.
         """
         sink, relation = self._sink, batch.schema.relation
         if not isinstance(sink, ParkingSink) or batch.frame is not None:
             return sink.apply(batch)
-        stands = _stands(sink, before, batch)
+        applied = _applied_position(sink, before, batch)
         if sink.keeps_history(batch.schema):
-            # its batches may be parts of what is published, or come again with what ended rows missing
-            stands = max(stands, sink.target_position(batch.schema), self._applied.get(relation, 0))
+            # a batch may be a part of a published range, or be repeated without the truncates and generation ends
+            applied = max(applied, sink.target_position(batch.schema), self._applied.get(relation, 0))
             waiting = tuple(sink.parked.rows_of(relation))
-            batch = replace(batch, rows=rows_behind(batch.rows, stands), parked_keys=waiting)
-        record = self._apply(sink, before, batch, stands)
+            batch = replace(batch, rows=rows_after(batch.rows, applied), parked_keys=waiting)
+        record = self._apply(sink, before, batch, applied)
         self._applied[relation] = record.position
         return record
 
-    def _apply(self, sink: ParkingSink, before: TableRecord | None, batch: TableBatch, stands: int) -> TableRecord:
+    def _apply(self, sink: ParkingSink, before: TableRecord | None, batch: TableBatch, applied: int) -> TableRecord:
         relation = batch.schema.relation
         limit, held = sink.parking_limits(batch.schema).stop_at, sink.parked.rows_of(relation)
-        if stands >= batch.upto:
+        if applied >= batch.upto:
             return _with_keys(sink.apply(batch), held)
-        asked = self._asked(relation)
+        requests = self._requests_of(relation)
         if held and before is not None and before.schema != batch.schema.to_json().decode():
-            # what did not fit the columns of before may fit those of now
-            asked = dict.fromkeys(held, DeadLetterAction.RETRY) | asked
-        if not asked and not touches(held, batch):
-            sink.parked.write(relation, stands, ())
+            # rows that did not fit the old columns may fit the new ones
+            requests = dict.fromkeys(held, DeadLetterAction.RETRY) | requests
+        if not requests and not affects_parked(held, batch):
+            sink.parked.write(relation, applied, ())
             try:
                 return _with_keys(sink.apply(batch), held)
             except (ValueNotRepresentable, MissingBase) as exc:
                 if not limit:
-                    exc.fix = _told(exc, sink.name)
+                    exc.fix = _remedy(exc, sink.name)
                     raise
-        left, record = _divided(sink, batch, stands, asked)
-        self._note(relation, asked, held, left)
+        left, record = _apply_divided(sink, batch, applied, requests)
+        self._record_outcomes(relation, requests, held, left)
         return _with_keys(record, left)
 
-    def _asked(self, relation: int) -> dict[Key, DeadLetterAction]:
+    def _requests_of(self, relation: int) -> dict[Key, DeadLetterAction]:
         with self._lock:
-            return {key: verb for (of, key), verb in self._due.items() if of == relation}
+            return {key: action for (of, key), action in self._requests.items() if of == relation}
 
-    def _note(self, relation: int, asked: Mapping[Key, DeadLetterAction], held: Held, left: Held) -> None:
+    def _record_outcomes(
+        self, relation: int, requests: Mapping[Key, DeadLetterAction], held: ParkedByKey, left: ParkedByKey
+    ) -> None:
         with self._lock:
             self._relations.add(relation)
-            for key, verb in asked.items():
-                if self._due.pop((relation, key), None) is not None:
-                    self._merged[relation, key] = _became(verb, held.get(key), left.get(key))
+            for key, action in requests.items():
+                if self._requests.pop((relation, key), None) is not None:
+                    self._unpublished[relation, key] = _outcome(action, held.get(key), left.get(key))
 
 
-def _stands(sink: ParkingSink, before: TableRecord | None, batch: TableBatch) -> int:
+def _applied_position(sink: ParkingSink, before: TableRecord | None, batch: TableBatch) -> int:
     """The position up to which the target has all rows of a table."""
     if before is None:
         return sink.target_position(batch.schema)
     if before.position <= batch.after:
         return before.position
-    # a crash left it ahead: perhaps only what a truncate ended is gone from it up to there
+    # a crash left the target ahead: up to there it may only lack the rows that a truncate removed
     return min(before.position, max(batch.after, sink.target_position(batch.schema)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """A batch of a table with rows that have to wait, or do already."""
+class _DividedBatch:
+    """A batch of a table with rows to park or with parked rows."""
 
     sink: ParkingSink
     batch: TableBatch
-    held: Held
-    """What is parked and shall not be forgotten."""
+    held: ParkedByKey
+    """Parked rows, without those to discard."""
     tried: frozenset[Key]
-    """Of these the keys to be tried again."""
-    stands: int
+    """Keys among them to retry."""
+    applied: int
     limit: int
-    """How much may be parked then."""
+    """Maximum rows that may be parked after the batch."""
 
 
-def _divided(
-    sink: ParkingSink, batch: TableBatch, stands: int, asked: Mapping[Key, DeadLetterAction]
-) -> tuple[Held, TableRecord]:
-    """Park what the target cannot take, and merge the rest: (what is parked then, where the table stands)."""
+def _apply_divided(
+    sink: ParkingSink, batch: TableBatch, applied: int, requests: Mapping[Key, DeadLetterAction]
+) -> tuple[ParkedByKey, TableRecord]:
+    """Park the rows that the target refuses and merge the others; return (parked rows, record of the table)."""
     relation, allowed = batch.schema.relation, sink.parking_limits(batch.schema)
     held = sink.parked.rows_of(relation)
-    kept = {key: row for key, row in held.items() if asked.get(key) is not DeadLetterAction.DISCARD}
+    kept = {key: row for key, row in held.items() if requests.get(key) is not DeadLetterAction.DISCARD}
     if sink.keeps_history(batch.schema):
-        # of a discarded key is tried what came before the refused change, and what comes now
-        kept |= {key: forgetting(row) for key, row in held.items() if key not in kept}
-    tried = frozenset(key for key in asked if key in kept)
-    turn = _Turn(sink, batch, kept, tried, stands, max(allowed.stop_at, _size(held)))
-    merged, waiting = (_by_change if sink.keeps_history(batch.schema) else _by_state)(turn)
-    if too_many := _too_many(turn, waiting, allowed):
+        # of a discarded key the changes before the refused one are retried, with those of this batch
+        kept |= {key: without_refused_changes(row) for key, row in held.items() if key not in kept}
+    tried = frozenset(key for key in requests if key in kept)
+    divided = _DividedBatch(sink, batch, kept, tried, applied, max(allowed.stop_at, _size(held)))
+    merged, waiting = (_divide_history if sink.keeps_history(batch.schema) else _divide_latest_state)(divided)
+    if too_many := _too_many(divided, waiting, allowed):
         raise DeadLetterLimitExceeded(f"{too_many} may be parked, for instance: {next(iter(waiting.values())).message}")
     beside = sink.image_mask(batch.schema)
     left = {key: row.with_images(beside) for key, row in waiting.items()}
-    sink.parked.write(relation, stands, changed(held, left, batch.upto))
+    sink.parked.write(relation, applied, changed_entries(held, left, batch.upto))
     hit("after_park")
     record = sink.apply(merged)
     sink.parked.confirm(relation, left)
@@ -192,55 +208,57 @@ def _divided(
     return left, record
 
 
-def _by_state(turn: _Turn) -> tuple[TableBatch, Held]:
-    """(what a target of latest states can take, what waits then)."""
-    offered = offer(turn.held, turn.batch, turn.tried)
-    whole = replace(turn.batch, rows=offered.rows)
-    refusals = turn.sink.find_refused(whole, turn.limit)
+def _divide_latest_state(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
+    """(rows that a target of latest states accepts, rows to park)."""
+    offered = overlay_parked(divided.held, divided.batch, divided.tried)
+    whole = replace(divided.batch, rows=offered.rows)
+    refusals = divided.sink.find_refused(whole, divided.limit)
     taken = np.setdiff1d(np.arange(offered.rows.num_rows), [refusal.row for refusal in refusals])
-    merged = replace(turn.batch, rows=offered.rows.take(pa.array(taken)))
-    return merged, offered.waiting | set_aside(whole, refusals, turn.held, _now())
+    merged = replace(divided.batch, rows=offered.rows.take(pa.array(taken)))
+    return merged, offered.waiting | park_refused(whole, refusals, divided.held, _now())
 
 
-def _by_change(turn: _Turn) -> tuple[TableBatch, Held]:
-    """(what a target of every change can take, what waits then)."""
-    batch = replace(turn.batch, endings=tuple(end for end in turn.batch.endings if end.position > turn.stands))
-    rows, left = queued(turn.held, batch)
-    images, ended = again(left[key] for key in turn.tried)
-    refusals = turn.sink.find_refused(replace(batch, rows=rows, unparked=images, earlier_endings=ended), turn.limit)
+def _divide_history(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
+    """(changes that a target with history accepts, rows to park)."""
+    batch = replace(
+        divided.batch, endings=tuple(end for end in divided.batch.endings if end.position > divided.applied)
+    )
+    rows, left = queue_changes_of_parked(divided.held, batch)
+    images, ended = replay_queues(left[key] for key in divided.tried)
+    refusals = divided.sink.find_refused(replace(batch, rows=rows, unparked=images, earlier_endings=ended), divided.limit)
     fresh = [refusal for refusal in refusals if refusal.row < rows.num_rows]
     still = {tuple(images["key"][r.row - rows.num_rows].as_py()): r.error for r in reversed(refusals[len(fresh) :])}
-    taken, ended = again(left.pop(key) for key in turn.tried - still.keys())
-    left |= {key: refused_again(left[key], error, batch.upto) for key, error in still.items()}
-    goes_on, parked = queue(batch, rows, fresh, _now())
+    taken, ended = replay_queues(left.pop(key) for key in divided.tried - still.keys())
+    left |= {key: count_refusal(left[key], error, batch.upto) for key, error in still.items()}
+    accepted, parked = park_refused_keys(batch, rows, fresh, _now())
     left |= parked
     tried = taken if taken.num_rows else None
-    return replace(turn.batch, rows=goes_on, unparked=tried, earlier_endings=ended, parked_keys=tuple(left)), left
+    return replace(divided.batch, rows=accepted, unparked=tried, earlier_endings=ended, parked_keys=tuple(left)), left
 
 
-def _too_many(turn: _Turn, waiting: Held, allowed: DeadLetterSettings) -> str:
-    """What may not wait, and how much may; nothing if all of it may."""
-    topic = turn.batch.schema.topic
-    if _size(waiting) > turn.limit:
+def _too_many(divided: _DividedBatch, waiting: ParkedByKey, allowed: DeadLetterSettings) -> str:
+    """The exceeded limit as text for the error; empty if none is exceeded."""
+    topic = divided.batch.schema.topic
+    if _size(waiting) > divided.limit:
         return f"{_size(waiting)} rows of table {topic!r} or more have to wait, and {allowed.stop_at}"
-    wait, keys = keys_of(turn.batch.rows, waiting)
-    if keys >= JUDGED and wait > allowed.ratio * keys:
+    wait, keys = count_parked_keys(divided.batch.rows, waiting)
+    if keys >= RATIO_MIN_KEYS and wait > allowed.ratio * keys:
         changed = f"the {keys} keys that a batch changes of table {topic!r}"
         return f"{wait} of {changed} have to wait, and a share of {allowed.ratio:g}"
     return ""
 
 
-def _told(exc: CdcError, sink: str) -> str:
-    """What to do about a table that stops at a row, for want of parking it."""
+def _remedy(exc: CdcError, sink: str) -> str:
+    """The remedy for a table that stopped at a row because its sink parks none."""
     if exc.fix != type(exc).remedy:
         return exc.fix
-    mend = "mend the value at the source or give its column the policy 'text', then "
-    mend = mend if isinstance(exc, ValueNotRepresentable) else ""
-    return f"no row of this table is parked: {mend}run 'cdc replay {sink} --tables TABLE'"
+    fix = "correct the value at the source or give its column the policy 'text', then "
+    fix = fix if isinstance(exc, ValueNotRepresentable) else ""
+    return f"no row of this table is parked: {fix}run 'cdc replay {sink} --tables TABLE'"
 
 
-def _size(held: Held) -> int:
-    """How many rows that is."""
+def _size(held: ParkedByKey) -> int:
+    """Number of parked rows; a row with history counts once per change."""
     return sum(max(1, len(row.changes)) for row in held.values())
 
 
@@ -248,13 +266,13 @@ def _now() -> int:
     return time.time_ns() // 1_000
 
 
-def _became(verb: DeadLetterAction, before: ParkedRow | None, after: ParkedRow | None) -> DeadLetterOutcome:
+def _outcome(action: DeadLetterAction, before: ParkedRow | None, after: ParkedRow | None) -> DeadLetterOutcome:
     if before is None:
         return DeadLetterOutcome.GONE
     if after is None:
-        return DeadLetterOutcome.DISCARDED if verb is DeadLetterAction.DISCARD else DeadLetterOutcome.APPLIED
+        return DeadLetterOutcome.DISCARDED if action is DeadLetterAction.DISCARD else DeadLetterOutcome.APPLIED
     return DeadLetterOutcome.PARKED if after.complete else DeadLetterOutcome.ASKED
 
 
-def _with_keys(record: TableRecord, held: Held) -> TableRecord:
+def _with_keys(record: TableRecord, held: ParkedByKey) -> TableRecord:
     return replace(record, parked=tuple(sorted(held))) if held or record.parked else record

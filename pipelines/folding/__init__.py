@@ -1,1 +1,1 @@
-"""A range of the log on its way to the rows of a batch: by whom it is folded, and what is kept of the past."""
+"""Folding: from a range of log rows to the latest state of every key, or to every change of a table."""

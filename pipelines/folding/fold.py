@@ -1,12 +1,12 @@
 """The fold: a range of log rows → the latest state of every key, for every sink and for compaction.
 
-A key's rows are cut into **lives**. A full image (`c`, `r`, or `u` with every column), a delete, and a move from
-another key each begin one; partial images go on with the life they find. Only a key's last life counts, merged
-column by column. Keys without partial images need no lives: their latest row is their state.
+The rows of a key are divided into **lives**. A full image (`c`, `r`, or `u` with every column), a delete, and a move
+from another key each begin a life; a partial image extends the current one. Only the last life of a key counts, merged
+column by column. A key without partial images needs no lives: its latest row is its state.
 
-This file folds Arrow in one process: the specification, and what folds every range that is smaller than the time
-a Spark job takes to start. `fold_spark` is the same as a Spark plan, for ranges that are not; property tests hold
-the two equal.
+This module folds Arrow tables in one process. It is the specification, and it folds every range that takes less time
+than a Spark job takes to start. `spark_fold` is the same fold as a Spark plan for larger ranges; property tests compare
+the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
-from pipelines.folding.range_statistics import Fence, add_fences, addressed_to, hidden, marks
+from pipelines.folding.range_statistics import Fence, add_fences, addressed_to, fence_rows, is_fenced
 
 FOLDED_ARROW: Final = pa.schema(
     [
@@ -36,58 +36,57 @@ FOLDED_ARROW: Final = pa.schema(
         LOG_SCHEMA.field("payload"),
     ]
 )
-"""One row per (relation, key), and the control rows as they came.
+"""One row per (relation, key), and the control rows unchanged.
 
-op is `u` (the row is as `after` says), `d` (gone), a control letter `s t g`, or `b`, the boundary of a batch.
-position, ordinal and committed_at are those of the latest change. `complete`: after holds every column that is
-sent; else the target's row under `base`, or under the key itself when base is null, has the others. A base of nulls is
-no row's: where a publication has a row filter, an update that lets a row in is sent as an insert, without what did not
-change, and what an older row of that key held is not its. A table without
-a key is not folded: its rows have a null key, `u` says that one more row is as `after`, `d` that one less is, and an
-update is both. How many are left of equal ones is for pipelines.folding.keyless_fold.
+op is `u` (`after` is the row), `d` (deleted), a control operation `s t g`, or `b`, the boundary of a batch.
+position, ordinal and committed_at are those of the latest change. `complete`: `after` contains every published column;
+otherwise the target's row under `base`, or under the key itself when base is null, has the others. A base of nulls
+names no row: with a row filter, an update that makes a row visible is sent as an insert without unchanged columns, and
+an older row of that key does not have their values. A table without a key is not folded: its rows have a null key,
+`u` adds one row equal to `after`, `d` removes one, and an update does both. `keyless_fold` nets equal rows.
 """
 
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 _KEY: Final = ["relation", "text"]
-_PLACE: Final = [("position", "ascending"), ("ordinal", "ascending")]
+_LOG_ORDER: Final = [("position", "ascending"), ("ordinal", "ascending")]
 
 
 def fold(rows: pa.Table, *, sink: str) -> pa.Table:
     """Log rows of one range, whole transactions, in any order → FOLDED_ARROW, in any order.
 
-    Rows addressed to another sink are passed over; rows before the last `t` of their relation, or before the
-    generation that a `g` ends, are dropped.
+    Rows addressed to another sink are ignored. Rows before the last `t` of their relation, or before the
+    generation that a `g` ends, are removed.
     """
-    rows = kept(rows, addressed_to(rows["address"], sink))
+    rows = filter_rows(rows, addressed_to(rows["address"], sink))
     is_row = pc.is_in(rows["op"], _ROWS)
     controls = rows.filter(pc.and_(pc.invert(is_row), pc.not_equal(rows["op"], Operation.MESSAGE.value)))
-    images = after_fences(kept(rows, is_row), controls)
-    keyed, keyless = by_key(images)
-    whole, in_lives = apart_from_partial(keyed)
-    parts = [_stated(latest_per_key(whole)), changes(keyless), _as_folded(controls, complete=None)]
-    return pa.concat_tables([*parts, last_lives(in_lives)])
+    images = remove_fenced_rows(filter_rows(rows, is_row), controls)
+    keyed, keyless = split_keyless(images)
+    whole, in_lives = split_partial(keyed)
+    parts = [_to_state(latest_per_key(whole)), keyless_changes(keyless), _as_folded(controls, complete=None)]
+    return pa.concat_tables([*parts, fold_lives(in_lives)])
 
 
 def latest_per_key(rows: pa.Table) -> pa.Table:
     """Rows with `text` → the latest of each (relation, text)."""
     ordered = rows.select(["relation", "text", "position", "ordinal"]).append_column("row", _numbers(rows.num_rows))
-    if not _is_ordered(rows):  # pyarrow sorts stably and groups in the order it meets
-        ordered = ordered.sort_by(_PLACE)
+    if not _is_ordered(rows):  # pyarrow sorts stably and groups in the order of the rows
+        ordered = ordered.sort_by(_LOG_ORDER)
     # one thread: `last` means the last row only then
     latest = ordered.group_by(_KEY, use_threads=False).aggregate([("row", "last")])
     is_latest = np.zeros(rows.num_rows, np.bool_)
     is_latest[latest["row_last"].to_numpy()] = True
-    # of many pieces, as files are read in, filter copies what stays, and take would copy all of them first
+    # filter copies only the rows that remain; take would first concatenate the chunks of all files
     return rows.filter(pa.array(is_latest))
 
 
-def kept(rows: pa.Table, wanted: pa.ChunkedArray) -> pa.Table:
-    """The rows that are wanted; mostly those are all, and none is copied."""
+def filter_rows(rows: pa.Table, wanted: pa.ChunkedArray) -> pa.Table:
+    """The wanted rows; without a copy when all are wanted, which is the usual case."""
     return rows if pc.all(wanted, min_count=0).as_py() else rows.filter(wanted)
 
 
 def _is_ordered(rows: pa.Table) -> bool:
-    """Whether rows stand in the order of the log, as those of one table do that are read from it."""
+    """Whether rows are in the order of the log, as rows of one table are when read from it."""
     position, ordinal = rows["position"].to_numpy(), rows["ordinal"].to_numpy()
     later, same = position[1:] > position[:-1], position[1:] == position[:-1]
     return bool((later | (same & (ordinal[1:] >= ordinal[:-1]))).all())
@@ -97,23 +96,23 @@ def _numbers(count: int) -> pa.Array:
     return pa.arange(0, count)
 
 
-def after_fences(images: pa.Table, controls: pa.Table) -> pa.Table:
-    """The images that no `t` and no `g` among the controls has ended."""
+def remove_fenced_rows(images: pa.Table, controls: pa.Table) -> pa.Table:
+    """The images that no `t` and no `g` among the control rows has removed."""
     fences: dict[int, Fence] = {}
-    add_fences(fences, marks(controls))
-    return images.filter(pc.invert(hidden(images, fences))) if fences else images
+    add_fences(fences, fence_rows(controls))
+    return images.filter(pc.invert(is_fenced(images, fences))) if fences else images
 
 
-def by_key(images: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Rows of tables with a key, their key added as one `text`, and those of keyless ones."""
+def split_keyless(images: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """(rows of tables with a key, with a column `text` that joins its parts; rows of tables without a key)."""
     has_key = pc.is_valid(images["key"])
-    keyed = kept(images, has_key)
-    # Postgres text never holds a NUL
+    keyed = filter_rows(images, has_key)
+    # Postgres text never contains a NUL
     return keyed.append_column("text", pc.binary_join(keyed["key"], "\0")), images.filter(pc.invert(has_key))
 
 
-def apart_from_partial(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Rows of keys that only full images and deletes touch, and the others: few, and worth a closer look."""
+def split_partial(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """(rows of keys that have only full images and deletes; rows of all other keys, which are few)."""
     partial = keyed.filter(keyed["partial"])
     if not partial.num_rows:
         return keyed, partial
@@ -123,36 +122,38 @@ def apart_from_partial(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
     numbered = keyed.select(_KEY).append_column("row", _numbers(keyed.num_rows))
     in_lives = np.zeros(keyed.num_rows, np.bool_)
     in_lives[numbered.join(touched, _KEY, join_type="left semi")["row"].to_numpy()] = True
-    # not take, which joins the pieces first: of an image more than 2 GiB are not to be had in one
+    # not take, which concatenates the chunks first: one chunk of images cannot exceed 2 GiB
     return keyed.filter(pa.array(~in_lives)), keyed.filter(pa.array(in_lives))
 
 
-def _stated(latest: pa.Table) -> pa.Table:
-    """Latest rows of keys → their state; the image of a deleted row is not part of it."""
+def _to_state(latest: pa.Table) -> pa.Table:
+    """Latest rows of keys → their state, without the image of a deleted row."""
     is_delete = pc.equal(latest["op"], Operation.DELETE.value)
-    gone = latest.filter(is_delete)
-    gone = gone.set_column(gone.column_names.index("after"), "after", pa.nulls(gone.num_rows, _image_type()))
+    deleted = latest.filter(is_delete)
+    deleted = deleted.set_column(
+        deleted.column_names.index("after"), "after", pa.nulls(deleted.num_rows, _image_type())
+    )
     alive = latest.filter(pc.invert(is_delete))
-    return pa.concat_tables([_as_folded(alive, op="u"), _as_folded(gone)])
+    return pa.concat_tables([_as_folded(alive, op="u"), _as_folded(deleted)])
 
 
-def changes(rows: pa.Table) -> pa.Table:
-    """Rows of tables without a key (LOG_SCHEMA) → FOLDED_ARROW, what came and what went."""
-    came = rows.filter(pc.not_equal(rows["op"], Operation.DELETE.value))
-    went = rows.filter(pc.is_valid(rows["before"]))
-    went = went.set_column(went.column_names.index("after"), "after", went["before"])
-    return pa.concat_tables([_as_folded(came, op="u"), _as_folded(went, op="d")])
+def keyless_changes(rows: pa.Table) -> pa.Table:
+    """Rows of tables without a key (LOG_SCHEMA) → FOLDED_ARROW: added rows as `u`, removed rows as `d`."""
+    added = rows.filter(pc.not_equal(rows["op"], Operation.DELETE.value))
+    removed = rows.filter(pc.is_valid(rows["before"]))
+    removed = removed.set_column(removed.column_names.index("after"), "after", removed["before"])
+    return pa.concat_tables([_as_folded(added, op="u"), _as_folded(removed, op="d")])
 
 
 def _as_folded(rows: pa.Table, op: str | None = None, *, complete: bool | None = True) -> pa.Table:
-    said: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "complete": pa.repeat(pa.scalar(complete, pa.bool_()), rows.num_rows),
         "base": pa.nulls(rows.num_rows, FOLDED_ARROW.field("base").type),
     }
     if op is not None:
-        said["op"] = pa.repeat(pa.scalar(op), rows.num_rows)
-    columns = [said[name] if name in said else rows[name] for name in FOLDED_ARROW.names]
-    return pa.table(columns, schema=FOLDED_ARROW)
+        columns["op"] = pa.repeat(pa.scalar(op), rows.num_rows)
+    values = [columns[name] if name in columns else rows[name] for name in FOLDED_ARROW.names]
+    return pa.table(values, schema=FOLDED_ARROW)
 
 
 def _image_type() -> pa.DataType:
@@ -161,82 +162,82 @@ def _image_type() -> pa.DataType:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A key's life as far as the rows that were seen tell it."""
+    """The current life of a key, from the rows so far."""
 
     row: Mapping[str, Any]
     """The latest row."""
-    gone: bool
-    """Whether that deleted it."""
+    is_deleted: bool
+    """Whether the latest row is a delete."""
     image: Mapping[int, str | None] = field(default_factory=dict)
     complete: bool = True
     """Whether the image has every column."""
     base: Sequence[str | None] | None = None
-    """The key under which the target held the row before the range, if not under its own."""
+    """The key of the row in the target before the range; None: its own key."""
 
-    def goes_on(self, row: Mapping[str, Any]) -> Life:
-        """The life after a partial image; one after a delete, which no sane log has, is not guessed to be whole."""
-        return Life(row, False, {**self.image, **_image(row)}, self.complete and not self.gone, self.base)
+    def with_partial(self, row: Mapping[str, Any]) -> Life:
+        """The life after a partial image; incomplete after a delete, which a valid log does not contain."""
+        return Life(row, False, {**self.image, **_image(row)}, self.complete and not self.is_deleted, self.base)
 
-    def moved(self, row: Mapping[str, Any]) -> Life:
-        """The life after a move to another key with a partial image."""
-        if self.gone:  # a row that was gone cannot have moved: of such a log nothing is guessed
+    def with_move(self, row: Mapping[str, Any]) -> Life:
+        """The life of the new key after a key change with a partial image."""
+        if self.is_deleted:  # a deleted row cannot have moved: the columns of an invalid log are not guessed
             return Life(row, False, _image(row), False, row["old_key"])
         base = None if self.complete else self.base or row["old_key"]
-        return replace(self.goes_on(row), base=base)
+        return replace(self.with_partial(row), base=base)
 
 
-def nowhere(key: Sequence[str]) -> list[None]:
-    """The base of a row that has none."""
+def null_base(key: Sequence[str]) -> list[None]:
+    """The base of a row that no row of the target can complete."""
     return [None] * len(key)
 
 
-def named(bases: pa.ChunkedArray) -> pa.Array:
-    """Which bases name a key: neither null nor nowhere; bool."""
+def has_base_key(bases: pa.ChunkedArray) -> pa.Array:
+    """Which bases name a key: neither null nor `null_base`; bool."""
     return pc.list_element(bases.combine_chunks(), 0).is_valid()
 
 
-def last_lives(rows: pa.Table) -> pa.Table:
-    """Rows of keys with partial images → FOLDED_ARROW, one by one in the order of the log."""
+def fold_lives(rows: pa.Table) -> pa.Table:
+    """Rows of keys with partial images → FOLDED_ARROW, folded row by row in the order of the log."""
     lives: dict[tuple[int, tuple[str, ...]], Life] = {}
-    left: dict[tuple[int, tuple[str, ...]], tuple[Life | None, tuple[int, int]]] = {}
+    before_delete: dict[tuple[int, tuple[str, ...]], tuple[Life | None, tuple[int, int]]] = {}
     for row in _in_order(rows):
         relation, key = row["relation"], tuple(row["key"])
         found = lives.get((relation, key))
         if row["op"] == Operation.DELETE:
-            left[relation, key] = found, (row["position"], row["ordinal"])
+            before_delete[relation, key] = found, (row["position"], row["ordinal"])
             life = Life(row, True)
         elif not row["partial"]:
             life = Life(row, False, _image(row))
         elif row["op"] == Operation.CREATE:
-            life = Life(row, False, _image(row), False, nowhere(row["key"]))
+            life = Life(row, False, _image(row), False, null_base(row["key"]))
         elif row["old_key"] is None:
-            life = (found or Life(row, False, complete=False)).goes_on(row)
+            life = (found or Life(row, False, complete=False)).with_partial(row)
         else:
             old = relation, tuple(row["old_key"])
-            # the move's own delete of the old key stands just before it: what counts is the life that it ended
-            was, place = left.get(old, (None, None))
-            if place != (row["position"], row["ordinal"] - 1):
+            # the delete of the old key is the row just before the move: the life before that delete counts
+            was, deleted_at = before_delete.get(old, (None, None))
+            if deleted_at != (row["position"], row["ordinal"] - 1):
                 was = lives.get(old)
-            life = (was or Life(row, False, complete=False)).moved(row)
+            life = (was or Life(row, False, complete=False)).with_move(row)
         lives[relation, key] = life
-    return pa.Table.from_pylist(list(map(_told, lives.values())), schema=FOLDED_ARROW)
+    return pa.Table.from_pylist(list(map(_folded_row, lives.values())), schema=FOLDED_ARROW)
 
 
 def _in_order(rows: pa.Table) -> Iterable[Mapping[str, Any]]:
     if not rows.num_rows:
         return []
     needed = ["relation", "op", "key", "old_key", "position", "ordinal", "committed_at", "after", "partial"]
-    order = pc.sort_indices(rows.select(["position", "ordinal"]), _PLACE)
-    listed: list[dict[str, Any]] = rows.select(needed).take(order).to_pylist()
-    return listed
+    order = pc.sort_indices(rows.select(["position", "ordinal"]), _LOG_ORDER)
+    ordered: list[dict[str, Any]] = rows.select(needed).take(order).to_pylist()
+    return ordered
 
 
 def _image(row: Mapping[str, Any]) -> dict[int, str | None]:
     return dict(row["after"] or ())
 
 
-def _told(life: Life) -> dict[str, Any]:
+def _folded_row(life: Life) -> dict[str, Any]:
     row = {name: life.row[name] for name in ("relation", "key", "position", "ordinal", "committed_at")}
-    if life.gone:
+    if life.is_deleted:
         return row | {"op": "d", "complete": True}
     return row | {"op": "u", "after": list(life.image.items()), "complete": life.complete, "base": life.base}

@@ -1,4 +1,4 @@
-"""Folded rows of one batch, taken apart by table: pure, and the same for every sink."""
+"""The folded rows of one batch, split by table into images and control events."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _CONTROL: Final = ["committed_at", "relation", "op", "position", "ordinal", "pay
 
 @dataclass(frozen=True, slots=True)
 class ControlEvents:
-    """What the control rows of one range say of one relation."""
+    """Control events of one relation in a range."""
 
     schema: TableSchema | None = None
-    """Its latest schema in the range; None if that did not change."""
+    """The latest schema in the range; None if it did not change."""
     truncated: tuple[int, int] | None = None
     """(position, ordinal) of the last truncate."""
     generation: int | None = None
-    """Where the last completed full copy began."""
+    """Start position of the last completed full copy; None: no copy was completed."""
     endings: tuple[GenerationEnd, ...] = ()
     """Every truncate and every end of a full copy, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Where a batch ends."""
+    """The end of a batch."""
 
     position: int
     committed_at: int
@@ -44,15 +44,15 @@ class FoldedBatch:
     """One folded range on the driver."""
 
     images: pa.Table
-    """FOLDED rows with op u or d; of tables whose history is kept, every change (pipelines.folding.every_change)."""
+    """FOLDED_ARROW rows with op u or d; for tables with history, every change (pipelines.folding.every_change)."""
     controls: Mapping[int, ControlEvents] = field(default_factory=dict)
     """By relation."""
     since: int = 0
-    """Of tables whose history is kept, changes up to here are not there one by one, but what they come to is."""
+    """For tables with history: changes up to this position are folded to their result, later ones are single rows."""
 
     @property
     def relations(self) -> list[int]:
-        """Every relation that the range says something of."""
+        """Relations with images or control events in the range."""
         return sorted({*self.images["relation"].unique().to_pylist(), *self.controls})
 
     def rows_of(self, relation: int) -> pa.Table:
@@ -60,26 +60,26 @@ class FoldedBatch:
         return self.images.filter(pc.equal(self.images["relation"], relation))
 
 
-def take_apart(folded: pa.Table) -> FoldedBatch:
-    """FOLDED rows → images, and controls by relation."""
+def split_by_table(folded: pa.Table) -> FoldedBatch:
+    """Split FOLDED_ARROW rows into images and control events by relation."""
     is_image = pc.is_in(folded["op"], pa.array(sorted(ROW_OPERATIONS)))
     controls: dict[int, ControlEvents] = {}
-    rest = folded.filter(pc.invert(is_image)).select(_CONTROL)
-    rest = rest.set_column(0, "committed_at", rest["committed_at"].cast(pa.int64()))
-    for row in rest.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
+    control_rows = folded.filter(pc.invert(is_image)).select(_CONTROL)
+    control_rows = control_rows.set_column(0, "committed_at", control_rows["committed_at"].cast(pa.int64()))
+    for row in control_rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
         if row["relation"] is not None:
-            seen = controls.get(row["relation"], ControlEvents())
-            controls[row["relation"]] = _with(seen, row)
+            events = controls.get(row["relation"], ControlEvents())
+            controls[row["relation"]] = _add_event(events, row)
     return FoldedBatch(folded.filter(is_image), controls)
 
 
-def _with(seen: ControlEvents, row: Mapping[str, Any]) -> ControlEvents:
+def _add_event(events: ControlEvents, row: Mapping[str, Any]) -> ControlEvents:
     if row["op"] == Operation.SCHEMA:
-        return replace(seen, schema=TableSchema.from_json(row["payload"] or b""))
+        return replace(events, schema=TableSchema.from_json(row["payload"] or b""))
     ending = GenerationEnd.of(row)
     if ending is None:
-        return seen
-    seen = replace(seen, endings=(*seen.endings, ending))
+        return events
+    events = replace(events, endings=(*events.endings, ending))
     if ending.began is None:
-        return replace(seen, truncated=(ending.position, ending.ordinal))
-    return replace(seen, generation=ending.began)
+        return replace(events, truncated=(ending.position, ending.ordinal))
+    return replace(events, generation=ending.began)

@@ -1,7 +1,7 @@
-"""Multisets: the rows of a table without a key, each known by all that it holds and by nothing else.
+"""The fold of tables without a key, whose rows form a multiset: a row is identified only by all of its values.
 
-Of equal rows it has as many as it has, and a delete takes away any one of them. So what came and what went is
-counted by image, and a row of a target goes by its place, which no other one has.
+Equal rows may occur more than once, and a delete removes any one of them. So added and removed rows are counted per
+image, and a row of a target is addressed by its position in a file.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from cdc.table import TableSchema
 from pipelines.types.rows import text_columns
 
 
-def netted(images: pa.Table, schema: TableSchema) -> pa.Table:
-    """What is left of FOLDED_ARROW rows of one table when equal ones that came and went cancel each other out.
+def net_changes(images: pa.Table, schema: TableSchema) -> pa.Table:
+    """Cancel added against removed rows with equal images in FOLDED_ARROW rows of one table; return the remainder.
 
-    An image that lacks a column is as rows are that are older than the column. Of more than one that came, or went,
-    the latest stay.
+    An image without a column equals rows that are older than the column. Of several added or removed rows with equal
+    images the latest remain.
     """
-    ids = identities(text_columns(images, schema), images.num_rows)
-    went = pc.equal(images["op"], "d").to_numpy()
-    left = np.bincount(ids, np.where(went, -1, 1)).astype(np.int64)[ids]
-    wanted = np.where(went, -left, left)
-    # ids and kinds that were together already are numbered: a row is one of its group
-    return images.filter(pa.array(_ranks(ids * 2 + went, images) < wanted))
+    ids = row_ids(text_columns(images, schema), images.num_rows)
+    removed = pc.equal(images["op"], "d").to_numpy()
+    left = np.bincount(ids, np.where(removed, -1, 1)).astype(np.int64)[ids]
+    wanted = np.where(removed, -left, left)
+    # one group per image and kind of row
+    return images.filter(pa.array(_ranks(ids * 2 + removed, images) < wanted))
 
 
-def as_text(images: pa.Table, schema: TableSchema) -> pa.Array:
-    """Every image as one text: the same for equal rows, and seldom for others."""
+def image_texts(images: pa.Table, schema: TableSchema) -> pa.Array:
+    """One text per image: the same for equal rows, and rarely for different ones."""
     columns = text_columns(images, schema)
     return pc.binary_join_element_wise(*columns, "\0", null_handling="replace", null_replacement="")
 
 
-def latest_of(rows: pa.Table, ids: np.ndarray, wanted: np.ndarray) -> pa.Table:
-    """Of rows with `position` and `ordinal`, and the id of each, the latest `wanted[id]` of every id."""
+def keep_latest_per_id(rows: pa.Table, ids: np.ndarray, wanted: np.ndarray) -> pa.Table:
+    """Keep the latest `wanted[id]` rows of every id; rows have `position` and `ordinal`, ids has one id per row."""
     return rows.filter(pa.array(_ranks(ids, rows) < wanted[ids]))
 
 
-def identities(columns: Iterable[pa.Array | pa.ChunkedArray], rows: int) -> np.ndarray:
-    """A number for every row, int64: equal for rows that are equal in all columns, bit by bit, nulls among them."""
+def row_ids(columns: Iterable[pa.Array | pa.ChunkedArray], rows: int) -> np.ndarray:
+    """One int64 per row: equal for rows whose columns are all equal, bit by bit and including nulls."""
     ids = np.zeros(rows, np.int64)
     for column in columns:
         values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        if pa.types.is_floating(values.type):  # 0 and -0 differ, NaN is itself
+        if pa.types.is_floating(values.type):  # as bits: 0 and -0 differ, NaN equals NaN
             values = values.view(pa.int64() if values.type == pa.float64() else pa.int32())
-        elif pa.types.is_list(values.type):  # which Arrow does not number
+        elif pa.types.is_list(values.type):  # Arrow cannot dictionary-encode lists
             values = pa.array([None if value is None else repr(value) for value in values.to_pylist()], pa.string())
         codes = values.dictionary_encode(null_encoding="encode")
         both = ids * max(1, len(codes.dictionary)) + codes.indices.to_numpy()
@@ -57,9 +57,9 @@ def identities(columns: Iterable[pa.Array | pa.ChunkedArray], rows: int) -> np.n
 
 
 def _ranks(groups: np.ndarray, rows: pa.Table) -> np.ndarray:
-    """How many later rows of its group each has."""
-    places = (-rows["ordinal"].to_numpy(), -rows["position"].to_numpy(), groups)
-    order = np.lexsort(places)
+    """For each row, the number of later rows in its group."""
+    sort_keys = (-rows["ordinal"].to_numpy(), -rows["position"].to_numpy(), groups)
+    order = np.lexsort(sort_keys)
     begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
     lengths = np.diff(begins, append=len(order))
     ranks = np.empty(len(order), np.int64)

@@ -1,11 +1,11 @@
-"""The fold as a Spark plan: the same as `fold`, for ranges that are worth a job, on one machine or a cluster.
+"""The fold as a Spark plan: the same result as `fold`, for large ranges, on one machine or a cluster.
 
-A key's last life takes aggregates alone: of the partial images with the same columns the latest hides the others,
-so one row per set of columns is kept, which Spark combines before the shuffle and spills if it must.
+The last life of a key needs only aggregates. Of partial images with the same columns the latest overrides the others,
+so the plan keeps one row per set of columns. Spark combines these rows before the shuffle and spills them if needed.
 
-A life that begins with a partial move lacks columns that stand under its old key. They are looked for in the
-range by iterated joins, once per link of a chain a → b → c; what the range does not have is named by `base`,
-the key under which the target held the row before this range.
+A life that begins with a partial key change misses columns of its old key. The plan looks them up in the range by
+iterated joins, one per link of a chain a → b → c. `base` names the key whose row in the target has the columns that
+the range does not contain.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ _FACTS: Final = ("position", "ordinal", "committed_at", "op", "after", "payload"
 _MOVE: Final = ("moved_position", "moved_ordinal")
 
 
-def fold_frame(rows: DataFrame, *, sink: str, survey: RangeStatistics | None = None) -> DataFrame:
-    """The fold of a frame of log rows; without a survey of the range Spark makes it, which reads the rows
-    once more in a job of its own. Rows that moved with partial images start jobs while the plan is made.
+def fold_frame(rows: DataFrame, *, sink: str, statistics: RangeStatistics | None = None) -> DataFrame:
+    """Fold a frame of log rows.
+
+    Without statistics of the range a Spark job collects them first. Key changes with partial images start jobs while
+    the plan is built.
     """
     addressed = rows.where(_addressed(sink))
-    known = survey if survey is not None else _surveyed(addressed)
-    standing = _after_fences(addressed, known.fences)
+    known = statistics if statistics is not None else _collect_statistics(addressed)
+    remaining = _after_fences(addressed, known.fences)
     if not known.keyless:
-        return _by_key(standing, known)
-    return _by_key(standing.where(~_is_keyless()), known).unionByName(_changes(standing.where(_is_keyless())))
+        return _by_key(remaining, known)
+    return _by_key(remaining.where(~_is_keyless()), known).unionByName(_changes(remaining.where(_is_keyless())))
 
 
-def _by_key(standing: DataFrame, known: RangeStatistics) -> DataFrame:
+def _by_key(remaining: DataFrame, known: RangeStatistics) -> DataFrame:
     if not known.partial:
-        return keep_latest(standing)
-    facts = _facts(standing)
+        return keep_latest(remaining)
+    facts = _facts(remaining)
     if known.moves:
         return _with_bases(facts, known.links).select(*FOLDED.names)
     return _lives(facts).select(*FOLDED.names)
@@ -60,8 +62,8 @@ def keep_latest(rows: DataFrame) -> DataFrame:
     return _facts(rows).groupBy(*_GROUP).agg(latest).select(*columns)
 
 
-# Columns are trees of the JVM: building one takes a call per node, together as long as folding a small batch.
-# They name columns and belong to no frame, so each is built once.
+# A Column is a tree in the JVM: building it takes one call per node, and all together as long as a small fold.
+# Columns belong to no frame, so each is built once.
 
 
 @cache
@@ -75,13 +77,13 @@ def _is_keyless() -> Column:
 
 
 def _changes(rows: DataFrame) -> DataFrame:
-    """Rows of tables without a key → FOLDED: what came and what went."""
-    came = F.when(F.col("op") != Operation.DELETE.value, F.struct(F.lit("u").alias("op"), F.col("after")))
-    went = F.when(F.col("before").isNotNull(), F.struct(F.lit("d").alias("op"), F.col("before").alias("after")))
-    told = F.explode(F.array_compact(F.array(came, went))).alias("told")
-    said = {"op": F.col("told.op"), "after": F.col("told.after"), "complete": F.lit(True)}
-    said["base"] = F.lit(None).cast(FOLDED["base"].dataType)
-    return rows.select("*", told).select(*(said.get(name, F.col(name)).alias(name) for name in FOLDED.names))
+    """Rows of tables without a key → FOLDED: added rows as `u`, removed rows as `d`."""
+    added = F.when(F.col("op") != Operation.DELETE.value, F.struct(F.lit("u").alias("op"), F.col("after")))
+    removed = F.when(F.col("before").isNotNull(), F.struct(F.lit("d").alias("op"), F.col("before").alias("after")))
+    change = F.explode(F.array_compact(F.array(added, removed))).alias("change")
+    columns = {"op": F.col("change.op"), "after": F.col("change.after"), "complete": F.lit(True)}
+    columns["base"] = F.lit(None).cast(FOLDED["base"].dataType)
+    return rows.select("*", change).select(*(columns.get(name, F.col(name)).alias(name) for name in FOLDED.names))
 
 
 @cache
@@ -101,7 +103,7 @@ def _is_image(op: Column) -> Column:
     return op.isin("u", "d")
 
 
-def _surveyed(rows: DataFrame) -> RangeStatistics:
+def _collect_statistics(rows: DataFrame) -> RangeStatistics:
     is_fence = F.col("op").isin("t", "g")
     moved = F.col("partial") & F.col("old_key").isNotNull()
     marks = F.when(is_fence, F.struct("relation", "op", "position", "ordinal", "payload"))
@@ -125,7 +127,7 @@ def _after_fences(rows: DataFrame, fences: Mapping[int, Fence]) -> DataFrame:
 
 
 def _facts(rows: DataFrame) -> DataFrame:
-    """Log rows → what the fold looks at, a fraction of their width."""
+    """Log rows → the columns that the fold needs."""
     is_change, columns = _fact_columns()
     return rows.where(is_change).select(*columns)
 
@@ -133,7 +135,7 @@ def _facts(rows: DataFrame) -> DataFrame:
 @cache
 def _fact_columns() -> tuple[Column, tuple[Column, ...]]:
     is_row = F.col("op").isin(*sorted(ROW_OPERATIONS))
-    # control rows are groups of one: nothing may hide them
+    # every control row is a group of its own, so that the aggregate keeps all of them
     apart = F.when(~is_row, _order())
     is_delete, is_new = (F.col("op") == op.value for op in (Operation.DELETE, Operation.CREATE))
     nowhere = F.transform("key", lambda _: F.lit(None).cast("string"))
@@ -150,16 +152,16 @@ def _fact_columns() -> tuple[Column, tuple[Column, ...]]:
 
 
 def _lives(facts: DataFrame) -> DataFrame:
-    """Facts → FOLDED with the place of the move that `base` stands for, each key's last life merged."""
+    """Facts → FOLDED with the position of the key change that `base` belongs to, the last life of each key merged."""
     stages = _life_stages()
     candidates = facts.groupBy(*_GROUP, stages.sent).agg(stages.row)
     keys = candidates.groupBy(*_GROUP).agg(stages.start, stages.rest)
-    return keys.select(*keys.columns, stages.later).select("*", stages.last).select(*stages.told)
+    return keys.select(*keys.columns, stages.later).select("*", stages.last).select(*stages.folded)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """The columns of _lives, in the order of its steps."""
+    """The columns that `_lives` uses, in the order of its steps."""
 
     sent: Column
     row: Column
@@ -167,7 +169,7 @@ class _Stages:
     rest: Column
     later: Column
     last: Column
-    told: tuple[Column, ...]
+    folded: tuple[Column, ...]
 
 
 @cache
@@ -180,17 +182,17 @@ def _life_stages() -> _Stages:
         row=F.max_by(F.struct(*_FACTS), _order()).alias("row"),
         start=F.max_by(F.when(begins, F.col("row")), F.when(begins, _order("row."))).alias("start"),
         rest=F.collect_list(F.when(~begins, F.col("row"))).alias("rest"),
-        later=F.array_sort(later, _compared).alias("later"),
+        later=F.array_sort(later, _compare_order).alias("later"),
         last=F.coalesce(F.get("later", F.size("later") - 1), start).alias("last"),
-        told=_told_life(),
+        folded=_folded_columns(),
     )
 
 
-def _told_life() -> tuple[Column, ...]:
+def _folded_columns() -> tuple[Column, ...]:
     start, alone = F.col("start"), F.size("later") == 0
     whole = F.coalesce(~start["partial"] & (alone | (start["op"] == "u")), F.lit(False))
     nothing = F.create_map().cast(_IMAGE)
-    merged = F.aggregate("later", F.coalesce(start["after"], nothing), lambda image, row: _over(image, row["after"]))
+    merged = F.aggregate("later", F.coalesce(start["after"], nothing), lambda image, row: _overlay(image, row["after"]))
     moved = start["moved_from"].isNotNull()
     columns = {
         "relation": F.col("relation"),
@@ -213,19 +215,19 @@ def _after(row: Column, other: Column) -> Column:
     return F.struct(row["position"], row["ordinal"]) > F.struct(other["position"], other["ordinal"])
 
 
-def _compared(left: Column, right: Column) -> Column:
+def _compare_order(left: Column, right: Column) -> Column:
     return F.when(_after(left, right), 1).when(_after(right, left), -1).otherwise(0)
 
 
-def _over(older: Column, newer: Column) -> Column:
-    """The older image with the newer one laid over it."""
+def _overlay(older: Column, newer: Column) -> Column:
+    """The older image, overridden by the columns of the newer one."""
     return F.map_concat(F.map_filter(older, lambda column, _: ~F.map_contains_key(newer, column)), newer)
 
 
 def _with_bases(facts: DataFrame, links: int | None) -> DataFrame:
-    """_lives(facts) with every base looked for in the range, link by link of the longest chain.
+    """_lives(facts) with the columns of every base looked up in the range, link by link of the longest chain.
 
-    A counted chain costs one job; without a count there is one more per link, to see whether that was the last.
+    With a known number of links this costs one job; without, one more job per link tests whether it was the last.
     """
     if links is None:
         facts = facts.localCheckpoint()
@@ -244,22 +246,22 @@ def _with_bases(facts: DataFrame, links: int | None) -> DataFrame:
 
 
 def _one_link(open_: DataFrame, facts: DataFrame) -> DataFrame:
-    """Lives that wait for a base → the same with what the range holds of it; `moving` while that moved itself."""
+    """Lives with an open base → the same with its columns from the range; `moving` if that base has moved as well."""
     asking = open_.select(F.col("relation").alias("in_relation"), F.col("key").alias("asker"), "base", *_MOVE)
     move = F.struct(*_MOVE)
-    # the move's own delete of the old key stands just before it and is not part of the life that moved
+    # the delete of the old key is the row just before the move and not part of the life that moved
     left = (F.col("position") == F.col("moved_position")) & (F.col("ordinal") == F.col("moved_ordinal") - 1)
     of_base = (F.col("relation") == F.col("in_relation")) & (F.col("key") == F.col("base"))
     found = facts.join(asking, of_base & F.col("apart").isNull() & (_order() < move) & ~left)
-    told = _lives(found.withColumn("key", F.col("asker")).select(*facts.columns))
+    lives = _lives(found.withColumn("key", F.col("asker")).select(*facts.columns))
     names = ("after", "op", "complete", "base", *_MOVE)
-    state = told.select("relation", "key", F.struct(*names).alias("was"))
+    state = lives.select("relation", "key", F.struct(*names).alias("was"))
     was = F.col("was")
-    # a row that was gone cannot have moved: of such a log nothing is guessed
+    # a deleted row cannot have moved: the columns of an invalid log are not guessed
     usable = was.isNotNull() & (was["op"] == "u")
     return open_.join(state, ["relation", "key"], "left").select(
         *(name for name in FOLDED.names if name not in ("after", "complete", "base")),
-        F.when(usable, _over(was["after"], F.col("after"))).otherwise(F.col("after")).alias("after"),
+        F.when(usable, _overlay(was["after"], F.col("after"))).otherwise(F.col("after")).alias("after"),
         F.coalesce(usable & was["complete"], F.lit(False)).alias("complete"),
         F.when(usable & was["complete"], None).otherwise(F.coalesce(was["base"], F.col("base"))).alias("base"),
         *(was[name].alias(name) for name in _MOVE),

@@ -12,7 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from cdc.table import TableState
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.folding.keyless_fold import as_text, netted
+from pipelines.folding.keyless_fold import image_texts, net_changes
 from pipelines.folding.spark_fold import FOLDED, fold_frame
 from pipelines.replaying.log_contents import TableContents
 
@@ -50,27 +50,27 @@ def parts_of(folded: DataFrame) -> Iterator[pa.Table]:
 
 
 def _keyed(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
-    alive = fold_frame(rows, sink=sink, survey=table.survey).where("op = 'u'")
-    if table.survey.partial and table.schema.state is TableState.SNAPSHOTTING:
+    alive = fold_frame(rows, sink=sink, statistics=table.statistics).where("op = 'u'")
+    if table.statistics.partial and table.schema.state is TableState.SNAPSHOTTING:
         # what the log does not complete waits for its copy: a part put before may hold another row of its old key
         alive = alive.where("complete")
     # said as a literal, Spark knows without a job that there are no incomplete rows
-    return alive if table.survey.partial else alive.withColumn("complete", F.lit(True))
+    return alive if table.statistics.partial else alive.withColumn("complete", F.lit(True))
 
 
 def _counted(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
-    changed = fold_frame(rows, sink=sink, survey=replace(table.survey, keyless=True))
+    changed = fold_frame(rows, sink=sink, statistics=replace(table.statistics, keyless=True))
     changed = changed.where(F.col("op").isin("u", "d"))
     schema = table.schema
 
     def known(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = pa.Table.from_batches([batch])
-            yield from rows.append_column(_IMAGE, as_text(rows, schema)).to_batches()
+            yield from rows.append_column(_IMAGE, image_texts(rows, schema)).to_batches()
 
     def left(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if held := list(batches):
-            yield from netted(pa.Table.from_batches(held), schema).drop_columns([_IMAGE]).to_batches()
+            yield from net_changes(pa.Table.from_batches(held), schema).drop_columns([_IMAGE]).to_batches()
 
     by_image = changed.mapInArrow(known, StructType([*FOLDED, StructField(_IMAGE, StringType())]))
     return by_image.repartition(_IMAGE).mapInArrow(left, FOLDED)

@@ -82,7 +82,7 @@ def typed_file(file: LogFile, wanted: LatestRowsQuery) -> Iterator[pa.RecordBatc
     rows = rows.filter(pc.equal(rows["relation"], wanted.table.relation))
     rows = of_sink(rows, wanted.sink, wanted.globs)
     rows = rows.filter(pc.is_in(rows["op"], pa.array(["c", "d", "r", "u"])))
-    fence = wanted.table.survey.fences.get(wanted.table.relation, Fence())
+    fence = wanted.table.statistics.fences.get(wanted.table.relation, Fence())
     rows = rows.filter(pc.invert(fence.hides(rows)))
     for start in range(0, rows.num_rows, BATCH_ROWS):
         part = rows.slice(start, BATCH_ROWS)

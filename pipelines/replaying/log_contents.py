@@ -18,7 +18,7 @@ from cdc.log.layout import LogFile
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.table import TableSchema, matches
-from pipelines.folding.range_statistics import SURVEY_COLUMNS, RangeStatistics, addressed_to, survey
+from pipelines.folding.range_statistics import STATISTICS_COLUMNS, RangeStatistics, addressed_to, collect_statistics
 
 _KEYS: Final = ("key", "old_key")
 _MARKS: Final = pa.array(["t", "g"])
@@ -35,7 +35,7 @@ class TableContents:
     """Of changes, before any fold."""
     size: int
     """Bytes of the log's files, by the table's share of their rows."""
-    survey: RangeStatistics
+    statistics: RangeStatistics
 
     @property
     def relation(self) -> int:
@@ -50,7 +50,7 @@ class TableContents:
     @property
     def generation(self) -> int | None:
         """Where the last whole copy began, None while none has ended."""
-        fence = self.survey.fences.get(self.relation)
+        fence = self.statistics.fences.get(self.relation)
         return None if fence is None or fence.generation < 0 else fence.generation
 
 
@@ -73,15 +73,15 @@ def contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[str])
         rows.update(dict.fromkeys(found["relation"].drop_null().unique().to_pylist(), 0))
         partial |= set(found.filter(found["partial"])["relation"].unique().to_pylist())
         moved = pc.and_(found["partial"], pc.is_valid(found["old_key"]))
-        special.append(found.filter(pc.or_(moved, pc.is_in(found["op"], _MARKS))).select(SURVEY_COLUMNS))
-    surveys = dict(_surveys(special, sink))
+        special.append(found.filter(pc.or_(moved, pc.is_in(found["op"], _MARKS))).select(STATISTICS_COLUMNS))
+    statistics = dict(_statistics_by_relation(special, sink))
     schemas = log.schemas(upto)
     listed = [
         TableContents(
             schemas[relation],
             rows[relation],
             size[relation],
-            replace(surveys.get(relation, RangeStatistics(links=0)), partial=relation in partial),
+            replace(statistics.get(relation, RangeStatistics(links=0)), partial=relation in partial),
         )
         for relation in rows
         if relation in schemas
@@ -90,8 +90,8 @@ def contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[str])
 
 
 def _narrow(file: LogFile, upto: Position) -> pa.Table:
-    """The survey's columns and `topic`; keys are read only where a partial image can have moved."""
-    names = [name for name in (*SURVEY_COLUMNS, "topic") if file.partial or name not in _KEYS]
+    """The columns of the statistics and `topic`; keys are read only where a partial image can have moved."""
+    names = [name for name in (*STATISTICS_COLUMNS, "topic") if file.partial or name not in _KEYS]
     rows = read_file(file, Position(0), upto, names)
     for name in _KEYS:
         if name not in rows.column_names:
@@ -106,9 +106,9 @@ def of_sink(rows: pa.Table, sink: str, globs: Sequence[str]) -> pa.Table:
     return rows.filter(pc.and_(addressed_to(rows["address"], sink), wanted))
 
 
-def _surveys(special: Sequence[pa.Table], sink: str) -> Iterator[tuple[int, RangeStatistics]]:
+def _statistics_by_relation(special: Sequence[pa.Table], sink: str) -> Iterator[tuple[int, RangeStatistics]]:
     if not special:
         return
     rows = pa.concat_tables(special)
     for relation in rows["relation"].unique().to_pylist():
-        yield relation, survey([rows.filter(pc.equal(rows["relation"], relation))], sink=sink)
+        yield relation, collect_statistics([rows.filter(pc.equal(rows["relation"], relation))], sink=sink)

@@ -29,9 +29,9 @@ from cdc.stores.published import Published, TableRecord
 from cdc.table import matches
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.fold_range import RangeFolder
-from pipelines.folding.every_change import as_copied
+from pipelines.folding.every_change import as_copied_rows
 from pipelines.folding.fold import fold
-from pipelines.folding.folded_batch import ControlEvents, take_apart
+from pipelines.folding.folded_batch import ControlEvents, split_by_table
 from pipelines.replaying.large_table_fold import folded_rows, parts_of
 from pipelines.replaying.latest_row_files import latest_files
 from pipelines.replaying.latest_rows import LatestRowsQuery, latest
@@ -91,7 +91,7 @@ class Rebuild:
 
     def __init__(self, source: LogSource, sink: Sink, means: RebuildContext) -> None:
         self._source, self._sink, self._means = source, sink, means
-        self._parking = Quarantine(sink)
+        self._quarantine = Quarantine(sink)
         self._records: dict[int, TableRecord] = {}
         self._end = 0
         """Of the last part."""
@@ -123,7 +123,7 @@ class Rebuild:
             rows.filter(pc.is_in(rows["relation"], wanted))
             for rows in log.rows(Position(0), upto, topics=lambda topic: matches(topic, topics))
         ]
-        batch = take_apart(fold(pa.Table.from_batches(found, LOG_SCHEMA), sink=self._source.sink))
+        batch = split_by_table(fold(pa.Table.from_batches(found, LOG_SCHEMA), sink=self._source.sink))
         with ThreadPoolExecutor(self._sink.parallel) as pool:
             merges = [
                 pool.submit(self._guarded, table, lambda own: self._last(own, batch.rows_of(own.relation), upto), upto)
@@ -143,7 +143,7 @@ class Rebuild:
         if trimmed is not None and table.schema.key and table.rows > self._means.large:
             # the state that history begins with, which may be more than the driver holds
             for part in parts_of(self._folded(self._means.spark(), table, trimmed.horizon)):
-                self._part(table, as_copied(part))
+                self._part(table, as_copied_rows(part))
             after = trimmed.horizon
         fold = RangeFolder(source.log, source.sink, source.globs, source.keeps_history)
         record = self._last(table, None, upto) if after == upto else None
@@ -159,7 +159,7 @@ class Rebuild:
                 endings=controls.endings,
                 since=batch.since,
             )
-            record = self._parking.apply(record or self._records.get(table.relation), said)
+            record = self._quarantine.apply(record or self._records.get(table.relation), said)
         assert record is not None  # noqa: S101 - upto is behind 0
         return record
 
@@ -186,7 +186,7 @@ class Rebuild:
 
     def _by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
         shape = self._sink.parts.targets.shape(table.schema) if isinstance(self._sink, DeltaSink) else None
-        if isinstance(self._sink, DeltaSink) and shape is not None and shape.by_rows and not table.survey.partial:
+        if isinstance(self._sink, DeltaSink) and shape is not None and shape.by_rows and not table.statistics.partial:
             wanted = LatestRowsQuery(table, self._source.sink, self._source.globs, int(upto), shape)
             files, whole = self._source.log.files(Position(0), upto), _whole(table, None, None, upto)
             load = BulkLoad(self._sink.parts)
@@ -208,13 +208,13 @@ class Rebuild:
     def _part(self, table: TableContents, rows: pa.Table) -> None:
         self._end += 1
         part = TableBatch(schema=table.schema, rows=rows, frame=None, after=self._end - 1, upto=self._end)
-        record = self._parking.apply(self._records.get(table.relation), part)
+        record = self._quarantine.apply(self._records.get(table.relation), part)
         self._sink.publish(Published(self._end, 0, {**self._records, table.relation: record}))
         self._records[table.relation] = record
 
     def _last(self, table: TableContents, rows: pa.Table | None, upto: Position) -> TableRecord:
         whole = replace(_whole(table, rows, None, upto), after=self._end)
-        return self._parking.apply(self._records.get(table.relation), whole)
+        return self._quarantine.apply(self._records.get(table.relation), whole)
 
     def _guarded(self, table: TableContents, build: Callable[[TableContents], TableRecord], upto: Position) -> None:
         try:

@@ -29,7 +29,7 @@ from pipelines.replaying.outcome import ReplayReport, done, notes_on_erased, pla
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.request import LATEST, ReplayOptions, ReplayPlan, checked
 from pipelines.replaying.side_directory import absolute, check_into, filled, template_of
-from pipelines.runtime.consumer_registration import held_for_replay
+from pipelines.runtime.consumer_registration import registered_for_replay
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.replay_pause import driver_of, paused, sole_replay
@@ -98,7 +98,7 @@ def replay(
             spark()
         with (
             sole_replay(catalog, definition.name, options.sink),
-            held_for_replay(definition.log.root, request.log, request.wanted),
+            registered_for_replay(definition.log.root, request.log, request.wanted),
         ):
             run = _Run(definition, request, catalog, spark, say)
             published = run.in_place() if options.into is None else run.into(options.into, owner)

@@ -1,6 +1,6 @@
-"""Registered: how a sink tells the log how far it has come, so that nothing it has not read is trimmed.
+"""The registration of a sink as a consumer of the log, which keeps retention from removing what it has not read.
 
-Its word lies beside the log and outlives the process; only a person takes it back (`cdc consumers forget`).
+The registration is a file next to the log and survives the process; only `cdc consumers forget` removes it.
 """
 
 from __future__ import annotations
@@ -24,82 +24,82 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 
 MOVED_EVERY: Final = 5.0
-"""Seconds between two words of a sink that moves: each is a file that is synced."""
+"""Seconds between two reports of a sink whose position changes: each writes and syncs a file."""
 ALIVE_EVERY: Final = 30.0
-"""Seconds between two words of one that stands still: who is silent for minutes counts as gone."""
+"""Seconds between two reports of an idle sink: a consumer without a report for minutes counts as dead."""
 REPLAY: Final = ".replay"
-"""Ends the name of what a replay registers."""
+"""Suffix of the consumer name of a replay."""
 
 log = structlog.get_logger("apply")
 
 
 class ConsumerRegistration:
-    """One target's word; saying it never fails, for a sink does not stop because of it."""
+    """The registration of one target; errors are logged, because a sink does not stop for them."""
 
     def __init__(
         self, root: str | Root, log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = ""
     ) -> None:
         self._root, self._name = as_root(root), wanted.name + suffix
         self.uuid = target_uuid(log_id, wanted, suffix)
-        self._said: tuple[Position, int | None] | None = None
-        self._said_at = 0.0
+        self._reported: tuple[Position, int | None] | None = None
+        self._reported_at = 0.0
 
-    def say(self, position: Position, pinned: int | None = None, *, at_once: bool = False) -> None:
-        """Everything up to position is in the target for good; pinned: the version of `compacted` that it reads.
+    def report(self, position: Position, pinned: int | None = None, *, at_once: bool = False) -> None:
+        """Report that the target has everything up to position; pinned: the version of `compacted` that it reads.
 
-        Written when it is time for it, or at once.
+        Written when the interval has passed, or at once.
         """
-        moved, age = self._said != (position, pinned), time.monotonic() - self._said_at
-        if self._said is not None and not at_once and age < (MOVED_EVERY if moved else ALIVE_EVERY):
+        moved, age = self._reported != (position, pinned), time.monotonic() - self._reported_at
+        if self._reported is not None and not at_once and age < (MOVED_EVERY if moved else ALIVE_EVERY):
             return
-        self._said, self._said_at = (position, pinned), time.monotonic()
+        self._reported, self._reported_at = (position, pinned), time.monotonic()
         now = BootTimestamp.now()
-        said = Consumer(self.uuid, self._name, position, pinned, now.clock_us, now.boot, now.up_us)
+        consumer = Consumer(self.uuid, self._name, position, pinned, now.clock_us, now.boot, now.up_us)
         try:
-            consumers.register(self._root, said)
+            consumers.register(self._root, consumer)
         except (OSError, CdcError) as exc:
-            log.warning("consumer is not registered", consumer=self._name, message=str(exc))
+            log.warning("consumer could not be registered", consumer=self._name, message=str(exc))
 
-    def forget(self) -> None:
-        """Take the word back."""
+    def unregister(self) -> None:
+        """Remove the registration."""
         try:
             consumers.forget(self._root, self.uuid)
         except OSError as exc:
-            log.warning("consumer is not forgotten", consumer=self._name, message=str(exc))
+            log.warning("consumer could not be removed", consumer=self._name, message=str(exc))
 
 
 def target_uuid(log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = "") -> str:
-    """The same for ever for one target of one log: a target is known by the place it lies at, not by its name."""
+    """The id of one target of one log: derived from the target's path and type, not from the sink's name."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/{wanted.type}/{wanted.path}{suffix}"))
 
 
 def pinned_in(view: LogReader, after: Position) -> int | None:
-    """The version of `compacted` that a range from `after` on is read from; None where it needs single changes only."""
+    """The version of `compacted` from which a range after `after` is read; None if segments alone contain it."""
     return view.compacted.version if view.compacted is not None and after < view.oldest else None
 
 
 @contextmanager
-def held_for_replay(
+def registered_for_replay(
     root: str | Root, view: LogReader, wanted: DeltaSinkDefinition | SearchSinkDefinition
 ) -> Iterator[None]:
-    """Inside the block nothing that the view reads from its beginning on is trimmed, or leaves the disk.
+    """Keep retention inside the block from removing any file that the view reads.
 
-    A replay that dies leaves its word behind; the next one of the same target says it anew and takes it back.
+    The registration of a dead replay remains; the next replay of the same target replaces and removes it.
     """
     registered, done = ConsumerRegistration(root, view.log_id, wanted, REPLAY), Event()
     horizon = Position(0) if view.compacted is None else view.compacted.horizon
     pinned = pinned_in(view, Position(0))
 
-    def keep_saying() -> None:
+    def report_regularly() -> None:
         while not done.wait(ALIVE_EVERY):
-            registered.say(horizon, pinned)
+            registered.report(horizon, pinned)
 
-    registered.say(horizon, pinned, at_once=True)
-    saying = Thread(target=keep_saying, name="consumer", daemon=True)
-    saying.start()
+    registered.report(horizon, pinned, at_once=True)
+    reporting = Thread(target=report_regularly, name="consumer", daemon=True)
+    reporting.start()
     try:
         yield
     finally:
         done.set()
-        saying.join()
-        registered.forget()
+        reporting.join()
+        registered.unregister()

@@ -1,4 +1,4 @@
-"""Cuts: positions at which somebody asked a sink to end a batch, through the catalog's commands."""
+"""Requests that a sink ends a batch at a given position and keeps that snapshot, from the catalog's commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = structlog.get_logger("apply")
 
 @dataclass(frozen=True, slots=True)
 class PendingCut:
-    """One request."""
+    """A request that has not been answered."""
 
     command: int
     sink: str
@@ -28,41 +28,41 @@ class PendingCut:
 
 
 class CutRequests:
-    """The open requests of one pipeline, read anew at each batch; a catalog that is away asks for nothing."""
+    """The open requests of one pipeline, read at each batch; an unreachable catalog counts as none."""
 
     def __init__(self, catalog: Catalog, pipeline: str) -> None:
         self._catalog, self._pipeline = catalog, pipeline
 
     def between(self, sink: str, after: int, before: int) -> list[PendingCut]:
-        """Requests strictly inside (after, before), in order."""
+        """Requests for positions strictly inside (after, before), in order."""
         return sorted((c for c in self._open(sink) if after < c.position < before), key=lambda c: c.position)
 
     def due(self, sink: str, position: int) -> list[PendingCut]:
-        """Requests at or below position."""
+        """Requests for positions up to this one."""
         return [c for c in self._open(sink) if c.position <= position]
 
-    def asked(self, sink: str) -> bool:
-        """Whether somebody waits for a cut, wherever it is."""
+    def has_requests(self, sink: str) -> bool:
+        """Whether a request for any position is open."""
         return bool(self._open(sink))
 
     def answer(self, cut: PendingCut, record: Published, handle: str) -> None:
-        """The sink stands exactly there, and this is how to read it."""
+        """Answer with the published record at exactly that position and the handle to read the snapshot."""
         self._catalog.commands.finish(cut.command, {"record": json.loads(record.to_json()), "handle": handle})
 
     def refuse(self, cut: PendingCut, reason: str) -> None:
-        """The sink cannot end there."""
+        """Answer that the sink cannot end a batch at that position."""
         self._catalog.commands.finish(cut.command, {"reason": reason}, ok=False)
 
-    def released(self, sink: str) -> list[str]:
-        """Handles that nobody needs any more; each is returned once."""
+    def pop_releases(self, sink: str) -> list[str]:
+        """Handles of snapshots that are no longer needed; each is returned once."""
         try:
             commands = self._catalog.commands.pending(self._pipeline, RELEASE)
         except CdcError:
             return []
-        mine = [c for c in commands if c.payload["sink"] == sink]
-        for command in mine:
+        releases = [c for c in commands if c.payload["sink"] == sink]
+        for command in releases:
             self._catalog.commands.finish(command.id, {})
-        return [c.payload["handle"] for c in mine]
+        return [c.payload["handle"] for c in releases]
 
     def _open(self, sink: str) -> list[PendingCut]:
         try:

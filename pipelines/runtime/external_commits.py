@@ -1,4 +1,4 @@
-"""Foreign: what other clients changed in the targets of a sink, as it is told to people."""
+"""Commits of other clients in the targets of a sink, as progress and metrics report them."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ class ForeignCommit:
 
     version: int
     operation: str
-    """As the client calls it, for instance DELETE."""
+    """As the client's commit names it, for instance DELETE."""
 
     def __str__(self) -> str:
         return f"another client made version {self.version} ({self.operation}): 'cdc verify' says what differs"
 
 
 class ExternalCommitReport:
-    """Those of one sink since it was opened; any thread may note or ask."""
+    """Commits of other clients since a sink was opened; thread-safe."""
 
     def __init__(self) -> None:
         self._last: dict[str, ForeignCommit] = {}
         self._uncounted: dict[str, int] = {}
         self._lock = Lock()
 
-    def note(self, topic: str, commits: Sequence[ForeignCommit]) -> None:
-        """Commits of a table's target were found, in order."""
+    def add(self, topic: str, commits: Sequence[ForeignCommit]) -> None:
+        """Add commits that were found in a table's target, in order."""
         with self._lock:
             self._last[topic] = commits[-1]
             self._uncounted[topic] = self._uncounted.get(topic, 0) + len(commits)
 
     def last(self, topic: str) -> ForeignCommit | None:
-        """The last one of a table."""
+        """The last commit of another client in a table; None: none since the sink was opened."""
         with self._lock:
             return self._last.get(topic)
 
-    def counted(self) -> dict[str, int]:
-        """How many were noted since the last call, by topic."""
+    def pop_counts(self) -> dict[str, int]:
+        """Number of commits added since the last call, by topic."""
         with self._lock:
             found, self._uncounted = self._uncounted, {}
         return found

@@ -1,4 +1,4 @@
-"""Progress: what the apply process tells the catalog of its sinks, once a second, from a thread of its own."""
+"""Progress of the sinks of an apply process: collected by their loops, reported to the catalog twice a second."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pipelines.runtime.external_commits import ExternalCommitReport
 from pipelines.runtime.throttle import BatchThrottle, CommitRate
 
 REPORT_EVERY: Final = 0.5
-"""Seconds; a process that is silent for five is shown as down."""
+"""Seconds; a process without a report for five is shown as down."""
 
 log = structlog.get_logger("apply")
 
 
 class SinkFigures:
-    """The latest figures of one sink; the loop writes them, the board reads them."""
+    """Position, lag, errors and dead letters of one sink; its loop writes them, the reporter reads them."""
 
     def __init__(
         self, pipeline: str, sink: str, figures: metrics.Metrics, clock: Callable[[], float] = time.time
@@ -35,29 +35,29 @@ class SinkFigures:
         self._record: Published | None = None
         self._lag = 0.0
         self._pending: tuple[int, float] | None = None
-        """(end of the batch that is not published yet, since when), over any number of tries."""
+        """(end of the batch that is not published yet, time of its first attempt)."""
         self._rows: dict[int, int] = {}
         self._error: CdcError | None = None
-        self._letters: tuple[DeadLetter, ...] | None = None
+        self._dead_letters: tuple[DeadLetter, ...] | None = None
         self._lock = Lock()
-        self._cadence: BatchThrottle | None = None
-        self.pace: CommitRate | None = None
-        """Of a sink that has one."""
-        self.foreign: ExternalCommitReport | None = None
-        """What other clients changed in its targets, of a sink that can tell."""
+        self._reported_throttle: BatchThrottle | None = None
+        self.commit_rate: CommitRate | None = None
+        """None: the sink does not limit rewritten bytes."""
+        self.external_commits: ExternalCommitReport | None = None
+        """Commits of other clients in the targets; None: the sink cannot detect them."""
         self.awaits_spark = False
         """Whether nothing can be applied until Spark has started."""
 
-    def begins(self, end: int) -> None:
-        """A batch up to there is being made, perhaps not for the first time: the lag grows until it is published."""
+    def start_batch(self, end: int) -> None:
+        """Record that a batch up to end is applied, perhaps again: the lag grows until it is published."""
         with self._lock:
             if self._pending is None:
                 self._pending = end, self._clock()
 
-    def published(self, record: Published, *, lag: float | None, rows: Mapping[int, int]) -> None:
-        """A batch was published: rows merged by relation, lag in seconds of its median row; None: it has no rows.
+    def record_published(self, record: Published, *, lag: float | None, rows: Mapping[int, int]) -> None:
+        """Record a published batch: merged rows by relation, and the lag of its median row in seconds; None: no rows.
 
-        Then the lag is at most that of its end, so that after a long copy an idle sink is not shown as late.
+        Without rows the lag is at most that of the batch's end, so that an idle sink is not late after a long copy.
         """
         with self._lock:
             self._record, self._error = record, None
@@ -77,59 +77,65 @@ class SinkFigures:
         if rows:
             self._figures.observe(metrics.SINK_LATENCY, lag, *labels)
 
-    def parked(self, letters: tuple[DeadLetter, ...]) -> None:
-        """What the sink has set aside."""
+    def record_dead_letters(self, letters: tuple[DeadLetter, ...]) -> None:
+        """Record the rows that the sink has parked."""
         with self._lock:
-            self._letters = letters
+            self._dead_letters = letters
         self._figures.set(metrics.DLQ_RECORDS, len(letters), self._pipeline, self.sink)
 
-    def to_letters(self) -> tuple[DeadLetter, ...] | None:
-        """The rows of the catalog's dead letters; None while nobody has looked."""
+    def to_dead_letters(self) -> tuple[DeadLetter, ...] | None:
+        """The dead letters for the catalog; None before the first `record_dead_letters`."""
         with self._lock:
-            return self._letters
+            return self._dead_letters
 
-    def took(self, seconds: float) -> None:
-        """How long the batch took; what it wrote again is told as well."""
+    def record_duration(self, seconds: float) -> None:
+        """Record the duration of a batch, the bytes that it rewrote and the delay that follows from them."""
         labels = self._pipeline, self.sink
         self._figures.set(metrics.APPLY_SECONDS, seconds, *labels)
         self._figures.observe(metrics.APPLY_DURATION, seconds, *labels)
-        for table, commits in {} if self.foreign is None else self.foreign.counted().items():
+        for table, commits in {} if self.external_commits is None else self.external_commits.pop_counts().items():
             self._figures.add(metrics.FOREIGN_COMMITS, commits, *labels, table)
-        if self.pace is None:
+        if self.commit_rate is None:
             return
-        before, now = self._cadence, self.pace.cadence
-        self._figures.add(metrics.REWRITTEN_BYTES, self.pace.rewritten, *labels)
+        before, now = self._reported_throttle, self.commit_rate.throttle
+        self._figures.add(metrics.REWRITTEN_BYTES, self.commit_rate.rewritten, *labels)
         if before is not None:
             self._figures.set(metrics.CADENCE, 0.0, *labels, before.table)
         if now is not None:
             self._figures.set(metrics.CADENCE, now.seconds, *labels, now.table)
-        self._cadence = now
+        self._reported_throttle = now
 
-    def failed(self, error: CdcError) -> None:
-        """The sink's query stopped."""
+    def record_failure(self, error: CdcError) -> None:
+        """Record the error that closed the sink."""
         with self._lock:
             self._error = error
         self._figures.add(metrics.ERRORS, 1, self._pipeline, "apply", error.code)
 
     def to_sink(self) -> SinkProgress | None:
-        """The row of the catalog's sinks."""
+        """The row for the catalog's sinks; None while nothing has been published and nothing failed."""
         with self._lock:
-            record, error, slowed = self._record, self._error, AWAITS_SPARK if self.awaits_spark else self._cadence
+            record, error, throttle = (
+                self._record,
+                self._error,
+                AWAITS_SPARK if self.awaits_spark else self._reported_throttle,
+            )
             if record is None and error is None:
                 return None
             waits = 0.0 if self._pending is None else self._clock() - self._pending[1]
-            moment = datetime.fromtimestamp(record.committed_at / 1e6, UTC) if record and record.committed_at else None
+            committed_at = (
+                datetime.fromtimestamp(record.committed_at / 1e6, UTC) if record and record.committed_at else None
+            )
             return SinkProgress(
                 sink=self.sink,
                 position=record.position if record else 0,
-                committed_at=moment,
+                committed_at=committed_at,
                 lag_seconds=max(self._lag, waits),
                 state="failed" if error else "running",
-                reason=f"{error.code} {error.message} → {error.fix}" if error else str(slowed) if slowed else None,
+                reason=f"{error.code} {error.message} → {error.fix}" if error else str(throttle) if throttle else None,
             )
 
     def to_tables(self) -> list[TableProgress]:
-        """The rows of the catalog's tables."""
+        """The rows for the catalog's tables."""
         with self._lock:
             tables = self._record.tables.values() if self._record else ()
             return [
@@ -137,8 +143,7 @@ class SinkFigures:
                     sink=self.sink,
                     topic=table.topic,
                     state=table.state,
-                    reason=complete_remedy(table.reason or "", sink=self.sink, topic=table.topic)
-                    or self._worth_knowing(table),
+                    reason=complete_remedy(table.reason or "", sink=self.sink, topic=table.topic) or self._notice(table),
                     position=table.position,
                     version=table.version,
                     rows=self._rows.get(table.relation, 0),
@@ -146,26 +151,26 @@ class SinkFigures:
                 for table in tables
             ]
 
-    def _worth_knowing(self, table: TableRecord) -> str | None:
-        """Of a table that goes on."""
-        commit = None if self.foreign is None else self.foreign.last(table.topic)
-        said = [str(commit)] if commit is not None else []
+    def _notice(self, table: TableRecord) -> str | None:
+        """What to show for a table that runs: a commit of another client, the number of parked keys."""
+        commit = None if self.external_commits is None else self.external_commits.last(table.topic)
+        notices = [str(commit)] if commit is not None else []
         if table.parked:
             keys = "1 key is" if len(table.parked) == 1 else f"{len(table.parked):,} keys are"
-            said.append(f"{keys} parked: 'cdc dlq ls' says why")
-        return "; ".join(said) or None
+            notices.append(f"{keys} parked: 'cdc dlq ls' says why")
+        return "; ".join(notices) or None
 
 
 class ProgressReporter(Thread):
-    """Writes every sink's progress to the catalog until the process' outcome is known."""
+    """Writes the progress of every sink to the catalog until the outcome of the process is known."""
 
     def __init__(self, catalog: Catalog, pipeline: str, figures: metrics.Metrics, ended: Event) -> None:
-        """ended: set once `state` and `error` are what the last report is to say."""
+        """ended: set when `state` and `error` have the values for the last report."""
         super().__init__(name="board")
         self._catalog, self._pipeline, self._ended = catalog, pipeline, ended
         self.figures = figures
         self.standby: Callable[[], bool] = lambda: False
-        """Whether another process holds every sink: that one reports."""
+        """Whether another process has the leases of all sinks: then that one reports."""
         self.sinks: list[SinkFigures] = []
         self._mirrored: dict[str, tuple[DeadLetter, ...]] = {}
         self.state = "starting"
@@ -199,7 +204,7 @@ class ProgressReporter(Thread):
             if (progress := sink.to_sink()) is not None:
                 self._catalog.sinks.record(self._pipeline, progress)
                 self._catalog.tables.record(self._pipeline, sink.to_tables())
-            letters = sink.to_letters()
+            letters = sink.to_dead_letters()
             if letters is not None and letters != self._mirrored.get(sink.sink):
                 self._catalog.dead_letters.mirror(self._pipeline, sink.sink, letters)
                 self._mirrored[sink.sink] = letters

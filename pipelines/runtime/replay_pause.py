@@ -1,9 +1,9 @@
-"""Pauses: a replay asks the running driver to let go of one sink while it puts a new target in place.
+"""Pauses: a replay makes the running apply process close one sink while it swaps the target.
 
-Two leases and one command. The `replay` lease keeps a second replay of the sink out. While the `pause` lease is
-held no driver opens the sink, so one that starts meanwhile stays out too; the `pause` command asks a driver that has
-it open to finish its batch and close it. The leases of a replay that dies run out; on its own machine they count for
-nothing at once.
+A pause consists of two leases and one command. The `replay` lease keeps a second replay of the sink out. While the
+`pause` lease exists, no apply process opens the sink, also none that starts meanwhile. The `pause` command asks the
+process that has the sink open to finish its batch and close it. The leases of a dead replay expire; on its own machine
+they are void at once.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from pipelines.runtime.sink_lease import LEASE, holder, is_dead
 
 PAUSE: Final = "pause"
 SILENT_AFTER: Final = 10.0
-"""Seconds without a report after which a driver counts as gone; it reports twice a second."""
-PATIENCE: Final = 300.0
-"""Seconds for the driver to finish the batch it is in; the largest take tens of seconds."""
+"""Seconds without a report after which an apply process counts as dead; it reports twice a second."""
+CLOSE_TIMEOUT: Final = 300.0
+"""Seconds for the apply process to finish its batch; the largest take tens of seconds."""
 _POLL: Final = 0.1
 
 
 class ReplayPauses:
-    """The driver's side: which sinks are not to be open now; a catalog that is away pauses nothing."""
+    """Pauses as the apply process sees them; an unreachable catalog pauses nothing."""
 
     def __init__(self, catalog: Catalog, pipeline: str) -> None:
         self._catalog, self._pipeline = catalog, pipeline
 
-    def held(self, sink: str) -> bool:
-        """Whether a replay holds the sink."""
+    def is_paused(self, sink: str) -> bool:
+        """Whether a replay has paused the sink."""
         try:
             found = self._catalog.leases.holder(_pause_lease(self._pipeline, sink))
         except CdcError:
             return False
         return found is not None and not is_dead(found)
 
-    def grant(self, sink: str) -> None:
-        """The sink is closed: say so to who asked."""
+    def confirm(self, sink: str) -> None:
+        """Confirm to the replay that the sink is closed."""
         for command in self._catalog.commands.pending(self._pipeline, PAUSE):
             if command.payload["sink"] == sink:
                 self._catalog.commands.finish(command.id, {})
 
 
 def driver_of(catalog: Catalog, pipeline: str) -> ProcessReport | None:
-    """The apply process, if it runs as far as anybody can tell."""
+    """The last report of the apply process; None if it stopped or has not reported for SILENT_AFTER seconds."""
     seen = next((p for p in catalog.processes.ls(pipeline) if p.process == "apply"), None)
     if seen is None or seen.reported_at is None or seen.state == "stopped":
         return None
@@ -58,21 +58,23 @@ def driver_of(catalog: Catalog, pipeline: str) -> ProcessReport | None:
 
 @contextmanager
 def sole_replay(catalog: Catalog, pipeline: str, sink: str) -> Iterator[None]:
-    """Be the one replay of the sink inside the block; raises SinkInUse while another runs."""
+    """Have the replay lease of the sink inside the block; raises SinkInUse while another replay runs."""
     with leased(catalog, f"replay {pipeline}/{sink}", f"another replay of sink {sink!r} is running"):
         yield
 
 
 @contextmanager
-def paused(catalog: Catalog, pipeline: str, sink: str, patience: float = PATIENCE) -> Iterator[None]:
-    """No driver has the sink open inside the block; raises SinkInUse when it does not let go in `patience` seconds."""
+def paused(catalog: Catalog, pipeline: str, sink: str, timeout: float = CLOSE_TIMEOUT) -> Iterator[None]:
+    """Keep the sink closed inside the block; raises SinkInUse if no process closes it within `timeout` seconds."""
     with leased(catalog, _pause_lease(pipeline, sink), f"sink {sink!r} is paused by another process"):
         command = catalog.commands.post(pipeline, PAUSE, {"sink": sink})
         try:
-            _wait(catalog, pipeline, sink, command, time.monotonic() + patience)
+            _wait(catalog, pipeline, sink, command, time.monotonic() + timeout)
             yield
         finally:
-            catalog.commands.finish(command, {"reason": "abandoned"}, ok=False)  # one that is finished stays as it is
+            catalog.commands.finish(
+                command, {"reason": "abandoned"}, ok=False
+            )  # no effect on a command that was answered
 
 
 def _pause_lease(pipeline: str, sink: str) -> str:
@@ -90,27 +92,27 @@ def _wait(catalog: Catalog, pipeline: str, sink: str, command: int, deadline: fl
 
 
 @contextmanager
-def leased(catalog: Catalog, name: str, taken: str) -> Iterator[None]:
-    """Hold the lease inside the block; raises SinkInUse with the message `taken` while another holds it."""
-    mine, done = holder(), Event()
+def leased(catalog: Catalog, name: str, conflict: str) -> Iterator[None]:
+    """Have the lease inside the block; raises SinkInUse with the message `conflict` while another process has it."""
+    own_name, done = holder(), Event()
     before = catalog.leases.holder(name)
     if before is not None and is_dead(before):
         catalog.leases.release(name, before)
-    if not catalog.leases.acquire(name, mine, LEASE):
-        raise SinkInUse(taken, remedy="wait for it to end; if it died, its hold runs out after some seconds")
-    renewing = Thread(target=_renew, args=(catalog, name, mine, done), daemon=True)
+    if not catalog.leases.acquire(name, own_name, LEASE):
+        raise SinkInUse(conflict, remedy="wait for it to end; the lease of a dead process expires after some seconds")
+    renewing = Thread(target=_renew, args=(catalog, name, own_name, done), daemon=True)
     renewing.start()
     try:
         yield
     finally:
         done.set()
         renewing.join()
-        catalog.leases.release(name, mine)
+        catalog.leases.release(name, own_name)
 
 
-def _renew(catalog: Catalog, name: str, mine: str, done: Event) -> None:
+def _renew(catalog: Catalog, name: str, own_name: str, done: Event) -> None:
     while not done.wait(LEASE / 3):
         try:
-            catalog.leases.acquire(name, mine, LEASE)
+            catalog.leases.acquire(name, own_name, LEASE)
         except CdcError:
-            continue  # a catalog that is away for longer lets a driver in, and its publish is fenced
+            continue  # an outage longer than the lease lets the apply process in; the record fences its publish

@@ -1,6 +1,6 @@
-"""Shipping: the driver's own code on its way to the executors of a cluster, so that both run the same version.
+"""The driver's own code, sent to the executors of a cluster so that both run the same version.
 
-What that code needs, pyarrow and deltalake among it, has to be installed where executors run: none of it is sent.
+Its dependencies, such as pyarrow and deltalake, are not sent: they must be installed where executors run.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _PACKAGES: Final = (cdc, pipelines)
 
 
 def ship(session: SparkSession) -> None:
-    """Let the executors of a session import cdc and pipelines as this process does; once per session.
+    """Send cdc and pipelines to the executors of a session, once per session.
 
-    Nothing is sent where this process has them from an archive itself: `--py-files` has brought that to all.
+    Nothing is sent when this process itself imports them from an archive: `--py-files` has sent that one to all.
     """
     context = session.sparkContext
-    folders = [Path(package.__file__ or "").parent for package in _PACKAGES]
-    if all(folder.is_dir() for folder in folders) and not any(ARCHIVE in file for file in context.listFiles):
-        made = Path(tempfile.mkdtemp(prefix="cdc-code-"))
-        # executors that come later ask for it as well
-        atexit.register(shutil.rmtree, made, ignore_errors=True)
-        context.addPyFile(str(packed(folders, made / ARCHIVE)))
+    packages = [Path(package.__file__ or "").parent for package in _PACKAGES]
+    if all(package.is_dir() for package in packages) and not any(ARCHIVE in file for file in context.listFiles):
+        folder = Path(tempfile.mkdtemp(prefix="cdc-code-"))
+        # executors that start later fetch it as well
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        context.addPyFile(str(build_archive(packages, folder / ARCHIVE)))
 
 
-def packed(folders: list[Path], archive: Path) -> Path:
-    """The packages as an archive that Python imports from; of the same files the same bytes."""
+def build_archive(folders: list[Path], archive: Path) -> Path:
+    """Write the packages to an archive that Python imports from; the same files give the same bytes."""
     with ZipFile(archive, "w", ZIP_DEFLATED) as zipped:
         for folder in folders:
             for file in sorted(folder.rglob("*")):

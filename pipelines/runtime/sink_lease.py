@@ -1,7 +1,8 @@
-"""Holds: of two apply processes that fill one sink, the second waits until the first has let go or died.
+"""Leases on sinks: of two apply processes that name one sink, the second waits until the first releases it or dies.
 
-A lease in the catalog, renewed by a thread of its own; of a process of this machine that is gone it counts for nothing
-at once. It is a courtesy: one that was stopped for longer than its lease and wakes is fenced by the published record.
+A lease is a row in the catalog that a thread renews. A lease of a dead process on this machine is void at once.
+Correctness does not depend on leases: a process that was suspended for longer than its lease and resumes is fenced by
+the published record of the sink.
 """
 
 from __future__ import annotations
@@ -20,57 +21,57 @@ from cdc.catalog import Catalog
 from cdc.errors import CdcError
 
 LEASE: Final = 15.0
-"""Seconds until a dead process' hold runs out; renewed three times in that."""
+"""Seconds until the lease of a dead process expires; it is renewed three times in that period."""
 ASK_EVERY: Final = 1.0
-"""Seconds between two attempts at a sink that somebody else holds."""
+"""Seconds between two attempts to acquire the lease of a sink that another process has."""
 
 log = structlog.get_logger("apply")
 
 
 class SinkLeases:
-    """The sinks that one process may fill; a catalog that is away keeps nobody out."""
+    """The leases of one process; an unreachable catalog grants every sink."""
 
     def __init__(self, catalog: Catalog, pipeline: str) -> None:
         self._catalog, self._pipeline = catalog, pipeline
         self.holder = holder()
-        self._mine: set[str] = set()
-        self._asked: dict[str, float] = {}
-        self._others: dict[str, str] = {}
-        self._turn = Lock()
-        """Each sink asks in a thread of its own."""
-        self._done = Event()
-        self._renewing = Thread(target=self._renew, name="holds", daemon=True)
+        self._acquired: set[str] = set()
+        self._asked_at: dict[str, float] = {}
+        self._other_holders: dict[str, str] = {}
+        self._lock = Lock()
+        """Each sink asks from a thread of its own."""
+        self._closed = Event()
+        self._renewer = Thread(target=self._renew, name="holds", daemon=True)
 
-    def take(self, sink: str) -> bool:
-        """Whether the sink is this process' own; asked at every look, and cheap once it is."""
-        if sink in self._mine:
+    def try_acquire(self, sink: str) -> bool:
+        """Acquire the lease of the sink if it is free; return whether this process has it. Cheap once it has."""
+        if sink in self._acquired:
             return True
-        with self._turn:
-            return self._take(sink)
+        with self._lock:
+            return self._try_acquire(sink)
 
-    def _take(self, sink: str) -> bool:
-        if time.monotonic() - self._asked.get(sink, -ASK_EVERY) < ASK_EVERY:
-            return sink not in self._others
-        self._asked[sink] = time.monotonic()
+    def _try_acquire(self, sink: str) -> bool:
+        if time.monotonic() - self._asked_at.get(sink, -ASK_EVERY) < ASK_EVERY:
+            return sink not in self._other_holders
+        self._asked_at[sink] = time.monotonic()
         try:
             return self._acquire(sink)
         except CdcError as exc:
             log.warning("catalog is unreachable", code=exc.code)
-            self._others.pop(sink, None)
+            self._other_holders.pop(sink, None)
             return True
 
-    def other(self, sink: str) -> str:
-        """Who holds a sink that could not be taken: machine, process id and a mark."""
-        return self._others.get(sink, "")
+    def other_holder(self, sink: str) -> str:
+        """The process that has the lease of a sink: host, process id and a random suffix; empty if none was seen."""
+        return self._other_holders.get(sink, "")
 
     def close(self) -> None:
-        """Let go of all of them."""
-        self._done.set()
-        if self._renewing.is_alive():
-            self._renewing.join()
-        with suppress(CdcError):  # then they run out
-            while self._mine:
-                self._catalog.leases.release(self._name(self._mine.pop()), self.holder)
+        """Release all leases."""
+        self._closed.set()
+        if self._renewer.is_alive():
+            self._renewer.join()
+        with suppress(CdcError):  # then they expire
+            while self._acquired:
+                self._catalog.leases.release(self._name(self._acquired.pop()), self.holder)
 
     def _acquire(self, sink: str) -> bool:
         name, leases = self._name(sink), self._catalog.leases
@@ -78,37 +79,37 @@ class SinkLeases:
         if before is not None and before != self.holder and is_dead(before):
             leases.release(name, before)
         if leases.acquire(name, self.holder, LEASE):
-            self._others.pop(sink, None)
-            self._mine.add(sink)
-            if not self._renewing.is_alive() and not self._done.is_set():
-                self._renewing.start()
+            self._other_holders.pop(sink, None)
+            self._acquired.add(sink)
+            if not self._renewer.is_alive() and not self._closed.is_set():
+                self._renewer.start()
             return True
         other = leases.holder(name) or ""
-        if self._others.get(sink) != other:
-            self._others[sink] = other
+        if self._other_holders.get(sink) != other:
+            self._other_holders[sink] = other
             log.warning("another apply process holds the sink: waiting for it to end", sink=sink, holder=other)
         return False
 
     def _renew(self) -> None:
-        while not self._done.wait(LEASE / 3):
-            for sink in list(self._mine):
+        while not self._closed.wait(LEASE / 3):
+            for sink in list(self._acquired):
                 try:
                     if not self._catalog.leases.acquire(self._name(sink), self.holder, LEASE):
-                        self._mine.discard(sink)
+                        self._acquired.discard(sink)
                 except CdcError:
-                    continue  # a catalog that is away for longer lets another in, and the publish of one is fenced
+                    continue  # an outage longer than the lease lets a second process in; the record fences one of them
 
     def _name(self, sink: str) -> str:
         return f"apply {self._pipeline}/{sink}"
 
 
 def holder() -> str:
-    """A name for this process as a holder of leases: where it runs, its id, and a mark of its own."""
+    """A name for this process as a holder of leases: host, process id and a random suffix."""
     return f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:8]}"
 
 
 def is_dead(name: str) -> bool:
-    """Whether the holder was a process of this machine that is gone."""
+    """Whether the holder was a process of this machine that has ended."""
     host, pid, _ = name.split(" ")
     if host != socket.gethostname():
         return False

@@ -1,9 +1,9 @@
-"""Cadence: the next batch of a sink begins no sooner than what its tables had to write again allows.
+"""Throttle: the delay between two batches of a sink, from the bytes that its tables had to rewrite.
 
-Theory. A merge writes every file anew in which one of its keys stands, so a huge table with scattered keys is written
-again with each batch, however small that is. Fewer and larger batches write less. Batches are the sink's and not a
-table's, for all its tables stand at one cut; so a table that is over the bound makes all of them wait. Waiting lies
-between two batches, where nothing is half done: killed there, the sink goes on from its published record as ever.
+Theory. A merge rewrites every file that contains one of its keys. A huge table with scattered keys is therefore
+rewritten by each batch, even by a small one, and fewer, larger batches write less. A batch covers all tables of a
+sink, because they are published at one position. So one table above the limit delays all of them. The sink waits
+between two batches, when nothing is half done: after a kill it continues from its published record as usual.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from threading import Event
 from typing import Final
 
 LONGEST: Final = 60.0
-"""Seconds between the beginnings of two batches at most, whatever they write again."""
+"""Maximum seconds between the beginnings of two batches, whatever they rewrite."""
 ASK_EVERY: Final = 0.5
-"""Seconds between two questions whether somebody waits for the next batch; they go to the catalog and to the log."""
+"""Seconds between two checks for an urgent batch; each reads the catalog and the log."""
 _STEP: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class BatchThrottle:
-    """How a sink is slowed down, and by which of its tables."""
+    """The delay of a sink and the table that causes it."""
 
     seconds: float
-    """From the beginning of a batch to that of the next."""
+    """From the beginning of one batch to the beginning of the next."""
     table: str
-    """The one of which most was written again."""
+    """Topic of the table with the most rewritten bytes."""
     rewritten: int
-    """Bytes of it, by the last batch."""
+    """Bytes of this table that the last batch rewrote."""
 
     def __str__(self) -> str:
         size = self.rewritten / 1e6
@@ -38,72 +38,72 @@ class BatchThrottle:
 
 
 class CommitRate:
-    """When the next batch may begin, counted by the sink from what its commits did."""
+    """Computes when the next batch may begin, from the bytes that the commits of a sink rewrote."""
 
     def __init__(self, bound: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """At most `bound` bytes a second and table are written again; 0: as many as there are."""
+        """bound: maximum of rewritten bytes per second and table; 0: no limit."""
         self._bound, self._clock = bound, clock
         self._began: float | None = None
         self._due = 0.0
         self._tables: dict[str, int] = {}
         self.rewritten = 0
-        """Bytes that the last batch wrote again, of all tables."""
-        self.cadence: BatchThrottle | None = None
+        """Bytes of all tables that the last batch rewrote."""
+        self.throttle: BatchThrottle | None = None
         """None while no batch has to wait."""
 
-    def begins(self) -> None:
-        """A batch is at its first table, or at a further one."""
+    def start_batch(self) -> None:
+        """Record that a batch begins to apply a table; the first call of a batch starts its clock."""
         if self._began is None:
             self._began = self._clock()
 
-    def rewrote(self, table: str, nbytes: int) -> None:
-        """The batch wrote so many bytes of a table again; called from a thread of the table's own."""
+    def add_rewritten(self, table: str, nbytes: int) -> None:
+        """Add bytes that the batch rewrote in a table; each table calls it from its own thread."""
         self._tables[table] = self._tables.get(table, 0) + nbytes
 
-    def ends(self) -> None:
-        """The batch is published."""
+    def end_batch(self) -> None:
+        """Record that the batch is published, and compute the delay of the next."""
         now = self._clock()
         began, tables = now if self._began is None else self._began, self._tables
-        self._began, self._tables, self.rewritten, self.cadence = None, {}, sum(tables.values()), None
+        self._began, self._tables, self.rewritten, self.throttle = None, {}, sum(tables.values()), None
         table = max(tables, key=lambda name: tables[name], default=None)
         if table is None or not self._bound:
             return
         seconds = min(tables[table] / self._bound, LONGEST)
         self._due = began + seconds
         if self._due > now:
-            self.cadence = BatchThrottle(seconds, table, tables[table])
+            self.throttle = BatchThrottle(seconds, table, tables[table])
 
     @property
-    def left(self) -> float:
-        """Seconds until the next batch may begin, 0 if it may."""
+    def seconds_left(self) -> float:
+        """Seconds until the next batch may begin; 0: now."""
         return max(0.0, self._due - self._clock()) if self._bound else 0.0
 
 
 class ThrottleState:
-    """The wait of one sink between two batches, until its pace allows the next, somebody wants it, or the sink ends."""
+    """The wait between two batches: until the commit rate allows the next one, it is urgent, or the sink stops."""
 
-    def __init__(self, pace: CommitRate, wanted: Callable[[], bool]) -> None:
-        """wanted: whether the next batch is not to wait; asked now and then while it does."""
-        self._pace, self._wanted = pace, wanted
-        self._asked, self._of = -ASK_EVERY, pace.cadence
-        self._is_wanted = False
-        self._ended = Event()
+    def __init__(self, commit_rate: CommitRate, is_urgent: Callable[[], bool]) -> None:
+        """is_urgent: whether the next batch must not wait; called every ASK_EVERY seconds during a wait."""
+        self._commit_rate, self._check_urgent = commit_rate, is_urgent
+        self._checked_at, self._checked_for = -ASK_EVERY, commit_rate.throttle
+        self._is_urgent = False
+        self._stopped = Event()
 
     @property
-    def rests(self) -> bool:
-        """Whether the next batch has to wait still."""
-        if self._ended.is_set() or not self._pace.left:
+    def is_waiting(self) -> bool:
+        """Whether the next batch still has to wait."""
+        if self._stopped.is_set() or not self._commit_rate.seconds_left:
             return False
-        if self._of is not self._pace.cadence or time.monotonic() - self._asked >= ASK_EVERY:
-            self._of, self._is_wanted = self._pace.cadence, self._wanted()
-            self._asked = time.monotonic()
-        return not self._is_wanted
+        if self._checked_for is not self._commit_rate.throttle or time.monotonic() - self._checked_at >= ASK_EVERY:
+            self._checked_for, self._is_urgent = self._commit_rate.throttle, self._check_urgent()
+            self._checked_at = time.monotonic()
+        return not self._is_urgent
 
-    def rest(self) -> None:
-        """Wait for as long as the next batch has to."""
-        while self.rests:
-            self._ended.wait(min(_STEP, self._pace.left))
+    def wait(self) -> None:
+        """Wait until the next batch may begin."""
+        while self.is_waiting:
+            self._stopped.wait(min(_STEP, self._commit_rate.seconds_left))
 
-    def end(self) -> None:
-        """Wait no more, now or later; from any thread."""
-        self._ended.set()
+    def stop(self) -> None:
+        """End the current wait and allow no later one; from any thread."""
+        self._stopped.set()

@@ -1,4 +1,4 @@
-"""Unread: a file of the log that one of Spark's workers could not read, as the error that it was over there."""
+"""Errors of Spark's Python workers, turned back into the exceptions that were raised there."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Final
 
 from cdc.errors import LogCorrupt
 
-_TOLD: Final = re.compile(r"LogCorrupt: ([^\n]+)")
+_LOG_CORRUPT: Final = re.compile(r"LogCorrupt: ([^\n]+)")
 
 
-def unread_by_worker(exc: BaseException) -> LogCorrupt | None:
-    """The error, where Spark hands on only its text; None if it was another one."""
-    found = _TOLD.search(str(exc))
+def worker_error(exc: BaseException) -> LogCorrupt | None:
+    """The LogCorrupt that a worker raised, of which Spark forwards only the text; None for any other error."""
+    found = _LOG_CORRUPT.search(str(exc))
     return None if found is None else LogCorrupt(found[1])

@@ -25,7 +25,7 @@ from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema
 from pipelines.folding.fold import FOLDED_ARROW, fold
-from pipelines.folding.keyless_fold import netted
+from pipelines.folding.keyless_fold import net_changes
 from pipelines.replaying.log_contents import TableContents, contents
 from pipelines.verification.canonical_rows import image_batch
 from pipelines.verification.compare_rows import Rows
@@ -117,7 +117,7 @@ class ExpectedState:
         rows = pa.Table.from_batches(read, LOG_SCHEMA).filter(pc.field("relation") == table.relation)
         folded = fold(rows, sink=self.sink.name).filter(pc.field("op").isin(["u", "d"]))
         if not table.schema.key and folded.num_rows:
-            folded = netted(folded, table.schema)
+            folded = net_changes(folded, table.schema)
         return folded.filter(pc.field("op") == "u").cast(FOLDED_ARROW)
 
 

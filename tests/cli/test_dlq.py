@@ -11,7 +11,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.config.sinks import HistoryMode
 from cdc.stores.dead_letter_rows import ParkedRow
-from pipelines.dead_letters.requests import letter_of
+from pipelines.dead_letters.requests import to_dead_letter
 from tests.cli.command import run
 from tests.contracts.folded import part, put
 from tests.pipelines.dead_letters import held
@@ -25,7 +25,7 @@ def shown(folder: Path, capsys: pytest.CaptureFixture[str], sink: str, rows: Ite
         "version: 1\nname: shop\nsource: {dsn: 'postgresql://nobody@127.0.0.1:1/no'}\ntables: [{match: '*.*'}]\n"
         f"log: {{path: '{folder}/log'}}\ncatalog: {{url: '{catalog}'}}\nsinks: [{{name: it, {sink}}}]\n"
     )
-    (letter,) = (letter_of("it", row) for row in rows)
+    (letter,) = (to_dead_letter("it", row) for row in rows)
     with Catalog.open(catalog) as opened:
         opened.dead_letters.mirror("shop", "it", [letter])
     capsys.readouterr()  # what was logged of parking it
@@ -38,7 +38,7 @@ def test_a_row_beside_a_search_index_is_shown_as_far_as_it_was_sent(
 ) -> None:
     driver = SearchDriver(tmp_path)
     driver.take(put(1, "a", 10), part(9, 11, {3: "9.00"}), upto=20)
-    found = shown(tmp_path, capsys, f"type: search, path: '{driver.path}'", driver.parking.rows)
+    found = shown(tmp_path, capsys, f"type: search, path: '{driver.path}'", driver.quarantine.rows)
     driver.sink.close()
 
     assert (found["table"], found["key"], found["code"], found["position"]) == ("shop.orders", ["9"], "CDC-3002", "0/B")
@@ -51,7 +51,7 @@ def test_of_a_history_the_refused_change_is_shown_and_how_many_wait_with_it(
     lake = held.held(tmp_path / "lake", HistoryMode.VERSIONS)
     lake.take([held.put(5, 1, "1.00", "c"), held.put(6, 1, NAN), held.part(7, 1, "2.00")], 10)
     path = f"{tmp_path}/lake/{{schema}}/{{table}}"
-    found = shown(tmp_path, capsys, f"type: delta, stored_as_scd_type: 2, path: '{path}'", lake.parking.rows)
+    found = shown(tmp_path, capsys, f"type: delta, stored_as_scd_type: 2, path: '{path}'", lake.quarantine.rows)
 
     assert (found["key"], found["code"], found["position"], found["changes"]) == (["1"], "CDC-3001", "0/6", 3)
     assert found["row"] == {"id": "1", "plain": NAN, "large": "l6", "huge": "h"}

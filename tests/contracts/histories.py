@@ -18,7 +18,7 @@ from cdc.table import ReplicaIdentity, TableSchema
 from pipelines.fold_range import single_changes
 from pipelines.folding.every_change import every_change
 from pipelines.folding.fold import fold
-from pipelines.folding.folded_batch import take_apart
+from pipelines.folding.folded_batch import split_by_table
 from pipelines.sinks.contract import Published, TableBatch, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
@@ -78,7 +78,7 @@ def batch(
     found = to_arrow(row for row in rows if after < row["position"] <= upto)
     single = single_changes(found, {schema.relation} if every else set(), Position(after))
     folded = fold(found.filter(pc.invert(single)), sink=SINK)
-    told = take_apart(pa.concat_tables([folded, every_change(found.filter(single), sink=SINK)]))
+    told = split_by_table(pa.concat_tables([folded, every_change(found.filter(single), sink=SINK)]))
     controls = told.controls.get(schema.relation)
     made = TableBatch(
         schema=schema, rows=told.rows_of(schema.relation), frame=None, after=after, upto=upto, since=since

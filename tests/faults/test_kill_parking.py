@@ -41,7 +41,7 @@ def test_a_driver_killed_while_it_parks_is_followed_by_one_that_ends_the_same(tm
     ended = Driver(tmp_path)
     assert ended.keys() == ["1", "9"]
     assert ended.rows() == {"1": ("a", "1.00"), "2": ("B", "1.00"), "4": ("d", "4.00")}
-    assert [(row.key, row.complete, row.place) for row in ended.parking.rows] == [
+    assert [(row.key, row.complete, row.place) for row in ended.quarantine.rows] == [
         (("1",), True, (30, 0)),
         (("9",), False, (34, 0)),
     ]
@@ -58,7 +58,7 @@ def test_a_driver_of_a_search_index_killed_while_it_parks_is_followed_by_one_tha
     ended = SearchDriver(tmp_path)
     assert ended.keys() == ["9"]
     assert ended.items() == {"1": "A", "2": "B", "4": "d"}
-    assert [(row.complete, row.place, row.attempts) for row in ended.parking.rows] == [(False, (34, 0), 1)]
+    assert [(row.complete, row.place, row.attempts) for row in ended.quarantine.rows] == [(False, (34, 0), 1)]
     ended.sink.close()
 
 

@@ -17,7 +17,7 @@ from cdc.failpoint import VARIABLE
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import read_parked
 from cdc.stores.published import TableRecord, TargetState
-from pipelines.dead_letters.requests import letter_of
+from pipelines.dead_letters.requests import to_dead_letter
 from pipelines.lake import at as frames_at
 from tests.cli.command import Outcome, run
 from tests.faults.test_kill_reader import KILLED
@@ -255,7 +255,7 @@ def test_a_dead_letter_is_not_shown_before_its_target_follows_the_mask(
     path, template = ground.folder / "shop.yaml", f"{ground.folder}/lake/{{schema}}/{{table}}"
     record = ground.lake_of().published()
     assert record is not None
-    (letter,) = (letter_of("lake", row) for row in read_parked(template, record))
+    (letter,) = (to_dead_letter("lake", row) for row in read_parked(template, record))
     with Catalog.open(ground.definition.catalog.url) as catalog:
         catalog.dead_letters.mirror("shop", "lake", [letter])
     show = ("dlq", "show", letter.id, "-c", path, "--json")

@@ -183,9 +183,9 @@ def brought_back(ground: Ground, loop: SinkLoop, sink: Sink) -> tuple[SinkLoop, 
     loop.drain()
     sink.close()
     loop, sink = ground.opened()
-    for table in loop.lagging:
+    for table in loop.lagging_tables:
         loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
-    assert not loop.mended
+    assert not loop.needs_reopen
     return loop, sink
 
 
@@ -197,7 +197,7 @@ def test_a_stopped_table_comes_back_at_the_end_of_its_resync(ground: Ground, see
     states = []
     for position in positions:
         loop(None, Position(position))
-        if loop.mended:
+        if loop.needs_reopen:
             loop, sink = brought_back(ground, loop, sink)
         states.append(ground.published().tables[1].state)
         if table.story[position - FIRST].exact:

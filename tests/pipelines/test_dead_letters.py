@@ -71,8 +71,8 @@ class Lane:
         try:
             while not self._stop.wait(0.05):
                 self.loop.advance()
-                self._orders.look(self.loop.parking)
-                if self.loop.parking.due:
+                self._orders.process(self.loop.quarantine)
+                if self.loop.quarantine.requested_relations:
                     self._held.wal_end()
         except BaseException as failure:
             self._failures.append(failure)

@@ -53,9 +53,9 @@ def driven(ground: Ground, sink: str) -> dict[str, str]:
         loop.open()
         while (end := log.latest_boundary(loop.position, 1)) > loop.position:
             loop(None, end)
-        behind = {table.topic: table.state for table in loop.lagging}
-        if loop.mended:
-            for table in loop.lagging:
+        behind = {table.topic: table.state for table in loop.lagging_tables}
+        if loop.needs_reopen:
+            for table in loop.lagging_tables:
                 # a small range, for which no session is asked
                 loop.catch_up(table, None)  # type: ignore[arg-type]
         loop.drain()

@@ -40,7 +40,7 @@ class Driver:
         while again:
             loop = self._loop or self._opened()
             loop(None, self._held.log.durable or Position(0))
-            again = loop.mended
+            again = loop.needs_reopen
             if again:
                 self.stop()
         published = Lake.open(self._place).published()
@@ -65,7 +65,7 @@ class Driver:
         progress = SinkFigures("held", "lake", metrics.Metrics())
         self._loop = SinkLoop(self._sink, fold, CutRequests(self._catalog, "lake"), progress)
         self._loop.open()
-        for table in self._loop.lagging:
+        for table in self._loop.lagging_tables:
             self._loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
         return self._loop
 

@@ -13,7 +13,7 @@ from cdc.config import load_definition
 from cdc.errors import ConfigError, InvalidDefinition
 from cdc.log.reader import LogReader
 from cdc.stores.sink_preflight import fed, judged, tables_in
-from pipelines.preflight import Beginning, unresolved
+from pipelines.preflight import NewSinkCheck, find_unresolved_rules
 from tests.fixtures import forked
 from tests.pipelines.replayed import Ground, made
 
@@ -40,7 +40,7 @@ def no_session() -> Any:
 def begin(path: Path, *sinks: str) -> None:
     """What the apply process checks once there is a log."""
     definition = load_definition(path)
-    begun = Beginning(definition, path, sinks or {sink.name for sink in definition.sinks})
+    begun = NewSinkCheck(definition, path, sinks or {sink.name for sink in definition.sinks})
     begun.check(LogReader(definition.log.root), no_session)
 
 
@@ -165,7 +165,7 @@ def test_what_spark_does_not_resolve_is_told_at_its_key(ground: Ground, spark: A
     rule = f"{{match: shop.orders, transform: {{{said}}}}}".replace(", x: {}", "")
     definition = load_definition(ruled(ground, rule))
     tables = tables_in(LogReader(definition.log.root))
-    (misfit,) = unresolved(fed(definition, tables, {"lake"}), lambda: spark)
+    (misfit,) = find_unresolved_rules(fed(definition, tables, {"lake"}), lambda: spark)
 
     key, words = WRONG[said]
     assert misfit.key == ("sinks", 0, "rules", 0, *key.split("."))

@@ -37,7 +37,7 @@ def _reachable(start: State) -> set[State]:
     return found
 
 
-@pytest.mark.parametrize("state", sorted(OPEN, key=lambda state: state.value))
+@pytest.mark.parametrize("state", [state for state in State if state in OPEN])
 @pytest.mark.parametrize(
     ("event", "after"),
     [
@@ -71,6 +71,12 @@ def _ground(tmp_path: Path) -> Ground:
     return made(tmp_path / "shop")
 
 
+def step(runner: SinkRunner) -> State:
+    """Do one step; return the state after it."""
+    runner.step()
+    return runner.state
+
+
 @contextmanager
 def runner_of(ground: Ground, path: str | None = None) -> Iterator[tuple[SinkRunner, Catalog]]:
     """A runner of the lake that never gets a Spark session; path: instead of the definition's."""
@@ -91,17 +97,15 @@ def runner_of(ground: Ground, path: str | None = None) -> Iterator[tuple[SinkRun
 
 def test_a_runner_opens_its_sink_applies_small_ranges_and_closes_it(ground: Ground) -> None:
     with runner_of(ground) as (runner, _):
-        assert runner.state is State.CLOSED
-        runner.step()
-        assert runner.state is State.DIRECT
+        assert runner.state not in OPEN
+        assert step(runner) is State.DIRECT
         while runner.apply_small_range():
-            assert runner.state is State.DIRECT
+            assert runner.state in OPEN - WITH_QUERY
         assert runner.has_applied(Position(END))
         runner.stop()
-        assert runner.state is State.CLOSED
+        assert runner.state not in OPEN
         assert not runner.has_applied(Position(1))
-        runner.step()
-        assert runner.state is State.DIRECT
+        assert step(runner) is State.DIRECT
 
 
 def test_a_replay_closes_the_sink_and_its_end_opens_it(ground: Ground) -> None:
@@ -109,14 +113,12 @@ def test_a_replay_closes_the_sink_and_its_end_opens_it(ground: Ground) -> None:
         runner.step()
         command = catalog.commands.post("shop", "pause", {"sink": "lake"})
         assert catalog.leases.acquire("pause shop/lake", "elsewhere 1 1a2b3c4d", 60.0)
-        runner.step()
-        assert runner.state is State.PAUSED
+        assert step(runner) is State.PAUSED
         confirmed = catalog.commands.get(command)
         assert confirmed is not None
         assert confirmed.result is not None
         catalog.leases.release("pause shop/lake", "elsewhere 1 1a2b3c4d")
-        runner.step()
-        assert runner.state is State.DIRECT
+        assert step(runner) is State.DIRECT
 
 
 def test_a_failure_for_good_halts_the_sink_until_a_replay_has_ended(ground: Ground, tmp_path: Path) -> None:
@@ -124,17 +126,14 @@ def test_a_failure_for_good_halts_the_sink_until_a_replay_has_ended(ground: Grou
     other.drive("lake")
     with runner_of(ground, other.definition.sinks[0].path) as (runner, catalog):
         for _ in range(2):
-            runner.step()
-            assert runner.state is State.HALTED
+            assert step(runner) is State.HALTED
         assert runner.final_error is not None
         assert runner.has_applied(Position(END))
         assert catalog.leases.acquire("pause shop/lake", "elsewhere 1 1a2b3c4d", 60.0)
-        runner.step()
-        assert runner.state is State.PAUSED
+        assert step(runner) is State.PAUSED
         assert runner.final_error is None
         catalog.leases.release("pause shop/lake", "elsewhere 1 1a2b3c4d")
-        runner.step()
-        assert runner.state is State.HALTED  # nothing was replayed: it fails again
+        assert step(runner) is State.HALTED  # nothing was replayed: it fails again
 
 
 def test_a_halted_sink_is_still_halted_when_its_lease_comes_back(ground: Ground, tmp_path: Path) -> None:
@@ -142,8 +141,7 @@ def test_a_halted_sink_is_still_halted_when_its_lease_comes_back(ground: Ground,
     other.drive("lake")
     lease, elsewhere = "apply shop/lake", "elsewhere 1 1a2b3c4d"
     with runner_of(ground, other.definition.sinks[0].path) as (runner, catalog):
-        runner.step()
-        assert runner.state is State.HALTED
+        assert step(runner) is State.HALTED
         error, holder = runner.final_error, catalog.leases.holder(lease)
         assert error is not None
         assert holder is not None
@@ -151,8 +149,7 @@ def test_a_halted_sink_is_still_halted_when_its_lease_comes_back(ground: Ground,
         assert catalog.leases.acquire(lease, elsewhere, 60.0)
 
         def reaches(state: State) -> bool:
-            runner.step()
-            return runner.state is state
+            return step(runner) is state
 
         until(lambda: reaches(State.STANDBY), "the runner sees that another process has its lease")
         assert runner.is_standby

@@ -26,7 +26,7 @@ from pipelines.apply import SinkLoop
 from pipelines.fold_range import RangeFolder
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
-from pipelines.runtime.consumer_registration import REPLAY, held_for_replay, target_uuid
+from pipelines.runtime.consumer_registration import REPLAY, registered_for_replay, target_uuid
 from pipelines.runtime.cut_requests import CUT, CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.session import has_delta
@@ -174,7 +174,7 @@ def test_a_replay_holds_what_it_reads_and_lets_go_of_it(twins: Twins) -> None:
     first = twins.compact(NOBODY)
     twins.append(4)
     view = LogReader(twins.root)
-    with held_for_replay(twins.root, view, twins.cut.definition.sinks[0]):
+    with registered_for_replay(twins.root, view, twins.cut.definition.sinks[0]):
         (held,) = consumers.list_consumers(twins.root)
         assert (held.name, held.position, held.pinned) == (f"lake{REPLAY}", first.horizon, first.version)
         twins.append(4)
@@ -293,8 +293,8 @@ def test_a_table_that_stayed_behind_for_too_long_stops_alone(twins: Twins, catal
         floor = twins.compact(KEEP).floor
     stopped(twins, lake, 1_200)
     loop = loop_over(RangeFolder, LogReader(twins.root), catalog, lake)
-    assert (loop.position, loop.held) == (end, 1_200)
-    for table in loop.lagging:
+    assert (loop.position, loop.consumed_position) == (end, 1_200)
+    for table in loop.lagging_tables:
         loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
     end = twins.append(2)
     loop(None, Position(end))
@@ -348,7 +348,7 @@ def test_a_table_that_stayed_behind_catches_up_over_what_was_folded(
     assert twins.oldest > 1_200
     end = Position(twins.append(2))
     loop = loop_over(fold, LogReader(twins.root), catalog, lake)
-    (orders,) = loop.lagging
+    (orders,) = loop.lagging_tables
     loop.catch_up(orders, spark)
     loop(rows_between(spark, LogReader(twins.root), ("*.*",), loop.position, end), end)
     loop.drain()

@@ -45,10 +45,10 @@ def applied(held: Captured, catalog: Catalog) -> tuple[TableRecord, list[dict[st
             fold = RangeFolder(LogReader(held.folder / "log"), "lake", ("*.*",))
             loop = SinkLoop(sink, fold, CutRequests(catalog, "lake"), SinkFigures("held", "lake", metrics.Metrics()))
             loop.open()
-            for table in loop.lagging:
+            for table in loop.lagging_tables:
                 loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
             loop(None, held.log.durable or Position(0))
-            mended = loop.mended
+            mended = loop.needs_reopen
             loop.drain()
     published = Lake.open(place).published()
     assert published is not None

@@ -21,7 +21,7 @@ from cdc.errors import MissingBase
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from cdc.position import Position
 from cdc.table import TableState
-from pipelines.folding.fold import named
+from pipelines.folding.fold import has_base_key
 from pipelines.sinks.delta.key_equality import comparable, comparable_keys, one_of_each, one_of_each_in_spark
 from pipelines.sinks.delta.merge import double_quoted, frame_of
 from pipelines.sinks.delta.merge_source import RowShape, as_upserts, source_frame, source_rows, split
@@ -99,7 +99,7 @@ def complete(images: pa.Table, before: BaseLookup, shape: RowShape) -> pa.Table:
             log.debug("images wait for the copy of their rows", table=schema.topic, images=waiting)
         images, places = images.filter(kept), places.filter(kept)
     if not before.exact:
-        places = pc.if_else(named(images["base"]), None, places)
+        places = pc.if_else(has_base_key(images["base"]), None, places)
     if places.null_count:
         first = int(np.flatnonzero(places.is_null().to_numpy(zero_copy_only=False))[0])
         position = Position(images["position"][first].as_py())
@@ -125,7 +125,7 @@ def without_base(images: pa.Table, before: BaseLookup, shape: RowShape) -> np.nd
     places, _ = _found(images, before, shape)
     lacking: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
     if not before.exact:
-        lacking = lacking | named(images["base"]).to_numpy(zero_copy_only=False)
+        lacking = lacking | has_base_key(images["base"]).to_numpy(zero_copy_only=False)
     if shape.schema.state is TableState.SNAPSHOTTING:
         lacking = lacking & ~_waiting(images, places, before)
     return lacking
@@ -147,7 +147,7 @@ def _waiting(images: pa.Table, places: pa.Array, before: BaseLookup) -> np.ndarr
     absent: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
     if before.exact:
         return absent
-    moved: np.ndarray = named(images["base"]).to_numpy(zero_copy_only=False)
+    moved: np.ndarray = has_base_key(images["base"]).to_numpy(zero_copy_only=False)
     return absent & ~moved
 
 

@@ -55,7 +55,7 @@ class ExternalCommitWatch:
     def _check(self, target: DeltaTarget, topic: str) -> None:
         left = self._known[target.uri]
         if target.version > left and (found := list(_foreign(target, left))):
-            self.report.note(topic, found)
+            self.report.add(topic, found)
             log.warning(
                 "a target was changed by someone else",
                 table=topic,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
-from pipelines.folding.keyless_fold import identities
+from pipelines.folding.keyless_fold import row_ids
 from pipelines.sinks.delta.merge import backticked
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def comparable_keys(keys: pa.Table) -> pa.Table:
 
 def numbered(keys: pa.Table) -> np.ndarray:
     """A number for every row, int64: equal for equal keys."""
-    return identities(comparable_keys(keys).columns, keys.num_rows)
+    return row_ids(comparable_keys(keys).columns, keys.num_rows)
 
 
 def latest(rows: pa.Table, key: Sequence[str]) -> pa.Table:

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from cdc.errors import MissingBase, SchemaNotApplicable
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
-from pipelines.folding.keyless_fold import identities, latest_of, netted
+from pipelines.folding.keyless_fold import keep_latest_per_id, net_changes, row_ids
 from pipelines.sinks.delta.base_lookup import is_after, rows_with_keys
 from pipelines.sinks.delta.merge import OP
 from pipelines.sinks.delta.merge_source import RowShape, as_upserts
@@ -30,7 +30,7 @@ def keyless_source(
     """
     if images["key"].null_count < images.num_rows:
         raise SchemaNotApplicable(f"table {shape.schema.topic!r} lost its key in the midst of what is to be applied")
-    left = netted(images, shape.schema)
+    left = net_changes(images, shape.schema)
     came, went = (left.filter(pc.equal(left["op"], op)) for op in ("u", "d"))
     rows = as_upserts(shape.rows(came), shape)
     if not went.num_rows:
@@ -46,7 +46,7 @@ def _leaving(typed: pa.Table, rows: pa.Table, shape: RowShape, *, lenient: bool)
     """Of each row that went one that is equal to it among those of the target, by its place."""
     names = [name for name in shape.columns.names if name not in (POSITION_COLUMN, ORDINAL_COLUMN)]
     both = pa.concat_tables([typed, rows])
-    ids = identities((both[name] for name in names), both.num_rows)
+    ids = row_ids((both[name] for name in names), both.num_rows)
     asked, there = ids[: typed.num_rows], ids[typed.num_rows :]
     kinds = int(ids.max()) + 1
     wanted, present = np.bincount(asked, minlength=kinds), np.bincount(there, minlength=kinds)
@@ -56,7 +56,7 @@ def _leaving(typed: pa.Table, rows: pa.Table, shape: RowShape, *, lenient: bool)
             f"table {shape.schema.topic!r} lacks {int((wanted - present).clip(0).sum())} of the rows "
             f"that were deleted, from {first} on"
         )
-    gone = latest_of(_as_placed(rows), there, wanted)
+    gone = keep_latest_per_id(_as_placed(rows), there, wanted)
     held_by_name = {POSITION_COLUMN: gone["position"], ORDINAL_COLUMN: gone["ordinal"]}
     held_by_name[OP] = pa.repeat(pa.scalar("d"), gone.num_rows)
     columns = [held_by_name.get(field.name, pa.nulls(gone.num_rows, field.type)) for field in shape.source]

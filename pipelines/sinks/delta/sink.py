@@ -79,7 +79,7 @@ class DeltaSink:
 
     def apply(self, batch: TableBatch) -> TableRecord:
         """See Sink.apply."""
-        self.pace.begins()
+        self.pace.start_batch()
         attempts = Retrying(
             retry=retry_if_exception_type(CommitFailedError),
             stop=stop_after_attempt(_ATTEMPTS),
@@ -97,7 +97,7 @@ class DeltaSink:
         table.write(record)
         self.parts.published.remember(record)
         self.parked.compact()
-        self.pace.ends()
+        self.pace.end_batch()
         self._upkeep.turn(table.cuts, self.parts.targets.by_uri)
 
     def pin(self, record: Published) -> str:

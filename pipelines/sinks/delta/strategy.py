@@ -61,7 +61,7 @@ class TableStrategy(ABC):
             files = target.actions
             self._check_columns(target, batch)
             self._merge(target, self._in_target_columns(target, batch))
-            self._parts.commit_rate.rewrote(schema.topic, rewritten_bytes(files, target.actions))
+            self._parts.commit_rate.add_rewritten(schema.topic, rewritten_bytes(files, target.actions))
             commits.after(target, schema.topic)
         # a crash may have left it further than upto; then it does not belong to the cut at upto
         reached = max(self.rows_upto(target), self._targets.erased_upto(target, schema.relation))

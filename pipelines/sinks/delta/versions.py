@@ -31,7 +31,7 @@ from cdc.naming import (
 )
 from cdc.table import TableSchema
 from pipelines.folding.every_change import GenerationEnd
-from pipelines.folding.keyless_fold import identities
+from pipelines.folding.keyless_fold import row_ids
 from pipelines.sinks.delta.merge_source import RowShape
 from pipelines.sinks.delta.row_states import States, StoredState
 
@@ -75,7 +75,7 @@ def version_rows(states: States, held: StoredState, tracked: Sequence[str]) -> p
     there = states.those(_last_of(states.key, states.position))
     count = len(there)
     follows = np.append(False, there.key[1:] == there.key[:-1])
-    same = identities((there.rows[name] for name in tracked), count)
+    same = row_ids((there.rows[name] for name in tracked), count)
     goes_on = follows & there.alive & _shifted(there.alive) & (same == _shifted(same))
     first = np.flatnonzero(there.alive & ~goes_on)
     run = np.cumsum(there.alive & ~goes_on)[there.alive] - 1

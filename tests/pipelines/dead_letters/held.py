@@ -28,12 +28,12 @@ class Held(Lake):
 
     def start(self) -> None:
         self.sink = DeltaSink(self._settings)
-        self.parking = Quarantine(self.sink)
+        self.quarantine = Quarantine(self.sink)
         opened = self.sink.open("log-1") or Published(0, 0)
-        self.tables = self.parking.listed(opened.tables)
+        self.tables = self.quarantine.with_parked_keys(opened.tables)
 
     def apply(self, rows: Sequence[Row], after: int, upto: int, schema: TableSchema = PRICED) -> TableRecord:
-        return self.parking.apply(self.tables.get(RELATION), batch(rows, after, upto, schema))
+        return self.quarantine.apply(self.tables.get(RELATION), batch(rows, after, upto, schema))
 
     def take(self, rows: Sequence[Row], upto: int, schema: TableSchema = PRICED) -> list[str]:
         """The next batch, published; the first parts of the keys that are parked then."""
@@ -41,13 +41,13 @@ class Held(Lake):
         record = self.apply(rows, min(before.position, upto) if before else 0, upto, schema)
         self.tables = {RELATION: record}
         self.publish(record, upto)
-        self.parking.published()
+        self.quarantine.confirm_published()
         return [key[0] for key in record.parked]
 
     def ask(self, verb: DeadLetterAction) -> None:
         """Of every parked key."""
-        for row in self.parking.rows:
-            self.parking.ask((RELATION, row.key), verb)
+        for row in self.quarantine.rows:
+            self.quarantine.request((RELATION, row.key), verb)
 
 
 def held(folder: Path, keeping: HistoryMode, stop_at: int = 100, **said: Any) -> Held:

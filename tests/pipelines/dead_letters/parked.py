@@ -28,10 +28,10 @@ class Driver:
 
     def __init__(self, folder: Path, stop_at: int = 10, ratio: float = 1, **said: Any) -> None:
         self.sink = self.made(folder, DeadLetterSettings(stop_at=stop_at, ratio=ratio), **said)
-        self.parking = Quarantine(self.sink)
+        self.quarantine = Quarantine(self.sink)
         opened = self.sink.open(LOG) or Published(0, 0)
         self.position = opened.position
-        self.tables = self.parking.listed(opened.tables)
+        self.tables = self.quarantine.with_parked_keys(opened.tables)
 
     def made(self, folder: Path, dead_letters: DeadLetterSettings, **said: Any) -> ParkingSink:
         """Its sink."""
@@ -47,12 +47,12 @@ class Driver:
     def merge(self, *rows: Any, upto: int, **control: Any) -> TableRecord:
         """Apply what came up to there, and publish nothing."""
         schema = control.pop("schema", ORDERS)
-        return self.parking.apply(*self._behind(batch(list(rows), 0, upto, schema, **control)))
+        return self.quarantine.apply(*self._behind(batch(list(rows), 0, upto, schema, **control)))
 
     def merge_folded(self, images: pa.Table, upto: int) -> TableRecord:
         """As merge, of rows as the fold hands them on."""
         whole = TableBatch(schema=ORDERS, rows=images, frame=None, after=0, upto=upto)
-        return self.parking.apply(*self._behind(whole))
+        return self.quarantine.apply(*self._behind(whole))
 
     def _behind(self, whole: TableBatch) -> tuple[TableRecord | None, TableBatch]:
         """(where the table stood, the batch as that which came after the last one that was published)."""
@@ -69,7 +69,7 @@ class Driver:
         """Make what was applied the published cut."""
         self.tables, self.position = {ORDERS.relation: record}, upto
         self.sink.publish(Published(upto, 0, self.tables))
-        self.parking.published()
+        self.quarantine.confirm_published()
 
     def keys(self) -> list[str]:
         return [key for (key,) in self.record.parked]

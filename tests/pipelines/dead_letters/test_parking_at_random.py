@@ -97,7 +97,7 @@ def crashed(driver: Driver, source: Source, folder: Path, upto: int) -> Driver:
 
 def expect_true(driver: Driver, source: Source) -> None:
     """Every key stands as the source has it, or is listed with the row that the source has."""
-    held = {one.key[0]: dict(one.image) for one in driver.parking.rows}
+    held = {one.key[0]: dict(one.image) for one in driver.quarantine.rows}
     assert sorted(held) == driver.keys()
     fits = {key: row for key, row in source.rows.items() if row[PRICE] != NAN}
     assert held == {key: row for key, row in source.rows.items() if key not in fits}
@@ -114,12 +114,12 @@ def test_after_any_batches_and_crashes_every_key_is_as_the_source_has_it_or_park
             source.change()
         if random.random() < 0.4:
             driver = crashed(driver, source, tmp_path, source.position - random.choice((0, 0, 1)))
-            assert all(held.image for held in driver.parking.rows)
-        for held in driver.parking.rows:
+            assert all(held.image for held in driver.quarantine.rows)
+        for held in driver.quarantine.rows:
             if not held.complete and random.random() < 0.5:
                 source.read(held.key[0])
         driven(driver, source, source.position)
-    while asked := [held.key[0] for held in driver.parking.rows if not held.complete]:
+    while asked := [held.key[0] for held in driver.quarantine.rows if not held.complete]:
         for key in asked:
             source.read(key)
         driven(driver, source, source.position)

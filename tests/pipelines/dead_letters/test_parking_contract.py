@@ -42,7 +42,7 @@ def _driver(opened: Opened) -> Driver:
 def test_a_key_without_a_base_waits_alone_and_keeps_what_was_sent(driver: Driver) -> None:
     assert driver.take(part(9, 30, {3: "2.00"}), put(1, "A", 31), gone(3, 32), upto=40) == ["9"]
     assert driver.items() == {"1": "A", "2": "b"}
-    (row,) = driver.parking.rows
+    (row,) = driver.quarantine.rows
     assert (row.topic, row.key, row.place, row.attempts) == ("shop.orders", ("9",), (30, 0), 1)
     assert (dict(row.image), row.complete, row.code) == ({1: "9", 3: "2.00"}, False, MissingBase.code)
     assert row.first_at > 0
@@ -52,7 +52,7 @@ def test_later_changes_wait_behind_it_until_the_row_comes_whole(driver: Driver) 
     driver.take(part(9, 30, {3: "2.00"}), upto=40)
 
     assert driver.take(part(9, 50, {3: "3.00"}), put(2, "B", 51), upto=60) == ["9"]
-    assert dict(driver.parking.rows[0].image)[3] == "3.00"
+    assert dict(driver.quarantine.rows[0].image)[3] == "3.00"
     assert driver.take(put(9, "whole", 70, price="3.00"), upto=80) == []
     assert driver.rows()["9"] == ("whole", "3.00")
     assert driver.items()["2"] == "B"
@@ -79,12 +79,12 @@ def test_a_row_that_moves_away_from_a_parked_key_waits_in_its_place(driver: Driv
 def test_a_retry_leaves_a_row_that_is_not_whole_to_the_source_and_a_discard_forgets_it(driver: Driver) -> None:
     driver.take(part(9, 30, {3: "2.00"}), upto=40)
     place = (ORDERS.relation, ("9",))
-    driver.parking.ask(place, DeadLetterAction.RETRY)
+    driver.quarantine.request(place, DeadLetterAction.RETRY)
     assert driver.take(upto=60) == ["9"]
-    assert driver.parking.outcome(place) is DeadLetterOutcome.ASKED
-    driver.parking.ask(place, DeadLetterAction.DISCARD)
+    assert driver.quarantine.outcome(place) is DeadLetterOutcome.ASKED
+    driver.quarantine.request(place, DeadLetterAction.DISCARD)
     assert driver.take(upto=80) == []
-    assert driver.parking.outcome(place) is DeadLetterOutcome.DISCARDED
+    assert driver.quarantine.outcome(place) is DeadLetterOutcome.DISCARDED
     assert driver.items() == {"1": "a", "2": "b", "3": "c"}
 
 
@@ -133,13 +133,13 @@ def test_with_none_to_be_parked_the_first_row_stops_the_table(opened: Opened) ->
 def test_the_next_driver_finds_what_is_parked_where_the_last_one_published(driver: Driver, opened: Opened) -> None:
     driver.take(part(8, 30, {3: "8.00"}), part(9, 31, {3: "9.00"}), upto=40)
     driver.take(put(8, "whole", 50), part(9, 51, {3: "9.50"}), upto=60)
-    held = driver.parking.rows
+    held = driver.quarantine.rows
     second = opened()
 
-    assert second.parking.rows == held
+    assert second.quarantine.rows == held
     assert [row.key for row in held] == [("9",)]
     assert second.take(put(9, "whole", 70), upto=80) == []
-    assert opened().parking.rows == []
+    assert opened().quarantine.rows == []
 
 
 def test_what_a_batch_parked_and_let_go_that_was_not_published_comes_again(driver: Driver, opened: Opened) -> None:
@@ -160,4 +160,4 @@ def test_of_an_index_that_does_not_answer_nothing_is_parked(tmp_path: Path) -> N
     with pytest.raises(SinkUnavailable):
         driver.merge(part(9, 30, {3: "2.00"}), upto=40)
 
-    assert driver.parking.rows == []
+    assert driver.quarantine.rows == []

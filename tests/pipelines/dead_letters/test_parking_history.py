@@ -35,7 +35,7 @@ def test_a_key_waits_with_all_of_its_changes_and_comes_whole_once_they_fit(
     assert lake.take(rows, 20) == ["1"]
     assert lake.take(rows, 30) == ["1"]
     assert kept(lake, keeping) == MODELS[keeping]([row for row in rows if row["key"] == ["2"] or row["position"] < 15])
-    (letter,) = lake.parking.rows
+    (letter,) = lake.quarantine.rows
     assert (letter.place, letter.code, letter.image[2]) == ((15, 0), ValueNotRepresentable.code, NAN)
     assert [change.place for change in letter.changes] == [(15, 0), (17, 0), (21, 0), (22, 0)]
 
@@ -43,7 +43,7 @@ def test_a_key_waits_with_all_of_its_changes_and_comes_whole_once_they_fit(
     mended.ask(DeadLetterAction.RETRY)
     assert mended.take(rows, 40) == []
     assert kept(mended, keeping) == MODELS[keeping](rows)
-    assert mended.parking.outcome((RELATION, ("1",))) is DeadLetterOutcome.APPLIED
+    assert mended.quarantine.outcome((RELATION, ("1",))) is DeadLetterOutcome.APPLIED
 
 
 @pytest.mark.parametrize("ending", ["t", "g"])
@@ -103,7 +103,7 @@ def test_a_key_that_is_tried_in_vain_waits_on_and_one_that_is_discarded_goes_on_
     lake.take(rows, 20)
     lake.ask(DeadLetterAction.RETRY)
     assert lake.take(rows, 30) == ["1"]
-    assert lake.parking.rows[0].attempts == 2
+    assert lake.quarantine.rows[0].attempts == 2
     lake.ask(DeadLetterAction.DISCARD)
     assert lake.take(rows, 40) == []
     assert kept(lake, keeping) == MODELS[keeping]([row for row in rows if row["position"] != 15])
@@ -181,10 +181,10 @@ def test_after_any_batches_and_crashes_and_one_retry_the_history_is_that_of_the_
             lake.ask(DeadLetterAction.RETRY)
         done = random.choice(left[:8])
         lake.take(source.log, done)
-    assert all(row.changes[0].place <= row.place for row in lake.parking.rows)
+    assert all(row.changes[0].place <= row.place for row in lake.quarantine.rows)
     mended = held(tmp_path, keeping, **MENDED)
     mended.ask(DeadLetterAction.RETRY)
 
     assert mended.take(source.log, done + 1) == []
     assert kept(mended, keeping) == MODELS[keeping](source.log)
-    assert held(tmp_path, keeping, **MENDED).parking.rows == []
+    assert held(tmp_path, keeping, **MENDED).quarantine.rows == []

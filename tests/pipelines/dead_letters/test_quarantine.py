@@ -106,8 +106,8 @@ def test_a_parked_row_that_moves_to_another_key_takes_its_columns_along(driver: 
 
 def test_a_partial_image_without_base_waits_for_the_source_whatever_comes_but_a_whole_row(driver: Driver) -> None:
     assert driver.take(part(9, 30, {3: "2.00"}), put(1, "A", 31), upto=40) == ["9"]
-    assert driver.parking.rows[0].code == MissingBase.code
-    assert not driver.parking.rows[0].complete
+    assert driver.quarantine.rows[0].code == MissingBase.code
+    assert not driver.quarantine.rows[0].complete
     assert driver.take(part(9, 50, {3: "3.00"}), upto=60) == ["9"]
     assert driver.take(put(9, "whole", 70, price="3.00"), upto=80) == []
     assert driver.rows()["9"] == ("whole", "3.00")
@@ -153,11 +153,11 @@ def test_with_none_to_be_parked_the_first_row_stops_the_table(tmp_path: Path) ->
 
 def test_a_retried_row_that_still_does_not_fit_stays_parked(driver: Driver) -> None:
     driver.take(put(3, "C", 32, price=NAN), upto=40)
-    driver.parking.ask((ORDERS.relation, ("3",)), DeadLetterAction.RETRY)
+    driver.quarantine.request((ORDERS.relation, ("3",)), DeadLetterAction.RETRY)
 
     assert driver.take(upto=60) == ["3"]
-    assert driver.parking.outcome((ORDERS.relation, ("3",))) is DeadLetterOutcome.PARKED
-    assert driver.parking.rows[0].attempts == 2
+    assert driver.quarantine.outcome((ORDERS.relation, ("3",))) is DeadLetterOutcome.PARKED
+    assert driver.quarantine.rows[0].attempts == 2
 
 
 def test_a_retried_row_is_merged_with_the_next_batch_after_the_policy_of_its_column_was_changed(
@@ -166,10 +166,10 @@ def test_a_retried_row_is_merged_with_the_next_batch_after_the_policy_of_its_col
     driver.take(put(3, "C", 32, price=NAN), upto=40)
     driver.sink.close()
     second = Driver(tmp_path, columns={"price": TypeSettings.TEXT})
-    second.parking.ask((ORDERS.relation, ("3",)), DeadLetterAction.RETRY)
+    second.quarantine.request((ORDERS.relation, ("3",)), DeadLetterAction.RETRY)
 
     assert second.take(upto=60) == []
-    assert second.parking.outcome((ORDERS.relation, ("3",))) is DeadLetterOutcome.APPLIED
+    assert second.quarantine.outcome((ORDERS.relation, ("3",))) is DeadLetterOutcome.APPLIED
     assert second.rows()["3"] == ("C", NAN)
 
 
@@ -184,10 +184,10 @@ def test_rows_that_fit_a_new_version_of_the_schema_are_merged_by_themselves(driv
 
 def test_a_discarded_row_is_forgotten_and_the_target_keeps_what_it_has(driver: Driver) -> None:
     driver.take(put(2, "B", 31, price=NAN), upto=40)
-    driver.parking.ask((ORDERS.relation, ("2",)), DeadLetterAction.DISCARD)
+    driver.quarantine.request((ORDERS.relation, ("2",)), DeadLetterAction.DISCARD)
 
     assert driver.take(upto=60) == []
-    assert driver.parking.outcome((ORDERS.relation, ("2",))) is DeadLetterOutcome.DISCARDED
+    assert driver.quarantine.outcome((ORDERS.relation, ("2",))) is DeadLetterOutcome.DISCARDED
     assert driver.items()["2"] == "b"
 
 
@@ -208,7 +208,7 @@ def test_of_a_column_that_the_target_does_not_have_nothing_is_kept_beside_it(
     driver.take(part(1, 30, {2: "secret"}), part(9, 31, {2: "secret"}), upto=40)
 
     assert driver.keys() == ["1", "9"]
-    assert [dict(row.image) for row in driver.parking.rows] == [{1: "1", 3: NAN}, {1: "9"}]
+    assert [dict(row.image) for row in driver.quarantine.rows] == [{1: "1", 3: NAN}, {1: "9"}]
     beside = pa.table(DeltaTable(tmp_path / "lake" / "_cdc" / "parked").scan())
     assert "secret" not in str(beside.to_pylist())
     assert driver.take(part(1, 50, {3: "5.00"}), upto=60) == ["9"]
@@ -245,11 +245,11 @@ def test_what_was_parked_before_there_were_histories_is_read_and_goes_on(driver:
 def test_the_next_driver_finds_what_is_parked_where_the_last_one_published(driver: Driver, tmp_path: Path) -> None:
     driver.take(put(2, "B", 31, price=NAN), put(3, "C", 32, price=NAN), upto=40)
     driver.take(gone(3, 50), upto=60)
-    held = driver.parking.rows
+    held = driver.quarantine.rows
     driver.sink.close()
     second = Driver(tmp_path)
 
-    assert second.parking.rows == held
+    assert second.quarantine.rows == held
     assert second.take(part(2, 70, {3: "5.00"}), upto=80) == []
     assert second.rows()["2"] == ("B", "5.00")
 
@@ -257,17 +257,17 @@ def test_the_next_driver_finds_what_is_parked_where_the_last_one_published(drive
 def test_what_a_batch_parked_that_was_never_merged_is_forgotten(driver: Driver, tmp_path: Path) -> None:
     driver.sink.parked.write(ORDERS.relation, 20, _parked_at(tmp_path / "other", put(2, "B", 31, price=NAN), 40))
     second = Driver(tmp_path)
-    assert second.parking.rows == []
+    assert second.quarantine.rows == []
     second.merge(put(1, "A", 33), upto=60)  # behind the end of the batch, and killed before it is published
 
-    assert Driver(tmp_path).parking.rows == []
+    assert Driver(tmp_path).quarantine.rows == []
 
 
 def test_what_an_attempt_parked_that_failed_in_the_same_process_is_forgotten(driver: Driver, tmp_path: Path) -> None:
     driver.sink.parked.write(ORDERS.relation, 20, _parked_at(tmp_path / "other", put(2, "B", 31, price=NAN), 40))
     driver.merge(put(1, "A", 33), upto=60)
 
-    assert Driver(tmp_path).parking.rows == []
+    assert Driver(tmp_path).quarantine.rows == []
 
 
 @pytest.mark.parametrize("upto", [40, 60], ids=["the same batch", "a longer one"])
@@ -302,7 +302,7 @@ def test_a_parked_row_that_somebody_removed_is_asked_of_the_source(driver: Drive
     second = Driver(tmp_path)
 
     assert second.keys() == ["2"]
-    assert not second.parking.rows[0].complete
+    assert not second.quarantine.rows[0].complete
 
 
 def test_many_batches_leave_few_entries(driver: Driver, tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_many_batches_leave_few_entries(driver: Driver, tmp_path: Path) -> None:
         driver.take(put(2, f"B{n}", 100 + n, price=NAN), upto=101 + n)
     second = Driver(tmp_path)
 
-    assert [row.image[2] for row in second.parking.rows] == ["B29"]
+    assert [row.image[2] for row in second.quarantine.rows] == ["B29"]
     assert isinstance(second.sink.parked, DeadLetterTable)
     assert second.sink.parked._entries < 10
 
@@ -321,4 +321,4 @@ def _parked_at(folder: Path, row: Any, upto: int) -> list[DeadLetterEntry]:
     """The entries of a batch of another sink, as this one would write them."""
     other = Driver(folder)
     other.take(row, upto=upto)
-    return [DeadLetterEntry(held) for held in other.parking.rows]
+    return [DeadLetterEntry(held) for held in other.quarantine.rows]

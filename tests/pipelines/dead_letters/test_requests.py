@@ -49,7 +49,7 @@ class Desk:
     def asked(self, after: float = 1.0) -> list[Command]:
         """Backfills, oldest first, once so many seconds have passed."""
         self.now += after
-        self.orders.look(self.loop.parking)
+        self.orders.process(self.loop.quarantine)
         return self.catalog.commands.ls("shop", BACKFILL)[::-1]
 
 
@@ -94,7 +94,7 @@ def test_a_row_that_did_not_come_is_asked_for_again_and_one_that_came_is_not(des
     desk.catalog.commands.finish(second.id, {})
     desk.take(1_700, change(1_700, 0, 90, "whole", op="r", address="lake"))
 
-    assert desk.loop.parking.rows == []
+    assert desk.loop.quarantine.rows == []
     assert len(desk.asked(AGAIN_AFTER)) == 2
 
 

@@ -25,7 +25,7 @@ from pipelines.replaying.request import ReplayOptions
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sink_factory import build_sink, keeps_history
-from pipelines.sinks.delta.merge import ROWS, TxnMarker
+from pipelines.sinks.delta.merge import TxnMarker
 from pipelines.sinks.delta.table import ROWS, DeltaTarget
 from tests.contracts.histories import in_order
 from tests.pipelines.replayed import END, FIGURES, ORDERS, Ground, made

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from pipelines.folding.fold import FOLDED_ARROW, fold
-from pipelines.folding.range_statistics import SURVEY_COLUMNS, Fence, RangeStatistics, survey
+from pipelines.folding.range_statistics import STATISTICS_COLUMNS, Fence, RangeStatistics, collect_statistics
 from pipelines.folding.spark_fold import FOLDED, fold_frame
 from tests.pipelines.lives import SINK, Row, Source, Target, log_row, replay, to_arrow
 
@@ -31,11 +31,11 @@ def folded(request: pytest.FixtureRequest) -> Fold:
     if request.param == "arrow":
         return lambda rows: in_order(fold(to_arrow(rows), sink=SINK))
     spark = request.getfixturevalue("spark")
-    return lambda rows: in_order(in_spark(spark, rows, survey([to_arrow(rows)], sink=SINK)))
+    return lambda rows: in_order(in_spark(spark, rows, collect_statistics([to_arrow(rows)], sink=SINK)))
 
 
 def in_spark(spark: SparkSession, rows: list[Row], known: RangeStatistics | None = None) -> pa.Table:
-    return fold_frame(spark.createDataFrame(to_arrow(rows)), sink=SINK, survey=known).toArrow()
+    return fold_frame(spark.createDataFrame(to_arrow(rows)), sink=SINK, statistics=known).toArrow()
 
 
 def in_order(table: pa.Table) -> list[Row]:
@@ -96,7 +96,7 @@ def test_applying_folds_range_by_range_equals_replaying_the_history(seed: int) -
 )
 def test_the_plan_and_the_specification_are_equal(spark: SparkSession, seed: int, surveyed: bool) -> None:
     _, rows = histories(seed)
-    known = survey([to_arrow(rows)], sink=SINK) if surveyed else None
+    known = collect_statistics([to_arrow(rows)], sink=SINK) if surveyed else None
 
     planned, specified = in_order(in_spark(spark, rows, known)), in_order(fold(to_arrow(rows), sink=SINK))
     for seen, expected in zip(planned, specified, strict=True):
@@ -282,11 +282,17 @@ def test_rows_of_a_keyless_table_are_not_folded(folded: Fold) -> None:
 def test_a_survey_of_narrow_columns_knows_what_the_fold_asks_of_the_range() -> None:
     moved = partial(3, "b", {1: "b"}, old="a") | {"address": "theirs"}
     marks = [log_row(1, (4, 2), "t"), log_row(1, (9, 0), "g", payload=b"6"), log_row(1, (5, 0), "t")]
-    tables = [to_arrow(rows).select(list(SURVEY_COLUMNS)) for rows in ([partial(0, "a", {})], [moved, *marks])]
+    tables = [to_arrow(rows).select(list(STATISTICS_COLUMNS)) for rows in ([partial(0, "a", {})], [moved, *marks])]
 
-    assert survey(tables, sink=SINK) == RangeStatistics(partial=True, moves=False, fences={1: Fence(5, 0, 6)}, links=0)
-    assert survey(tables, sink="theirs").moves
+    assert collect_statistics(tables, sink=SINK) == RangeStatistics(
+        partial=True, moves=False, fences={1: Fence(5, 0, 6)}, links=0
+    )
+    assert collect_statistics(tables, sink="theirs").moves
 
 
 def test_a_survey_of_nothing_asks_for_nothing() -> None:
-    assert survey([], sink=SINK) == survey([pa.table(to_arrow([]))], sink=SINK) == RangeStatistics(links=0)
+    assert (
+        collect_statistics([], sink=SINK)
+        == collect_statistics([pa.table(to_arrow([]))], sink=SINK)
+        == RangeStatistics(links=0)
+    )

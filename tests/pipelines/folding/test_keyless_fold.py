@@ -16,7 +16,7 @@ from cdc.errors import MissingBase, SchemaNotApplicable
 from cdc.stores.lake import read_target
 from cdc.table import ReplicaIdentity, TableSchema, TableState
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.folding.keyless_fold import identities, netted
+from pipelines.folding.keyless_fold import net_changes, row_ids
 from pipelines.sinks.contract import Published, TableBatch, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
@@ -92,7 +92,7 @@ def history(random: Random, count: int) -> tuple[list[Change], dict[int, Counter
 def test_what_is_left_are_the_differences_with_the_latest_of_equal_rows(seed: int) -> None:
     random = Random(seed)
     changes = [(n // 3, n % 3, random.choice("ud"), random.choice(IMAGES)) for n in range(random.randint(0, 40))]
-    left = netted(told(random.sample(changes, len(changes))), BAG).to_pylist()
+    left = net_changes(told(random.sample(changes, len(changes))), BAG).to_pylist()
 
     for image in IMAGES:
         of_image = {op: [c for c in changes if c[2:] == (op, image)] for op in "ud"}
@@ -106,13 +106,13 @@ def test_a_row_from_before_a_column_was_added_equals_one_that_has_its_default() 
     younger = column(3, "times", "integer", oid=23, missing="5")
     schema = replace(BAG, columns=(*BAG.columns[:2], younger))
     older, newer = told([(1, 0, "u", ("a", "1"))], sent=2), told([(2, 0, "d", ("a", "1", "5"))])
-    assert netted(pa.concat_tables([older, newer]), schema).num_rows == 0
+    assert net_changes(pa.concat_tables([older, newer]), schema).num_rows == 0
 
 
 def test_rows_are_equal_bit_by_bit_and_a_null_equals_a_null() -> None:
     numbers = pa.array([0.0, -0.0, float("nan"), float("nan"), None, None])
-    assert identities([numbers, pa.nulls(6)], 6).tolist() == pytest.approx([0, 1, 2, 2, 3, 3])
-    assert identities([], 3).tolist() == [0, 0, 0]
+    assert row_ids([numbers, pa.nulls(6)], 6).tolist() == pytest.approx([0, 1, 2, 2, 3, 3])
+    assert row_ids([], 3).tolist() == [0, 0, 0]
 
 
 @pytest.fixture(name="sink")

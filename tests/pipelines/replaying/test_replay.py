@@ -396,7 +396,7 @@ def test_an_end_in_the_past_is_refused_while_the_sink_moves_on(ground: Ground) -
 def test_a_driver_that_does_not_let_go_is_named_and_nothing_is_changed(ground: Ground) -> None:
     with Catalog.open(ground.definition.catalog.url) as catalog:
         catalog.processes.report(ProcessReport("shop", "apply", 1, "running"))
-        with pytest.raises(SinkInUse, match="'lake'"), paused(catalog, "shop", "lake", patience=0.2):
+        with pytest.raises(SinkInUse, match="'lake'"), paused(catalog, "shop", "lake", timeout=0.2):
             pass
         assert not catalog.commands.pending("shop", "pause")
         assert catalog.leases.holder("pause shop/lake") is None

@@ -25,10 +25,10 @@ def word(ground: Ground) -> Consumer:
 
 def test_the_first_word_is_written_and_the_next_waits_until_it_is_time(ground: Ground) -> None:
     registered = ConsumerRegistration(ground.definition.log.path, "log", ground.definition.sinks[0])
-    registered.say(Position(10))
-    registered.say(Position(20))
+    registered.report(Position(10))
+    registered.report(Position(20))
     assert word(ground).position == 10
-    registered.say(Position(30), pinned=4, at_once=True)
+    registered.report(Position(30), pinned=4, at_once=True)
     assert (word(ground).name, word(ground).position, word(ground).pinned) == ("lake", 30, 4)
 
 
@@ -46,8 +46,8 @@ def test_a_word_that_cannot_be_written_stops_nobody(ground: Ground) -> None:
     place = Path(ground.definition.log.path) / FOLDER
     place.write_text("in the way")
     registered = ConsumerRegistration(ground.definition.log.path, "log", ground.definition.sinks[0])
-    registered.say(Position(10))
-    registered.forget()
+    registered.report(Position(10))
+    registered.unregister()
     place.unlink()
-    registered.say(Position(20), at_once=True)
+    registered.report(Position(20), at_once=True)
     assert word(ground).position == 20

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cdc
 import pipelines
-from pipelines.runtime.ship_code import packed
+from pipelines.runtime.ship_code import build_archive
 
 FOLDERS = [Path(str(package.__file__)).parent for package in (cdc, pipelines)]
 PROGRAM = """
@@ -20,7 +20,7 @@ print(cdc.__file__, pipelines.source.frames.__file__)
 
 
 def test_python_imports_what_tasks_need_from_the_archive(tmp_path: Path) -> None:
-    archive = packed(FOLDERS, tmp_path / "code.zip")
+    archive = build_archive(FOLDERS, tmp_path / "code.zip")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, archive], capture_output=True, text=True, check=False, cwd=tmp_path
     )
@@ -29,7 +29,7 @@ def test_python_imports_what_tasks_need_from_the_archive(tmp_path: Path) -> None
 
 
 def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:
-    first, second = (packed(FOLDERS[1:], tmp_path / name).read_bytes() for name in ("a.zip", "b.zip"))
+    first, second = (build_archive(FOLDERS[1:], tmp_path / name).read_bytes() for name in ("a.zip", "b.zip"))
 
     assert first == second
     assert b"__pycache__" not in first

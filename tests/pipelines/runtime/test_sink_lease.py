@@ -46,15 +46,15 @@ def _holds(catalog: Catalog) -> Iterator[SinkLeases]:
 
 def test_a_sink_is_ones_own_until_it_is_given_back(catalog: Catalog, holds: SinkLeases) -> None:
     first = SinkLeases(catalog, "shop")
-    assert first.take("lake")
-    assert not holds.take("lake")
-    assert holds.other("lake") == first.holder
-    assert holds.take("find")
+    assert first.try_acquire("lake")
+    assert not holds.try_acquire("lake")
+    assert holds.other_holder("lake") == first.holder
+    assert holds.try_acquire("find")
     first.close()
     assert catalog.leases.holder(NAME) is None
 
-    until(lambda: holds.take("lake"), "the sink is free")
-    assert holds.other("lake") == ""
+    until(lambda: holds.try_acquire("lake"), "the sink is free")
+    assert holds.other_holder("lake") == ""
 
 
 def test_the_hold_of_a_process_of_this_machine_that_died_counts_for_nothing(
@@ -64,15 +64,15 @@ def test_the_hold_of_a_process_of_this_machine_that_died_counts_for_nothing(
         pass
     assert catalog.leases.acquire(NAME, f"{socket.gethostname()} {gone.pid} 1a2b3c4d", LEASE)
 
-    assert holds.take("lake")
+    assert holds.try_acquire("lake")
 
 
 def test_the_hold_of_another_machine_counts_until_it_runs_out(catalog: Catalog, holds: SinkLeases) -> None:
     past = datetime.now(UTC) - timedelta(seconds=LEASE - 1)
     assert catalog.leases.acquire(NAME, "elsewhere 1 1a2b3c4d", LEASE, now=past)
-    assert not holds.take("lake")
+    assert not holds.try_acquire("lake")
 
-    until(lambda: holds.take("lake"), "the hold has run out")
+    until(lambda: holds.try_acquire("lake"), "the hold has run out")
 
 
 def test_of_two_drivers_the_second_leaves_the_sink_alone_until_the_first_is_gone(

@@ -43,12 +43,12 @@ class Clock:
 def paced(bound: int, clock: Clock, took: float = 0.25, **tables: int) -> CommitRate:
     """After a batch that began now and took so many seconds."""
     pace = CommitRate(bound, clock)
-    pace.begins()
+    pace.start_batch()
     clock.now += took
-    pace.begins()
+    pace.start_batch()
     for table, nbytes in tables.items():
-        pace.rewrote(table, nbytes)
-    pace.ends()
+        pace.add_rewritten(table, nbytes)
+    pace.end_batch()
     return pace
 
 
@@ -56,64 +56,64 @@ def test_the_table_of_which_most_is_written_again_says_when_the_next_batch_may_b
     clock = Clock()
     pace = paced(10 * MIB, clock, orders=25 * MIB, items=24 * MIB)
 
-    assert pace.cadence == BatchThrottle(2.5, "orders", 25 * MIB)
+    assert pace.throttle == BatchThrottle(2.5, "orders", 25 * MIB)
     assert pace.rewritten == 49 * MIB
-    assert pace.left == pytest.approx(2.25)
+    assert pace.seconds_left == pytest.approx(2.25)
     clock.now += 2.25
-    assert pace.left == 0
-    pace.begins()
-    pace.ends()
-    assert pace.cadence is None
-    assert (pace.left, pace.rewritten) == (0, 0)
+    assert pace.seconds_left == 0
+    pace.start_batch()
+    pace.end_batch()
+    assert pace.throttle is None
+    assert (pace.seconds_left, pace.rewritten) == (0, 0)
 
 
 def test_a_table_within_its_bound_slows_nothing_down() -> None:
     pace = paced(10 * MIB, Clock(), took=2.5, orders=25 * MIB)
 
-    assert (pace.cadence, pace.left) == (None, 0)
+    assert (pace.throttle, pace.seconds_left) == (None, 0)
 
 
 def test_no_batch_waits_longer_than_the_longest_cadence_nor_at_all_without_a_bound() -> None:
-    assert paced(1, Clock(), orders=1 << 40).left == pytest.approx(LONGEST - 0.25)
-    assert paced(0, Clock(), orders=1 << 40).left == 0
+    assert paced(1, Clock(), orders=1 << 40).seconds_left == pytest.approx(LONGEST - 0.25)
+    assert paced(0, Clock(), orders=1 << 40).seconds_left == 0
 
 
 def test_a_wait_ends_when_somebody_wants_the_batch_or_the_sink_ends() -> None:
     wanted: list[bool] = []
     pace = paced(1, Clock(), orders=1 << 40)
     asks, ends = ThrottleState(pace, lambda: bool(wanted)), ThrottleState(pace, lambda: False)
-    for resting, ended in ((asks, lambda: wanted.append(True)), (ends, ends.end)):
-        assert resting.rests
-        waits = Thread(target=resting.rest)
+    for resting, ended in ((asks, lambda: wanted.append(True)), (ends, ends.stop)):
+        assert resting.is_waiting
+        waits = Thread(target=resting.wait)
         waits.start()
         ended()
         waits.join(timeout=ASK_EVERY * 20)
         assert not waits.is_alive()
-        assert not resting.rests
+        assert not resting.is_waiting
 
 
 def test_what_was_wanted_of_one_batch_is_not_of_the_next() -> None:
     wanted, pace = [True, False], paced(1, Clock(), orders=1 << 40)
     resting = ThrottleState(pace, wanted.pop)
-    assert resting.rests
+    assert resting.is_waiting
     wanted.append(True)
-    pace.begins()
-    pace.rewrote("orders", 1 << 40)
-    pace.ends()
-    assert not resting.rests
+    pace.start_batch()
+    pace.add_rewritten("orders", 1 << 40)
+    pace.end_batch()
+    assert not resting.is_waiting
     wanted.append(False)
-    pace.begins()
-    pace.rewrote("orders", 1 << 40)
-    pace.ends()
-    assert resting.rests
+    pace.start_batch()
+    pace.add_rewritten("orders", 1 << 40)
+    pace.end_batch()
+    assert resting.is_waiting
 
 
 def test_a_table_that_slows_its_sink_down_is_told_and_no_more_when_it_does_not() -> None:
     figures, clock = metrics.Metrics(), Clock()
     progress = SinkFigures("shop", "lake", figures)
-    progress.published(Published(7, 0), lag=None, rows={})
-    progress.pace = paced(MIB, clock, **{"shop.orders": 12 * MIB})
-    progress.took(0.25)
+    progress.record_published(Published(7, 0), lag=None, rows={})
+    progress.commit_rate = paced(MIB, clock, **{"shop.orders": 12 * MIB})
+    progress.record_duration(0.25)
     told = progress.to_sink()
     assert told is not None
     assert (told.state, told.reason) == (
@@ -122,9 +122,9 @@ def test_a_table_that_slows_its_sink_down_is_told_and_no_more_when_it_does_not()
     )
     assert figures.value(metrics.CADENCE, "shop", "lake", "shop.orders") == 12.0
 
-    progress.pace.begins()
-    progress.pace.ends()
-    progress.took(0.25)
+    progress.commit_rate.start_batch()
+    progress.commit_rate.end_batch()
+    progress.record_duration(0.25)
     told = progress.to_sink()
     assert told is not None
     assert told.reason is None

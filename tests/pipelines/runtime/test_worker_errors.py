@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdc.errors import LogCorrupt, Reaction
-from pipelines.runtime.worker_errors import unread_by_worker
+from pipelines.runtime.worker_errors import worker_error
 
 TEXT = """[STREAM_FAILED] Query [id = 3f] terminated with exception: Job aborted: Task 0 failed 1 times
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -15,7 +15,7 @@ cdc.errors.LogCorrupt: log file '/log/changes/segment=3/a.parquet' cannot be rea
 
 
 def test_a_damaged_file_that_a_worker_met_halts_and_is_named():
-    told = unread_by_worker(RuntimeError(TEXT))
+    told = worker_error(RuntimeError(TEXT))
     assert isinstance(told, LogCorrupt)
     assert told.reaction is Reaction.HALT
     assert told.message == (
@@ -24,4 +24,4 @@ def test_a_damaged_file_that_a_worker_met_halts_and_is_named():
 
 
 def test_any_other_failure_stays_what_it_was():
-    assert unread_by_worker(RuntimeError("Job aborted due to stage failure: out of memory")) is None
+    assert worker_error(RuntimeError("Job aborted due to stage failure: out of memory")) is None

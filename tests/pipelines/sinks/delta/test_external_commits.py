@@ -94,7 +94,7 @@ def test_a_change_of_rows_by_another_client_is_told_once(
     ]
     assert applied(sink, 80) == []
     assert sink.foreign.last(TOPIC) == ForeignCommit(left + 1, operation)
-    assert (sink.foreign.counted(), sink.foreign.counted()) == ({TOPIC: 1}, {})
+    assert (sink.foreign.pop_counts(), sink.foreign.pop_counts()) == ({TOPIC: 1}, {})
 
 
 def optimize(table: DeltaTable) -> None:
@@ -189,9 +189,9 @@ def test_a_foreign_commit_is_counted_and_stands_beside_its_table(sink: DeltaSink
     record = sink.apply(batch([put(1, "A", 45)], 40, 60))
     figures = metrics.Metrics()
     progress = SinkFigures("shop", "lake", figures)
-    progress.foreign = sink.foreign
-    progress.published(publish(sink, record), lag=None, rows={})
-    progress.took(0.1)
+    progress.external_commits = sink.foreign
+    progress.record_published(publish(sink, record), lag=None, rows={})
+    progress.record_duration(0.1)
 
     assert figures.value(metrics.FOREIGN_COMMITS, "shop", "lake", TOPIC) == 1
     (table,) = progress.to_tables()
