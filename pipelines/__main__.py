@@ -1,4 +1,4 @@
-"""`python -m pipelines VERB -c FILE`: apply, verify, replay, compact, check, as the connector's commands start them."""
+"""The command line `python -m pipelines VERB -c FILE`, which the commands of cdc start: apply, verify, replay, …"""
 
 from __future__ import annotations
 
@@ -24,105 +24,128 @@ from cdc.remedy import complete_remedy
 from cdc.terminal_output import Envelope, ErrorReport, LineMark, emit, fail, line
 
 INTERRUPTED: Final = 130
-"""128 + SIGINT, as shells have it."""
+"""Exit status after SIGINT, as shells report it: 128 + 2."""
 
 
-def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> int:
-    """Run one verb; hands back its exit status: 0 done, 1 failed, 2 usage, 3 surroundings, 4 a difference.
+def main(argv: Sequence[str] | None = None, *, submitted: bool = False) -> int:
+    """Run one verb; return its exit status: 0 done, 1 failed, 2 usage, 3 environment, 4 mismatch.
 
-    An apply process that would run until it is stopped ends with 5 where 1 would be final.
+    An apply process without --once ends with 5 instead of 1 for an error that a restart does not resolve.
 
-    submitted: to a cluster, which waits for a session, and where nobody reads what is printed.
+    submitted: by spark-submit to a cluster, which waits for a Spark session and whose output nobody reads.
     """
-    asked = _parser().parse_args(arguments, argparse.Namespace(submitted=submitted))
+    arguments = _parser().parse_args(argv, argparse.Namespace(submitted=submitted))
     try:
         with product_umask():
-            return int(asked.run(asked))
+            return int(arguments.run(arguments))
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as exc:  # noqa: BLE001 - reported with a code
-        error = error_to_report(exc, logs=asked.verb == "apply")
-        error.fix = complete_remedy(error.fix, file=str(asked.config))
-        fail(asked.verb, error, json=getattr(asked, "json", False))
-        is_process = asked.verb == "apply" and asked.trigger != ONCE and not submitted
+        error = error_to_report(exc, logs=arguments.verb == "apply")
+        error.fix = complete_remedy(error.fix, file=str(arguments.config))
+        fail(arguments.verb, error, json=getattr(arguments, "json", False))
+        is_process = arguments.verb == "apply" and arguments.trigger != ONCE and not submitted
         return int((process_exit_code(error) if is_process else error.exit_code).value)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines", description="Apply a log, verify or rebuild its sinks."
+        prog="python -m pipelines", description="Apply a change log to sinks, verify or rebuild them."
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     apply = verbs.add_parser("apply", help="apply the log to every sink until stopped")
     apply.set_defaults(run=_apply)
-    apply.add_argument("--sink", action="append", default=[], help="only this sink; may be repeated")
+    apply.add_argument("--sink", action="append", default=[], help="use this sink only; may be repeated")
     apply.add_argument(
-        "--trigger", metavar="TIME|once", help="time between batches; once: apply what there is, and end"
+        "--trigger",
+        metavar="TIME|once",
+        help="set the time between batches; once: apply what the log has now, then exit",
     )
-    apply.add_argument("--once", dest="trigger", action="store_const", const="once", help="as --trigger once")
+    apply.add_argument("--once", dest="trigger", action="store_const", const="once", help="same as --trigger once")
     verify = _verify_parser(verbs)
     replay = _replay_parser(verbs)
-    compact = verbs.add_parser("compact", help="fold what is cold of the log into its compacted table")
+    compact = verbs.add_parser("compact", help="fold the closed segments of the log into its compacted table")
     compact.set_defaults(run=_compact)
-    compact.add_argument("--everything", "--all", action="store_true", help="also the segment that is being written")
+    compact.add_argument("--everything", "--all", action="store_true", help="include the segment that is being written")
     compact.add_argument("--json", action="store_true", help="print one JSON envelope")
-    check = verbs.add_parser("check", help="have Spark resolve what rules say of columns, as 'cdc doctor --rules' does")
+    check = verbs.add_parser("check", help="resolve the expressions of rules in Spark, as 'cdc doctor --rules' does")
     check.set_defaults(run=_check)
     check.add_argument("--json", action="store_true", help="print one JSON envelope")
     for verb in (apply, verify, replay, compact, check):
-        verb.add_argument("-c", "--config", type=Path, default=DEFAULT_CONFIG, help="the definition")
+        verb.add_argument("-c", "--config", type=Path, default=DEFAULT_CONFIG, help="path of the definition")
     return parser
 
 
 def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
     verify: argparse.ArgumentParser = verbs.add_parser("verify", help="compare the sinks with the source or the log")
-    # late, as the others; what does not go together is for that module to say
-    verify.set_defaults(run=lambda asked: import_module("pipelines.verification.command").run(asked))
-    verify.add_argument("tables", nargs="*", metavar="TABLE", help="globs over schema.table; default all")
-    verify.add_argument("--sink", action="append", default=[], help="only this sink; may be repeated")
+    # imported late, as the other verbs; that module checks the combination of options
+    verify.set_defaults(run=lambda arguments: import_module("pipelines.verification.command").run(arguments))
+    verify.add_argument(
+        "tables",
+        nargs="*",
+        metavar="TABLE",
+        help="compare tables that match these globs over schema.table; default: all",
+    )
+    verify.add_argument("--sink", action="append", default=[], help="use this sink only; may be repeated")
     verify.add_argument(
         "--mode",
         choices=[one.value for one in VerifyMode],
         default=VerifyMode.ROWS.value,
-        help="how closely; default rows",
+        help="compare rows, digests or counts; default: rows",
     )
     verify.add_argument(
-        "--against", choices=[one.value for one in Against], default=Against.SOURCE.value, help="default the source"
+        "--against",
+        choices=[one.value for one in Against],
+        default=Against.SOURCE.value,
+        help="compare with the source or the log; default: the source",
     )
-    verify.add_argument("--timeout", type=float, default=60.0, help="seconds until the sinks must stand at the cut")
-    verify.add_argument("--every", metavar="TIME", help="go on, a pass over each table every so often: 30m, 1h")
-    verify.add_argument("--rate", type=int, metavar="ROWS", help="with --every: rows per second at most")
     verify.add_argument(
-        "--repair", action="store_true", help="read the rows that differ again, by key, and compare again"
+        "--timeout",
+        type=float,
+        default=60.0,
+        help="set the seconds that the sinks have to reach the snapshot's position",
     )
-    verify.add_argument("--json", action="store_true", help="print one JSON envelope, with --every one for each range")
+    verify.add_argument(
+        "--every", metavar="TIME", help="repeat until stopped, with one pass over each table per interval: 30m, 1h"
+    )
+    verify.add_argument("--rate", type=int, metavar="ROWS", help="limit the rows read per second; only with --every")
+    verify.add_argument(
+        "--repair", action="store_true", help="read differing rows again by key, write them, and compare again"
+    )
+    verify.add_argument("--json", action="store_true", help="print one JSON envelope; with --every one for each range")
     return verify
 
 
 def _replay_parser(verbs: Any) -> argparse.ArgumentParser:
-    replay: argparse.ArgumentParser = verbs.add_parser("replay", help="build a sink's target anew from the log alone")
+    replay: argparse.ArgumentParser = verbs.add_parser("replay", help="rebuild the target of a sink from the log alone")
     replay.set_defaults(run=_replay)
-    replay.add_argument("sink", metavar="SINK", help="as the definition names it")
-    replay.add_argument("--from", dest="start", default="beginning", help="a position, an ISO 8601 time, or beginning")
-    replay.add_argument("--to", dest="end", default="latest", help="a position, an ISO 8601 time, or latest")
-    replay.add_argument("--tables", action="append", default=[], help="only these, a glob; may be repeated")
-    replay.add_argument("--into", metavar="PATH", help="keep the new target there and leave the old one alone")
-    replay.add_argument("--dry-run", action="store_true", help="print rows, bytes and time, do nothing")
+    replay.add_argument("sink", metavar="SINK", help="name of the sink in the definition")
+    replay.add_argument(
+        "--from", dest="start", default="beginning", help="start at a position, an ISO 8601 time, or beginning"
+    )
+    replay.add_argument("--to", dest="end", default="latest", help="end at a position, an ISO 8601 time, or latest")
+    replay.add_argument(
+        "--tables", action="append", default=[], help="rebuild only tables that match this glob; may be repeated"
+    )
+    replay.add_argument("--into", metavar="PATH", help="write the new target to this directory and keep the old one")
+    replay.add_argument(
+        "--dry-run", action="store_true", help="print rows, bytes and estimated time, and change nothing"
+    )
     replay.add_argument("--json", action="store_true", help="print one JSON envelope")
     return replay
 
 
-def _apply(asked: argparse.Namespace) -> int:
-    whole = load_definition(asked.config)
-    definition = _narrowed(whole, asked.sink, asked.trigger)
-    # late: verify must not wait for Spark, apply not for what verify reads with
-    driver, checking = import_module("pipelines.driver"), import_module("pipelines.preflight")
-    begun = checking.Beginning(whole, asked.config, {sink.name for sink in definition.sinks})
-    return int(driver.main(definition, once=asked.trigger == ONCE, check=begun.check))
+def _apply(arguments: argparse.Namespace) -> int:
+    whole = load_definition(arguments.config)
+    definition = _select_sinks(whole, arguments.sink, arguments.trigger)
+    # imported late: verify does not need Spark, and apply does not need the modules of verify
+    driver, preflight = import_module("pipelines.driver"), import_module("pipelines.preflight")
+    new_sinks = preflight.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
+    return int(driver.main(definition, once=arguments.trigger == ONCE, check=new_sinks.check))
 
 
-def _check(asked: argparse.Namespace) -> int:
-    definition, checking = load_definition(asked.config), import_module("pipelines.preflight")
+def _check(arguments: argparse.Namespace) -> int:
+    definition, preflight = load_definition(arguments.config), import_module("pipelines.preflight")
     starting, there = (
         import_module("pipelines.runtime.session"),
         import_module("cdc.capture.startup_checks").defined_tables(definition),
@@ -134,87 +157,91 @@ def _check(asked: argparse.Namespace) -> int:
 
         @cache
         def session() -> Any:
-            made = starting.spark_session(checking.local_settings(definition))
-            ended.callback(made.stop)
-            return made
+            spark = starting.spark_session(preflight.local_settings(definition))
+            ended.callback(spark.stop)
+            return spark
 
-        found = checking.unresolved(tables, session)
+        found = preflight.find_unresolved_rules(tables, session)
     if found:
-        raise InvalidDefinition.from_issues(issues_in_file(asked.config, found))
-    emit("check", json=asked.json, summary=f"rules of {len(tables)} targets resolved", result={"flaws": []})
+        raise InvalidDefinition.from_issues(issues_in_file(arguments.config, found))
+    emit("check", json=arguments.json, summary=f"rules of {len(tables)} targets resolved", result={"flaws": []})
     return int(ExitCode.OK.value)
 
 
-def _narrowed(definition: Definition, wanted: Sequence[str], trigger: str | None) -> Definition:
-    """The definition as one process is to carry it out; raises ConfigError for a sink that it does not name."""
+def _select_sinks(definition: Definition, wanted: Sequence[str], trigger: str | None) -> Definition:
+    """The definition with the sinks and the trigger of one process; raises ConfigError for an unknown sink."""
     sinks, spark = chosen_sinks(definition, wanted), definition.spark
     if checked_trigger(trigger) not in {None, ONCE}:
         spark = spark.model_copy(update={"trigger": seconds(trigger)})
     return definition.model_copy(update={"sinks": sinks, "spark": spark})
 
 
-def _replay(asked: argparse.Namespace) -> int:
+def _replay(arguments: argparse.Namespace) -> int:
     replay = import_module("pipelines.replaying.replay")
     options = replay.ReplayOptions(
-        sink=asked.sink,
-        start=asked.start,
-        end=asked.end,
-        tables=tuple(asked.tables),
-        into=asked.into,
-        dry_run=asked.dry_run,
+        sink=arguments.sink,
+        start=arguments.start,
+        end=arguments.end,
+        tables=tuple(arguments.tables),
+        into=arguments.into,
+        dry_run=arguments.dry_run,
     )
-    say = (lambda _text: None) if asked.json else (lambda text: line(LineMark.GOOD, text))
-    carry_out = import_module("pipelines.submitted.replay_progress").replayed if asked.submitted else replay.replay
-    report = carry_out(load_definition(asked.config), options, say)
-    if asked.json:
+    report_line = (lambda _text: None) if arguments.json else (lambda text: line(LineMark.GOOD, text))
+    run_replay = (
+        import_module("pipelines.submitted.replay_progress").replay_with_progress
+        if arguments.submitted
+        else replay.replay
+    )
+    report = run_replay(load_definition(arguments.config), options, report_line)
+    if arguments.json:
         error = None if report.ok else ErrorReport.of(SinkError(report.summary))
         summary, result = report.summary, report.to_json()
         print(Envelope(command="replay", ok=report.ok, summary=summary, result=result, error=error), flush=True)  # noqa: T201
     else:
-        _print_replay(asked, report)
+        _print_replay(arguments, report)
     return int((ExitCode.OK if report.ok else ExitCode.RUNTIME).value)
 
 
-def _compact(asked: argparse.Namespace) -> int:
-    definition, job = load_definition(asked.config), import_module("pipelines.compaction.compact")
+def _compact(arguments: argparse.Namespace) -> int:
+    definition, job = load_definition(arguments.config), import_module("pipelines.compaction.compact")
     root, session = definition.log.root, None
-    # whoever submits it wants executors to do it, however little there is
-    limits = job.CompactionLimits(large=0) if asked.submitted else job.CompactionLimits()
-    if asked.submitted or job.is_large(root, everything=asked.everything):
+    # a submitted compaction runs on executors, however small it is
+    limits = job.CompactionLimits(large=0) if arguments.submitted else job.CompactionLimits()
+    if arguments.submitted or job.is_large(root, everything=arguments.everything):
         starting = import_module("pipelines.runtime.session")
         session = starting.spark_session(starting.SparkSettings.of(definition, f"cdc-{definition.name}-compact"))
     try:
-        outcome = job.compact(session, root, everything=asked.everything, limits=limits)
+        outcome = job.compact(session, root, everything=arguments.everything, limits=limits)
     finally:
         if session is not None:
             session.stop()
-    if asked.json:
+    if arguments.json:
         print(Envelope(command="compact", ok=True, summary=outcome.summary, result=outcome.to_json()), flush=True)  # noqa: T201
     else:
         line(LineMark.GOOD, outcome.summary)
     return int(ExitCode.OK.value)
 
 
-def _print_replay(asked: argparse.Namespace, report: Any) -> None:
+def _print_replay(arguments: argparse.Namespace, report: Any) -> None:
     for table in report.tables:
         if report.dry_run:
             estimate = f"{table.rows:>14,} rows {table.bytes:>16,} bytes {table.seconds:>8,.0f} s"
             line(LineMark.GOOD, f"{table.topic:32} {estimate}")
         elif table.reason:
-            why = complete_remedy(table.reason, sink=asked.sink, topic=table.topic, file=str(asked.config))
+            why = complete_remedy(table.reason, sink=arguments.sink, topic=table.topic, file=str(arguments.config))
             line(LineMark.BAD, f"{table.topic}: {table.state}, {why}")
     for note in report.notes:
         line(LineMark.ADVICE, note)
     line(LineMark.GOOD if report.ok else LineMark.BAD, report.summary)
 
 
-def _named_file(given: Sequence[str]) -> str:
-    """The definition, as the log's remedies name it."""
+def _config_path(given: Sequence[str]) -> str:
+    """The path of the definition, which remedies in the log name."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("-c", "--config", default=str(DEFAULT_CONFIG))
     return str(parser.parse_known_args(given)[0].config)
 
 
 if __name__ == "__main__":
-    configure_by_environment(_named_file(sys.argv[1:]))
+    configure_by_environment(_config_path(sys.argv[1:]))
     sys.exit(main())

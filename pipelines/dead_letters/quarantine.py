@@ -225,7 +225,9 @@ def _divide_history(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
     )
     rows, left = queue_changes_of_parked(divided.held, batch)
     images, ended = replay_queues(left[key] for key in divided.tried)
-    refusals = divided.sink.find_refused(replace(batch, rows=rows, unparked=images, earlier_endings=ended), divided.limit)
+    refusals = divided.sink.find_refused(
+        replace(batch, rows=rows, unparked=images, earlier_endings=ended), divided.limit
+    )
     fresh = [refusal for refusal in refusals if refusal.row < rows.num_rows]
     still = {tuple(images["key"][r.row - rows.num_rows].as_py()): r.error for r in reversed(refusals[len(fresh) :])}
     taken, ended = replay_queues(left.pop(key) for key in divided.tried - still.keys())

@@ -23,16 +23,16 @@ _PACKED: Final = "part binary"
 _IMAGE: Final = "image"
 
 
-def folded_rows(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
+def fold_table(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
     """Log rows of a table from the beginning on → its rows as FOLDED; only those of a partial table can be incomplete.
 
     Of a table without a key equal rows that came and went are in one part: none is looked for in another.
     """
     of_table = rows.where(F.col("relation") == table.relation)
-    return _keyed(of_table, table, sink) if table.schema.key else _counted(of_table, table, sink)
+    return _fold_keyed(of_table, table, sink) if table.schema.key else _fold_keyless(of_table, table, sink)
 
 
-def parts_of(folded: DataFrame) -> Iterator[pa.Table]:
+def collect_parts(folded: DataFrame) -> Iterator[pa.Table]:
     """A frame of folded rows, one partition after the other, never two of them on the driver."""
 
     def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -49,7 +49,7 @@ def parts_of(folded: DataFrame) -> Iterator[pa.Table]:
         yield pa.ipc.open_stream(bytes(row["part"])).read_all().cast(FOLDED_ARROW)
 
 
-def _keyed(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
+def _fold_keyed(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
     alive = fold_frame(rows, sink=sink, statistics=table.statistics).where("op = 'u'")
     if table.statistics.partial and table.schema.state is TableState.SNAPSHOTTING:
         # what the log does not complete waits for its copy: a part put before may hold another row of its old key
@@ -58,7 +58,7 @@ def _keyed(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
     return alive if table.statistics.partial else alive.withColumn("complete", F.lit(True))
 
 
-def _counted(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
+def _fold_keyless(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
     changed = fold_frame(rows, sink=sink, statistics=replace(table.statistics, keyless=True))
     changed = changed.where(F.col("op").isin("u", "d"))
     schema = table.schema

@@ -23,17 +23,17 @@ from cdc.log.layout import LogFile
 from cdc.log.ranges import split
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.compaction.row_partitions import opened, packed, places_by_part
-from pipelines.replaying.latest_rows import GONE, KEY, SPLIT_BYTES, LatestRowsQuery, typed_file
+from pipelines.replaying.latest_rows import IS_DELETED, KEY_TEXT, SPLIT_BYTES, LatestRowsQuery, read_typed_rows
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_DEALT: Final = "part int, rows binary"
-_WRITTEN: Final = "name string, size long, rows long, statistics string"
+_PARTITION_SCHEMA: Final = "part int, rows binary"
+_FILE_SCHEMA: Final = "name string, size long, rows long, statistics string"
 
 
-def latest_files(
+def write_latest_files(
     spark: SparkSession, files: Sequence[LogFile], wanted: LatestRowsQuery, folder: TargetFolder, parts: int
 ) -> list[DataFile]:
     """The table at `upto` as files in the folder, at most one for each part; a part has to fit into a worker's memory.
@@ -45,21 +45,21 @@ def latest_files(
     def deal(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch["id"].to_pylist():
-                typed = [rows for file in groups[number] for rows in typed_file(file, wanted)]
-                yield from _dealt(pa.Table.from_batches(typed, wanted.columns), parts)
+                typed = [rows for file in groups[number] for rows in read_typed_rows(file, wanted)]
+                yield from _partition_rows(pa.Table.from_batches(typed, wanted.columns), parts)
 
     def write(dealt: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = [opened(blob.as_buffer()) for batch in dealt for blob in batch["rows"]]
-        rows = _newest(pa.concat_tables(found)) if found else None
+        rows = _keep_newest(pa.concat_tables(found)) if found else None
         if rows is not None and rows.num_rows:
-            yield pa.RecordBatch.from_pylist([asdict(_written(rows, folder))])
+            yield pa.RecordBatch.from_pylist([asdict(_write_file(rows, folder))])
 
     numbers = spark.range(0, len(groups), 1, len(groups))
-    dealt = numbers.mapInArrow(deal, _DEALT).repartitionById(parts, "part")
-    return [DataFile(**row.asDict()) for row in dealt.mapInArrow(write, _WRITTEN).collect()]
+    dealt = numbers.mapInArrow(deal, _PARTITION_SCHEMA).repartitionById(parts, "part")
+    return [DataFile(**row.asDict()) for row in dealt.mapInArrow(write, _FILE_SCHEMA).collect()]
 
 
-def _dealt(rows: pa.Table, parts: int) -> Iterator[pa.RecordBatch]:
+def _partition_rows(rows: pa.Table, parts: int) -> Iterator[pa.RecordBatch]:
     """The rows by part: all rows of a key are in the same one, whoever deals."""
     part_of = np.fromiter(map(crc32, _keys(rows)), np.uint32, rows.num_rows) % parts
     for part, places in places_by_part(part_of, parts):
@@ -69,22 +69,22 @@ def _dealt(rows: pa.Table, parts: int) -> Iterator[pa.RecordBatch]:
 
 
 def _keys(rows: pa.Table) -> Iterable[bytes]:
-    keys: list[bytes] = rows[KEY].cast(pa.binary()).to_pylist()
+    keys: list[bytes] = rows[KEY_TEXT].cast(pa.binary()).to_pylist()
     return keys
 
 
-def _newest(rows: pa.Table) -> pa.Table:
+def _keep_newest(rows: pa.Table) -> pa.Table:
     """The last row of every key, without those that are deleted and what was only needed to find them."""
-    keys = rows[KEY].combine_chunks().dictionary_encode()
+    keys = rows[KEY_TEXT].combine_chunks().dictionary_encode()
     if len(keys.dictionary) < rows.num_rows:
         places = np.lexsort((rows[ORDINAL_COLUMN].to_numpy(), rows[POSITION_COLUMN].to_numpy()))
         last = np.empty(len(keys.dictionary), np.int64)
         last[keys.indices.to_numpy()[places]] = places  # of places assigned twice the last one stays
         rows = rows.take(pa.array(np.sort(last)))
-    return rows.filter(pc.invert(rows[GONE])).drop_columns([KEY, GONE])
+    return rows.filter(pc.invert(rows[IS_DELETED])).drop_columns([KEY_TEXT, IS_DELETED])
 
 
-def _written(rows: pa.Table, folder: TargetFolder) -> DataFile:
+def _write_file(rows: pa.Table, folder: TargetFolder) -> DataFile:
     name = f"part-{uuid.uuid4()}.parquet"
     path = Path(folder.path) / name
     # bounds of floating columns leave NaN out, and Spark, for which it is the greatest value, would skip rows

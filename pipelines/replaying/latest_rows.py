@@ -23,7 +23,7 @@ from cdc.log.reader import read_file
 from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
 from pipelines.folding.range_statistics import Fence
-from pipelines.replaying.log_contents import TableContents, of_sink
+from pipelines.replaying.log_contents import TableContents, filter_sink_rows
 from pipelines.sinks.delta.merge_source import RowShape
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ SPLIT_BYTES: Final = 8 << 20
 BATCH_ROWS: Final = 65_536
 """Rows typed at once."""
 _COLUMNS: Final = ("position", "ordinal", "relation", "topic", "op", "key", "after", "address")
-KEY: Final = "_key"
+KEY_TEXT: Final = "_key"
 """The key's parts as one text."""
-GONE: Final = "_gone"
+IS_DELETED: Final = "_gone"
 """Whether the row says that the key is deleted."""
-_PLACE: Final = "_place"
+_RANK: Final = "_place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class LatestRowsQuery:
     def columns(self) -> pa.Schema:
         """The target's columns, the key as one text, and whether the row is deleted."""
         columns = self.shape.held
-        return columns.append(pa.field(KEY, pa.string())).append(pa.field(GONE, pa.bool_()))
+        return columns.append(pa.field(KEY_TEXT, pa.string())).append(pa.field(IS_DELETED, pa.bool_()))
 
 
-def latest(spark: SparkSession, files: Sequence[LogFile], wanted: LatestRowsQuery) -> DataFrame:
+def latest_rows_frame(spark: SparkSession, files: Sequence[LogFile], wanted: LatestRowsQuery) -> DataFrame:
     """The rows of the table at `upto`, in the target's columns; nothing is read until the frame is."""
     parts = split(files, SPLIT_BYTES)
 
@@ -66,21 +66,21 @@ def latest(spark: SparkSession, files: Sequence[LogFile], wanted: LatestRowsQuer
         for batch in numbers:
             for number in batch["id"].to_pylist():
                 for file in parts[number]:
-                    yield from typed_file(file, wanted)
+                    yield from read_typed_rows(file, wanted)
 
     numbers = spark.range(0, len(parts), 1, len(parts))
     rows = numbers.mapInArrow(read, from_arrow_schema(wanted.columns))
     # one sort of wide rows; an aggregate sorts them before the shuffle as well, where next to nothing is alike
-    newest = Window.partitionBy(KEY).orderBy(F.desc(POSITION_COLUMN), F.desc(ORDINAL_COLUMN))
-    ranked = rows.withColumn(_PLACE, F.row_number().over(newest))
-    return ranked.where(f"{_PLACE} = 1 AND NOT {GONE}").drop(_PLACE, KEY, GONE)
+    newest = Window.partitionBy(KEY_TEXT).orderBy(F.desc(POSITION_COLUMN), F.desc(ORDINAL_COLUMN))
+    ranked = rows.withColumn(_RANK, F.row_number().over(newest))
+    return ranked.where(f"{_RANK} = 1 AND NOT {IS_DELETED}").drop(_RANK, KEY_TEXT, IS_DELETED)
 
 
-def typed_file(file: LogFile, wanted: LatestRowsQuery) -> Iterator[pa.RecordBatch]:
+def read_typed_rows(file: LogFile, wanted: LatestRowsQuery) -> Iterator[pa.RecordBatch]:
     """The table's rows in one file of the log that no truncate and no generation has ended, as `wanted.columns`."""
     rows = read_file(file, Position(0), Position(wanted.upto), list(_COLUMNS))
     rows = rows.filter(pc.equal(rows["relation"], wanted.table.relation))
-    rows = of_sink(rows, wanted.sink, wanted.globs)
+    rows = filter_sink_rows(rows, wanted.sink, wanted.globs)
     rows = rows.filter(pc.is_in(rows["op"], pa.array(["c", "d", "r", "u"])))
     fence = wanted.table.statistics.fences.get(wanted.table.relation, Fence())
     rows = rows.filter(pc.invert(fence.hides(rows)))

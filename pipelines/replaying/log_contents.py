@@ -54,7 +54,7 @@ class TableContents:
         return None if fence is None or fence.generation < 0 else fence.generation
 
 
-def contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[str]) -> list[TableContents]:
+def read_contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[str]) -> list[TableContents]:
     """What the log holds up to a position for a sink, whose globs say which tables, largest table first.
 
     A table belongs to a sink while its name of that moment matches, as it does when the sink is applied.
@@ -64,7 +64,7 @@ def contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[str])
     partial: set[int] = set()
     special: list[pa.Table] = []
     for file in log.files(Position(0), upto):
-        found = of_sink(_narrow(file, upto), sink, globs)
+        found = filter_sink_rows(_narrow(file, upto), sink, globs)
         counted = found.filter(pc.is_in(found["op"], _ROWS))["relation"].value_counts()
         for entry in counted.to_pylist():
             rows[entry["values"]] += entry["counts"]
@@ -99,7 +99,7 @@ def _narrow(file: LogFile, upto: Position) -> pa.Table:
     return rows
 
 
-def of_sink(rows: pa.Table, sink: str, globs: Sequence[str]) -> pa.Table:
+def filter_sink_rows(rows: pa.Table, sink: str, globs: Sequence[str]) -> pa.Table:
     """The rows, with `topic` and `address`, that are meant for a sink and of its tables."""
     topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and matches(topic, globs)]
     wanted = pc.is_in(rows["topic"], pa.array(topics, pa.string()))

@@ -18,7 +18,7 @@ SPARK_SECONDS: Final = 15.0
 """Until Spark is up and warm, when a table is large enough to need it."""
 
 
-_STILL: Final = (
+_COPIES_NOTE: Final = (
     "a rule acts on the targets of its own sink: the change log has the values as the source sent them, and so have "
     "other sinks and copies that were made of the target"
 )
@@ -36,7 +36,7 @@ class ReplayedTable:
     seconds: float
     """How long it took, or is expected to take."""
     state: str
-    """A TargetState, or `planned`."""
+    """A TargetState, or `estimate_report`."""
     target: str | None = None
     reason: str | None = None
 
@@ -82,7 +82,7 @@ class ReplayReport:
         return asdict(self) | {"position": str(self.position), "rows": self.rows}
 
 
-def planned(request: ReplayPlan) -> ReplayReport:
+def estimate_report(request: ReplayPlan) -> ReplayReport:
     """What a dry run says."""
     rate = ROWS_PER_SECOND[request.wanted.type]
     tables = [
@@ -93,7 +93,7 @@ def planned(request: ReplayPlan) -> ReplayReport:
     return _report(request, request.upto, start + sum(table.seconds for table in tables), tables)
 
 
-def done(request: ReplayPlan, published: Published, seconds: Mapping[int, float], took: float) -> ReplayReport:
+def final_report(request: ReplayPlan, published: Published, seconds: Mapping[int, float], took: float) -> ReplayReport:
     """What was done; seconds: by relation, how long each table took; took: all of it."""
     tables = [
         _table(table, published.tables[table.relation], seconds.get(table.relation, 0.0)) for table in request.tables
@@ -101,7 +101,7 @@ def done(request: ReplayPlan, published: Published, seconds: Mapping[int, float]
     return _report(request, Position(published.position), took, tables)
 
 
-def notes_on_erased(erased: Mapping[str, int], tables: Iterable[TableRecord]) -> list[str]:
+def erased_files_notes(erased: Mapping[str, int], tables: Iterable[TableRecord]) -> list[str]:
     """What was removed because the rules hide it, and where it still is; erased: by target."""
     topics: dict[str, list[str]] = {}
     for table in tables:
@@ -111,7 +111,7 @@ def notes_on_erased(erased: Mapping[str, int], tables: Iterable[TableRecord]) ->
         f"{'file' if files == 1 else 'files'} of its target, which have what its rules hide now"
         for target, files in erased.items()
     ]
-    return [*notes, _STILL] if notes else []
+    return [*notes, _COPIES_NOTE] if notes else []
 
 
 def _table(table: TableContents, record: TableRecord, seconds: float) -> ReplayedTable:

@@ -32,9 +32,9 @@ from pipelines.fold_range import RangeFolder
 from pipelines.folding.every_change import as_copied_rows
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import ControlEvents, split_by_table
-from pipelines.replaying.large_table_fold import folded_rows, parts_of
-from pipelines.replaying.latest_row_files import latest_files
-from pipelines.replaying.latest_rows import LatestRowsQuery, latest
+from pipelines.replaying.large_table_fold import collect_parts, fold_table
+from pipelines.replaying.latest_row_files import write_latest_files
+from pipelines.replaying.latest_rows import LatestRowsQuery, latest_rows_frame
 from pipelines.replaying.log_contents import TableContents
 from pipelines.sinks.contract import ParkingSink, Sink, SparkAwaited, TableBatch
 from pipelines.sinks.delta.bulk_load import BulkLoad
@@ -100,7 +100,7 @@ class Rebuild:
         """Bring every table to upto and publish; a table that cannot be built is listed as failed."""
         latest = [table for table in tables if not self._keeps_history(table)]
         kept = [[table] for table in tables if self._keeps_history(table)]
-        for group in [*groups(latest, self._means.large), *kept]:
+        for group in [*group_tables(latest, self._means.large), *kept]:
             began = time.monotonic()
             if group in kept:
                 self._guarded(group[0], lambda table: self._change_by_change(table, upto), upto)
@@ -142,7 +142,7 @@ class Rebuild:
         trimmed = source.log.compacted if source.log.oldest > 0 else None
         if trimmed is not None and table.schema.key and table.rows > self._means.large:
             # the state that history begins with, which may be more than the driver holds
-            for part in parts_of(self._folded(self._means.spark(), table, trimmed.horizon)):
+            for part in collect_parts(self._folded(self._means.spark(), table, trimmed.horizon)):
                 self._part(table, as_copied_rows(part))
             after = trimmed.horizon
         fold = RangeFolder(source.log, source.sink, source.globs, source.keeps_history)
@@ -176,9 +176,9 @@ class Rebuild:
                 except _FROM_SPARK as exc:
                     # part by part its rows come to the driver, where those that are refused are parked
                     parks = isinstance(self._sink, ParkingSink) and self._sink.parking_limits(table.schema).stop_at
-                    if _quarantine(exc) is None or not parks:
+                    if _refused_value(exc) is None or not parks:
                         raise
-            for part in parts_of(self._folded(spark, table, upto)):
+            for part in collect_parts(self._folded(spark, table, upto)):
                 self._part(table, part)
             return self._last(table, None, upto)
         finally:
@@ -188,22 +188,22 @@ class Rebuild:
         shape = self._sink.parts.targets.shape(table.schema) if isinstance(self._sink, DeltaSink) else None
         if isinstance(self._sink, DeltaSink) and shape is not None and shape.by_rows and not table.statistics.partial:
             wanted = LatestRowsQuery(table, self._source.sink, self._source.globs, int(upto), shape)
-            files, whole = self._source.log.files(Position(0), upto), _whole(table, None, None, upto)
+            files, whole = self._source.log.files(Position(0), upto), _whole_batch(table, None, None, upto)
             load = BulkLoad(self._sink.parts)
             folder = load.folder(table.schema)
             try:
                 if folder is None:
-                    return load.fill(whole, latest(spark, files, wanted))
+                    return load.fill(whole, latest_rows_frame(spark, files, wanted))
                 parts = max(-(-table.rows // self._means.part), -(-table.size // PART_BYTES))
-                return load.adopt(whole, latest_files(spark, files, wanted, folder, parts))
+                return load.adopt(whole, write_latest_files(spark, files, wanted, folder, parts))
             except _FROM_SPARK as exc:
                 # the value may be one that a later change replaced
-                if _quarantine(exc) is None:
+                if _refused_value(exc) is None:
                     raise
-        return self._sink.apply(_whole(table, None, self._folded(spark, table, upto), upto))
+        return self._sink.apply(_whole_batch(table, None, self._folded(spark, table, upto), upto))
 
     def _folded(self, spark: SparkSession, table: TableContents, upto: Position) -> DataFrame:
-        return folded_rows(self._source.frame(spark, Position(0), upto), table, self._source.sink)
+        return fold_table(self._source.frame(spark, Position(0), upto), table, self._source.sink)
 
     def _part(self, table: TableContents, rows: pa.Table) -> None:
         self._end += 1
@@ -213,7 +213,7 @@ class Rebuild:
         self._records[table.relation] = record
 
     def _last(self, table: TableContents, rows: pa.Table | None, upto: Position) -> TableRecord:
-        whole = replace(_whole(table, rows, None, upto), after=self._end)
+        whole = replace(_whole_batch(table, rows, None, upto), after=self._end)
         return self._quarantine.apply(self._records.get(table.relation), whole)
 
     def _guarded(self, table: TableContents, build: Callable[[TableContents], TableRecord], upto: Position) -> None:
@@ -221,7 +221,7 @@ class Rebuild:
             check_captured(table.schema)
             self._records[table.relation] = with_progress_state(self._built(table, build), upto)
         except _FROM_SPARK as exc:
-            refused = _quarantine(exc)
+            refused = _refused_value(exc)
             if refused is None:
                 raise
             self._records[table.relation] = failed_record(None, table.schema, refused)
@@ -238,7 +238,7 @@ class Rebuild:
             return build(table)
 
 
-def groups(tables: Sequence[TableContents], large: int) -> list[list[TableContents]]:
+def group_tables(tables: Sequence[TableContents], large: int) -> list[list[TableContents]]:
     """The tables in groups whose rows together are at most `large`; a larger table is a group of one."""
     packed: list[list[TableContents]] = []
     held = 0
@@ -251,11 +251,11 @@ def groups(tables: Sequence[TableContents], large: int) -> list[list[TableConten
     return packed
 
 
-def _whole(table: TableContents, rows: pa.Table | None, frame: DataFrame | None, upto: Position) -> TableBatch:
+def _whole_batch(table: TableContents, rows: pa.Table | None, frame: DataFrame | None, upto: Position) -> TableBatch:
     return TableBatch(schema=table.schema, rows=rows, frame=frame, after=0, upto=int(upto), generation=table.generation)
 
 
-def _quarantine(exc: Exception) -> ValueNotRepresentable | None:
+def _refused_value(exc: Exception) -> ValueNotRepresentable | None:
     """The error that a task raised over a value, of which Spark hands on only the text."""
     found = _REFUSED.search(str(exc))
     return None if found is None else ValueNotRepresentable(found[1])

@@ -25,10 +25,10 @@ from cdc.table import TableSchema
 from pipelines.apply import SinkLoop
 from pipelines.fold_range import RangeFolder
 from pipelines.replaying.log_contents import TableContents
-from pipelines.replaying.outcome import ReplayReport, done, notes_on_erased, planned
+from pipelines.replaying.outcome import ReplayReport, erased_files_notes, estimate_report, final_report
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
-from pipelines.replaying.request import LATEST, ReplayOptions, ReplayPlan, checked
-from pipelines.replaying.side_directory import absolute, check_into, filled, template_of
+from pipelines.replaying.request import LATEST, ReplayOptions, ReplayPlan, plan_replay
+from pipelines.replaying.side_directory import absolute_path, check_directory, fill_directory, table_template
 from pipelines.runtime.consumer_registration import registered_for_replay
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
@@ -46,10 +46,10 @@ from pipelines.source.data_source import register
 MAX_ROWS: Final = 200_000
 """Rows of one batch of the last stretch, as in the apply process."""
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
-class Staged(Protocol):
+class StagedTarget(Protocol):
     """A new target that is built beside the old one."""
 
     @property
@@ -74,7 +74,7 @@ class Staged(Protocol):
 
 
 def replay(
-    definition: Definition, options: ReplayOptions, say: Say = lambda _line: None, *, at_once: bool = False
+    definition: Definition, options: ReplayOptions, say: ReportLine = lambda _line: None, *, at_once: bool = False
 ) -> ReplayReport:
     """Build the target anew; raises ConfigError for what cannot be, before anything is started.
 
@@ -82,13 +82,13 @@ def replay(
     Raises SinkInUse when another process does not let go of the sink, SinkError when a search index would lose a table.
     """
     began = time.monotonic()
-    request = checked(definition, options)
+    request = plan_replay(definition, options)
     owner = f"{request.log.log_id}/{options.sink}"
     if options.into is not None:
-        check_into(options.into, owner)
+        check_directory(options.into, owner)
     if options.dry_run:
-        return planned(request)
-    with Catalog.open(definition.catalog.url) as catalog, _Spark(definition) as spark:
+        return estimate_report(request)
+    with Catalog.open(definition.catalog.url) as catalog, _LazySession(definition) as spark:
         if options.into is None and options.end != LATEST and driver_of(catalog, definition.name) is not None:
             raise ConfigError(
                 "--to needs a sink that stands still, and the apply process runs",
@@ -100,12 +100,12 @@ def replay(
             sole_replay(catalog, definition.name, options.sink),
             registered_for_replay(definition.log.root, request.log, request.wanted),
         ):
-            run = _Run(definition, request, catalog, spark, say)
+            run = _ReplayRun(definition, request, catalog, spark, say)
             published = run.in_place() if options.into is None else run.into(options.into, owner)
-    return replace(done(request, published, run.seconds, time.monotonic() - began), notes=tuple(run.notes))
+    return replace(final_report(request, published, run.seconds, time.monotonic() - began), notes=tuple(run.notes))
 
 
-class _Spark:
+class _LazySession:
     """The session, started when it is first asked for."""
 
     def __init__(self, definition: Definition) -> None:
@@ -126,10 +126,12 @@ class _Spark:
         return self.session
 
 
-class _Run:
+class _ReplayRun:
     """One replay that was found possible."""
 
-    def __init__(self, definition: Definition, request: ReplayPlan, catalog: Catalog, spark: _Spark, say: Say) -> None:
+    def __init__(
+        self, definition: Definition, request: ReplayPlan, catalog: Catalog, spark: _LazySession, say: ReportLine
+    ) -> None:
         self._definition, self._request, self._catalog = definition, request, catalog
         self._spark, self._say = spark, say
         history = keeps_history(request.wanted)
@@ -140,8 +142,8 @@ class _Run:
 
     def into(self, path: str, owner: str) -> Published:
         """Build the target and keep it at path."""
-        with filled(path, owner):
-            sink = _sink_at(self._request.wanted, path)
+        with fill_directory(path, owner):
+            sink = _build_sink_at(self._request.wanted, path)
             try:
                 return self._build(sink)
             finally:
@@ -150,7 +152,7 @@ class _Run:
     def in_place(self) -> Published:
         """Build the target and put it in the place of the old one."""
         log, name = self._request.log, self._request.wanted.name
-        staged = _staged(self._request.wanted)
+        staged = _create_staged_target(self._request.wanted)
         staged.forget_earlier(log.schemas())
         try:
             built = self._build(staged.sink)
@@ -163,7 +165,7 @@ class _Run:
                 built = self._caught_up(staged.sink, built, kept)
                 published = staged.put(*self._parted(built, kept))
             self._say(f"in place at {Position(published.position)}")
-            self.notes = notes_on_erased(staged.erased, published.tables.values())
+            self.notes = erased_files_notes(staged.erased, published.tables.values())
             return published
         finally:
             staged.discard()
@@ -229,11 +231,11 @@ class _Run:
         good = {r: record for r, record in built.tables.items() if record.state != TargetState.FAILED}
         held = {} if kept is None else kept.tables
         if not isinstance(self._request.wanted, DeltaSinkDefinition):
-            _check_none_lost(built, held, ", or write --into PATH")
+            _check_no_table_lost(built, held, ", or write --into PATH")
             return replace(built, tables=good), {r: built.tables[r] for r in built.tables.keys() - good.keys()}
         # what shares its target with tables that were built goes with the old one
-        gone = _sharing(self._request.wanted, good.values(), held)
-        _check_none_lost(built, gone, ", or leave the table out of its rule")
+        gone = _records_in_replaced_targets(self._request.wanted, good.values(), held)
+        _check_no_table_lost(built, gone, ", or leave the table out of its rule")
         stay = held.keys() - good.keys() - gone.keys()
         rest = {r: record for r, record in built.tables.items() if r not in good and r not in stay}
         rest |= {r: self._beside(held[r], built) for r in stay}
@@ -246,7 +248,7 @@ class _Run:
         return with_progress_state(replace(record, position=position), built.position)
 
 
-def _sharing(
+def _records_in_replaced_targets(
     wanted: DeltaSinkDefinition, good: Iterable[TableRecord], held: Mapping[int, TableRecord]
 ) -> dict[int, TableRecord]:
     """The records of a sink whose rows lie in a target that will be replaced by one without them."""
@@ -255,7 +257,7 @@ def _sharing(
     return {r: record for r, record in held.items() if r not in anew and record.target in anew.values()}
 
 
-def _check_none_lost(built: Published, held: Mapping[int, TableRecord], instead: str) -> None:
+def _check_no_table_lost(built: Published, held: Mapping[int, TableRecord], instead: str) -> None:
     for relation, record in built.tables.items():
         before = held.get(relation)
         if record.state == TargetState.FAILED and before is not None and before.state != TargetState.FAILED:
@@ -265,15 +267,15 @@ def _check_none_lost(built: Published, held: Mapping[int, TableRecord], instead:
             )
 
 
-def _sink_at(wanted: DeltaSinkDefinition | SearchSinkDefinition, path: str) -> Sink:
+def _build_sink_at(wanted: DeltaSinkDefinition | SearchSinkDefinition, path: str) -> Sink:
     if not isinstance(wanted, DeltaSinkDefinition):
-        return build_sink(wanted.model_copy(update={"path": absolute(path)}))
+        return build_sink(wanted.model_copy(update={"path": absolute_path(path)}))
     # all of it goes below the directory that was named, also what a rule puts elsewhere
     rules = tuple(rule.model_copy(update={"path": None, "pattern": None}) for rule in wanted.rules)
-    return build_sink(wanted.model_copy(update={"path": template_of(path), "rules": rules}))
+    return build_sink(wanted.model_copy(update={"path": table_template(path), "rules": rules}))
 
 
-def _staged(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Staged:
+def _create_staged_target(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> StagedTarget:
     if isinstance(wanted, DeltaSinkDefinition):
         return StagedDelta(delta_settings(wanted))
     return StagedSearch(wanted.name, wanted.path, wanted.fields, wanted.dead_letters)

@@ -18,7 +18,7 @@ from cdc.stores.lake import Lake
 from cdc.stores.published import Published
 from cdc.stores.search_index import SearchIndex
 from cdc.table import exact_glob, matches_name
-from pipelines.replaying.log_contents import TableContents, contents
+from pipelines.replaying.log_contents import TableContents, read_contents
 
 BEGINNING: Final = "beginning"
 LATEST: Final = "latest"
@@ -64,34 +64,34 @@ class ReplayPlan:
         return tuple(exact_glob(table.topic) for table in self.tables) if self.partial else self.wanted.tables
 
 
-def checked(definition: Definition, options: ReplayOptions) -> ReplayPlan:
+def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
     """The request; raises ConfigError naming the sink, table, position or path that cannot be, and the way out."""
     wanted = next((sink for sink in definition.sinks if sink.name == options.sink), None)
     if wanted is None:
         names = ", ".join(repr(sink.name) for sink in definition.sinks) or "none"
         raise ConfigError(f"unknown sink {options.sink!r}", remedy=f"the definition's sinks are: {names}")
     log = LogReader(definition.log.root)
-    oldest, durable = _held(log)
+    oldest, durable = _log_range(log)
     _check_start(log, options, oldest, durable)
-    upto = _end(log, options.end, oldest, durable)
-    standing = _standing(wanted)
+    upto = _end_position(log, options.end, oldest, durable)
+    standing = _published_record(wanted)
     if options.into is None:
-        upto = _in_place(wanted, options, standing, upto)
-    _check_told(log, options, upto)
-    found = contents(log, upto, sink=wanted.name, globs=wanted.tables)
+        upto = _end_in_place(wanted, options, standing, upto)
+    _check_state_available(log, options, upto)
+    found = read_contents(log, upto, sink=wanted.name, globs=wanted.tables)
     tables = [table for table in found if not options.tables or matches_name(table.topic, options.tables)]
     missing = [glob for glob in options.tables if not any(matches_name(table.topic, (glob,)) for table in tables)]
     if missing or not tables:
         known = ", ".join(table.topic for table in found) or "none"
         asked = missing[0] if missing else wanted.tables[0]
         raise ConfigError(f"no table of sink {wanted.name!r} in the log matches {asked!r}", remedy=f"it has: {known}")
-    _check_merged(wanted, options, found, tables)
+    _check_shared_targets(wanted, options, found, tables)
     return ReplayPlan(
-        wanted=wanted, log=log, tables=tuple(tables), upto=upto, standing=standing, options=_plain(options)
+        wanted=wanted, log=log, tables=tuple(tables), upto=upto, standing=standing, options=_normalize_path(options)
     )
 
 
-def _check_merged(
+def _check_shared_targets(
     wanted: DeltaSinkDefinition | SearchSinkDefinition,
     options: ReplayOptions,
     found: Sequence[TableContents],
@@ -121,11 +121,11 @@ def _check_merged(
             )
 
 
-def _plain(options: ReplayOptions) -> ReplayOptions:
+def _normalize_path(options: ReplayOptions) -> ReplayOptions:
     return options if options.into is None else replace(options, into=options.into.rstrip("/") or "/")
 
 
-def _held(log: LogReader) -> tuple[Position, Position]:
+def _log_range(log: LogReader) -> tuple[Position, Position]:
     """(oldest, newest position) of the log."""
     durable = log.durable
     files = [] if durable is None else log.files(Position(0), durable)
@@ -137,7 +137,7 @@ def _held(log: LogReader) -> tuple[Position, Position]:
 def _check_start(log: LogReader, options: ReplayOptions, oldest: Position, durable: Position) -> None:
     if options.start == BEGINNING:
         return
-    start = _place(log, options.start, "--from")
+    start = _parse_position(log, options.start, "--from")
     if start < oldest:
         raise ConfigError(
             f"--from {options.start} lies before the log, whose oldest position is {oldest}",
@@ -155,10 +155,10 @@ def _check_start(log: LogReader, options: ReplayOptions, oldest: Position, durab
         )
 
 
-def _end(log: LogReader, text: str, oldest: Position, durable: Position) -> Position:
+def _end_position(log: LogReader, text: str, oldest: Position, durable: Position) -> Position:
     if text == LATEST:
         return durable
-    end = _place(log, text, "--to")
+    end = _parse_position(log, text, "--to")
     if not oldest <= end <= durable:
         raise ConfigError(
             f"--to {text} lies outside the log, which holds {oldest} to {durable}", remedy=f"write --to {LATEST}"
@@ -166,7 +166,7 @@ def _end(log: LogReader, text: str, oldest: Position, durable: Position) -> Posi
     return end
 
 
-def _check_told(log: LogReader, options: ReplayOptions, upto: Position) -> None:
+def _check_state_available(log: LogReader, options: ReplayOptions, upto: Position) -> None:
     if log.compacted is None or upto >= log.compacted.horizon:
         return
     horizon = log.compacted.horizon
@@ -181,19 +181,19 @@ def _check_told(log: LogReader, options: ReplayOptions, upto: Position) -> None:
     )
 
 
-def _place(log: LogReader, text: str, option: str) -> Position:
+def _parse_position(log: LogReader, text: str, option: str) -> Position:
     """A position, or the last one before what was committed after a time."""
     moment = parse_point_in_time(text, option)
-    return moment if isinstance(moment, Position) else before(log, moment)
+    return moment if isinstance(moment, Position) else position_before(log, moment)
 
 
-def before(log: LogReader, moment: datetime) -> Position:
+def position_before(log: LogReader, moment: datetime) -> Position:
     """The last position before the first transaction that was committed later than a moment."""
     durable = log.durable or Position(0)
     return time_index.position_before(log.files(Position(0), durable), durable, int(moment.timestamp() * 1_000_000))
 
 
-def _standing(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Published | None:
+def _published_record(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Published | None:
     if isinstance(wanted, DeltaSinkDefinition):
         return Lake.open(wanted.path).published()
     try:
@@ -202,7 +202,7 @@ def _standing(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Published |
         return None
 
 
-def _in_place(
+def _end_in_place(
     wanted: DeltaSinkDefinition | SearchSinkDefinition,
     options: ReplayOptions,
     standing: Published | None,

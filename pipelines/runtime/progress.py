@@ -143,7 +143,8 @@ class SinkFigures:
                     sink=self.sink,
                     topic=table.topic,
                     state=table.state,
-                    reason=complete_remedy(table.reason or "", sink=self.sink, topic=table.topic) or self._notice(table),
+                    reason=complete_remedy(table.reason or "", sink=self.sink, topic=table.topic)
+                    or self._notice(table),
                     position=table.position,
                     version=table.version,
                     rows=self._rows.get(table.relation, 0),

@@ -16,15 +16,18 @@ from cdc.catalog.commands import JOB_LEASE, REPLAY
 from cdc.config import Definition
 from cdc.errors import CdcError, SinkError
 from pipelines.replaying.outcome import ReplayReport
-from pipelines.replaying.replay import Say, replay
+from pipelines.replaying.replay import ReportLine, replay
 from pipelines.replaying.request import ReplayOptions
 from pipelines.runtime.replay_pause import leased
 from pipelines.runtime.sink_lease import holder
 
 
-def replayed(definition: Definition, options: ReplayOptions, say: Say) -> ReplayReport:
+def replay_with_progress(definition: Definition, options: ReplayOptions, say: ReportLine) -> ReplayReport:
     """replay(), which is told to the catalog as well."""
-    with Catalog.open(definition.catalog.url) as catalog, _told(catalog, definition.name, options) as told:
+    with (
+        Catalog.open(definition.catalog.url) as catalog,
+        _post_replay_command(catalog, definition.name, options) as told,
+    ):
 
         def both(text: str) -> None:
             say(text)
@@ -36,7 +39,7 @@ def replayed(definition: Definition, options: ReplayOptions, say: Say) -> Replay
     return report
 
 
-class _Told:
+class _ReplayCommand:
     """One command that is being carried out."""
 
     def __init__(self, catalog: Catalog, number: int) -> None:
@@ -55,21 +58,21 @@ class _Told:
 
 
 @contextmanager
-def _told(catalog: Catalog, pipeline: str, options: ReplayOptions) -> Iterator[_Told]:
+def _post_replay_command(catalog: Catalog, pipeline: str, options: ReplayOptions) -> Iterator[_ReplayCommand]:
     lease = f"replay {pipeline} by {holder()}"
     with leased(catalog, lease, f"{lease} runs already"):
-        told = _Told(catalog, catalog.commands.post(pipeline, REPLAY, {**asdict(options), JOB_LEASE: lease}))
+        told = _ReplayCommand(catalog, catalog.commands.post(pipeline, REPLAY, {**asdict(options), JOB_LEASE: lease}))
         try:
             yield told
         except CdcError as error:
-            told.outcome = _failed(error)
+            told.outcome = _failed_outcome(error)
             raise
         except BaseException as error:
-            told.outcome = _failed(CdcError(f"ended by {type(error).__name__}"))
+            told.outcome = _failed_outcome(CdcError(f"ended by {type(error).__name__}"))
             raise
         finally:
             told.end()
 
 
-def _failed(error: CdcError) -> dict[str, Any]:
+def _failed_outcome(error: CdcError) -> dict[str, Any]:
     return {"ok": False, "summary": error.message, "result": None, "error": error.to_json()}

@@ -26,7 +26,7 @@ from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema
 from pipelines.folding.fold import FOLDED_ARROW, fold
 from pipelines.folding.keyless_fold import net_changes
-from pipelines.replaying.log_contents import TableContents, contents
+from pipelines.replaying.log_contents import TableContents, read_contents
 from pipelines.verification.canonical_rows import image_batch
 from pipelines.verification.compare_rows import Rows
 from pipelines.verification.expected_schema import ExpectedSchema
@@ -96,7 +96,7 @@ class ExpectedState:
 
     def tables(self) -> list[TableContents]:
         """The sink's tables."""
-        return contents(self.log, self.upto, sink=self.sink.name, globs=self.sink.tables)
+        return read_contents(self.log, self.upto, sink=self.sink.name, globs=self.sink.tables)
 
     def folded(self, table: TableContents) -> Iterator[pa.Table]:
         """Its rows as FOLDED_ARROW, in parts."""
@@ -108,7 +108,7 @@ class ExpectedState:
             import_module("pipelines.source.data_source"),
         )
         rows = source.rows_between(self.spark(), self.log, self.sink.tables, Position(0), self.upto)
-        parts: Iterator[pa.Table] = folding.parts_of(folding.folded_rows(rows, table, self.sink.name))
+        parts: Iterator[pa.Table] = folding.collect_parts(folding.fold_table(rows, table, self.sink.name))
         return parts
 
     def _here(self, table: TableContents) -> pa.Table:

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 import pipelines
 from cdc.cluster.job import DELTA_PACKAGE
 from cdc.config import load_definition
-from pipelines.__main__ import _narrowed, _parser
+from pipelines.__main__ import _parser, _select_sinks
 from tests.cli.command import Outcome, run
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -98,7 +98,7 @@ def test_the_job_understands_what_the_command_says(shop: Path, capsys: pytest.Ca
     options = ("--sink", "find", "--trigger", "5s")
     words = shlex.split(printed(capsys, "print", "-c", shop, *options))
     asked = _parser().parse_args(words[words.index("apply") :])
-    narrowed = _narrowed(load_definition(asked.config), asked.sink, asked.trigger)
+    narrowed = _select_sinks(load_definition(asked.config), asked.sink, asked.trigger)
 
     assert ([sink.name for sink in narrowed.sinks], narrowed.spark.trigger) == (["find"], 5.0)
 

@@ -17,7 +17,7 @@ from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TargetState
 from pipelines.apply import SinkLoop
 from pipelines.fold_range import RangeFolder
-from pipelines.replaying.log_contents import contents
+from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
@@ -75,7 +75,7 @@ def rebuilt(held: Captured, spark: SparkSession | None) -> Published:
         sink.open(log.log_id)
         limits = {} if spark is None else {"large": 10, "part": 25}
         means = RebuildContext(spark=lambda: spark, frames=lambda: True, **limits)  # type: ignore[arg-type, return-value]
-        tables = contents(log, upto, sink="anew", globs=("*.*",))
+        tables = read_contents(log, upto, sink="anew", globs=("*.*",))
         return Rebuild(LogSource(log, "anew", ("*.*",)), sink, means)(tables, upto)
 
 

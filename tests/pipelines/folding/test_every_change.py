@@ -18,7 +18,7 @@ from cdc.stores.published import Published, TargetState
 from pipelines.apply import SinkLoop
 from pipelines.fold_range import RangeFolder
 from pipelines.folding.folded_batch import FoldedBatch
-from pipelines.replaying.log_contents import contents
+from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
@@ -66,7 +66,7 @@ def rebuilt(ground: Ground, asked: DeltaSinkDefinition, means: RebuildContext | 
     sink.open(log.log_id)
     source = LogSource(log, asked.name, asked.tables, keeps_history(asked))
     alone = RebuildContext(spark=lambda: pytest.fail("no Spark is needed"), frames=lambda: False)
-    built = Rebuild(source, sink, means or alone)(contents(log, upto, sink=asked.name, globs=asked.tables), upto)
+    built = Rebuild(source, sink, means or alone)(read_contents(log, upto, sink=asked.name, globs=asked.tables), upto)
     sink.close()
     return built
 

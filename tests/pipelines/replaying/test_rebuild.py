@@ -13,8 +13,8 @@ from cdc.position import Position
 from cdc.stores.published import Published, TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import TableState
-from pipelines.replaying.log_contents import contents
-from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext, groups
+from pipelines.replaying.log_contents import read_contents
+from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext, group_tables
 from pipelines.runtime.session import has_delta
 from pipelines.sinks.contract import Sink
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
@@ -43,7 +43,7 @@ def rebuilt(
     """The tables built by Spark where there is one, a table in several parts; else on the driver."""
     log = LogReader(ground.folder / "log")
     upto = Position(log.durable or 0)
-    tables = contents(log, upto, sink=sink.name, globs=globs)
+    tables = read_contents(log, upto, sink=sink.name, globs=globs)
     sink.open(log.log_id)
     limits = {} if spark is None else {"large": 10, "part": 10}
     means = RebuildContext(spark=lambda: spark, frames=lambda: frames, **limits)  # type: ignore[arg-type, return-value]
@@ -134,7 +134,7 @@ def test_of_a_table_that_is_being_copied_parts_build_what_the_driver_builds(
 def test_a_value_that_does_not_fit_is_parked_alone_also_on_executors(spark: SparkSession, ground: Ground) -> None:
     ground.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u")])
     log = LogReader(ground.folder / "log")
-    tables = contents(log, Position(1_500), sink="lake", globs=("shop.*",))
+    tables = read_contents(log, Position(1_500), sink="lake", globs=("shop.*",))
     sink = delta(ground, "lake")
     sink.open(log.log_id)
     means = RebuildContext(spark=lambda: spark, frames=lambda: has_delta(spark), large=30, part=20)
@@ -146,18 +146,18 @@ def test_a_value_that_does_not_fit_is_parked_alone_also_on_executors(spark: Spar
 
 def test_small_tables_share_a_group_and_a_large_one_is_alone(ground: Ground) -> None:
     log = LogReader(ground.folder / "log")
-    orders, items = contents(log, Position(END), sink="lake", globs=("shop.*",))
+    orders, items = read_contents(log, Position(END), sink="lake", globs=("shop.*",))
     assert (orders.relation, orders.rows, items.rows) == (ORDERS, 57, 23)
-    assert groups([orders, items], 80) == [[orders, items]]
-    assert groups([orders, items], 79) == [[orders], [items]]
-    assert groups([orders, items], 10) == [[orders], [items]]
+    assert group_tables([orders, items], 80) == [[orders, items]]
+    assert group_tables([orders, items], 79) == [[orders], [items]]
+    assert group_tables([orders, items], 10) == [[orders], [items]]
 
 
 def test_rows_addressed_to_another_sink_are_not_counted(ground: Ground) -> None:
     ground.append(1_500, [change(1_500, 0, 9, "x", address="elsewhere", of=ITEMS)])
     log = LogReader(ground.folder / "log")
-    assert [t.rows for t in contents(log, Position(1_500), sink="lake", globs=("shop.*",))] == [57, 23]
-    assert [t.rows for t in contents(log, Position(1_500), sink="elsewhere", globs=("shop.*",))] == [57, 24]
+    assert [t.rows for t in read_contents(log, Position(1_500), sink="lake", globs=("shop.*",))] == [57, 23]
+    assert [t.rows for t in read_contents(log, Position(1_500), sink="elsewhere", globs=("shop.*",))] == [57, 24]
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_a_value_that_a_later_change_replaced_stops_nothing(spark: SparkSession,
     ground.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u", of=ITEMS)])
     ground.append(1_600, [change(1_600, 0, 9, "right", op="u", of=ITEMS)])
     log = LogReader(ground.folder / "log")
-    tables = contents(log, Position(1_600), sink="lake", globs=("shop.items",))
+    tables = read_contents(log, Position(1_600), sink="lake", globs=("shop.items",))
     sink = delta(ground, "lake")
     sink.open(log.log_id)
     means = RebuildContext(spark=lambda: spark, frames=lambda: True, large=10, part=20)

@@ -25,7 +25,7 @@ from pipelines.__main__ import main
 from pipelines.open_sink import SinkParts
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
-from pipelines.replaying.side_directory import check_into, filled
+from pipelines.replaying.side_directory import check_directory, fill_directory
 from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses, paused, sole_replay
@@ -436,15 +436,15 @@ def make_twice(folder: Path) -> None:
 def test_a_folder_that_was_not_finished_belongs_to_its_replay_alone(tmp_path: Path) -> None:
     apart = str(tmp_path / "apart")
     half = tmp_path / "apart" / "half"
-    with pytest.raises(FileExistsError), filled(apart, "log/lake"):
+    with pytest.raises(FileExistsError), fill_directory(apart, "log/lake"):
         make_twice(half)
     with pytest.raises(ConfigError, match="is not empty"):
-        check_into(apart, "log/other")
-    with filled(apart, "log/lake"):
+        check_directory(apart, "log/other")
+    with fill_directory(apart, "log/lake"):
         assert not half.exists()
         (tmp_path / "apart" / "whole").mkdir()
     with pytest.raises(ConfigError, match="is not empty"):
-        check_into(apart, "log/lake")
+        check_directory(apart, "log/lake")
 
 
 def test_a_driver_that_wrote_meanwhile_is_not_overwritten(ground: Ground) -> None:

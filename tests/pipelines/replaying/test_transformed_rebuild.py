@@ -14,7 +14,7 @@ from cdc.config import Secret, SinkRule
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published import Published, TargetState
-from pipelines.replaying.log_contents import contents
+from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.replay import replay
 from pipelines.replaying.request import ReplayOptions
@@ -45,7 +45,7 @@ def sink_of(ground: Ground, name: str, rule: dict[str, Any], writer: Writer = Wr
 def rebuilt(ground: Ground, sink: DeltaSink, spark: SparkSession, large: int = 1_000) -> Published:
     log = LogReader(ground.folder / "log")
     upto = Position(log.durable or 0)
-    tables = contents(log, upto, sink=sink.name, globs=("shop.items",))
+    tables = read_contents(log, upto, sink=sink.name, globs=("shop.items",))
     sink.attach(spark)
     sink.open(log.log_id)
     means = RebuildContext(spark=lambda: spark, frames=lambda: has_delta(spark), large=large, part=10)
