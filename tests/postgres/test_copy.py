@@ -38,7 +38,7 @@ def test_a_table_that_was_rewritten_under_a_snapshot_voids_it(database: str, rew
         begin_snapshot(reading, exported.name)
         with connect(database) as conn:
             conn.execute(rewrite.encode())
-        with pytest.raises(SnapshotInvalidated, match="under the snapshot"):
+        with pytest.raises(SnapshotInvalidated, match="after the snapshot was taken"):
             lock_tables(reading, match_tables(reading, ["public.*"]))
 
 

@@ -56,7 +56,7 @@ def test_a_column_dropped_and_added_again_is_told_exactly(either_database: str) 
     ("change", "reason"),
     [
         ("ALTER TABLE t ALTER b TYPE int USING b * 2", "type"),
-        ("ALTER TABLE t ADD COLUMN c float8 DEFAULT random()", "values for old rows"),
+        ("ALTER TABLE t ADD COLUMN c float8 DEFAULT random()", "values for existing rows"),
     ],
 )
 def test_a_rewrite_marks_the_table_at_its_place(either_database: str, change: LiteralString, reason: str) -> None:
