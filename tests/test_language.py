@@ -1,0 +1,97 @@
+"""Language: words that a reader of this field has to read twice, and the files that still have them.
+
+`NOT_YET` only shrinks: a file in it that is free of a word has to leave it. A word that is right where it stands has
+its reason in `RIGHT`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.source_tree import ROOT
+
+WORDS: Final = {
+    "anew": r"anew",
+    "beside": r"beside",
+    "bring": r"bring|brings|bringing|brought",
+    "fate": r"fates?",
+    "flaw": r"flaws?",
+    "give way": r"(?:give|gives|gave|given|giving) way",
+    "goes on": r"(?:goes|go|going|went|gone) on",
+    "held": r"held|holds",
+    "lacks": r"lacks?|lacked|lacking",
+    "lays": r"lay|lays|laid",
+    "look after": r"looks? after|looked after",
+    "mend": r"mends?|mended|mending",
+    "of itself": r"(?:of|by) (?:itself|themselves)",
+    "on its way": r"on (?:its|their) way",
+    "stands at": r"stands?|stood",
+    "take up": r"(?:takes?|took|taken|taking) up",
+    "tell": r"tells?|telling|told",
+    "whoever": r"whoever",
+    "wish": r"wish|wishes|wished",
+}
+"""Word to avoid → how it is spelled; an underscore counts as a space."""
+ENDINGS: Final = (".py", ".md", ".yaml", ".yml", ".html", ".sql", ".service", ".toml")
+RIGHT: Final[dict[tuple[str, str], str]] = {}
+"""(path, word) → why the word is right there."""
+NOT_YET: Final = Path(__file__).with_name("language_not_yet.txt")
+"""Lines `path: word, word`: files that were written before the rule."""
+
+
+def found_in(text: str) -> set[str]:
+    spaced = text.replace("_", " ")
+    return {word for word, spelled in WORDS.items() if re.search(rf"\b(?:{spelled})\b", spaced, re.IGNORECASE)}
+
+
+def not_yet() -> dict[str, set[str]]:
+    lines = NOT_YET.read_text(encoding="utf-8").splitlines()
+    return {path: set(words.split(", ")) for path, _, words in (line.partition(": ") for line in lines)}
+
+
+def product_files() -> list[str]:
+    folders = ("cdc", "pipelines", "migrations", "deploy", "config")
+    files = [ROOT / "README.md", *(path for folder in folders for path in sorted((ROOT / folder).rglob("*")))]
+    return [
+        path.relative_to(ROOT).as_posix()
+        for path in files
+        if path.suffix in ENDINGS and not {"__pycache__", "static"} & set(path.parts)
+    ]
+
+
+@pytest.fixture(scope="module", name="offenders")
+def _offenders() -> dict[str, set[str]]:
+    """The words that each file has and that are not right there."""
+    found = {path: found_in((ROOT / path).read_text(encoding="utf-8")) for path in product_files()}
+    return {path: left for path, words in found.items() if (left := {w for w in words if (path, w) not in RIGHT})}
+
+
+def test_no_file_has_a_new_word_to_avoid(offenders: dict[str, set[str]]) -> None:
+    known = not_yet()
+    new = {path: sorted(words - known.get(path, set())) for path, words in offenders.items()}
+
+    assert {path: words for path, words in new.items() if words} == {}
+
+
+def test_a_file_that_is_free_of_a_word_has_left_the_list(offenders: dict[str, set[str]]) -> None:
+    clean = {path: sorted(words - offenders.get(path, set())) for path, words in not_yet().items()}
+
+    assert {path: words for path, words in clean.items() if words} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("what the log holds", {"held"}),
+        ("def told_of(x)", {"tell"}),
+        ("The index stands at 5.", {"stands at"}),
+        ("the threshold of understanding", set()),
+        ("brought by mistake", {"bring"}),
+    ],
+)
+def test_words_are_found_as_words(text: str, words: set[str]) -> None:
+    assert found_in(text) == words
