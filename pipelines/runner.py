@@ -48,6 +48,7 @@ from typing import Final
 
 import structlog
 
+from cdc.back_off import BackOff
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import CdcError, LogTrimmed, Reaction, SinkError, SinkInUse
 from cdc.position import Position
@@ -62,8 +63,8 @@ from pipelines.sinks.table_state import failure_reason, log_trimmed_error
 
 ATTEMPTS: Final = 5
 """Failures in a row after which a run that is to end gives the sink up."""
-LONGEST_BACK_OFF: Final = 30.0
-"""Seconds between two attempts to open a sink, at most."""
+BACK_OFF: Final = BackOff(1.0, 30.0)
+"""Between attempts to open a sink."""
 
 log = structlog.get_logger("apply")
 
@@ -156,7 +157,7 @@ class Failures:
     def count(self) -> None:
         """Count a failed attempt and put the next one off."""
         self.attempts += 1
-        self.due = time.monotonic() + min(LONGEST_BACK_OFF, 0.5 * 2 ** min(self.attempts, 6))
+        self.due = time.monotonic() + BACK_OFF.seconds(self.attempts)
 
     def reset(self) -> None:
         """Forget the failures, because the sink gets a new record to start from."""

@@ -11,7 +11,7 @@ from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder
 from pipelines.sinks.delta.merge import ONE_SPARK_WRITE, OP, TxnMarker, merge_with_spark
 from pipelines.sinks.delta.settings import Writer
-from pipelines.sinks.delta.sink_parts import SinkParts
+from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.delta.strategy import table_record
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.transform.expressions import refusing
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class BulkLoad:
     """Loads the targets of one open sink; a target must have no rows."""
 
-    def __init__(self, parts: SinkParts) -> None:
+    def __init__(self, parts: DeltaSinkParts) -> None:
         self._parts = parts
 
     def fill(self, batch: TableBatch, rows: DataFrame) -> TableRecord:

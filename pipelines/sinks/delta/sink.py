@@ -26,7 +26,7 @@ from pipelines.sinks.delta.maintenance import TargetMaintenance
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.recovery import follow_rules, parked_upto, readable_versions, with_target_position
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.sink_parts import SinkParts
+from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.delta.strategy import KeepingStrategy
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class DeltaSink:
     def __init__(self, settings: DeltaSettings, spark: SparkSession | None = None) -> None:
         self.name = settings.name
         self._settings = settings
-        self.parts = SinkParts.of(settings)
+        self.parts = DeltaSinkParts.of(settings)
         self._latest: KeepingStrategy = LatestState(self.parts)
         self._history: KeepingStrategy = History(self.parts)
         self._record_table: PublishedTable | None = None

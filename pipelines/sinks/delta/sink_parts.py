@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkParts:
+class DeltaSinkParts:
     """The parts of one Delta sink; any thread may use them."""
 
     settings: DeltaSettings

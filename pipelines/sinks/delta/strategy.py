@@ -20,7 +20,7 @@ from pipelines.sinks.delta.schema_evolution import (
     with_earlier_names,
     with_target_types,
 )
-from pipelines.sinks.delta.sink_parts import SinkParts
+from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.versions import all_columns
 from pipelines.sinks.delta.writer_choice import rewritten_bytes
@@ -46,7 +46,7 @@ class TableStrategy(ABC):
     replaced_by_copy: bool
     """Whether a full copy replaces every row of the target."""
 
-    def __init__(self, parts: SinkParts) -> None:
+    def __init__(self, parts: DeltaSinkParts) -> None:
         self._parts = parts
         self._settings, self._targets, self._published = parts.settings, parts.targets, parts.published
 

@@ -23,7 +23,7 @@ from pipelines.sinks.delta.base_lookup import BaseLookup
 from pipelines.sinks.delta.latest import LatestState
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.sink_parts import SinkParts
+from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.delta.table import DeltaTarget
 from tests.contracts.folded import batch, gone, put
 
@@ -56,7 +56,7 @@ class Disturbed(LatestState):
 class DisturbedInSpark(Disturbed):
     """The same where Spark merges: its merge has chosen a version of the target before it reads the source."""
 
-    def __init__(self, parts: SinkParts, spark: SparkSession) -> None:
+    def __init__(self, parts: DeltaSinkParts, spark: SparkSession) -> None:
         super().__init__(parts)
         self._spark = spark
 
