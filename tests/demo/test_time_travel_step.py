@@ -127,7 +127,7 @@ def test_a_column_that_never_came_is_left_out_and_not_waited_for(shop: Shop) -> 
     steps = replace(shop.past(out), altered=False).run()
 
     assert [step.name for step in steps] == ["cut"]
-    assert "column     left out" in out.getvalue()
+    assert "column     skipped" in out.getvalue()
 
 
 def test_a_column_that_does_not_come_to_the_lake_fails_within_the_patience(shop: Shop) -> None:
