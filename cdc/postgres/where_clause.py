@@ -102,7 +102,8 @@ def _explain(conn: psycopg.Connection, query: sql.Composed) -> Any:
 def _volatile(conn: psycopg.Connection, where: str) -> str:
     named = [name.lower() for name in _CALLED.findall(where)]
     found = ", ".join(name for (name,) in conn.execute(_VOLATILE, [named]))
-    return f"it calls volatile functions: {found}" if found else "it contains a volatile expression or locks rows"
+    reason = f"it calls volatile functions: {found}" if found else "it contains a volatile expression or locks rows"
+    return f"it could write, wait, or give another result each time, because {reason}"
 
 
 def _failure(exc: psycopg.Error, schema: TableSchema, where: str) -> CdcError:
