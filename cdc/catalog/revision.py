@@ -50,7 +50,7 @@ def down(database: Database, revision: str) -> None:
 
 
 def is_newer(found: str | None) -> bool:
-    """Whether a version of cdc after this one, or another program, gave the database its revision."""
+    """Whether this version of cdc does not know the revision: a newer cdc, or another program, set it."""
     return found is not None and found > HEAD
 
 

@@ -53,8 +53,8 @@ class TrimPlan:
     """The last position in them."""
 
 
-class TrimPlanner(Rewrites, Protocol):
-    """The writer, as far as trimming and settling go."""
+class TrimmingWriter(Rewrites, Protocol):
+    """The methods of the log's writer that trimming and the rewriting of small files need."""
 
     def trim(self, segments: tuple[int, ...], upto: Position) -> None:
         """As LogWriter.trim."""
@@ -120,7 +120,7 @@ class RetentionWorker:
         if self._thread.is_alive():
             self._thread.join()
 
-    def carry_out(self, writer: TrimPlanner) -> TrimPlan | None:
+    def carry_out(self, writer: TrimmingWriter) -> TrimPlan | None:
         """Trim what was found to be due, and settle; for the committing thread, while it has nothing staged."""
         self._settling.carry_out(writer)
         trim, self._offered = self._offered, None

@@ -73,7 +73,7 @@ class Rewrites(Protocol):
 
 
 def plan_rewrite(files: Sequence[LogFile], spared: Collection[int] = (), many: int = MANY) -> RewriteJob | None:
-    """What is worth it of `changes`, the oldest segment first; pure. spared: segments that are left as they are."""
+    """Choose the oldest segment of `changes` whose small files are worth rewriting; spared: segments to leave alone."""
     newest = max((file.segment for file in files), default=0)
     segments: dict[int, list[LogFile]] = {}
     for file in files:

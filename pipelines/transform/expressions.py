@@ -95,7 +95,7 @@ class Expressions:
         return upsert if self.where is None else upsert & F.coalesce(F.expr(self.where), F.expr("false"))
 
     def _columns(self) -> Iterator[Column]:
-        """Of a row that is filtered out nothing is computed: the filter may be what makes an expression sound."""
+        """Compute only for rows that pass the filter: an expression may fail on the rows that the filter excludes."""
         from pyspark.sql import functions as F
 
         return (F.when(F.col(_KEPT), F.expr(sql)).alias(name) for name, sql in self.computed)

@@ -169,10 +169,10 @@ class Damaged:
 
 
 def position_behind(last: Position) -> Position:
-    """A position behind the log's end at which no transaction and no message of the source can ever stand.
+    """Return the first position after the log's end, which no commit or message of the source can have.
 
-    Commits stand at multiples of ALIGNED, everything else one before such a multiple. Raises LogCorrupt if there is
-    none, because the log ends with such a one.
+    Positions of commits are multiples of ALIGNED, those of messages are one less. Raises LogCorrupt if the log already
+    ends just before such a position.
     """
     if int(last) % ALIGNED >= ALIGNED - 2:
         raise LogCorrupt(

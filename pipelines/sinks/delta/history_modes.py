@@ -176,7 +176,7 @@ class MarkedRows(HistoryRows):
         return StoredState(rows, ~rows[DELETED_COLUMN].to_numpy())
 
     def _typed_keys(self, keys: Sequence[Key]) -> pa.Table | None:
-        """Keys as columns, without those that the target cannot hold and so has no row of; None if none is left."""
+        """Convert keys to typed columns, without keys that the target cannot represent; None if no key remains."""
         found = [typed for typed in map(self._typed_key, keys) if typed is not None]
         return pa.concat_tables(found) if found else None
 
