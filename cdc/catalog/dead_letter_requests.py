@@ -65,7 +65,7 @@ def find_dead_letters(catalog: Catalog, pipeline: str, ids: Iterable[str]) -> li
 
 
 def request_action(
-    catalog: Catalog, pipeline: str, letters: Iterable[DeadLetter], wish: DeadLetterRequest
+    catalog: Catalog, pipeline: str, letters: Iterable[DeadLetter], request: DeadLetterRequest
 ) -> list[int]:
     """Ask the apply process; hands back the commands' numbers, one for each sink."""
     by_sink: dict[str, list[DeadLetter]] = {}
@@ -74,23 +74,23 @@ def request_action(
     posted = []
     for sink, of_sink in by_sink.items():
         ids = [letter.id for letter in of_sink]
-        posted.append(catalog.commands.post(pipeline, DLQ, {"sink": sink, "verb": wish.verb.value, "ids": ids}))
+        posted.append(catalog.commands.post(pipeline, DLQ, {"sink": sink, "verb": request.verb.value, "ids": ids}))
         detail = {"sink": sink, "ids": ids, "tables": sorted({letter.topic for letter in of_sink})}
-        told = {} if wish.reason is None else {"reason": wish.reason}
-        catalog.audit.write(wish.actor, f"dlq {wish.verb.value}", pipeline, detail | told)
+        reason = {} if request.reason is None else {"reason": request.reason}
+        catalog.audit.write(request.actor, f"dlq {request.verb.value}", pipeline, detail | reason)
     return posted
 
 
 def await_outcomes(catalog: Catalog, commands: Iterable[int], patience: float = ANSWER_WITHIN) -> dict[str, str]:
     """What became of letters, by name, as far as that is known after so many seconds."""
-    deadline, never, told = time.monotonic() + patience, Event(), dict[str, str]()
+    deadline, never, outcomes = time.monotonic() + patience, Event(), dict[str, str]()
     for number in commands:
         while (command := catalog.commands.get(number)) is not None and command.state is CommandState.PENDING:
             if time.monotonic() >= deadline:
-                return told
+                return outcomes
             never.wait(_ASK_EVERY)
-        told |= (command.result or {}).get("letters", {}) if command is not None else {}
-    return told
+        outcomes |= (command.result or {}).get("letters", {}) if command is not None else {}
+    return outcomes
 
 
 def to_json(letter: DeadLetter) -> dict[str, Any]:

@@ -81,10 +81,10 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
 def _cut_to_json(cut: Published) -> dict[str, Any]:
     """The cut as the envelope shows it; tables that are not part of it are listed with their state."""
     from cdc.position import Position
-    from cdc.stores.snapshot_retention import told
+    from cdc.stores.snapshot_retention import format_time
 
     apart = {table.topic: table.state for table in cut.tables.values() if table.state != "streaming"}
-    when = told(cut.committed_at) if cut.committed_at else None
+    when = format_time(cut.committed_at) if cut.committed_at else None
     return {"position": str(Position(cut.position)), "committed_at": when, "apart": apart}
 
 

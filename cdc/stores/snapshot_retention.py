@@ -34,12 +34,12 @@ class ListedCut:
     """When the sink published it, µs since 1970 UTC; no two are equal."""
 
     def __str__(self) -> str:
-        when = f", committed at {told(self.committed_at)}" if self.committed_at else ""
+        when = f", committed at {format_time(self.committed_at)}" if self.committed_at else ""
         return f"{Position(self.position)}{when}"
 
 
-def told(micros: int) -> str:
-    """µs since 1970 UTC as a person and `--at` read them."""
+def format_time(micros: int) -> str:
+    """Format microseconds since 1970 (UTC) as `--at` reads them."""
     return datetime.fromtimestamp(micros / _MICRO, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -97,4 +97,4 @@ def _is_after(cut: ListedCut, moment: Position | datetime) -> bool:
 
 
 def _said(moment: Position | datetime) -> str:
-    return told(round(moment.timestamp() * _MICRO)) if isinstance(moment, datetime) else str(moment)
+    return format_time(round(moment.timestamp() * _MICRO)) if isinstance(moment, datetime) else str(moment)

@@ -32,20 +32,20 @@ def run(asked: argparse.Namespace) -> int:
         mode=VerifyMode(asked.mode),
         against=Against(asked.against),
     )
-    rhythm = _rhythm(asked)
-    if options.against is Against.LOG and (asked.repair or rhythm is not None):
+    schedule = _rhythm(asked)
+    if options.against is Against.LOG and (asked.repair or schedule is not None):
         wrong = "--repair reads the source again" if asked.repair else "--every goes by what the source has"
         raise ConfigError(
             f"{wrong}, and --against log leaves it alone",
             remedy="leave one of them out; 'cdc replay SINK' builds a target anew from the log",
         )
-    if rhythm is not None:
-        return _continuously(asked, options, rhythm)
+    if schedule is not None:
+        return _continuously(asked, options, schedule)
     if asked.repair:
-        mended = repair(load_definition(asked.config), options)
-        return _told(asked, mended.report, mended.mended, mended.to_json(), mended.summary)
+        outcome = repair(load_definition(asked.config), options)
+        return _print_report(asked, outcome.report, outcome.repairs, outcome.to_json(), outcome.summary)
     report = verify(load_definition(asked.config), options)
-    return _told(asked, report, (), report.to_json(), report.summary)
+    return _print_report(asked, report, (), report.to_json(), report.summary)
 
 
 def _rhythm(asked: argparse.Namespace) -> VerificationSchedule | None:
@@ -68,58 +68,66 @@ def _rhythm(asked: argparse.Namespace) -> VerificationSchedule | None:
     return VerificationSchedule(every=every, rate=asked.rate, repair=asked.repair)
 
 
-def _continuously(asked: argparse.Namespace, options: VerifyOptions, rhythm: VerificationSchedule) -> int:
+def _continuously(asked: argparse.Namespace, options: VerifyOptions, schedule: VerificationSchedule) -> int:
     definition = load_definition(asked.config)
-    work = ContinuousVerification(definition, options, rhythm, _say_json if asked.json else _say)
+    work = ContinuousVerification(definition, options, schedule, _print_range_json if asked.json else _print_range)
     work.run()
     return int((ExitCode.FINDING if work.wrong else ExitCode.OK).value)
 
 
-def _say_json(told: RangeResult) -> None:
-    if told.error is not None:
-        error = ErrorReport.of(told.error)
-        _emit(Envelope(command="verify", ok=False, summary=told.error.message, error=error))
-    elif told.verdict is not None:
-        wrong = None if told.verdict.equal else ErrorReport.of(VerifyMismatch(_summary(told)))
-        _emit(Envelope(command="verify", ok=wrong is None, summary=_summary(told), result=told.to_json(), error=wrong))
+def _print_range_json(range_result: RangeResult) -> None:
+    if range_result.error is not None:
+        error = ErrorReport.of(range_result.error)
+        _emit(Envelope(command="verify", ok=False, summary=range_result.error.message, error=error))
+    elif range_result.verdict is not None:
+        wrong = None if range_result.verdict.equal else ErrorReport.of(VerifyMismatch(_summary(range_result)))
+        _emit(
+            Envelope(
+                command="verify",
+                ok=wrong is None,
+                summary=_summary(range_result),
+                result=range_result.to_json(),
+                error=wrong,
+            )
+        )
 
 
-def _say(told: RangeResult) -> None:
-    if told.error is not None:
-        line(LineMark.ADVICE, told.error.message, fix=told.error.fix)
-    elif told.verdict is not None:
-        line(LineMark.GOOD if told.verdict.equal else LineMark.BAD, _summary(told))
-        _print_keys(told.verdict)
+def _print_range(range_result: RangeResult) -> None:
+    if range_result.error is not None:
+        line(LineMark.ADVICE, range_result.error.message, fix=range_result.error.fix)
+    elif range_result.verdict is not None:
+        line(LineMark.GOOD if range_result.verdict.equal else LineMark.BAD, _summary(range_result))
+        _print_keys(range_result.verdict)
 
 
-def _summary(told: RangeResult) -> str:
-    assert told.verdict is not None  # noqa: S101 - both callers looked
-    text = f"{told.verdict.sink} {told.verdict.topic}: {words(told.verdict)}"
-    if told.found is None or (told.found.first is None and told.found.ended is None):
+def _summary(range_result: RangeResult) -> str:
+    assert range_result.verdict is not None  # noqa: S101 - both callers looked
+    text = f"{range_result.verdict.sink} {range_result.verdict.topic}: {words(range_result.verdict)}"
+    if range_result.found is None or (range_result.found.first is None and range_result.found.ended is None):
         return text
-    return f"{text} from {told.found.first or 'the beginning'} to {told.found.ended or 'the end'}"
+    return f"{text} from {range_result.found.first or 'the beginning'} to {range_result.found.ended or 'the end'}"
 
 
-def _next(report: VerifyReport, file: str) -> str:
+def _remedy(report: VerifyReport, file: str) -> str:
     """What to do; where one table alone is wrong, about that one."""
     wrong = [(verdict.sink, verdict.topic) for verdict in report.tables if not verdict.equal]
     sink, topic = wrong[0] if len(wrong) == 1 else (None, None)
     return complete_remedy(VerifyMismatch.remedy, sink=sink, topic=topic, file=file)
 
 
-def _told(
-    asked: argparse.Namespace, report: VerifyReport, mended: Sequence[RepairResult], result: object, summary: str
+def _print_report(
+    asked: argparse.Namespace, report: VerifyReport, repairs: Sequence[RepairResult], result: object, summary: str
 ) -> int:
     if asked.json:
         error = None if report.equal else ErrorReport.of(VerifyMismatch(summary))
         _emit(Envelope(command="verify", ok=report.equal, summary=summary, result=result, error=error))
     else:
-        for one in mended:
+        for one in repairs:
             line(LineMark.GOOD if one.equal else LineMark.BAD, one.summary)
         for verdict in report.tables:
             line(LineMark.GOOD if verdict.equal else LineMark.BAD, f"{verdict.sink} {verdict.topic}: {words(verdict)}")
             _print_keys(verdict)
-        fix = None if report.equal else _next(report, str(asked.config))
+        fix = None if report.equal else _remedy(report, str(asked.config))
         line(LineMark.GOOD if report.equal else LineMark.BAD, report.summary, fix=fix)
     return int((ExitCode.OK if report.equal else ExitCode.FINDING).value)
 
@@ -150,8 +158,8 @@ def words(verdict: TableVerdict) -> str:
     if verdict.mode == VerifyMode.COUNT:
         return f"{verdict.rows:,} rows on both sides"
     how = " by digest" if verdict.mode == VerifyMode.CHECKSUM else ""
-    untold = f", {verdict.reason}" if verdict.reason else ""
-    return f"{verdict.rows:,} rows equal{how}{apart}{untold}"
+    reason = f", {verdict.reason}" if verdict.reason else ""
+    return f"{verdict.rows:,} rows equal{how}{apart}{reason}"
 
 
 def _emit(envelope: Envelope) -> None:

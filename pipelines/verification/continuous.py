@@ -160,7 +160,7 @@ class ContinuousVerification:
                 if time.monotonic() >= until:
                     complete = False
                     break
-        return self._mended(wrong) or not complete
+        return self._repair(wrong) or not complete
 
     def _compared(
         self, catalog: Catalog, cut: ConsistentCut, at: datetime
@@ -186,10 +186,10 @@ class ContinuousVerification:
     ) -> Iterator[tuple[TableVerdict, VerifiedRange]]:
         place = (table.sink, table.record.topic)
         column = table.range_column(cut.source)
-        for mended in [found for found in self._again if (found.sink, found.topic) == place]:
-            self._again.remove(mended)
-            within = None if column is None else KeyRange(column, mended.first, mended.ended)
-            yield self._one(table, within, replace(mended, position=cut.position, verified_at=at))
+        for result in [found for found in self._again if (found.sink, found.topic) == place]:
+            self._again.remove(result)
+            within = None if column is None else KeyRange(column, result.first, result.ended)
+            yield self._one(table, within, replace(result, position=cut.position, verified_at=at))
         while begin := next_place(catalog.verified.passes(self._definition.name, *place), at, self._rhythm.every):
             within = None if column is None else KeyRange(column, begin.first)
             if within is not None:
@@ -226,15 +226,15 @@ class ContinuousVerification:
                 self.wrong.discard(place)
         self._say(RangeResult(verdict, found))
 
-    def _mended(self, wrong: Sequence[tuple[TableVerdict, VerifiedRange]]) -> bool:
+    def _repair(self, wrong: Sequence[tuple[TableVerdict, VerifiedRange]]) -> bool:
         """Have what differs read again, and remember which ranges that was; whether there was anything."""
         if not self._rhythm.repair:
             return False
-        mending = RepairRun(self._definition, self._options.timeout)
+        run = RepairRun(self._definition, self._options.timeout)
         asked: dict[Place, RepairResult] = {}
         wanted: dict[Place, list[Key]] = {}
         for verdict, found in wrong:
-            place, one = (verdict.sink, verdict.topic), mending.begun(verdict)
+            place, one = (verdict.sink, verdict.topic), run.begun(verdict)
             mark = (place, found.began, found.number)
             if one.reason is not None or mark in self._tried:
                 continue
@@ -242,7 +242,7 @@ class ContinuousVerification:
             self._again.append(found)
             asked.setdefault(place, one)
             wanted[place] = [*wanted.get(place, ()), *keys_of(verdict)][:KEYS]
-        mending.carry_out(wanted, asked)
+        run.carry_out(wanted, asked)
         return bool(wanted)
 
 

@@ -29,7 +29,7 @@ from pipelines.verification.verdict import TableVerdict, VerifyReport
 from pipelines.verification.verify import VerifyOptions, verify
 
 ROUNDS: Final = 3
-"""A row that moved to another key while it was mended took what was wrong with it along: the next round finds it."""
+"""A row that moved to another key while it was repaired took what was wrong with it along: the next round finds it."""
 POLL: Final = 0.2
 """Seconds between two looks at a backfill."""
 
@@ -72,7 +72,7 @@ class Repair:
 
     report: VerifyReport
     """Each table as it was last compared."""
-    mended: tuple[RepairResult, ...] = ()
+    repairs: tuple[RepairResult, ...] = ()
     position: Position | None = None
     """Where those that were read again were last compared."""
 
@@ -84,13 +84,13 @@ class Repair:
     @property
     def summary(self) -> str:
         """One line for a person."""
-        again = f", {sum(one.keys for one in self.mended):,} keys read again" if self.mended else ""
+        again = f", {sum(one.keys for one in self.repairs):,} keys read again" if self.repairs else ""
         return f"{self.report.summary}{again}"
 
     def to_json(self) -> dict[str, Any]:
         """The envelope's result."""
         position = None if self.position is None else str(self.position)
-        return self.report.to_json() | {"repaired": {"position": position, "tables": [asdict(m) for m in self.mended]}}
+        return self.report.to_json() | {"repaired": {"position": position, "tables": [asdict(m) for m in self.repairs]}}
 
 
 def repair(definition: Definition, options: VerifyOptions) -> Repair:
@@ -106,20 +106,20 @@ def repair(definition: Definition, options: VerifyOptions) -> Repair:
         options = replace(options, mode=VerifyMode.ROWS)
         report = _merged(report, verify(definition, _only(options, untold)), untold)
     tried: dict[Place, frozenset[Key]] = {}
-    mending, position = RepairRun(definition, options.timeout), None
-    mended = {_place(v): mending.begun(v) for v in report.tables if not v.equal}
+    run, position = RepairRun(definition, options.timeout), None
+    repairs = {_place(v): run.begun(v) for v in report.tables if not v.equal}
     for _ in range(ROUNDS):
-        wanted = {_place(v): keys_of(v) for v in report.tables if not v.equal and mended[_place(v)].reason is None}
+        wanted = {_place(v): keys_of(v) for v in report.tables if not v.equal and repairs[_place(v)].reason is None}
         # what came out the same is not wrong by accident
         wanted = {place: keys for place, keys in wanted.items() if keys and frozenset(keys) != tried.get(place)}
         if not wanted:
             break
         tried |= {place: frozenset(keys) for place, keys in wanted.items()}
-        mended |= mending.carry_out(wanted, mended)
+        repairs |= run.carry_out(wanted, repairs)
         again = verify(definition, _only(replace(options, mode=VerifyMode.ROWS), wanted))
         position, report = again.position, _merged(report, again, wanted)
-        mended |= {_place(v): replace(mended[_place(v)], equal=v.equal) for v in report.tables if _place(v) in wanted}
-    return Repair(replace(report, tables=tuple(map(_short, report.tables))), tuple(mended.values()), position)
+        repairs |= {_place(v): replace(repairs[_place(v)], equal=v.equal) for v in report.tables if _place(v) in wanted}
+    return Repair(replace(report, tables=tuple(map(_short, report.tables))), tuple(repairs.values()), position)
 
 
 class RepairRun:
@@ -129,7 +129,7 @@ class RepairRun:
         self._definition, self._timeout = definition, timeout
 
     def begun(self, verdict: TableVerdict) -> RepairResult:
-        """What is wrong with a table, and why it cannot be mended by keys if so."""
+        """What is wrong with a table, and why it cannot be repaired by keys if so."""
         one = RepairResult(sink=verdict.sink, topic=verdict.topic, **verdict.counts)  # type: ignore[arg-type]
         if verdict.complete and not any(verdict.counts.values()):
             return replace(one, reason=verdict.reason or f"it is {verdict.state}")
@@ -138,7 +138,7 @@ class RepairRun:
         return one
 
     def carry_out(
-        self, wanted: Mapping[Place, list[Key]], mended: Mapping[Place, RepairResult]
+        self, wanted: Mapping[Place, list[Key]], repairs: Mapping[Place, RepairResult]
     ) -> dict[Place, RepairResult]:
         """Ask for everything, sink by sink, for a table is in one backfill at a time; wait until the log holds it."""
         done: dict[Place, RepairResult] = {}
@@ -146,7 +146,7 @@ class RepairRun:
             _require_reader(catalog, self._definition.name)
             for sink in sorted({sink for sink, _ in wanted}):
                 of_sink = {place: keys for place, keys in wanted.items() if place[0] == sink}
-                asked = {place: self._ask(catalog, mended[place], keys) for place, keys in of_sink.items()}
+                asked = {place: self._ask(catalog, repairs[place], keys) for place, keys in of_sink.items()}
                 done |= {place: self._ended(catalog, one) for place, one in asked.items()}
         return done
 

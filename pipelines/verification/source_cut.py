@@ -2,7 +2,7 @@
 
 A temporary slot's exported snapshot sees exactly the transactions whose commit record lies below its
 consistent point c. A commit at c itself is not seen, so a sink that ends a batch at c − 1 holds the same rows.
-The wish goes to the apply process as a command; a heartbeat moves the log past c, so that the
+The request goes to the apply process as a command; a heartbeat moves the log past c, so that the
 batch ends. A sink that had published beyond c − 1 before it read the command cannot go back: then
 another snapshot is taken.
 """
@@ -81,25 +81,25 @@ class CutRequest:
 
 
 @contextmanager
-def consistent_cut(catalog: Catalog, wish: CutRequest) -> Iterator[ConsistentCut]:
+def consistent_cut(catalog: Catalog, request: CutRequest) -> Iterator[ConsistentCut]:
     """Take a cut and keep it readable inside the block; raises PositionNotReached when the deadline passes."""
-    deadline = time.monotonic() + wish.timeout
+    deadline = time.monotonic() + request.timeout
     for _ in range(ATTEMPTS):
-        require_apply(catalog, wish.pipeline)
-        with connect(wish.dsn, autocommit=False, application_name="cdc verify") as source:
+        require_apply(catalog, request.pipeline)
+        with connect(request.dsn, autocommit=False, application_name="cdc verify") as source:
             commands: dict[str, int] = {}
             try:
-                position = _ask(catalog, wish, source, commands)
-                kept = _wait(catalog, wish, commands, deadline)
+                position = _ask(catalog, request, source, commands)
+                kept = _wait(catalog, request, commands, deadline)
                 if kept is not None:
                     yield ConsistentCut(
-                        position, source, kept, wish.publication, published_rows(source, wish.publication)
+                        position, source, kept, request.publication, published_rows(source, request.publication)
                     )
                     return
             except SnapshotInvalidated:
                 continue  # a TRUNCATE came between snapshot and lock: take another
             finally:
-                _release(catalog, wish.pipeline, commands)
+                _release(catalog, request.pipeline, commands)
     raise PositionNotReached(
         f"a sink had passed each of {ATTEMPTS} snapshots", remedy="verify again when the load is lower"
     )
@@ -120,22 +120,22 @@ def require_apply(catalog: Catalog, pipeline: str) -> None:
         )
 
 
-def _ask(catalog: Catalog, wish: CutRequest, source: Any, commands: dict[str, int]) -> Position:
+def _ask(catalog: Catalog, request: CutRequest, source: Any, commands: dict[str, int]) -> Position:
     """Take a snapshot into `source` and ask every sink for it; the commands are noted as they are posted."""
-    with create_slot(wish.dsn, f"cdc_verify_{uuid.uuid4().hex[:12]}", temporary=True) as exported:
-        position = Position.of(exported.consistent_point - 1, wish.epoch)
+    with create_slot(request.dsn, f"cdc_verify_{uuid.uuid4().hex[:12]}", temporary=True) as exported:
+        position = Position.of(exported.consistent_point - 1, request.epoch)
         # before anything else: every millisecond from here on a sink may pass the cut
-        for sink in wish.sinks:
-            commands[sink] = catalog.commands.post(wish.pipeline, "cut", {"sink": sink, "position": int(position)})
+        for sink in request.sinks:
+            commands[sink] = catalog.commands.post(request.pipeline, "cut", {"sink": sink, "position": int(position)})
         begin_snapshot(source, exported.name)
-        lock_tables(source, match_tables(source, wish.patterns, wish.exclude))
-    with connect(wish.dsn, application_name="cdc verify") as conn:
+        lock_tables(source, match_tables(source, request.patterns, request.exclude))
+    with connect(request.dsn, application_name="cdc verify") as conn:
         heartbeat.emit_message(conn, HEARTBEAT_PREFIX, "verify")
     return position
 
 
 def _wait(
-    catalog: Catalog, wish: CutRequest, commands: Mapping[str, int], deadline: float
+    catalog: Catalog, request: CutRequest, commands: Mapping[str, int], deadline: float
 ) -> dict[str, KeptCutAt] | None:
     """The sinks at the cut, or None when one of them had passed it."""
     while True:
@@ -150,8 +150,10 @@ def _wait(
         if all(found.values()):
             return {sink: _kept(command) for sink, command in found.items() if command is not None}
         if time.monotonic() >= deadline:
-            raise PositionNotReached(_why(catalog, wish, [sink for sink, command in found.items() if command is None]))
-        require_apply(catalog, wish.pipeline)
+            raise PositionNotReached(
+                _why(catalog, request, [sink for sink, command in found.items() if command is None])
+            )
+        require_apply(catalog, request.pipeline)
         time.sleep(POLL)
 
 
@@ -165,10 +167,12 @@ def _kept(command: Command) -> KeptCutAt:
     return KeptCutAt(Published.from_json(json.dumps(result["record"])), str(result["handle"]))
 
 
-def _why(catalog: Catalog, wish: CutRequest, sinks: Sequence[str]) -> str:
-    states = {sink.sink: f" ({sink.state}: {sink.reason})" for sink in catalog.sinks.ls(wish.pipeline) if sink.reason}
+def _why(catalog: Catalog, request: CutRequest, sinks: Sequence[str]) -> str:
+    states = {
+        sink.sink: f" ({sink.state}: {sink.reason})" for sink in catalog.sinks.ls(request.pipeline) if sink.reason
+    }
     names = ", ".join(f"{sink!r}{states.get(sink, '')}" for sink in sinks)
-    return f"no batch ended at the cut within {wish.timeout:.0f} s: {names}"
+    return f"no batch ended at the cut within {request.timeout:.0f} s: {names}"
 
 
 def _release(catalog: Catalog, pipeline: str, commands: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""How a whole table is plan by blocks, and what of it is left for a reader that goes on: cdc/snapshot/chunk_plan.py."""
+"""The chunk plan of a whole table by blocks, and what is left of it after a restart: cdc/snapshot/chunk_plan.py."""
 
 from __future__ import annotations
 
