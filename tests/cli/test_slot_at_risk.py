@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import psycopg
 import pytest
 
 from cdc.catalog import Catalog
 from cdc.postgres.connection import connect
-from cdc.service.api.app import create_app
 from tests.cli.command import run
-from tests.faults.capture import Captured
+from tests.faults.capture import Captured, capture_table
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
-from tests.service.running import answering
+from tests.service.running import serving
 from tests.service.scraped import write_wal
 
 LIMIT = "ALTER SYSTEM SET max_slot_wal_keep_size = '64MB'"
@@ -25,10 +23,7 @@ NO_LIMIT = "ALTER SYSTEM RESET max_slot_wal_keep_size"
 
 @pytest.fixture(name="held")
 def _held(tmp_path: Path, database: str) -> Captured:
-    run_sql(database, "CREATE TABLE t (id int PRIMARY KEY)")
-    held = Captured(tmp_path, database)
-    held.copy()
-    return held
+    return capture_table(tmp_path, database)
 
 
 @pytest.fixture(name="limited")
@@ -71,12 +66,7 @@ def test_every_command_says_what_is_left_before_the_slot_is_lost_and_exits_with_
 def test_the_page_says_what_is_left_and_for_how_long_at_the_present_rate(
     held: Captured, limited: psycopg.Connection
 ) -> None:
-    definition = held.definition
-    with (
-        Catalog.open(definition.catalog.url) as catalog,
-        answering(create_app(catalog, definition, definition.log.path)) as url,
-        httpx.Client(base_url=url, timeout=5.0) as client,
-    ):
+    with serving(held.definition) as client:
         until(lambda: client.get("/api/v1/status").json()["source"]["slot_forecast"], "the first figures")
         write_wal(limited, 50)
         until(lambda: "at the present rate; then the slot is lost" in client.get("/").text, "the sentence on the page")

@@ -12,16 +12,12 @@ from cdc.postgres.connection import connect
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import slot_status
 from tests.cli.command import run
-from tests.faults.capture import Captured
-from tests.fixtures.postgres import run_sql
+from tests.faults.capture import Captured, capture_table
 
 
 @pytest.fixture(name="held")
 def _held(tmp_path: Path, any_database: str) -> Captured:
-    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)")
-    held = Captured(tmp_path, any_database)
-    held.copy()
-    return held
+    return capture_table(tmp_path, any_database)
 
 
 def test_ls_shows_slots_limits_and_that_ours_fits(held: Captured, capsys: pytest.CaptureFixture[str]) -> None:

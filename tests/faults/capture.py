@@ -26,6 +26,7 @@ from cdc.postgres.replication import identify_system
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableState
 from tests.fixtures.forked import start
+from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 
 
@@ -112,6 +113,14 @@ class Captured:
         """Whether the log has come there."""
         last = self.log.last_commit
         return last is not None and last.last.lsn >= end
+
+
+def capture_table(folder: Path, dsn: str) -> Captured:
+    """A pipeline whose log contains the copy of one empty table, `t (id int PRIMARY KEY)`."""
+    run_sql(dsn, "CREATE TABLE t (id int PRIMARY KEY)")
+    captured = Captured(folder, dsn)
+    captured.copy()
+    return captured
 
 
 class Reading:

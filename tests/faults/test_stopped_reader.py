@@ -9,33 +9,22 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cdc.catalog import Catalog
 from cdc.postgres.connection import connect
-from cdc.service.api.app import create_app
 from cdc.service.source_sampler import MAX_AGE
-from tests.faults.capture import Captured, ReaderProcess
-from tests.fixtures.postgres import run_sql
+from tests.faults.capture import Captured, ReaderProcess, capture_table
 from tests.fixtures.waiting import until
-from tests.service.running import answering
+from tests.service.running import serving
 from tests.service.scraped import figures, health, write_wal
 
 
 @pytest.fixture(name="held")
 def _held(tmp_path: Path, database: str) -> Captured:
-    run_sql(database, "CREATE TABLE t (id int PRIMARY KEY)")
-    held = Captured(tmp_path, database)
-    held.copy()
-    return held
+    return capture_table(tmp_path, database)
 
 
 @pytest.fixture(name="client")
 def _client(held: Captured) -> Iterator[httpx.Client]:
-    definition = held.definition
-    with (
-        Catalog.open(definition.catalog.url) as catalog,
-        answering(create_app(catalog, definition, definition.log.path)) as url,
-        httpx.Client(base_url=url, timeout=5.0) as client,
-    ):
+    with serving(held.definition) as client:
         yield client
 
 

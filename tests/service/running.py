@@ -6,8 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
 
+import httpx
 import uvicorn
 
+from cdc.catalog import Catalog
+from cdc.config import Definition
+from cdc.service.api.app import create_app
 from cdc.service.api.server import bind, server_config
 from cdc.service.request_limits import RequestLimits
 
@@ -24,3 +28,14 @@ def answering(app: Callable[..., object], limits: RequestLimits | None = None) -
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def serving(definition: Definition) -> Iterator[httpx.Client]:
+    """A client of the API and the page of a definition."""
+    with (
+        Catalog.open(definition.catalog.url) as catalog,
+        answering(create_app(catalog, definition, definition.log.path)) as url,
+        httpx.Client(base_url=url, timeout=5.0) as client,
+    ):
+        yield client

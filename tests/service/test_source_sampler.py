@@ -17,11 +17,11 @@ from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.service.api.app import create_app
 from cdc.service.source_observation import SourceObservation
 from cdc.service.source_sampler import MAX_AGE, SourceSampler
-from tests.faults.capture import Captured
+from tests.faults.capture import Captured, capture_table
 from tests.faults.proxy import Proxy
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
-from tests.service.running import answering
+from tests.service.running import answering, serving
 from tests.service.scraped import figures, write_wal
 
 SOON = 30.0
@@ -47,20 +47,12 @@ def hung_reader(held: Captured) -> Iterator[ReplicationStream]:
 
 @pytest.fixture(name="held")
 def _held(tmp_path: Path, any_database: str) -> Captured:
-    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)")
-    held = Captured(tmp_path, any_database)
-    held.copy()
-    return held
+    return capture_table(tmp_path, any_database)
 
 
 @pytest.fixture(name="client")
 def _client(held: Captured) -> Iterator[httpx.Client]:
-    definition = held.definition
-    with (
-        Catalog.open(definition.catalog.url) as catalog,
-        answering(create_app(catalog, definition, definition.log.path)) as url,
-        httpx.Client(base_url=url, timeout=5.0) as client,
-    ):
+    with serving(held.definition) as client:
         yield client
 
 
