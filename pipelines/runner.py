@@ -196,7 +196,7 @@ class SinkRunner:
         if self._state is State.STANDBY and time.monotonic() - self._standby_since > LEASE:
             return SinkInUse(
                 f"another apply process has the lease of sink {self._settings.name!r}: {self._other_process}",
-                remedy="nothing to do if that process shall continue; otherwise stop it and start this one again",
+                remedy="nothing to do if the other process should continue; otherwise stop it and start this one again",
             )
         failures = self._failures
         return failures.error if failures.is_final or failures.attempts >= ATTEMPTS else None

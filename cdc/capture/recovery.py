@@ -55,7 +55,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
         raise LogError("the log is empty", remedy=EMPTY)
     _idle_slot(definition)
     _record_slot_for_replacement(settings, writer)
-    write_pending_epoch(settings.log, PendingEpoch(before.epoch + 1, "asked for with cdc slots recover"))
+    write_pending_epoch(settings.log, PendingEpoch(before.epoch + 1, "requested with cdc slots recover"))
     hit("after_intent")
     ensure_initial_snapshot(settings.source, settings.log, writer, metrics.Metrics())
     log = LogReader(settings.log)

@@ -151,7 +151,7 @@ class StatusReporter(Thread):
         """Show whether the reader waits for the log's storage."""
         blocked = bool(self._figures.value(metrics.LOG_BLOCKED, self._definition.name))
         if blocked and self._state == "running":
-            self._record_error("waiting", LogUnwritable("the log's storage takes no more"))
+            self._record_error("waiting", LogUnwritable("the log's storage accepts no writes"))
         elif not blocked and self._error is not None and self._error["code"] == LogUnwritable.code:
             self._state, self._error = "running", None
 

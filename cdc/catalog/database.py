@@ -113,7 +113,7 @@ def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise ConfigError("catalog.url is no SQLAlchemy URL") from error
+        raise ConfigError("catalog.url is not an SQLAlchemy URL") from error
     if parsed.get_backend_name() not in _INSERT:
         raise ConfigError(f"catalog.url: expected sqlite or postgresql, got {parsed.get_backend_name()!r}")
     return parsed

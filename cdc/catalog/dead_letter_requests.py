@@ -115,4 +115,4 @@ def _named(known: list[DeadLetter], text: str) -> DeadLetter:
     if not found:
         listed = ", ".join(letter.id for letter in known[:_LISTED]) or "none"
         raise UnknownName(f"no dead letter is called {text!r}", remedy=f"there are: {listed}; see 'cdc dlq ls'")
-    raise UnknownName(f"{len(found)} dead letters begin with {text!r}", remedy="write more of the name")
+    raise UnknownName(f"{len(found)} dead letters begin with {text!r}", remedy="write more characters of the id")

@@ -58,7 +58,7 @@ def _refuse_newer(database: Database, found: str | None) -> None:
     if is_newer(found):
         raise CatalogUnusable(
             f"catalog {database.shown!r} is at revision {found!r}, this version of cdc knows up to {HEAD!r}",
-            remedy=f"use the version of cdc that made it, or a later one; without it {database.replacement}; {LOST}",
+            remedy=f"use the version of cdc that created it, or a later one; without it {database.replacement}; {LOST}",
         )
 
 
@@ -84,7 +84,7 @@ def _run(database: Database, verb: str, revision: str) -> None:
         try:
             getattr(command, verb)(config, revision)
         except CommandError as error:
-            raise ConfigError(f"no way to revision {revision!r} from where the catalog is") from error
+            raise ConfigError(f"the catalog cannot be migrated from its revision to {revision!r}") from error
 
 
 def _config(directory: str, output: io.StringIO) -> Any:

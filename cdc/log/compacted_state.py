@@ -184,7 +184,8 @@ class CompactedWriter:
             raise LogFenced(f"runs to be replaced are not in the table: {sorted(replaces)!r}")
         if horizon < self.horizon or floor < self.floor or floor > horizon:
             raise LogFenced(
-                f"the horizon would go back or the floor pass it: from {self.horizon!s} and {self.floor!s} "
+                f"the new horizon is below the old one, or the new floor is above it: from {self.horizon!s} and "
+                f"{self.floor!s} "
                 f"to {horizon!s} and {floor!s}"
             )
         added = [self._added(file, horizon) for file in written]
@@ -243,7 +244,7 @@ class CompactedWriter:
         action = self._fenced.added(file.name, file.size, file.rows, file.statistics)
         last = json.loads(file.statistics).get("maxValues", {}).get("position")
         if last is None or last > horizon:
-            raise LogCorrupt(f"file {file.name!r} holds rows above the horizon {horizon!s}, or does not say")
+            raise LogCorrupt(f"file {file.name!r} contains rows above the horizon {horizon!s}, or has no statistics")
         return action
 
     def _sync(self, written: Sequence[WrittenFile]) -> None:

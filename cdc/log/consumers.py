@@ -119,4 +119,4 @@ def _read(file: Root) -> Consumer | None:
     except FileNotFoundError:
         return None  # forgotten since it was listed
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise LogCorrupt(f"consumer {file.name!r} beside the log cannot be read") from exc
+        raise LogCorrupt(f"consumer file {file.name!r} of the log cannot be read") from exc

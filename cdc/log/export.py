@@ -61,8 +61,8 @@ def export_range(
     after = log.oldest if first is None else Position(max(0, first - 1))
     if after < log.oldest:
         raise LogTrimmed(
-            f"the log holds no single changes up to {log.oldest!s}, only what they come to",
-            remedy=f"write --from {Position(log.oldest + 1)!s} or later, or leave it out",
+            f"changes up to {log.oldest!s} are trimmed; only their compacted state is left",
+            remedy=f"write --from {Position(log.oldest + 1)!s} or later, or omit it",
         )
     return ExportRange(after=after, upto=durable if last is None else min(last, durable), wanted=wanted)
 

@@ -86,7 +86,7 @@ class FencedTable:
                 make_private_directory(path)
         except OSError as exc:
             why = (exc.strerror or "refused").lower()
-            raise LogUnwritable(f"the log's directory {str(path)!r} cannot be made: {why}") from exc
+            raise LogUnwritable(f"the log's directory {str(path)!r} cannot be created: {why}") from exc
         with storage_errors(path):
             DeltaTable.create(
                 str(path),
@@ -176,7 +176,7 @@ class FencedTable:
         except (OSError, pa.ArrowException) as exc:
             raise LogCorrupt(f"staged file {relative!r} cannot be read") from exc
         if not intact or found.schema.to_arrow_schema().names != LOG_SCHEMA.names:
-            raise LogCorrupt(f"staged file {relative!r} is not as it was written")
+            raise LogCorrupt(f"staged file {relative!r} differs from what was written")
         partition: dict[str, str | None] = {_PARTITION: str(segment_of(relative))}
         return AddAction(relative, size, partition, _now(), True, statistics)
 

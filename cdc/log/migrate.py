@@ -72,7 +72,8 @@ def describe(table: Root, log_id: str, description: str) -> None:
         )
     except CommitFailedError as exc:
         raise LogFenced(
-            f"somebody commits to {table.name!r} of the log", remedy="stop the reader and the apply process first"
+            f"another process commits to {table.name!r} of the log",
+            remedy="stop the reader and the apply process first",
         ) from exc
     sync_commit(table, open_table(table).version())
 

@@ -36,7 +36,7 @@ def read_pending_epoch(root: str | Root) -> PendingEpoch | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise LogCorrupt(f"{NAME!r} beside the log cannot be read") from exc
+        raise LogCorrupt(f"file {NAME!r} of the log cannot be read") from exc
 
 
 def write_pending_epoch(root: str | Root, intent: PendingEpoch) -> None:

@@ -55,9 +55,9 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
     _check_start(view, after)
     if upto < view.horizon:
         raise LogTrimmed(
-            f"the log holds no single changes up to {view.oldest!s}, and its state only from {view.horizon!s} on: "
-            f"it cannot be read up to {upto!s}",
-            remedy=f"end at {view.horizon!s} or later; a Spark stream that stopped here begins with a new checkpoint",
+            f"the log cannot be read up to {upto!s}: changes up to {view.oldest!s} are trimmed, "
+            f"and their compacted state begins at {view.horizon!s}",
+            remedy=f"end at {view.horizon!s} or later; restart a Spark stream that stopped here with a new checkpoint",
         )
     return [*ranges.overlapping(view.compacted, after, view.horizon), *_beyond_horizon(view, upto)]
 
@@ -72,14 +72,15 @@ def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
         return HistoryPlan(changes=ranges.overlapping(view.changes, after, upto))
     if after:
         raise LogTrimmed(
-            f"single changes after {after!s} are asked for, and the log holds none up to {view.oldest!s}",
-            remedy=f"begin after {view.oldest!s} or later, or at the beginning, with the state at {view.horizon!s}",
+            f"single changes after {after!s} were requested, but changes up to {view.oldest!s} are trimmed",
+            remedy=f"start after {view.oldest!s} or later, or start at the beginning, with the state at "
+            f"{view.horizon!s}",
         )
     if upto < view.horizon:
         raise LogTrimmed(
-            f"single changes up to {upto!s} are asked for, and of what lies before {view.oldest!s} the log holds "
-            f"the state at {view.horizon!s} alone",
-            remedy=f"begin after {view.oldest!s} or later, or end at {view.horizon!s} or later",
+            f"changes up to {upto!s} were requested, but the changes up to {view.oldest!s} are trimmed: the log has "
+            f"only the state at {view.horizon!s}",
+            remedy=f"start after {view.oldest!s} or later, or end at {view.horizon!s} or later",
         )
     return HistoryPlan(
         baseline=ranges.overlapping(view.compacted, after, view.horizon), changes=_beyond_horizon(view, upto)
@@ -131,15 +132,16 @@ def _check_whole(view: LogSnapshot, after: Position, upto: Position) -> None:
     for gap in lost_ranges.lost_ranges_in(view.changes):
         if gap.cuts(after, upto):
             raise LogTrimmed(
-                f"rows at {gap.first!s} to {gap.last!s} are lost with a damaged file, of which the log tells at "
-                f"{gap.recorded_at!s}: it cannot be read from {after!s} up to {upto!s}",
-                remedy=f"end at {gap.recorded_at!s} or later; rebuild a sink that is before it with 'cdc replay SINK'",
+                f"the log cannot be read from {after!s} to {upto!s}: the rows at {gap.first!s} to {gap.last!s} were "
+                "lost "
+                f"with a damaged file, as the log records at {gap.recorded_at!s}",
+                remedy=f"end at {gap.recorded_at!s} or later; rebuild a sink that is behind it with 'cdc replay SINK'",
             )
 
 
 def _check_start(view: LogSnapshot, after: Position) -> None:
     if is_late(after, view.oldest, view.floor):
         raise LogTrimmed(
-            f"a reader at {after!s} is too late: the log holds no single changes up to {view.oldest!s}, "
-            f"and deletes up to {view.floor!s} are forgotten"
+            f"the log cannot be read from {after!s}: changes up to {view.oldest!s} are trimmed, "
+            f"and the tombstones of deletes up to {view.floor!s} are removed"
         )

@@ -174,7 +174,7 @@ class RetentionWorker:
             return
         swept = vacuum(self._root, self._retention)
         if swept.files:
-            log.info("swept", files=swept.files, bytes=swept.size)
+            log.info("vacuumed", files=swept.files, bytes=swept.size)
         found = plan_trim(self._root, self._retention)
         self._spared = () if found is None else found.segments
         self._offered = found

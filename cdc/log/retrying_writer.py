@@ -119,7 +119,7 @@ class RetryingWriter:
                 while not reopened:  # an old writer does not know whether its commit is in the log
                     failures += 1
                     if self._stop.wait(PAUSES.seconds(failures)):
-                        raise LogUnwritable(f"the log's storage takes no more: {_reason(exc)}") from exc
+                        raise LogUnwritable(f"the log's storage accepts no writes: {_reason(exc)}") from exc
                     reopened = self._reopen()
             else:
                 if failures:
@@ -163,7 +163,7 @@ def classify_storage_error(root: Root, error: OSError) -> Exception:
     if (found := missing_log_error(root)) is not None:
         return found
     if is_storage_failure(error) and str(error.filename or root).startswith(str(root)):
-        return LogUnwritable(f"the log's storage takes no more: {_reason(error)}")
+        return LogUnwritable(f"the log's storage accepts no writes: {_reason(error)}")
     return error
 
 
@@ -176,8 +176,8 @@ def missing_log_error(root: Root) -> LogCorrupt | None:
         return None
     return LogCorrupt(
         f"the log's directory {str(root)!r} is gone: it was deleted, moved or unmounted while the reader ran",
-        remedy="put the directory back from a copy, or mount its volume, and start the reader again; without one "
-        "run 'cdc slots drop -c FILE' and start the reader, which begins another log and copies everything",
+        remedy="restore the directory from a backup, or mount its volume, and start the reader again; without a backup "
+        "run 'cdc slots drop -c FILE' and start the reader, which creates a new log and copies every table",
     )
 
 

@@ -51,7 +51,7 @@ def read_slot_record(root: str | Root) -> SlotRecord | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise LogCorrupt(
             f"{NAME!r} of the log cannot be read",
-            remedy=f"see 'cdc slots ls', drop the slot if nobody needs it, and remove {NAME}",
+            remedy=f"run 'cdc slots ls', drop the slot if nobody needs it, then remove {NAME}",
         ) from exc
 
 

@@ -158,7 +158,7 @@ def _joined(rows: list[pa.Table]) -> pa.Table:
 def _whole(file: LogFile) -> pa.Table:
     rows = read_file(file, Position(0), file.last)
     if rows.num_rows != file.rows:
-        raise LogCorrupt(f"log file {file.path!r} holds {rows.num_rows} rows in place of {file.rows}")
+        raise LogCorrupt(f"log file {file.path!r} contains {rows.num_rows} rows: expected {file.rows}")
     return rows
 
 

@@ -152,11 +152,13 @@ class LogWriter:
         chosen = [row for row in listed if int(row["partition.segment"]) in set(segments)]
         newest = max((int(row["partition.segment"]) for row in listed), default=0)
         if last is None or any(row["max.position"] > upto for row in chosen) or newest in segments:
-            raise LogCorrupt(f"segments {sorted(segments)!r} cannot be trimmed up to {upto!s}: not all lies before it")
+            raise LogCorrupt(
+                f"segments {sorted(segments)!r} cannot be trimmed up to {upto!s}: they contain later positions"
+            )
         if not chosen:
             return
         if (horizon := secured_horizon(self._log, self.log_id)) < upto:
-            raise LogCorrupt(f"changes up to {upto!s} cannot be trimmed: they are compacted up to {horizon!s}")
+            raise LogCorrupt(f"changes up to {upto!s} cannot be trimmed: the log is compacted only up to {horizon!s}")
         sizes = {row["path"]: row["size_bytes"] for row in chosen}
         removed_files.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
         hit("trim_noted")
@@ -185,7 +187,9 @@ class LogWriter:
             return False
         rows = sum(held[path]["num_records"] for path in gone)
         if rows != sum(file.rows for file in made):
-            raise LogCorrupt(f"{len(gone)} files with {rows} rows cannot be replaced: the new ones do not hold as many")
+            raise LogCorrupt(
+                f"{len(gone)} files with {rows} rows cannot be replaced: the new files have another number of rows"
+            )
         added = [
             replace(self._fenced.added(file.relative, file.size, file.rows, file.statistics), data_change=False)
             for file in made

@@ -130,7 +130,8 @@ def wait_for_older_transactions(conn: psycopg.Connection, patience: float) -> No
             if time.monotonic() >= deadline:
                 listed = ", ".join(text for (text,) in conn.execute(_HOLDERS)) or f"somebody with xid {oldest}"
                 raise SlotBlocked(
-                    f"transactions from before the tables were published are open after {patience:.0f} s: {listed}"
+                    f"transactions from before the tables were published are still open after {patience:.0f} s: "
+                    f"{listed}"
                 )
             time.sleep(_ASK_EVERY)
 

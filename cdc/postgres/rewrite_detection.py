@@ -219,11 +219,11 @@ def _publication(before: tuple[str, ...] | None, now: CatalogState) -> Iterator[
         return
     oid, xmin, title, actions, member, rows, columns = before
     for was, becomes, what in (
-        (oid, after[0], "was made anew"),
+        (oid, after[0], "was created again"),
         (actions, after[3], f"now publishes {after[3] or 'nothing'}"),
         (rows, after[5], "has another row filter for the table"),
         (columns, after[6], "has another column list for the table"),
-        (member, after[_MEMBER], "had the table taken out and put back"),
+        (member, after[_MEMBER], "removed the table and added it again"),
     ):
         if was != becomes:
             yield f"publication {now.publication!r} {what}: changes may be missing"

@@ -78,7 +78,7 @@ class SourceSampler:
         if observed is None or age <= 0 or not observed.up:
             return observed
         if age > MAX_AGE:
-            return self._without(f"not asked for {age:.0f} s")
+            return self._without(f"not queried for {age:.0f} s")
         return _aged(observed, age)
 
     def wait(self, seconds: float) -> SourceObservation:

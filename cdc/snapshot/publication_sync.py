@@ -149,7 +149,8 @@ class PublicationSync:
         except CdcError as exc:
             if exc.message != self._unread:
                 log.warning(
-                    "the definition cannot be read again: the previous table rules stay in effect", message=exc.message
+                    "the changed definition cannot be loaded: the previous table rules stay in effect",
+                    message=exc.message,
                 )
             self._unread = exc.message
         else:

@@ -22,7 +22,7 @@ from cdc.stores.table_features import NAMED
 MODE: Final = "cdc.mode"
 """The property of a target."""
 APPEND: Final = "append"
-_PUT_BACK: Final = "put back what is missing, or build the table anew: 'cdc replay SINK --tables TABLE'"
+_PUT_BACK: Final = "restore the missing files from a backup, or rebuild the table: 'cdc replay SINK --tables TABLE'"
 _CURRENT: Final = {"scd1": None, "scd2": '"__END_AT" IS NULL', "soft_delete": 'NOT "_deleted"'}
 # the places of control rows are looked up once, not for every row
 _LATEST: Final = """

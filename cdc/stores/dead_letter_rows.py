@@ -50,7 +50,7 @@ A table that was made before there were `changes` has none, and gets the column 
 """
 _TOLD: Final = frozenset({"key", "image", "parked", "changes"})
 """Fields that are not the row's own as they are."""
-_LOST: Final = "its row is not beside the sink any more"
+_LOST: Final = "its row is no longer stored next to the sink"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

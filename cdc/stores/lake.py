@@ -83,7 +83,7 @@ def parse_at(text: str) -> ReadAt | Moment:
         moment = datetime.fromisoformat(text)
     except (ValueError, ConfigError) as exc:
         raise ConfigError(
-            f"unknown moment {text!r}",
+            f"malformed point in time {text!r}",
             remedy="write published, latest, a position such as 16/B374D848, or a time such as 2026-11-21T14:03:00Z",
         ) from exc
     return _zoned(moment)
@@ -131,7 +131,9 @@ class Lake:
         with self._reading():
             record = None if table is None else _record_of(table, found.published_at)
         if record is None:
-            raise CutUnavailable(f"the cut at {found} was let go of a moment ago", remedy="ask again")
+            raise CutUnavailable(
+                f"the cut at {found} was just removed by retention", remedy="repeat the request, or request a later cut"
+            )
         return record
 
     def tables(self) -> list[TableRecord]:
@@ -252,7 +254,7 @@ class Lake:
         return TargetUnusable(
             f"the target of table {topic!r} has table features that delta-rs does not read: {features}{which}",
             remedy=f"Spark with Delta reads it: pipelines.lake.at(spark, {self._template!r})[{topic!r}]; or move the "
-            f"table away and build it anew without them: 'cdc replay SINK --tables {topic}'",
+            f"table away and rebuild it without them: 'cdc replay SINK --tables {topic}'",
         )
 
     @contextmanager
@@ -263,7 +265,7 @@ class Lake:
         except (DeltaError, pa.ArrowException, OSError, ValueError, KeyError, TypeError) as exc:
             raise SinkUnavailable(
                 f"the published record {self._published_uri!r} cannot be read: {one_line(str(exc))[:160]}",
-                remedy="put its files back from a copy, or build the sink anew: 'cdc replay SINK'",
+                remedy="restore its files from a backup, or rebuild the sink: 'cdc replay SINK'",
             ) from exc
 
     def _record(self) -> DeltaTable | None:
@@ -302,12 +304,12 @@ def _now(part: TableRecord, known: Mapping[int, TableSchema]) -> tuple[str, Tabl
 def check_in_cut(table: TableRecord) -> TableRecord:
     """The table of a cut, if it belongs to it; raises CutUnavailable for one that is copied or stands still."""
     if (table.reason or "").startswith(CutUnderOtherRules.code):
-        raise CutUnderOtherRules(f"table {table.topic!r} is not in the cut any more: {table.reason}")
+        raise CutUnderOtherRules(f"table {table.topic!r} is no longer in the cut: {table.reason}")
     if table.state != TargetState.STREAMING:
         why = "" if table.reason is None else f" ({table.reason})"
         raise CutUnavailable(
             f"table {table.topic!r} is not part of the cut: {table.state} at {Position(table.position)}{why}",
-            remedy="'--at latest' reads every table as it is; or ask for a later cut",
+            remedy="use '--at latest' to read every table as it is now, or request a later cut",
         )
     return table
 

@@ -18,7 +18,9 @@ LOG_ID: Final = "cdc.log_id"
 """The property that makes a Delta table ours: the log that it is filled from."""
 STAGED: Final = "replay-"
 """Of the folder of a staged table inside the table it replaces, and of its record beside the sink's."""
-ELSEWHERE: Final = "give the sink, or a rule for the table, another path, or move what lies there to another place"
+ELSEWHERE: Final = (
+    "set another path in the sink or in a rule for the table, or move what is at this path to another directory"
+)
 _HIDDEN: Final = ("_", ".")
 
 
@@ -28,7 +30,7 @@ def check_place(uri: str, log_id: str | None) -> None:
     Raises SinkUnavailable where the store does not say what lies there.
     """
     if "://" not in uri and Path(uri).is_file():
-        raise TargetUnusable(f"{uri!r} is a file, and no directory", remedy=ELSEWHERE)
+        raise TargetUnusable(f"{uri!r} is a file: expected a directory", remedy=ELSEWHERE)
     try:
         if not DeltaTable.is_deltatable(uri):
             check_free(uri)
@@ -37,8 +39,8 @@ def check_place(uri: str, log_id: str | None) -> None:
     except (DeltaError, OSError) as exc:
         if (features := named_in(str(exc))) is None:
             raise SinkUnavailable(
-                f"what lies at {uri!r} cannot be seen: {type(exc).__name__}",
-                remedy="look whether the store of the sink's path is up, and lets us list and read there",
+                f"{uri!r} cannot be listed: {type(exc).__name__}",
+                remedy="check that the store of the sink's path is running and permits listing and reading",
             ) from exc
         told = f"the Delta table at {uri!r} has table features that delta-rs does not read: {features}"
         raise TargetUnusable(told) from exc
@@ -53,7 +55,7 @@ def check_free(uri: str) -> None:
         return
     lying = sorted(found.base_name for found in store.get_file_info(pafs.FileSelector("", allow_not_found=True)))
     if theirs := [name for name in lying if not name.startswith((*_HIDDEN, STAGED))]:
-        raise TargetUnusable(f"{uri!r} is no Delta table, and not empty: it has {theirs[0]!r}", remedy=ELSEWHERE)
+        raise TargetUnusable(f"{uri!r} is neither a Delta table nor empty: it contains {theirs[0]!r}", remedy=ELSEWHERE)
 
 
 def check_owner(uri: str, owner: str | None, log_id: str | None) -> None:
@@ -62,13 +64,13 @@ def check_owner(uri: str, owner: str | None, log_id: str | None) -> None:
         raise foreign_table_error(uri, LOG_ID)
     if owner != log_id:
         expected = "this pipeline has no log yet" if log_id is None else f"expected {log_id!r}"
-        raise TargetUnusable(f"the Delta table at {uri!r} is filled from log {owner!r}: {expected}", remedy=ELSEWHERE)
+        raise TargetUnusable(f"the Delta table at {uri!r} was written from log {owner!r}: {expected}", remedy=ELSEWHERE)
 
 
 def foreign_table_error(uri: str, name: str) -> TargetUnusable:
     """The error of a Delta table that lacks a property of ours."""
     return TargetUnusable(
-        f"at {uri!r} lies a Delta table that cdc did not make: it has no property {name!r}", remedy=ELSEWHERE
+        f"the Delta table at {uri!r} was not created by cdc: it has no property {name!r}", remedy=ELSEWHERE
     )
 
 

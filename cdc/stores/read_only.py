@@ -56,7 +56,7 @@ def require_query(builder: QueryBuilder, sql: str) -> None:
     builder.execute(f"DESCRIBE {query}").read_all()
     plan = pa.table(builder.execute(f"EXPLAIN {query}"))["plan"][0].as_py()
     if _WRITING_PLAN.match(plan):
-        raise QueryNotReadOnly("a query with INTO makes a table")
+        raise QueryNotReadOnly("a query with INTO creates a table")
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def taken(
             continue
         if isinstance(error, SinkUnavailable):
             unseen.add(one.place)
-        told = f"table {one.schema.topic!r} cannot go there: {error.message}"
+        told = f"table {one.schema.topic!r} cannot be written there: {error.message}"
         found.append(ColumnMismatch(one.key("path"), type(error)(told, remedy=error.fix)))
     return found
 
@@ -138,7 +138,8 @@ def _crossing(routes: Iterable[tuple[str, SinkTables]]) -> Iterator[ColumnMismat
         other, owner = around
         if uri != other or one.rule is None or not one.rule.merge_tables or one.rule is not owner.rule:
             told = (
-                f"the target of table {one.schema.topic!r} would be {uri!r}, and {other!r} is that of table "
+                f"the target of table {one.schema.topic!r} would be {uri!r}, which overlaps {other!r}, the target "
+                "of table "
                 f"{owner.schema.topic!r}"
             )
             yield ColumnMismatch(one.key("path"), TransformFailed(told))

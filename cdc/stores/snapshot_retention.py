@@ -82,12 +82,14 @@ def chosen(cuts: Sequence[ListedCut], moment: Position | datetime, now: datetime
             break
         found = cut
     if found is None:
-        raise CutUnavailable(f"the cut at {_said(moment)} is not kept: the oldest is {cuts[0]}", remedy=_OLDEST)
+        raise CutUnavailable(
+            f"the cut at {_said(moment)} was removed by retention: the oldest is {cuts[0]}", remedy=_OLDEST
+        )
     return found
 
 
-_NEWEST: Final = "leave out --at for the newest cut, or wait until the sink is there"
-_OLDEST: Final = "ask for the oldest or a later one, and keep cuts longer with 'cuts: {retain: …}' of the sink"
+_NEWEST: Final = "omit --at to read the newest cut, or wait until the sink has reached that time"
+_OLDEST: Final = "request the oldest cut or a later one; to keep cuts longer, raise 'cuts: {retain: …}' of the sink"
 
 
 def _is_after(cut: ListedCut, moment: Position | datetime) -> bool:

@@ -84,7 +84,7 @@ class TargetRules:
     def _by_mode(self, configuration: Mapping[str, str | None], topic: str) -> str | None:
         expected = settings_with_rule(self.settings, self._rule(topic)).history_mode
         if (held := configuration.get(MODE) or HistoryMode.LATEST.value) != expected.value:
-            return f"was made as {held!r}: expected {expected.value!r}"
+            return f"was created with mode {held!r}: expected {expected.value!r}"
         return None
 
     def _by_columns(self, columns: pa.Schema, schema: TableSchema) -> Iterator[str]:
@@ -131,9 +131,9 @@ class TargetRules:
 
 _OURS: Final = "cdc."
 """Beginning of the properties of every target."""
-_REMADE: Final = "has rows that were made by another transform"
-_SHOWS: Final = "shows column {0!r}, which its rule leaves out"
-_LACKS: Final = "lacks column {0!r}, which its rule does not leave out"
+_REMADE: Final = "has rows that were written with another transform"
+_SHOWS: Final = "has column {0!r}, which its rule excludes"
+_LACKS: Final = "has no column {0!r}, which its rule includes"
 
 
 def _ids(columns: pa.Schema) -> set[int]:

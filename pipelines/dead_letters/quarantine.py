@@ -196,7 +196,9 @@ def _apply_divided(
     divided = _DividedBatch(sink, batch, kept, tried, applied, max(allowed.stop_at, _size(held)))
     merged, waiting = (_divide_history if sink.keeps_history(batch.schema) else _divide_latest_state)(divided)
     if too_many := _too_many(divided, waiting, allowed):
-        raise DeadLetterLimitExceeded(f"{too_many} may be parked, for instance: {next(iter(waiting.values())).message}")
+        raise DeadLetterLimitExceeded(
+            f"{too_many} may be parked; the first error: {next(iter(waiting.values())).message}"
+        )
     beside = sink.image_mask(batch.schema)
     left = {key: row.with_images(beside) for key, row in waiting.items()}
     sink.parked.write(relation, applied, changed_entries(held, left, batch.upto))
@@ -242,11 +244,11 @@ def _too_many(divided: _DividedBatch, waiting: ParkedByKey, allowed: DeadLetterS
     """The exceeded limit as text for the error; empty if none is exceeded."""
     topic = divided.batch.schema.topic
     if _size(waiting) > divided.limit:
-        return f"{_size(waiting)} rows of table {topic!r} or more have to wait, and {allowed.stop_at}"
+        return f"{_size(waiting)} rows of table {topic!r} or more were refused, but at most {allowed.stop_at}"
     wait, keys = count_parked_keys(divided.batch.rows, waiting)
     if keys >= RATIO_MIN_KEYS and wait > allowed.ratio * keys:
-        changed = f"the {keys} keys that a batch changes of table {topic!r}"
-        return f"{wait} of {changed} have to wait, and a share of {allowed.ratio:g}"
+        changed = f"the {keys} keys of table {topic!r} that a batch changes"
+        return f"{wait} of {changed} were refused, but at most a share of {allowed.ratio:g}"
     return ""
 
 
@@ -254,9 +256,9 @@ def _remedy(exc: CdcError, sink: str) -> str:
     """The remedy for a table that stopped at a row because its sink parks none."""
     if exc.fix != type(exc).remedy:
         return exc.fix
-    fix = "correct the value at the source or give its column the policy 'text', then "
+    fix = "correct the value at the source or set the type policy of its column to 'text', then "
     fix = fix if isinstance(exc, ValueNotRepresentable) else ""
-    return f"no row of this table is parked: {fix}run 'cdc replay {sink} --tables TABLE'"
+    return f"this sink cannot park rows of this table: {fix}run 'cdc replay {sink} --tables TABLE'"
 
 
 def _size(held: ParkedByKey) -> int:

@@ -91,8 +91,8 @@ def replay(
     with Catalog.open(definition.catalog.url) as catalog, _LazySession(definition) as spark:
         if options.into is None and options.end != LATEST and driver_of(catalog, definition.name) is not None:
             raise ConfigError(
-                "--to needs a sink that stands still, and the apply process runs",
-                remedy="leave --to out, stop the apply process, or write --into PATH",
+                "--to cannot replace a target while the apply process runs",
+                remedy="omit --to, stop the apply process, or write --into PATH",
             )
         if at_once:
             spark()
@@ -235,7 +235,7 @@ class _ReplayRun:
             return replace(built, tables=good), {r: built.tables[r] for r in built.tables.keys() - good.keys()}
         # what shares its target with tables that were built goes with the old one
         gone = _records_in_replaced_targets(self._request.wanted, good.values(), held)
-        _check_no_table_lost(built, gone, ", or leave the table out of its rule")
+        _check_no_table_lost(built, gone, ", or exclude the table from its rule")
         stay = held.keys() - good.keys() - gone.keys()
         rest = {r: record for r, record in built.tables.items() if r not in good and r not in stay}
         rest |= {r: self._beside(held[r], built) for r in stay}
@@ -262,8 +262,9 @@ def _check_no_table_lost(built: Published, held: Mapping[int, TableRecord], inst
         before = held.get(relation)
         if record.state == TargetState.FAILED and before is not None and before.state != TargetState.FAILED:
             raise SinkError(
-                f"table {record.topic!r} cannot be built anew and its target has it beside others: {record.reason}",
-                remedy=f"the old one is untouched; mend what the reason names{instead}",
+                f"table {record.topic!r} cannot be rebuilt, and it shares its target with other tables: "
+                f"{record.reason}",
+                remedy=f"the old target is unchanged; correct what the reason names{instead}",
             )
 
 

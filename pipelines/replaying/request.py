@@ -110,14 +110,14 @@ def _check_shared_targets(
             continue
         if options.into is not None:
             raise ConfigError(
-                f"table {table.topic!r} shares its target with others, which is built anew in its own place alone",
-                remedy="leave --into out, or name the other tables by --tables",
+                f"table {table.topic!r} shares its target with other tables, so --into cannot rebuild it",
+                remedy="omit --into, or name the tables that share no target with --tables",
             )
         beside = {other.topic for other in found if uris.get(other.relation) == uris[table.relation]}
         if left := sorted(beside - {other.topic for other in asked}):
             raise ConfigError(
-                f"table {table.topic!r} shares its target with {left[0]!r}, and they are built anew together",
-                remedy=f"write {' '.join(f'--tables {topic}' for topic in sorted(beside))}, or leave --tables out",
+                f"table {table.topic!r} shares its target with {left[0]!r}, so both must be rebuilt together",
+                remedy=f"write {' '.join(f'--tables {topic}' for topic in sorted(beside))}, or omit --tables",
             )
 
 
@@ -140,18 +140,16 @@ def _check_start(log: LogReader, options: ReplayOptions, oldest: Position, durab
     start = _parse_position(log, options.start, "--from")
     if start < oldest:
         raise ConfigError(
-            f"--from {options.start} lies before the log, whose oldest position is {oldest}",
+            f"--from {options.start} is before the log's oldest position, {oldest}",
             remedy=f"write --from {BEGINNING} or --from {oldest}",
         )
     if start > durable:
-        raise ConfigError(
-            f"--from {options.start} lies after the log, which ends at {durable}", remedy=POINT_IN_TIME_REMEDY
-        )
+        raise ConfigError(f"--from {options.start} is after the end of the log, {durable}", remedy=POINT_IN_TIME_REMEDY)
     if start > oldest:
         raise ConfigError(
-            f"sink {options.sink!r} holds one row per key: built from {start} on it would lack every row "
-            "that did not change since",
-            remedy=f"leave --from out, or write --from {BEGINNING}",
+            f"sink {options.sink!r} contains one row per key: a rebuild from {start} would omit every row "
+            "that has not changed since then",
+            remedy=f"omit --from, or write --from {BEGINNING}",
         )
 
 
@@ -161,7 +159,7 @@ def _end_position(log: LogReader, text: str, oldest: Position, durable: Position
     end = _parse_position(log, text, "--to")
     if not oldest <= end <= durable:
         raise ConfigError(
-            f"--to {text} lies outside the log, which holds {oldest} to {durable}", remedy=f"write --to {LATEST}"
+            f"--to {text} is outside the log, which contains {oldest} to {durable}", remedy=f"write --to {LATEST}"
         )
     return end
 
@@ -172,12 +170,12 @@ def _check_state_available(log: LogReader, options: ReplayOptions, upto: Positio
     horizon = log.compacted.horizon
     if options.end != LATEST:
         raise ConfigError(
-            f"--to {options.end} lies before {horizon}, and of what is older the log holds the state there alone",
+            f"--to {options.end} is before {horizon}: older changes are compacted to the state at that position",
             remedy=f"write --to {horizon} or --to {LATEST}",
         )
     raise ConfigError(
-        f"sink {options.sink!r} stands at {upto}, where the log cannot tell the state of its tables any more",
-        remedy=f"let the apply process bring it to {horizon}, or leave --tables out",
+        f"sink {options.sink!r} is at {upto}, but the log no longer has the state of its tables at that position",
+        remedy=f"wait until the apply process has applied changes up to {horizon}, or omit --tables",
     )
 
 
@@ -211,24 +209,24 @@ def _end_in_place(
     if not options.tables:
         if standing is not None and upto < standing.position:
             raise ConfigError(
-                f"sink {wanted.name!r} stands at {Position(standing.position)} and cannot go back to {upto}",
-                remedy="write --into PATH to build it apart",
+                f"sink {wanted.name!r} is at {Position(standing.position)} and cannot go back to {upto}",
+                remedy="write --into PATH to build a separate target",
             )
         return upto
     if isinstance(wanted, SearchSinkDefinition):
         raise ConfigError(
-            f"search sink {wanted.name!r} is one index, which is replaced as a whole",
-            remedy="leave --tables out, or write --into PATH",
+            f"search sink {wanted.name!r} is one index, so single tables cannot be rebuilt in it",
+            remedy="omit --tables, or write --into PATH",
         )
     if standing is None:
         raise ConfigError(
-            f"sink {wanted.name!r} holds nothing yet that the tables could be put beside",
-            remedy="leave --tables out, or write --into PATH",
+            f"sink {wanted.name!r} has published nothing yet, so single tables cannot be rebuilt in it",
+            remedy="omit --tables, or write --into PATH",
         )
     if options.end != LATEST:
         raise ConfigError(
-            f"some tables of sink {wanted.name!r} can only be put beside the others where those stand, "
-            f"at {Position(standing.position)}",
-            remedy="leave --to out, or write --into PATH",
+            f"single tables of sink {wanted.name!r} can only be rebuilt up to the position of the other tables, "
+            f"{Position(standing.position)}",
+            remedy="omit --to, or write --into PATH",
         )
     return Position(standing.position)

@@ -32,9 +32,11 @@ def check_directory(path: str, owner: str) -> None:
     """Raise ConfigError unless the directory is missing, empty, or left by a replay of `owner` that was killed."""
     system, base = _open_filesystem(path)
     if system.get_file_info(base).type == pafs.FileType.File:
-        raise ConfigError(f"--into {path!r} is a file", remedy="name a directory that is not there yet")
+        raise ConfigError(f"--into {path!r} is a file", remedy="name a directory that does not exist yet")
     if _entries(system, base) and _read_owner(system, base) != owner:
-        raise ConfigError(f"--into {path!r} is not empty", remedy="name a directory that is not there yet, or is empty")
+        raise ConfigError(
+            f"--into {path!r} is not empty", remedy="name a directory that does not exist yet or is empty"
+        )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ class ForeignCommit:
     """As the client's commit names it, for instance DELETE."""
 
     def __str__(self) -> str:
-        return f"another client made version {self.version} ({self.operation}): 'cdc verify' says what differs"
+        return f"another client committed version {self.version} ({self.operation}): 'cdc verify' shows what differs"
 
 
 class ExternalCommitReport:

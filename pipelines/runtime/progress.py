@@ -158,7 +158,7 @@ class SinkFigures:
         notices = [str(commit)] if commit is not None else []
         if table.parked:
             keys = "1 key is" if len(table.parked) == 1 else f"{len(table.parked):,} keys are"
-            notices.append(f"{keys} parked: 'cdc dlq ls' says why")
+            notices.append(f"{keys} parked: 'cdc dlq ls' shows why")
         return "; ".join(notices) or None
 
 

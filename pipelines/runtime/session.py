@@ -130,12 +130,12 @@ def spark_session(settings: SparkSettings) -> SparkSession:
     try:
         return _started(settings)
     except FileNotFoundError as exc:
-        raise SparkUnavailable(f"spark.delta_jars: {exc}", remedy="correct spark.delta_jars, or leave it out") from exc
+        raise SparkUnavailable(f"spark.delta_jars: {exc}", remedy="correct spark.delta_jars, or omit it") from exc
     except (PySparkException, Py4JError) as exc:
         if not os.environ.get("JAVA_HOME") and which("java") is None:
             raise SparkUnavailable(
-                "Spark needs Java, and there is none: JAVA_HOME is not set, and no 'java' is on the PATH",
-                remedy="install Java 17 or later, or set JAVA_HOME where this process gets its environment from",
+                "Spark needs Java, but JAVA_HOME is not set and no 'java' is on the PATH",
+                remedy="install Java 17 or later, or set JAVA_HOME in the environment of this process",
             ) from exc
         raise SparkUnavailable(f"Spark does not start: {_said(exc)}") from exc
 

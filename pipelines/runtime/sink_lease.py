@@ -87,7 +87,9 @@ class SinkLeases:
         other = leases.holder(name) or ""
         if self._other_holders.get(sink) != other:
             self._other_holders[sink] = other
-            log.warning("another apply process holds the sink: waiting for it to end", sink=sink, holder=other)
+            log.warning(
+                "another apply process has the lease of the sink: waiting until it ends", sink=sink, holder=other
+            )
         return False
 
     def _renew(self) -> None:

@@ -51,7 +51,7 @@ class CdcDataSource(DataSource):
         """The log as a stream."""
         frame = self._checked(schema)
         if frame.selection.ending != LATEST:
-            raise InvalidDefinition("a stream has no end: leave options 'endingPosition' and 'endingTimestamp' out")
+            raise InvalidDefinition("a stream has no end: omit the options 'endingPosition' and 'endingTimestamp'")
         return LogStreamReader(frame)
 
     def _made(self) -> Frame:
@@ -65,7 +65,7 @@ class CdcDataSource(DataSource):
         if [(f.name, f.dataType.simpleString()) for f in schema] != [
             (f.name, f.dataType.simpleString()) for f in frame.columns
         ]:
-            raise InvalidDefinition("data source 'cdc' takes no schema: option 'columns' chooses among its columns")
+            raise InvalidDefinition("data source 'cdc' accepts no schema: option 'columns' selects columns")
         return frame
 
 

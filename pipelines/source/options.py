@@ -103,7 +103,7 @@ def _placed(log: LogReader, bound: str | datetime, at_moment: int) -> Position:
     first = min((file.first for file in files), default=durable)
     if log.oldest and time_index.position_before(files, durable, micros) < first:
         raise LogTrimmed(
-            f"{bound.isoformat()} lies before the oldest change in the log: it holds none up to {log.oldest!s}"
+            f"{bound.isoformat()} is before the oldest change in the log: changes up to {log.oldest!s} are trimmed"
         )
     return time_index.position_before(files, durable, micros + at_moment)
 
@@ -116,7 +116,7 @@ def _bound(options: Mapping[str, str], which: str, otherwise: str) -> str | date
             Position.parse(text)  # told where the frame is made, not in a worker
         return text
     if position in options:
-        raise InvalidDefinition(f"options {position!r} and {moment!r} say the same: give one of them")
+        raise InvalidDefinition(f"options {position!r} and {moment!r} exclude each other: set one of them")
     try:
         found = datetime.fromisoformat(options[moment])
     except ValueError as exc:
@@ -146,11 +146,11 @@ def _names(texts: Sequence[str]) -> tuple[str, ...]:
 
 def _check_pairs(selection: SourceOptions, options: Mapping[str, str]) -> None:
     if selection.table is not None and selection.tables:
-        raise InvalidDefinition("option 'table' gives one table its own columns: leave option 'tables' out")
+        raise InvalidDefinition("option 'table' returns the columns of one table: omit option 'tables'")
     if selection.table is None and "types" in options:
-        raise InvalidDefinition("option 'types' is for the columns of option 'table', which is missing")
+        raise InvalidDefinition("option 'types' requires option 'table'")
     if selection.boundaries and (selection.table is not None or selection.columns):
-        raise InvalidDefinition("option 'boundaries' adds log rows: leave options 'table' and 'columns' out")
+        raise InvalidDefinition("option 'boundaries' adds log rows: omit the options 'table' and 'columns'")
     if "columns" in options and not selection.columns:
         raise InvalidDefinition("option 'columns': expected names of columns, got none")
     if len(set(selection.columns)) < len(selection.columns):

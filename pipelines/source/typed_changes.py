@@ -59,7 +59,7 @@ class TypedTable:
         latest = {schema.relation: (place, schema) for place, schema in log.schema_history(upto)}
         named = [found for found in latest.values() if found[1].topic == topic]
         if not named:
-            raise InvalidDefinition(f"option 'table': the log knows no table {topic!r} up to {upto!s}")
+            raise InvalidDefinition(f"option 'table': the log has no table {topic!r} up to {upto!s}")
         place, schema = max(named, key=lambda found: (found[1].state is not TableState.DROPPED, found[0]))
         table = cls(schema=schema, place=place, policy=policy, chosen=tuple(chosen))
         if unknown := sorted(set(chosen) - set(table._all.names)):
@@ -95,8 +95,8 @@ class TypedTable:
             if known.get(column.id) != family_of(column, self.policy).arrow:
                 raise SchemaNotApplicable(
                     f"table {version.topic!r} has column {column.name!r} of type {column.type_name!r} "
-                    f"from {place.position!s} on, and the frame was made before",
-                    remedy="make the frame anew; a stream goes on from its checkpoint with the columns of then",
+                    f"from {place.position!s} on, which is after the frame was created",
+                    remedy="create the frame again; a stream then continues from its checkpoint with the new columns",
                 )
 
     def rows(self, found: pa.Table) -> pa.Table:

@@ -139,13 +139,15 @@ def _analysed(frame: DataFrame, name: str, sql: str, what: str) -> tuple[pa.Fiel
 
     there = {column.casefold() for column in frame.columns}
     if bare := sorted({word for _, word, _ in named_in(sql) if word.lower() in BARE and word.casefold() not in there}):
-        raise TransformFailed(f"{what}: the value of {bare[0]!r} would change when the row comes again")
+        raise TransformFailed(
+            f"{what}: {bare[0]!r} is not deterministic: its value would differ when the row is applied again"
+        )
     with _refusing_to_resolve(what):
         made = frame.select(F.expr(sql).alias(name))
         plan = made._jdf.queryExecution().analyzed()  # noqa: SLF001 - what a column reads is said nowhere else
     alone = plan.nodeName() == "Project" and plan.child().nodeName() in _ALONE
     if not alone or not plan.deterministic():
-        raise TransformFailed(f"{what}: expected one value from one row, and the same one whenever it is computed")
+        raise TransformFailed(f"{what}: expected a deterministic expression that computes one value from one row")
     (field,) = to_arrow_schema(made.schema, timezone="UTC")
     if pa.types.is_null(field.type) or pa.types.is_duration(field.type) or pa.types.is_interval(field.type):
         raise TransformFailed(f"{what} is of type {field.type!s}, which Delta does not have: cast it")

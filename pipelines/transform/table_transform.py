@@ -105,9 +105,9 @@ class TableTransform:
         """
         if self.rule.python is not None and not _whole(images):
             raise TransformFailed(
-                f"table {self.schema.topic!r} sends updates without large values that did not change: "
-                f"{self.rule.python!r} takes whole rows",
-                remedy="ALTER TABLE … REPLICA IDENTITY FULL at the source, then 'cdc replay SINK --tables TABLE'",
+                f"updates of table {self.schema.topic!r} do not contain unchanged large values, "
+                f"but {self.rule.python!r} needs complete rows",
+                remedy="run ALTER TABLE … REPLICA IDENTITY FULL at the source, then 'cdc replay SINK --tables TABLE'",
             )
         typed = typed_rows(images, self.schema, policy)
         for place, column in enumerate(self.schema.sent):
@@ -143,7 +143,9 @@ class TableTransform:
                 f"{self.rule.python!r} failed on rows of table {topic!r}: {type(exc).__name__}"
             ) from None
         if not isinstance(made, pa.Table) or made.num_rows != given.num_rows:
-            raise TransformFailed(f"{self.rule.python!r} did not return an Arrow table of as many rows as it was given")
+            raise TransformFailed(
+                f"{self.rule.python!r} did not return an Arrow table with as many rows as its argument"
+            )
         for key in (column_name(column.name) for column in self.schema.key):
             if key not in made.column_names or not made[key].equals(given[key]):
                 raise TransformFailed(f"{self.rule.python!r} changed the key column {key!r} of table {topic!r}")
@@ -196,6 +198,6 @@ def _imported(path: str) -> Callable[[pa.Table], pa.Table]:
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as exc:
-        raise TransformFailed(f"there is no function {path!r}: {exc}") from exc
+        raise TransformFailed(f"function {path!r} cannot be imported: {exc}") from exc
     made: Callable[[pa.Table], pa.Table] = function
     return made

@@ -21,7 +21,7 @@ from pipelines.types import Family, Policy, family_of
 TYPE_KEY: Final = b"postgres.type"
 """Field metadata: the type as `format_type` prints it without modifier."""
 
-COPY_AGAIN: Final = "copy the table again: 'cdc tables resync TABLE'; it goes on by itself once the copy has ended"
+COPY_AGAIN: Final = "copy the table again: 'cdc tables resync TABLE'; it continues without a restart after the copy"
 """What to do about a table of which older rows do not go with newer ones."""
 MOST_TEXT: Final = 1 << 30
 """Bytes of images that are taken apart at once: an array of text, and of maps of it, holds 2 GiB."""
@@ -32,7 +32,7 @@ def target_schema(schema: TableSchema, policy: Policy) -> pa.Schema:
     """The target's Arrow schema: one nullable field per sent column under its Delta name, then `_position`, `_ordinal`.
 
     Generated columns are not sent by pgoutput and are left out. Raises SchemaNotApplicable when two
-    names differ in case only, which Delta cannot hold.
+    names differ only in case, which Delta cannot hold.
     """
     fields = [_field(column, policy) for column in schema.sent]
     folded: dict[str, str] = {}
@@ -40,8 +40,8 @@ def target_schema(schema: TableSchema, policy: Policy) -> pa.Schema:
         other = folded.setdefault(field.name.casefold(), field.name)
         if other != field.name:
             raise SchemaNotApplicable(
-                f"columns {other!r} and {field.name!r} of table {schema.topic!r} differ in case only",
-                remedy="rename one of them at the source, or leave the table out of this sink",
+                f"columns {other!r} and {field.name!r} of table {schema.topic!r} differ only in case",
+                remedy="rename one of them at the source, or exclude the table from this sink",
             )
     places = [pa.field(name, pa.int64()) for name in (POSITION_COLUMN, ORDINAL_COLUMN)]
     return pa.schema([*fields, *places])
@@ -108,7 +108,7 @@ def typed_keys(
     lengths = keys.value_lengths()
     if keys.null_count or (len(keys) and lengths.unique().to_pylist() != [width]):
         raise SchemaNotApplicable(
-            f"the key of table {schema.topic!r} changed in the midst of what is to be applied: expected {width} parts",
+            f"the key of table {schema.topic!r} changed within a batch: expected {width} key columns",
             remedy=COPY_AGAIN,
         )
     parts = keys.flatten()
@@ -179,7 +179,7 @@ def _typed(texts: pa.Array, column: Column, family: Family, positions: pa.Chunke
         where = "" if positions is None else f" at position {Position(positions[row].as_py())}"
     # raised outside of the handler: Arrow's message holds the value itself
     raise ValueNotRepresentable(
-        f"column {column.name!r} has a value of type {column.type_name!r}{where} that {family.arrow!s} cannot hold"
+        f"column {column.name!r} has a value of type {column.type_name!r}{where} that {family.arrow!s} cannot represent"
     )
 
 

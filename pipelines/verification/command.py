@@ -34,10 +34,10 @@ def run(asked: argparse.Namespace) -> int:
     )
     schedule = _rhythm(asked)
     if options.against is Against.LOG and (asked.repair or schedule is not None):
-        wrong = "--repair reads the source again" if asked.repair else "--every goes by what the source has"
+        wrong = "--repair" if asked.repair else "--every"
         raise ConfigError(
-            f"{wrong}, and --against log leaves it alone",
-            remedy="leave one of them out; 'cdc replay SINK' builds a target anew from the log",
+            f"{wrong} reads the source, which --against log does not do",
+            remedy="omit one of them; 'cdc replay SINK' rebuilds a target from the log",
         )
     if schedule is not None:
         return _continuously(asked, options, schedule)
@@ -53,7 +53,7 @@ def _rhythm(asked: argparse.Namespace) -> VerificationSchedule | None:
         raise ConfigError(f"--rate {asked.rate}: expected at least 1 row per second")
     if asked.every is None:
         if asked.rate is not None:
-            raise ConfigError("--rate goes with --every", remedy="say how often, as --every 1h")
+            raise ConfigError("--rate requires --every", remedy="add an interval, for example --every 1h")
         return None
     try:
         every = seconds(asked.every)
@@ -63,7 +63,8 @@ def _rhythm(asked: argparse.Namespace) -> VerificationSchedule | None:
         raise ConfigError(f"--every {asked.every!r}: expected at least {LEAST:.0f}s")
     if asked.mode == VerifyMode.COUNT:
         raise ConfigError(
-            "--every keeps what is proven, and equal counts prove nothing", remedy="--mode rows or --mode checksum"
+            "--every records verified ranges, and equal counts verify nothing",
+            remedy="write --mode rows or --mode checksum",
         )
     return VerificationSchedule(every=every, rate=asked.rate, repair=asked.repair)
 

@@ -58,7 +58,7 @@ class TableComparison:
         present = [place for place, column in enumerate(sent) if self.kind(column) is not None]
         lacking = [column.name for column in sent if column.id in self.like.names and self.kind(column) is None]
         if not present or not {column.name for column in self.schema.key} <= {sent[place].name for place in present}:
-            return self._refused(f"the target lacks key columns: {lacking!r}")
+            return self._refused(f"the target does not have these key columns: {lacking!r}")
         kinds = tuple(kind for column in sent if (kind := self.kind(column)) is not None)
         masks = tuple(self.like.masks.get(sent[place].id) for place in present)
         wanted = ComparedRows(self.schema, tuple(present), kinds, masks)
@@ -67,9 +67,9 @@ class TableComparison:
         if found is None:
             found = self._by_rows(wanted, within, listed)
         if lacking and self.like.may_lack:
-            return replace(found, reason=f"the target has no columns {lacking!r}, as schema_changes says")
+            return replace(found, reason=f"the target has no columns {lacking!r}, as schema_changes permits")
         if lacking:
-            return replace(found, equal=False, reason=f"the target lacks columns: {lacking!r}")
+            return replace(found, equal=False, reason=f"the target does not have these columns: {lacking!r}")
         return found if self.like.untold is None else replace(found, reason=found.reason or self.like.untold)
 
     def kind(self, column: Column) -> pa.DataType | None:

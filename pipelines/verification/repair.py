@@ -189,8 +189,8 @@ class RepairRun:
                 deadline, seen = time.monotonic() + self._timeout, standing
             if time.monotonic() > deadline:
                 raise PositionNotReached(
-                    f"backfill {job} did not get on for {self._timeout:.0f} s",
-                    remedy=f"it goes on by itself: 'cdc backfill show {job}', then verify again",
+                    f"backfill {job} made no progress for {self._timeout:.0f} s",
+                    remedy=f"the reader continues it: watch it with 'cdc backfill show {job}', then verify again",
                 )
             _require_reader(catalog, self._definition.name)
             time.sleep(POLL)

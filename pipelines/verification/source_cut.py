@@ -101,7 +101,8 @@ def consistent_cut(catalog: Catalog, request: CutRequest) -> Iterator[Consistent
             finally:
                 _release(catalog, request.pipeline, commands)
     raise PositionNotReached(
-        f"a sink had passed each of {ATTEMPTS} snapshots", remedy="verify again when the load is lower"
+        f"a sink was already after each of {ATTEMPTS} snapshots of the source",
+        remedy="verify again when the load is lower",
     )
 
 
@@ -110,12 +111,12 @@ def require_apply(catalog: Catalog, pipeline: str) -> None:
     seen = next((p.reported_at for p in catalog.processes.ls(pipeline) if p.process == "apply"), None)
     if seen is None:
         raise PositionNotReached(
-            f"apply of pipeline {pipeline!r} has never run", remedy="start 'cdc run' and try again"
+            f"the apply process of pipeline {pipeline!r} has never run", remedy="start 'cdc run' and try again"
         )
     age = (datetime.now(UTC) - seen).total_seconds()
     if age > SILENT_AFTER:
         raise PositionNotReached(
-            f"apply of pipeline {pipeline!r} is not running: its last report is {age:.0f} s old",
+            f"the apply process of pipeline {pipeline!r} is not running: its last report is {age:.0f} s old",
             remedy="start 'cdc run', then verify again",
         )
 
@@ -144,7 +145,7 @@ def _wait(
         for sink, command in refused.items():
             reason = (command.result or {}).get("reason")
             if reason != PASSED:
-                raise PositionNotReached(f"sink {sink!r} cannot end at the cut: {reason}")
+                raise PositionNotReached(f"sink {sink!r} cannot stop at the cut: {reason}")
         if refused:
             return None
         if all(found.values()):

@@ -58,9 +58,9 @@ class DeltaTargetRows:
         if self._table.unread is not None:
             return f"delta-rs does not read the target: {self._table.unread}"
         if not self._table.known:
-            return f"the target keeps {self._table.mode!r}, of which the rows of now are not known"
+            return f"the target has mode {self._table.mode!r}, which does not identify the current rows"
         if self._table.mode == APPEND and not self._key:
-            return "a history of rows without a key does not tell which of them are left"
+            return "a history of rows without a key does not show which rows still exist"
         return None
 
     def has(self, name: str) -> bool:

@@ -72,7 +72,7 @@ class VerifyReport:
         equal = sum(verdict.equal for verdict in self.tables)
         rows = sum(verdict.rows for verdict in self.tables)
         parked = sum(verdict.parked for verdict in self.tables)
-        apart = f", {parked:,} parked keys apart" if parked else ""
+        apart = f", {parked:,} parked keys not compared" if parked else ""
         return f"{equal}/{len(self.tables)} tables equal, {rows:,} rows at {self.position}{apart}"
 
     def to_json(self) -> dict[str, Any]:

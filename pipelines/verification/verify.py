@@ -99,7 +99,7 @@ def cut_of(definition: Definition, options: VerifyOptions) -> CutRequest:
     sinks = chosen_sinks(definition, options)
     durable = LogReader(definition.log.root).durable
     if durable is None:
-        raise PositionNotReached("the log is still empty: its first snapshot has not ended")
+        raise PositionNotReached("the log is still empty: its initial snapshot has not ended")
     return CutRequest(
         pipeline=definition.name,
         dsn=definition.source.dsn.reveal(),

@@ -91,13 +91,13 @@ def test_a_catalog_of_a_newer_version_is_refused_unchanged(database: Database, t
             CatalogUnusable, match=f"at revision '9999', this version of cdc knows up to '{revision.HEAD}'"
         ) as e:
             open_it()
-        assert "use the version of cdc that made it" in e.value.fix
+        assert "use the version of cdc that created it" in e.value.fix
         assert "migrate up" not in e.value.fix
     assert revision.current(database) == "9999"
 
 
 def test_a_revision_that_does_not_exist_is_refused(database: Database) -> None:
-    with pytest.raises(ConfigError, match="no way to revision '4711'"):
+    with pytest.raises(ConfigError, match="cannot be migrated from its revision to '4711'"):
         revision.up(database, "4711")
 
 

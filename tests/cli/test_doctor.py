@@ -93,11 +93,12 @@ def test_what_lies_in_a_targets_place_is_told_with_place_table_and_fix(
     assert (outcome.status, outcome.envelope["ok"], outcome.envelope["summary"]) == (2, False, "2 to fix, 0 to know")
     assert {(flaw["code"], flaw["path"]) for flaw in told.values()} == {("CDC-3017", str(path))}
     assert told["sinks.0.path"]["message"] == (
-        f"table 'shop.orders' cannot go there: at {str(theirs)!r} lies a Delta table that cdc did not make: "
+        f"table 'shop.orders' cannot be written there: the Delta table at {str(theirs)!r} was not created by cdc: "
         "it has no property 'cdc.log_id'"
     )
     assert told["sinks.0.rules.0.path"]["message"] == (
-        f"table 'shop.items' cannot go there: {str(files)!r} is no Delta table, and not empty: it has 'notes.txt'"
+        f"table 'shop.items' cannot be written there: {str(files)!r} is neither a Delta table nor empty: it "
+        "contains 'notes.txt'"
     )
     assert [(told[key]["line"], told[key]["column"]) for key in ("sinks.0.path", "sinks.0.rules.0.path")] == [
         (11, 5),
@@ -106,7 +107,7 @@ def test_what_lies_in_a_targets_place_is_told_with_place_table_and_fix(
     assert (outcome.envelope["error"]["code"], outcome.envelope["error"]["line"]) == ("CDC-1002", 11)
 
     said = run(capsys, "doctor", "-c", path)
-    fix = f"or move what lies there to another place, then check with 'cdc doctor -c {path}'"
+    fix = f"or move what is at this path to another directory, then check with 'cdc doctor -c {path}'"
     assert (said.status, said.output.count(fix)) == (2, 2)
     assert f"✗ CDC-3017 {path}:11:5: sinks.0.path: table 'shop.orders'" in said.output
     assert DeltaTable(str(theirs)).version() == 0
@@ -124,7 +125,7 @@ def test_a_target_of_a_log_that_is_not_this_pipelines_is_told_and_an_empty_place
     sink.apply(batch([put(1, "a", 10)], 0, 20))
 
     (flaw,) = run(capsys, "doctor", "-c", path, "--json").envelope["result"]["flaws"]
-    assert "is filled from log 'log-1': this pipeline has no log yet" in flaw["message"]
+    assert "was written from log 'log-1': this pipeline has no log yet" in flaw["message"]
 
 
 def test_a_store_that_does_not_answer_is_status_3_and_said_once(
@@ -140,7 +141,7 @@ def test_a_store_that_does_not_answer_is_status_3_and_said_once(
     outcome = run(capsys, "doctor", "-c", path, "--json")
     (problem,) = outcome.envelope["result"]["problems"]
     assert (outcome.status, problem["code"], outcome.envelope["result"]["flaws"]) == (3, "CDC-3003", [])
-    assert "'s3://nowhere/shop/items' cannot be seen" in problem["message"]
+    assert "'s3://nowhere/shop/items' cannot be listed" in problem["message"]
     assert CANARY not in outcome.output + outcome.errors
 
 

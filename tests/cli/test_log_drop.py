@@ -40,7 +40,7 @@ def test_verify_names_the_command_and_the_command_says_what_it_gave_up(
     assert "start the reader, then: cdc tables resync shop.orders" in told.output
     after = run(capsys, "log", "verify", "-c", folder.path)
     assert after.status == 0
-    assert "given up with a damaged file; positions 0/96 to 0/96" in after.output
+    assert "lost with a damaged file; positions 0/96 to 0/96" in after.output
 
 
 def test_nothing_is_done_without_a_yes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,4 +68,4 @@ def test_a_sound_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     file = Path(LogReader(folder.root).every_file()[0].path).relative_to(folder.root)
     outcome = run(capsys, "log", "drop-file", file, "--yes", "-c", folder.path)
     assert outcome.status == 2
-    assert "nothing is wrong with" in outcome.errors
+    assert "is not damaged" in outcome.errors

@@ -112,7 +112,7 @@ def test_rows_that_are_wider_than_a_terminal_have_a_line_for_each_column(
         ("select 1 from orders", "0/13", (1, "the oldest is 0/14")),
         ("select 1 from orders", "0/29", (1, "the newest is 0/28")),
         ("select 1 from shop.items", "published", (1, "not part of the cut")),
-        ("select 1 from shop.orders", "noon", (2, "unknown moment 'noon'")),
+        ("select 1 from shop.orders", "noon", (2, "malformed point in time 'noon'")),
         ("select 1 from shop.other", "published", (2, "shop.orders")),
     ],
 )

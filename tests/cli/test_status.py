@@ -50,12 +50,12 @@ def test_the_line_of_a_sink_that_is_slowed_down_says_by_what(
 def test_a_table_that_goes_on_says_what_is_worth_knowing_of_it(
     capsys: pytest.CaptureFixture[str], folder: Folder
 ) -> None:
-    parked = "1 key is parked: 'cdc dlq ls' says why"
+    parked = "1 key is parked: 'cdc dlq ls' shows why"
     with Catalog.open(load_definition(folder.path).catalog.url) as catalog:
         catalog.tables.record(NAME, [TableProgress("lake", "shop.orders", "streaming", parked, 7, 1, 3)])
     outcome = run(capsys, "status", "--exit-code", "-c", folder.path)
     assert outcome.status == 0
-    assert f"      1 key is parked: 'cdc dlq ls -c {folder.path}' says why" in outcome.output.splitlines()
+    assert f"      1 key is parked: 'cdc dlq ls -c {folder.path}' shows why" in outcome.output.splitlines()
 
 
 def test_what_is_damaged_is_said_with_the_next_command_and_the_rest_is_printed(

@@ -272,7 +272,7 @@ def test_a_schema_change_that_cannot_be_followed_is_refused_and_changes_nothing(
 def test_another_relation_of_the_same_name_is_refused(store):
     sink = store.opened()
     sink.apply(batch([put(1, "a", 10)], 0, 20))
-    with pytest.raises(SchemaNotApplicable, match="dropped and made anew"):
+    with pytest.raises(SchemaNotApplicable, match="dropped and created again"):
         sink.apply(batch([put(1, "a", 30)], 20, 40, replace(ORDERS, relation=99, oid=99)))
 
 

@@ -256,7 +256,7 @@ def test_two_tables_do_not_share_a_directory(spark, tmp_path, path):
     sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=tuple(rules)))
     sink.open(LOG)
     first = sink.apply(batch([put(1, "a", 10)], 0, 20))
-    with pytest.raises(TransformFailed, match=r"that of table 'shop\.orders'"):
+    with pytest.raises(TransformFailed, match=r"the target of table 'shop\.orders'"):
         sink.apply(batch([put(1, "b", 10)], 0, 20, table(2, "others")))
 
     assert rows(first)[1]["item"] == "a"

@@ -242,7 +242,7 @@ def test_drivers_that_die_leave_the_lake_exact_and_the_second_of_two_waits(
         first = submit("--trigger", "100ms")
         shop.wait((shop.folder / "lake/shop/customers/_delta_log").exists, "the lake", seconds=SLOW)
         second = submit("--trigger", "100ms")
-        shop.wait(lambda: "another apply process holds the sink" in shop.output(), "the second waits", seconds=SLOW)
+        shop.wait(lambda: "has the lease of the sink" in shop.output(), "the second waits", seconds=SLOW)
         assert_equal(shop)
         for pid in first.pids("java"):
             os.kill(pid, signal.SIGKILL)
@@ -289,7 +289,7 @@ def test_a_replay_that_the_log_rules_out_ends_as_wrong_use(shop: Pipeline, submi
     shop.wait_for_copy()
 
     assert submit("replay", "lake", "--from", "7F/0").wait() == 2
-    assert "--from 7F/0 lies after the log" in shop.output()
+    assert "--from 7F/0 is after the end of the log" in shop.output()
 
 
 def test_executors_compact_the_log_and_a_driver_that_is_late_is_refused(

@@ -253,7 +253,7 @@ def test_a_range_of_changes_that_are_gone_is_refused_with_the_oldest_position():
     assert (view.oldest, view.horizon, view.floor) == (5, 5, 2)
     with pytest.raises(LogTrimmed, match=r"up to 0/5, .* up to 0/4"):
         read_plan.files(view, Position(3), Position(4))
-    with pytest.raises(LogTrimmed, match=r"0/1 is too late: .* up to 0/5, .* 0/2 are forgotten"):
+    with pytest.raises(LogTrimmed, match=r"from 0/1: .* up to 0/5 are trimmed, .* 0/2 are removed"):
         read_plan.files(view, Position(1), Position(6))
 
 

@@ -80,7 +80,7 @@ def test_what_a_run_cannot_do_is_told_before_anything_starts(
 @pytest.mark.parametrize(
     ("spark", "says"),
     [
-        ("", "Spark needs Java, and there is none: JAVA_HOME is not set, and no 'java' is on the PATH\n  → install"),
+        ("", "Spark needs Java, but JAVA_HOME is not set and no 'java' is on the PATH\n  → install"),
         ("spark: {delta_jars: [/no.jar]}", "spark.delta_jars: no such Delta jar: '/no.jar'\n  → correct spark"),
     ],
 )

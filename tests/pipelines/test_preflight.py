@@ -58,7 +58,7 @@ def test_a_sink_is_not_begun_where_something_else_lies_in_a_targets_place(ground
 
     told = found(path)
     assert list(told) == ["sinks.0.path"]
-    assert f"table 'shop.orders' cannot go there: at {place!r} lies a Delta table" in told["sinks.0.path"]
+    assert f"table 'shop.orders' cannot be written there: the Delta table at {place!r}" in told["sinks.0.path"]
     begin(path, "find")
 
 
@@ -93,7 +93,7 @@ def test_a_file_in_a_targets_place_is_told_as_one(ground: Ground) -> None:
     (ground.folder / "lake/shop").mkdir(parents=True)
     (ground.folder / "lake/shop/items").write_text("theirs")
 
-    assert "shop/items' is a file, and no directory" in found(ground.folder / "shop.yaml")["sinks.0.path"]
+    assert "shop/items' is a file: expected a directory" in found(ground.folder / "shop.yaml")["sinks.0.path"]
 
 
 def test_a_table_that_the_pattern_of_its_rule_does_not_match_is_told(ground: Ground) -> None:
@@ -116,7 +116,7 @@ def test_two_tables_that_would_come_to_one_place_are_told(ground: Ground) -> Non
     assert found(ruled(ground, *rules)) == {
         "sinks.0.rules.0.path": (
             f"the target of table 'shop.items' would be '{place}/shop/items', "
-            f"and '{place}/shop' is that of table 'shop.orders'"
+            f"which overlaps '{place}/shop', the target of table 'shop.orders'"
         )
     }
 
@@ -144,7 +144,7 @@ def test_columns_of_the_target_are_told_at_their_key(ground: Ground) -> None:
     )
     assert found(ruled(ground, *rules)) == {
         "sinks.0.rules.0.partition_by": "the target of 'shop.orders' has no column 'nope'",
-        "sinks.0.rules.1.transform.python": "there is no function 'no.such:function': No module named 'no'",
+        "sinks.0.rules.1.transform.python": "function 'no.such:function' cannot be imported: No module named 'no'",
     }
 
 
@@ -184,8 +184,8 @@ def test_a_first_start_ends_with_2_before_any_write_and_says_why(ground: Ground,
     ended = forked.run(*command, "-c", ground.folder / "shop.yaml", timeout=240)
 
     assert ended.status == ConfigError.exit_code, ended.output + ended.errors
-    assert f"shop.yaml:6:29: sinks.0.path: table 'shop.orders' cannot go there: at {place!r}" in ended.errors
-    assert "give the sink, or a rule for the table, another path" in ended.errors
+    assert f"sinks.0.path: table 'shop.orders' cannot be written there: the Delta table at {place!r}" in ended.errors
+    assert "set another path in the sink or in a rule for the table" in ended.errors
     assert DeltaTable(place).version() == 0
     assert [entry.name for entry in (ground.folder / "lake").iterdir()] == ["shop"]
     assert not (ground.folder / "find").exists()

@@ -189,7 +189,7 @@ def test_a_state_of_the_past_that_was_folded_away_is_refused(twins: Twins) -> No
     twins.append(10)
     twins.compact(NOBODY)
     into = str(twins.cut.folder / "past")
-    with pytest.raises(ConfigError, match="lies before"):
+    with pytest.raises(ConfigError, match="is before"):
         replay(twins.cut.definition, ReplayOptions(sink="lake", end=str(Position(1_200)), into=into))
     with pytest.raises(ConfigError, match=f"stands at {Position(end)}"):
         replay(twins.cut.definition, ReplayOptions(sink="lake", tables=("orders",)))

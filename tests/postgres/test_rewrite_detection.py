@@ -42,13 +42,13 @@ DRIFTS: dict[str, tuple[LiteralString, ...]] = {
     ),
     "is unlogged": ("ALTER PUBLICATION pub DROP TABLE t", "ALTER TABLE t SET UNLOGGED"),
     "no longer has the table": ("ALTER PUBLICATION pub DROP TABLE t",),
-    "taken out and put back": ("ALTER PUBLICATION pub DROP TABLE t", "ALTER PUBLICATION pub ADD TABLE t"),
+    "removed the table and added it again": ("ALTER PUBLICATION pub DROP TABLE t", "ALTER PUBLICATION pub ADD TABLE t"),
     "now publishes insert": ("ALTER PUBLICATION pub SET (publish = 'insert')",),
     "altered back": (
         "ALTER PUBLICATION pub SET (publish = 'insert')",
         "ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate')",
     ),
-    "made anew": ("DROP PUBLICATION pub", "CREATE PUBLICATION pub FOR TABLE t, other, p"),
+    "created again": ("DROP PUBLICATION pub", "CREATE PUBLICATION pub FOR TABLE t, other, p"),
     "row filter": ("ALTER PUBLICATION pub SET TABLE t WHERE (id > 1), other, p",),
     "column list": ("ALTER PUBLICATION pub SET TABLE t (id, a), other, p",),
 }

@@ -23,7 +23,7 @@ _COMMIT: Final = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\..*)?\.parquet\Z")
 _FOLDER: Final = "_delta_log"
 _TORN: Final = "after a loss of power start the reader: it takes back what was never confirmed; else restore the file"
-_RESTORE: Final = "restore the file from a copy; nothing else tells which data files belong to the table"
+_RESTORE: Final = "restore the file from a backup; only this file records which data files belong to the table"
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ def _faults(table: Root, version: int, said: CommitRecord, before: int | None) -
     name = f"{version:020d}.json"
     if before is not None and said.position is not None and said.position < before:
         text = f"the commit goes back from {Position(before)!s} to {Position(said.position)!s}"
-        yield _finding(table, name, text, "find out who wrote to the table beside the log's writer")
+        yield _finding(table, name, text, "find out which other program writes to the table")
     count = sum(said.added.values())
     is_append = before is not None and said.position is not None and said.position > before
     if is_append and said.rows and said.added and said.rows != count:

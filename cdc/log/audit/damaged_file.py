@@ -89,9 +89,9 @@ class Damaged:
         held = read_compacted_state(root, log.log_id)
         files = {file.path: file for file in (*log.every_file(), *(() if held is None else held.files))}
         if claim is None or (file := files.get(str(root / relative))) is None:
-            raise ConfigError(f"no file {path!r} in the log", remedy="name it as 'cdc log verify' does")
+            raise ConfigError(f"no file {path!r} in the log", remedy="write the path as 'cdc log verify' prints it")
         if not _is_damaged(root, claim):
-            raise ConfigError(f"nothing is wrong with {relative!r}", remedy="'cdc log verify' names damaged files")
+            raise ConfigError(f"file {relative!r} is not damaged", remedy="'cdc log verify' names damaged files")
         return cls(log, root, claim.table, claim.name, file)
 
     @property
@@ -103,7 +103,7 @@ class Damaged:
             return RecoveryWay.TRIMMED
         if self.file.schemas_only:
             raise LogCorrupt(
-                f"file {self.file.path!r} tells the columns of tables and cannot be given up",
+                f"file {self.file.path!r} contains table schemas that other files need, so it cannot be dropped",
                 remedy="restore it from a backup; without a backup start a new log: see CDC-4002 in the runbook",
             )
         return RecoveryWay.GIVEN_UP
@@ -162,7 +162,9 @@ class Damaged:
         fenced = FencedTable(self.root / CHANGES)
         fenced.commit([], int(fenced.position or 0), _last(fenced).to_metadata())
         if oldest := LogReader(self.root).oldest:
-            raise LogFenced(f"changes up to {oldest!s} were trimmed meanwhile", remedy="stop the reader, and try again")
+            raise LogFenced(
+                f"changes up to {oldest!s} were trimmed while the command ran", remedy="stop the reader, and try again"
+            )
 
     def _compactor(self) -> CompactedWriter:
         return CompactedWriter(self.root, self.log.log_id)
@@ -176,8 +178,9 @@ def position_behind(last: Position) -> Position:
     """
     if int(last) % ALIGNED >= ALIGNED - 2:
         raise LogCorrupt(
-            f"the log ends at {last!s}, and nothing can stand between that and the next transaction",
-            remedy="start the reader, let it take a transaction or a heartbeat, stop it, and repeat the command",
+            f"the log ends at {last!s}: no position is free between that and the next transaction",
+            remedy="start the reader, wait until it has captured a transaction or a heartbeat, stop it, and repeat "
+            "the command",
         )
     return Position(last + 1)
 
@@ -228,7 +231,7 @@ def _mark(root: Root, marks: _Marks) -> None:
 def _last(fenced: FencedTable) -> CommitInfo:
     found = CommitInfo.from_metadata(fenced.said_last())
     if found is None:
-        raise LogCorrupt(f"the latest commit of {CHANGES!r} does not say where the log ends")
+        raise LogCorrupt(f"the latest commit of {CHANGES!r} does not contain the position at which the log ends")
     return found
 
 

@@ -51,12 +51,12 @@ def find_orphan_files(root: Root, grace: float) -> list[OrphanFile]:
 def orphan_findings(found: Sequence[OrphanFile]) -> Iterator[AuditFinding]:
     """Findings for the orphan files, at most NAMED one by one."""
     for stray in found[:NAMED]:
-        message = f"{stray.size:,} bytes that belong to nothing"
+        message = f"{stray.size:,} bytes that no commit names"
         yield AuditFinding(
             damage=DamageKind.FOREIGN, message=message, file=stray.name, remedy="'cdc log gc' removes it"
         )
     if len(found) > NAMED:
-        message = f"{len(found) - NAMED:,} more files belong to nothing"
+        message = f"{len(found) - NAMED:,} more files that no commit names"
         yield AuditFinding(damage=DamageKind.FOREIGN, message=message, remedy="'cdc log gc' removes them")
 
 

@@ -127,17 +127,17 @@ class FileContents:
     def faults(self, claim: CommitClaim) -> Iterator[tuple[DamageKind, str]]:
         """What is wrong with the rows, by themselves and by what the commit says of them."""
         if self.rows != claim.rows:
-            yield DamageKind.CONTENTS, f"has {self.rows:,} rows, its commit says {claim.rows:,}"
+            yield DamageKind.CONTENTS, f"has {self.rows:,} rows, but its commit records {claim.rows:,}"
         for name, found in self.bounds.items():
             said = claim.bounds.get(name)
             if said != found:
-                yield DamageKind.CONTENTS, f"{name} goes from {_pair(found)}, its commit says {_pair(said)}"
+                yield DamageKind.CONTENTS, f"{name} goes from {_pair(found)}, but its commit records {_pair(said)}"
         least, greatest = self.bounds.get("position", (claim.upto, claim.upto))
         if least <= claim.after or greatest > claim.upto:
-            allowed = f"its commit holds positions above {claim.after!s} and up to {claim.upto!s}"
-            yield DamageKind.RANGE, f"holds {_place(least)} to {_place(greatest)}, and {allowed}"
+            allowed = f"its commit contains positions above {claim.after!s} and up to {claim.upto!s}"
+            yield DamageKind.RANGE, f"contains {_place(least)} to {_place(greatest)}, but {allowed}"
         if self.repeated_at is not None:
-            yield DamageKind.DUPLICATE, f"holds {_text(self.repeated_at)} twice"
+            yield DamageKind.DUPLICATE, f"contains {_text(self.repeated_at)} twice"
         if self.unsorted_at is not None:
             yield (
                 DamageKind.ORDER,
@@ -212,7 +212,7 @@ class SchemaVersions:
         for relation, place in contents.firsts.items():
             known = self._first.get(relation)
             if known is None or known > place:
-                yield relation, place, "no schema row stands before the first row"
+                yield relation, place, "the first row comes before any schema row"
                 continue
             unknown = contents.columns.get(relation, set()) - self._columns[relation]
             if unknown:

@@ -22,9 +22,9 @@ from cdc.log.storage import is_table, last_commit_info, open_table
 from cdc.position import Position
 
 RESTORE_REMEDY: Final = (
-    "restore the file from a copy; without one run 'cdc log drop-file FILE', which says what is lost"
+    "restore the file from a backup; without one run 'cdc log drop-file FILE', which prints what is lost"
 )
-FOREIGN_WRITER_REMEDY: Final = "find out who wrote to the log beside its writers, and restore it from a copy"
+FOREIGN_WRITER_REMEDY: Final = "find out which other program writes to the log, and restore the log from a backup"
 _ZERO: Final = Position(0)
 _END: Final = Position((1 << 63) - 1)
 
@@ -156,8 +156,8 @@ def _beside(root: Root, end: Position) -> Iterator[AuditFinding]:
         try:
             read(root)
         except LogCorrupt as exc:
-            yield contradiction(exc.message, "remove the file if nobody knows what it said")
+            yield contradiction(exc.message, "remove the file if there is no backup of it")
     for consumer in consumers.list_readable_consumers(root)[0]:
         if consumer.position > end:
             message = f"consumer {consumer.name!r} has read up to {consumer.position!s}, and the log ends at {end!s}"
-            yield contradiction(message, "the log went back, maybe to an older copy: restore the latest one")
+            yield contradiction(message, "the log may have been replaced by an older copy: restore the latest copy")

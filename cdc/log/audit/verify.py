@@ -171,7 +171,7 @@ class _Verification:
             self._missing.append(claim)
             return False
         if size != claim.size:
-            self._damaged(claim, DamageKind.SIZE, f"the file has {size:,} bytes, its commit says {claim.size:,}")
+            self._damaged(claim, DamageKind.SIZE, f"the file has {size:,} bytes, but its commit records {claim.size:,}")
         return size == claim.size
 
     def _tell_missing(self) -> None:
@@ -186,8 +186,8 @@ class _Verification:
         for claim in claims:
             if claim.table == CHANGES and (ends := lost_ranges.range_in_file_name(claim.name)) is not None:
                 self._unseen.append(ends)
-                found = self._about(claim, DamageKind.LOST, "tells of rows that were given up with a damaged file")
-                remedy = "copy the tables that still need it anew with 'cdc tables resync'"
+                found = self._about(claim, DamageKind.LOST, "records rows that were lost with a damaged file")
+                remedy = "copy the tables that still need it again with 'cdc tables resync'"
                 self._tables.findings.append(replace(found, first=ends[0], last=ends[1], remedy=remedy))
 
     def _chosen(self, claims: Sequence[CommitClaim]) -> list[CommitClaim]:
@@ -239,11 +239,11 @@ class _Verification:
         if horizon is not None and self._schemas_are_whole:
             lost = {place for place in self._places[CHANGES] if place[0] <= horizon} - self._places[COMPACTED]
             if lost:
-                message = f"{COMPACTED!r} lacks {len(lost):,} schema rows of what it holds the state of"
+                message = f"{COMPACTED!r} contains rows of {len(lost):,} table versions without their schema rows"
                 found.append(table_claims.contradiction(f"{message}: the first is at {Position(min(lost)[0])!s}"))
         if self._unchecked:
             message = f"{self._unchecked:,} files have no page checksums: an older version wrote them"
-            remedy = "nothing: they go when their segments are compacted and trimmed"
+            remedy = "nothing to do: they are removed when their segments are compacted and trimmed"
             found.append(AuditFinding(damage=DamageKind.UNCHECKED, message=message, remedy=remedy))
         try:
             found += orphan_findings(find_orphan_files(self._root, self._scope.grace))
@@ -260,12 +260,12 @@ class _Verification:
     def _tell_unversioned(self, claim: CommitClaim, contents: FileContents) -> None:
         for relation, place, message in self._versions.faults(contents):
             found = self._about(claim, DamageKind.VERSION, message)
-            first, remedy = Position(place[0]), "copy the table anew with 'cdc tables resync'"
+            first, remedy = Position(place[0]), "copy the table again with 'cdc tables resync'"
             self._tables.findings.append(replace(found, first=first, tables=self._names([relation]), remedy=remedy))
 
     def _tell_gap(self, gap: Gap, claim: CommitClaim) -> None:
         more = f", and {gap.transactions - 1:,} more" if gap.transactions > 1 else ""
-        what = "lacks rows before" if gap.damage is DamageKind.HOLE else "has twice"
+        what = "has no rows before" if gap.damage is DamageKind.HOLE else "has two rows with"
         first, last = Position(gap.first), Position(gap.last)
         found = self._about(claim, gap.damage, f"transaction {first!s} {what} ordinal {gap.ordinal}{more}")
         self._tables.findings.append(replace(found, first=first, last=last, remedy=FOREIGN_WRITER_REMEDY))

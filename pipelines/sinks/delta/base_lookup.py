@@ -104,7 +104,8 @@ def complete(images: pa.Table, before: BaseLookup, shape: RowShape) -> pa.Table:
         first = int(np.flatnonzero(places.is_null().to_numpy(zero_copy_only=False))[0])
         position = Position(images["position"][first].as_py())
         raise MissingBase(
-            f"table {schema.topic!r} lacks the base of {places.null_count} partial images, the first at {position}"
+            f"the target of table {schema.topic!r} has no base row for {places.null_count} partial images, the "
+            f"first at {position}"
         )
     rows = shape.rows(images)
     base = held.take(places)

@@ -50,7 +50,7 @@ def default_expression(column: Column, text: str, policy: Policy) -> str:
         return default_literal(text, family.arrow)
     # raised outside of the handler: Arrow's message holds the value itself
     raise ValueNotRepresentable(
-        f"column {column.name!r} came with a default of type {column.type_name!r} that {family.arrow!s} cannot hold"
+        f"column {column.name!r} has a default of type {column.type_name!r} that {family.arrow!s} cannot represent"
     )
 
 

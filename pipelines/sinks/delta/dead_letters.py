@@ -210,7 +210,9 @@ def _without_base(images: pa.Table, rows: np.ndarray, before: BaseLookup, shape:
 
 
 def _missing_base(shape: RowShape, position: int) -> CdcError:
-    return MissingBase(f"table {shape.schema.topic!r} lacks the base of a partial image at {Position(position)}")
+    return MissingBase(
+        f"the target of table {shape.schema.topic!r} has no base row for a partial image at {Position(position)}"
+    )
 
 
 def _failing(rows: pa.Table, convert: Callable[[pa.Table], object], limit: int) -> dict[int, CdcError]:

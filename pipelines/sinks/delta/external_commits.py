@@ -57,7 +57,7 @@ class ExternalCommitWatch:
         if target.version > left and (found := list(_foreign(target, left))):
             self.report.add(topic, found)
             log.warning(
-                "a target was changed by someone else",
+                "another client changed a target",
                 table=topic,
                 target=target.uri,
                 left_at=left,

@@ -78,7 +78,7 @@ def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> Table
         return batch
     rows = batch.rows.filter(pc.greater_equal(batch.rows["position"], batch.generation))
     if left := batch.rows.num_rows - rows.num_rows:
-        log.warning("changes under another key are not kept", table=batch.schema.topic, changes=left)
+        log.warning("changes under an earlier key are not retained", table=batch.schema.topic, changes=left)
     return replace(batch, rows=rows)
 
 

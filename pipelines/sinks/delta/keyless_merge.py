@@ -29,7 +29,7 @@ def keyless_source(
     there takes none. Raises MissingBase for one otherwise, SchemaNotApplicable for rows with a key.
     """
     if images["key"].null_count < images.num_rows:
-        raise SchemaNotApplicable(f"table {shape.schema.topic!r} lost its key in the midst of what is to be applied")
+        raise SchemaNotApplicable(f"table {shape.schema.topic!r} lost its key within a batch")
     left = net_changes(images, shape.schema)
     came, went = (left.filter(pc.equal(left["op"], op)) for op in ("u", "d"))
     rows = as_upserts(shape.rows(came), shape)
@@ -53,8 +53,9 @@ def _leaving(typed: pa.Table, rows: pa.Table, shape: RowShape, *, lenient: bool)
     if (wanted > present).any() and not lenient:
         first = Position(typed[POSITION_COLUMN][int(np.flatnonzero((wanted > present)[asked])[0])].as_py())
         raise MissingBase(
-            f"table {shape.schema.topic!r} lacks {int((wanted - present).clip(0).sum())} of the rows "
-            f"that were deleted, from {first} on"
+            f"the target of table {shape.schema.topic!r} does not contain {int((wanted - present).clip(0).sum())} "
+            "of the rows "
+            f"that were deleted from {first} on"
         )
     gone = keep_latest_per_id(_as_placed(rows), there, wanted)
     held_by_name = {POSITION_COLUMN: gone["position"], ORDINAL_COLUMN: gone["ordinal"]}

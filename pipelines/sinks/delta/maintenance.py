@@ -183,7 +183,7 @@ class TargetMaintenance:
             turn.due = began + self._settings.every
             if (refused := f"{type(exc).__name__}: {str(exc)[:300]}") != turn.refused:
                 turn.refused = refused
-                log.warning("a target is not looked after", target=uri, reason=refused)
+                log.warning("maintenance of a target failed", target=uri, reason=refused)
         if worked:
             self._rest_until = self._clock() + (self._clock() - began) * (SHARE - 1)
 
@@ -244,12 +244,12 @@ class TargetMaintenance:
             return False
         if (large := len(ordering.too_large(target))) != turn.too_large:
             turn.too_large = large
-            log.warning("parts of a target are too large to be put in order", target=target.uri, parts=large)
+            log.warning("partitions of a target are too large to be sorted", target=target.uri, parts=large)
         due = ordering.due(target)
         if not due:
             return False
         ordering.order(target, due[0])
-        log.info("put rows in order", target=target.uri, bytes=due[0].size, left=len(due) - 1)
+        log.info("sorted rows", target=target.uri, bytes=due[0].size, left=len(due) - 1)
         if len(due) > 1:
             turn.order_due = self._clock()
         return True

@@ -223,7 +223,7 @@ def has_file_system(spark: SparkSession, path: str) -> bool:
 def require_delta(spark: SparkSession | None) -> SparkSession:
     """The session, if it can write Delta; raises DeltaJarMissing."""
     if spark is None or not can_write_delta(spark):
-        raise DeltaJarMissing("writer 'spark' needs a Spark session with Delta, and this one has none")
+        raise DeltaJarMissing("writer 'spark' needs a Spark session with Delta Lake, and this session has no Delta jar")
     return spark
 
 

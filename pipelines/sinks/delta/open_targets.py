@@ -130,6 +130,6 @@ class OpenTargets:
         known = self._published.records.get(schema.relation)
         if known is not None and known.version is not None:
             raise TargetUnusable(
-                f"the rows of table {schema.topic!r} are not at {known.target!r} any more",
-                remedy="put them back and start again, or build it anew: 'cdc replay SINK --tables TABLE'",
+                f"the rows of table {schema.topic!r} are no longer at {known.target!r}",
+                remedy="restore the files and start again, or rebuild the table: 'cdc replay SINK --tables TABLE'",
             )

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 _LOST: Final = {
-    "": "an empty text, which Delta cannot tell from NULL in a column of partition_by",
-    "__HIVE_DEFAULT_PARTITION__": "the text by which writers of Delta say NULL in a column of partition_by",
+    "": "an empty text, which Delta cannot distinguish from NULL in a column of partition_by",
+    "__HIVE_DEFAULT_PARTITION__": "the text that Delta writers use for NULL in a column of partition_by",
 }
 """Text → why it does not come back as it went."""
-_LONG: Final = "a text too long for the name of a directory, which each value of a column of partition_by has"
+_LONG: Final = "a text that is too long for a directory name, and a column of partition_by has one directory per value"
 _NAME_BYTES: Final = 255
 """Of `column=text` in a path: NAME_MAX of the file systems of Linux and macOS; object stores take more."""
 _ESCAPED: Final = r"[^A-Za-z0-9._~-]"
@@ -34,7 +34,7 @@ def check_partition_values(rows: pa.Table, parted: tuple[str, ...], topic: str) 
         if why := _unfit(rows[name], _room(name)):
             raise ValueNotRepresentable(
                 f"table {topic!r}: column {name!r} has {why}",
-                remedy="leave the column out of partition_by and build the table anew, or compute one for it",
+                remedy="remove the column from partition_by and rebuild the table, or partition by a computed column",
             )
 
 

@@ -65,7 +65,7 @@ class KeptCut:
 
     def without(self, targets: Collection[str], now: Position) -> KeptCut:
         """The cut without the versions of these targets, whose rules differ from the cut at `now` on."""
-        gone = CutUnderOtherRules(f"its rows of then were made under other rules than those in force since {now}")
+        gone = CutUnderOtherRules(f"its rows were written under other rules than those in effect since {now}")
         why = f"{gone.code} {gone.message}"
         tables = {
             relation: replace(table, version=None, state=TargetState.FAILED.value, reason=why)
@@ -99,8 +99,8 @@ class PublishedTable:
         found = table.metadata().configuration.get(_LOG_ID)
         if found is None:
             raise SinkOfAnotherLog(
-                f"at {uri!r} lies a Delta table that is no record of a sink: it has no property {_LOG_ID!r}",
-                remedy="point the sink at another path, or move that table to another place",
+                f"the Delta table at {uri!r} is not the published record of a sink: it has no property {_LOG_ID!r}",
+                remedy="point the sink at another path, or move that table to another directory",
             )
         if found != log_id:
             raise SinkOfAnotherLog(f"sink at {uri!r} belongs to log {found!r}: expected {log_id!r}")
@@ -126,7 +126,7 @@ class PublishedTable:
         """
         seen = self.check()
         if self._position is not None and record.position < self._position:
-            raise SinkFenced(f"sink at {self._uri!r} stands beyond the record to publish")
+            raise SinkFenced(f"sink at {self._uri!r} is already after the position to publish")
         published_at = max(time.time_ns() // 1000, self._cuts[-1].published_at + 1 if self._cuts else 0)
         newest = KeptCut(published_at, record, record.to_json())
         if forgotten:

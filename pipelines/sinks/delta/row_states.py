@@ -272,7 +272,7 @@ def _check(lacking: np.ndarray, places: _Places, shape: RowShape) -> None:
         log.debug("images wait for the copy of their rows", table=topic, images=count)
         return
     first = Position(int(places.position[lacking].min()))
-    raise MissingBase(f"table {topic!r} lacks the base of {count} partial images, the first at {first}")
+    raise MissingBase(f"the target of table {topic!r} has no base row for {count} partial images, the first at {first}")
 
 
 def _rows(values: pa.Table, places: _Places, cells: Sequence[np.ndarray], said: np.ndarray) -> pa.Table:

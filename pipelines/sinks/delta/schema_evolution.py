@@ -67,13 +67,13 @@ def plan(
     found = made.plan(gone)
     if changes is SchemaChanges.IGNORE and found.steps:
         raise SchemaNotApplicable(
-            f"its columns changed, and are not the source's alone ({'; '.join(found.steps)}): they cannot be ignored",
-            remedy="build the table anew: 'cdc replay SINK --tables TABLE'; or give it another policy",
+            f"its columns changed, and not only by the source ({'; '.join(found.steps)}): they cannot be ignored",
+            remedy="rebuild the table: 'cdc replay SINK --tables TABLE'; or set another schema_changes policy",
         )
     if changes is SchemaChanges.EXCEPTION and (said := (*found.steps, *_dropped(present, wanted))):
         raise SchemaNotApplicable(
             f"its columns changed, which 'schema_changes: exception' forbids: {'; '.join(said)}",
-            remedy="build the table anew: 'cdc replay SINK --tables TABLE'; or give it another policy",
+            remedy="rebuild the table: 'cdc replay SINK --tables TABLE'; or set another schema_changes policy",
         )
     return found
 
@@ -109,8 +109,8 @@ def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaCh
             columns.append(column)
         elif column.key is not None:
             raise SchemaNotApplicable(
-                f"column {column.name!r} is part of the key of {schema.topic!r} now, and 'schema_changes: ignore' "
-                "leaves new columns out"
+                f"column {column.name!r} is now part of the key of {schema.topic!r}, but 'schema_changes: ignore' "
+                "excludes new columns"
             )
     return replace(schema, columns=tuple(columns))
 
@@ -140,7 +140,7 @@ def check_left_out(wanted: TableSchema, before: TableSchema | None, present: pa.
     for column in wanted.sent:
         if column.id in known and _id(column) not in found:
             raise SchemaNotApplicable(
-                f"column {column.name!r} was left out of the target so far, and its older rows lack it"
+                f"column {column.name!r} was excluded from the target until now, so older rows have no value for it"
             )
 
 
@@ -261,8 +261,9 @@ class _PlanBuilder:
             return FilledColumn(field, held, convert)
         if not (self._replaced or self._lenient):
             raise SchemaNotApplicable(
-                f"column {field.name!r} changed its type: the target holds {before.type!s}, of which not every value "
-                f"is one of {field.type!s}",
+                f"column {field.name!r} changed its type: {field.type!s} cannot represent every value of "
+                f"{before.type!s}, "
+                "the type in the target",
                 remedy=COPY_AGAIN,
             )
         return FilledColumn(field)
@@ -275,8 +276,9 @@ class _PlanBuilder:
             return [FilledColumn(field.remove_metadata() if stays else field, field.name)]
         if not self._lenient and column_id(field) is None:
             raise SchemaNotApplicable(
-                f"column {field.name!r} was added at the source, and the target has one of that name by another hand",
-                remedy="rename or drop the target's column, or 'cdc replay SINK --tables TABLE'",
+                f"column {field.name!r} was added at the source, but another client has added a column of that name "
+                "to the target",
+                remedy="rename or drop the target's column, or run 'cdc replay SINK --tables TABLE'",
             )
         if not stays:
             self._steps.append(f"column {field.name!r} was dropped and its name given to another")

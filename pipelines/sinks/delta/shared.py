@@ -33,7 +33,7 @@ from pipelines.types.rows import COPY_AGAIN
 SHARD: Final = "cdc.shard."
 """Prefix of a relation in the metadata of the field `_relation`: the state of its part, as JSON."""
 _PARTED: Final = f"partition.{RELATION_COLUMN}"
-_OTHERS: Final = "give it the name and type that it has in the other tables and copy the table again, or leave it out"
+_OTHERS: Final = "give it the name and type that it has in the other tables and copy the table again, or exclude it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +110,14 @@ def merge_columns(
         id_ = None if own is None else int(own)
         if id_ is not None and name_of.get(id_, one.name) != one.name:
             raise SchemaNotApplicable(
-                f"column {name_of[id_]!r} was renamed to {one.name!r} in a target that other tables have rows in",
+                f"column {name_of[id_]!r} was renamed to {one.name!r} in a target that also contains rows of other "
+                "tables",
                 remedy=COPY_AGAIN,
             )
         if id_ is not None and known.get(one.name, id_) != id_:
             raise SchemaNotApplicable(
-                f"column {one.name!r} was dropped and its name given to another, whose older rows have other values",
+                f"column {one.name!r} was dropped, and another column now has its name, so older rows have other "
+                "values",
                 remedy=COPY_AGAIN,
             )
         held = spelled.get(one.name.casefold())
@@ -123,7 +125,7 @@ def merge_columns(
             added.append(one)
         elif held != one.name or present.field(held).type != one.type:
             raise SchemaNotApplicable(
-                f"column {one.name!r} is {one.type!s}, and the target that it shares with other tables has "
+                f"column {one.name!r} is {one.type!s}, but the target that it shares with other tables has "
                 f"{held!r} of type {present.field(held).type!s}",
                 remedy=_OTHERS,
             )
@@ -149,8 +151,8 @@ class SharedTarget(DeltaTarget):
         """
         if not schema.key:
             raise SchemaNotApplicable(
-                f"table {schema.topic!r} has no key, by which its rows would be found among those of other tables",
-                remedy="give it a key or a replica identity at the source, or leave it out of the rule",
+                f"table {schema.topic!r} has no key, which a target that several tables share needs to identify rows",
+                remedy="add a key or a replica identity at the source, or exclude the table from the rule",
             )
         shard = self._shard
         if shard is not None:
@@ -160,8 +162,8 @@ class SharedTarget(DeltaTarget):
         before = [part for part, other in shards_of(self._present).items() if other.topic == schema.topic]
         if before:
             raise SchemaNotApplicable(
-                f"target {self.uri!r} holds rows of {schema.topic!r} as relation {before[0]!r}: it is relation "
-                f"{schema.relation!r}, dropped and made anew or renamed onto another's name",
+                f"target {self.uri!r} contains rows of {schema.topic!r} as relation {before[0]!r}, but the table "
+                f"is now relation {schema.relation!r}: it was dropped and created again, or renamed to another table's name",
                 remedy="rebuild the sink without the rows of the old table: 'cdc replay SINK'",
             )
         added, ids = merge_columns(self._present, columns, {})
@@ -283,5 +285,5 @@ def _check_unchanged(known: Mapping[str, int], wanted: pa.Schema) -> None:
     if said:
         raise SchemaNotApplicable(
             f"its columns changed, which 'schema_changes: exception' forbids: {'; '.join(said)}",
-            remedy="build it anew: 'cdc replay SINK'; or give the rule another policy",
+            remedy="rebuild the sink: 'cdc replay SINK'; or set another schema_changes policy in the rule",
         )

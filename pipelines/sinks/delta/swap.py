@@ -180,9 +180,9 @@ def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
     mapped = configuration.get("delta.columnMapping.mode", "none") != "none"
     if mapped or target.layout.partition_by != staged.layout.partition_by:
         raise SchemaNotApplicable(
-            f"target {target.uri!r} has column mapping, or other partitions than its rule says: "
+            f"target {target.uri!r} has column mapping, or other partition columns than its rule: "
             "it cannot be overwritten in one step",
-            remedy="replay with --into PATH and put the new tables in place by hand",
+            remedy="replay with --into PATH, then move the new tables to the sink's path by hand",
         )
 
 

@@ -138,14 +138,15 @@ class DeltaTarget:
         self.check_log(log_id)
         if self.merged:
             raise SchemaNotApplicable(
-                f"target {self.uri!r} is shared by many tables, and the rule of {schema.topic!r} has no merge_tables",
-                remedy="give the rule another path, or give it back what it said",
+                f"several tables share target {self.uri!r}, but the rule of {schema.topic!r} has no merge_tables",
+                remedy="set another path in the rule, or restore the earlier rule",
             )
         if (held := self._property(RELATION)) != str(schema.relation):
             raise SchemaNotApplicable(
-                f"target {self.uri!r} holds relation {held!r}: table {schema.topic!r} is relation {schema.relation!r}, "
-                "dropped and made anew or renamed onto another's name",
-                remedy="put the new one in the old one's place: 'cdc replay SINK --tables TABLE'",
+                f"target {self.uri!r} contains relation {held!r}, but table {schema.topic!r} is now relation "
+                f"{schema.relation!r}: "
+                "it was dropped and created again, or renamed to another table's name",
+                remedy="replace the old target: 'cdc replay SINK --tables TABLE'",
             )
 
     def check_log(self, log_id: str) -> None:
@@ -176,9 +177,9 @@ class DeltaTarget:
         if keyless != bool(schema.key):
             return
         if not replaced:
-            now = "has a key now" if schema.key else "has no key any more"
+            now = "now has a key" if schema.key else "no longer has a key"
             raise SchemaNotApplicable(
-                f"table {schema.topic!r} {now}: target {self.uri!r} finds its rows another way", remedy=COPY_AGAIN
+                f"table {schema.topic!r} {now}: target {self.uri!r} identifies its rows differently", remedy=COPY_AGAIN
             )
         self._set_property(KEYLESS, str(not schema.key).lower())
 
@@ -371,7 +372,8 @@ class DeltaTarget:
             # a conflicting commit, or a store that does not answer, is tried again
             if "not supported" in str(exc) or "not yet supported" in str(exc) or "append-only" in str(exc):
                 raise SchemaNotApplicable(
-                    f"target {self.uri!r} has features with which its columns cannot change: {'; '.join(found.steps)}"
+                    f"target {self.uri!r} has table features that prevent changes of its columns: "
+                    f"{'; '.join(found.steps)}"
                 ) from exc
             raise
         hit("delta_after_columns")

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from cdc.errors import TargetUnusable
 from cdc.stores.table_features import NAMED
 
-MOVE_AND_REBUILD: Final = "move the table away and build it anew: 'cdc replay SINK --tables TABLE'"
+MOVE_AND_REBUILD: Final = "move the table to another directory and rebuild it: 'cdc replay SINK --tables TABLE'"
 BY_SPARK: Final = f"let Spark write it (writer 'auto' or 'spark', and the Delta jars), or {MOVE_AND_REBUILD}"
 _REFUSED: Final = re.compile(
     rf"{NAMED.pattern}"
@@ -32,7 +32,7 @@ def unsupported(uri: str, features: tuple[str, ...], told: str = "", *, remedy: 
     """The error of a target with features that delta-rs does not write; told: the operation that is impossible."""
     names = ", ".join(map(repr, features))
     return TargetUnusable(
-        f"target {uri!r} was given table features that delta-rs does not write: {names}{told and f'; {told}'}",
+        f"target {uri!r} has table features that delta-rs does not write: {names}{told and f'; {told}'}",
         remedy=remedy,
     )
 
@@ -51,10 +51,10 @@ def translate_refusals(uri: str) -> Iterator[None]:
 def _refusal(uri: str, text: str) -> TargetUnusable | None:
     if found := _REFUSED.search(text):
         features = next(names for names in found.groups() if names)
-        return TargetUnusable(f"target {uri!r} was given table features that its writer does not know: {features}")
+        return TargetUnusable(f"target {uri!r} has table features that its writer does not support: {features}")
     if _APPEND_ONLY.search(text):
         return TargetUnusable(
-            f"target {uri!r} was made append-only (delta.appendOnly), and rows of it change",
+            f"target {uri!r} is append-only (delta.appendOnly), but its rows must change",
             remedy="set delta.appendOnly to false by ALTER TABLE … SET TBLPROPERTIES and start again",
         )
     return None

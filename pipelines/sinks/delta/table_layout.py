@@ -52,28 +52,30 @@ class TableLayout:
     def check(self, uri: str, configuration: Mapping[str, str | None], partitions: Sequence[str]) -> None:
         """Raise TransformFailed for a target laid out otherwise, TargetRulesChanged for rows that were made so."""
         if (held := configuration.get(MODE) or HistoryMode.LATEST.value) != self.history_mode.value:
-            raise TargetRulesChanged(f"target {uri!r} was made as {held!r}: expected {self.history_mode.value!r}")
+            raise TargetRulesChanged(
+                f"target {uri!r} was created with mode {held!r}: expected {self.history_mode.value!r}"
+            )
         if self.merged and configuration.get(MERGED) != "true":
             raise TransformFailed(
-                f"target {uri!r} holds one table, and the rule has merge_tables",
-                remedy="put the tables together with 'cdc replay SINK', at a path where none lies yet",
+                f"target {uri!r} contains a single table, but the rule has merge_tables",
+                remedy="set an unused path in the rule and merge the tables with 'cdc replay SINK'",
             )
         anew = "rebuild the table: 'cdc replay SINK --tables TABLE'; or restore the earlier rule in the definition"
         if (configuration.get(TRANSFORM) or "") != self.transform:
-            raise TargetRulesChanged(f"the rows of target {uri!r} were made by another transform")
+            raise TargetRulesChanged(f"the rows of target {uri!r} were written with another transform")
         if self.partition_by and tuple(partitions) != self.partition_by:
             made = f"target {uri!r} is partitioned by {list(partitions)!r}: expected {list(self.partition_by)!r}"
             way = (
-                "give the rule another path and run 'cdc replay SINK'"
+                "set another path in the rule and run 'cdc replay SINK'"
                 if self.merged
-                else "write it anew with 'cdc replay SINK --tables TABLE --into PATH'"
+                else "rebuild the table with 'cdc replay SINK --tables TABLE --into PATH'"
             )
-            raise TransformFailed(made, remedy=f"{way}, or give the rule back what it said")
+            raise TransformFailed(made, remedy=f"{way}, or restore the earlier rule")
         for name, wanted in self.properties.items():
             if configuration.get(name) != wanted:
                 raise TransformFailed(
-                    f"target {uri!r} was made with another {name!r} than the rule has",
-                    remedy=f"{anew}; or set it by ALTER TABLE … SET TBLPROPERTIES",
+                    f"target {uri!r} was created with another value of {name!r} than the rule has",
+                    remedy=f"{anew}; or set it with ALTER TABLE … SET TBLPROPERTIES",
                 )
 
 

@@ -83,7 +83,8 @@ class TablePlans:
                     strange = self._merges(owner.topic) is not self._merges(schema.topic)
                 if strange and (f"{uri}/".startswith(f"{other}/") or f"{other}/".startswith(f"{uri}/")):
                     raise TransformFailed(
-                        f"the target of table {schema.topic!r} would be {uri!r}, and {other!r} is that of table "
+                        f"the target of table {schema.topic!r} would be {uri!r}, which overlaps {other!r}, the "
+                        "target of table "
                         f"{owner.topic!r}"
                     )
             self._taken[uri] = schema
@@ -102,7 +103,9 @@ class TablePlans:
         parted = _columns("partition_by", rule.partition_by, shape, parts_files, text)
         ordered = _columns("cluster_by", rule.cluster_by, shape, has_bounds, "a type of which files have bounds")
         if both := sorted(set(parted) & set(ordered)):
-            raise TransformFailed(f"cluster_by: column {both[0]!r} of {shape.schema.topic!r} is one of partition_by")
+            raise TransformFailed(
+                f"cluster_by: column {both[0]!r} of {shape.schema.topic!r} is already in partition_by"
+            )
         transform = "" if shape.transform is None else shape.transform.fingerprint
         if rule.merge_tables:
             parted = tuple(dict.fromkeys((RELATION_COLUMN, *parted)))

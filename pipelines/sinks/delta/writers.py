@@ -56,8 +56,9 @@ class Writers:
         """Raise DeltaJarMissing when the writer of the sink is Spark and Spark cannot write its targets."""
         if self.wanted is Writer.SPARK and not has_file_system(require_delta(self._spark), self._path):
             raise DeltaJarMissing(
-                f"writer 'spark' of sink {sink!r} needs a file system for {self._path!r}: Spark has none",
-                remedy="add hadoop-aws (or that of the store) to spark.conf, or let 'auto' or 'delta-rs' write",
+                f"writer 'spark' of sink {sink!r} needs a Hadoop file system for {self._path!r}, and Spark has none",
+                remedy="add hadoop-aws (or the package of the store) to spark.conf, or set writer to 'auto' or "
+                "'delta-rs'",
             )
 
     def writable(self, whole: DeltaTarget, layout: TableLayout) -> DeltaTarget:

@@ -124,7 +124,7 @@ class SearchSink:
         try:
             self._index = tantivy.Index(layout(), str(self._path))
         except ValueError as error:
-            raise SinkOfAnotherLog(f"{str(self._path)!r} holds an index of another layout") from error
+            raise SinkOfAnotherLog(f"{str(self._path)!r} contains an index with another layout") from error
         self._writer = self._take_writer(self._index)
         try:
             self._claim(log_id)
@@ -226,7 +226,9 @@ class SearchSink:
             cut.mkdir(parents=True)
             if _linked(self._path, cut):
                 return str(cut)
-        raise SinkUnavailable(f"could not keep {str(self._path)!r} at {record.position!r}: its files go on changing")
+        raise SinkUnavailable(
+            f"the state of {str(self._path)!r} at {record.position!r} could not be retained: its files keep changing"
+        )
 
     def release(self, handle: str) -> None:
         """Forget a kept cut; one that is gone already is fine."""
@@ -252,8 +254,8 @@ class SearchSink:
             return index.writer(heap_size=WRITER_BYTES, num_threads=1)
         except ValueError as error:
             raise SinkUnavailable(
-                f"the search index {str(self._path)!r} cannot be written: another process may be its driver",
-                remedy="stop the other apply process; this one goes on by itself",
+                f"the search index {str(self._path)!r} cannot be written: another process may be writing to it",
+                remedy="stop the other apply process; this one then continues without a restart",
             ) from error
 
     def _held_writer(self) -> tantivy.IndexWriter:
@@ -274,7 +276,7 @@ class SearchSink:
             writer.commit()
             self._held_index().reload()
         elif owner.decode() != log_id:
-            raise SinkOfAnotherLog(f"the index {str(self._path)!r} is filled from log {owner.decode()!r}")
+            raise SinkOfAnotherLog(f"the index {str(self._path)!r} was written from log {owner.decode()!r}")
 
     def _stored(self, identity: str) -> bytes | None:
         index = self._held_index()
@@ -297,7 +299,7 @@ class SearchSink:
         if rows["key"].null_count:
             raise SchemaNotApplicable(
                 f"table {batch.schema.topic!r} has no key and cannot be indexed",
-                remedy="give the table a primary key, or leave it out of the sink's tables",
+                remedy="add a primary key to the table, or exclude it from the sink's tables",
             )
         return rows
 
@@ -373,7 +375,7 @@ def _is_listed(record: Published, pending: PendingTable) -> bool:
 
 def _no_base(schema: TableSchema, rows: pa.Table, number: int) -> MissingBase:
     position = Position(rows["position"][number].as_py())
-    return MissingBase(f"table {schema.topic!r} lacks the base of a partial image at {position}")
+    return MissingBase(f"the target of table {schema.topic!r} has no base row for a partial image at {position}")
 
 
 def _refuses(stands: TableRecord, batch: TableBatch) -> bool:

@@ -89,7 +89,7 @@ def test_a_replay_puts_rows_of_another_rule_in_place(ground: Ground) -> None:
     masked = with_rule(ground, MASKED)
     masked.drive("lake")
     stopped, reason, before = state(masked)
-    assert (stopped, "made by another transform" in (reason or "")) == (TargetState.FAILED, True)
+    assert (stopped, "written with another transform" in (reason or "")) == (TargetState.FAILED, True)
     assert "words" not in before[0]
 
     assert replay(masked.definition, ReplayOptions(sink="lake")).ok
@@ -140,4 +140,4 @@ def test_an_empty_text_in_a_column_that_parts_files_stops_the_table(ground: Grou
     parted.drive("lake", END + 50)
     stopped, reason, _ = state(parted)
 
-    assert (stopped, "cannot tell from NULL" in (reason or "")) == (TargetState.FAILED, True)
+    assert (stopped, "cannot distinguish from NULL" in (reason or "")) == (TargetState.FAILED, True)

@@ -110,7 +110,7 @@ def test_a_column_of_another_hand_stays_and_one_that_the_definition_leaves_out_s
     theirs = Field("theirs", PrimitiveType("string"), nullable=True)
     DeltaTable(record.target).alter.add_columns([theirs])
     sink.close()
-    with pytest.raises(TargetRulesChanged, match="shows column 'item', which its rule leaves out"):
+    with pytest.raises(TargetRulesChanged, match="has column 'item', which its rule excludes"):
         opened(except_column_list=["item"]).apply(batch([put(2, "b", 30)], 20, 40))
     record = opened().apply(batch([put(2, "b", 30)], 20, 40))
 

@@ -320,7 +320,7 @@ def test_a_target_whose_features_forbid_a_rewrite_stops_alone(tmp_path):
     sink.open("log-1")
     record = sink.apply(batch([put(1, "a", 10)], 0, 20))
     DeltaTable(record.target).alter.set_table_properties({"delta.appendOnly": "true"})
-    with pytest.raises(SchemaNotApplicable, match="features with which its columns cannot change"):
+    with pytest.raises(SchemaNotApplicable, match="table features that prevent changes of its columns"):
         sink.apply(batch(None, 20, 40, having(ID, ARTICLE, PRICE)))
 
 

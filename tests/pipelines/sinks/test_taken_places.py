@@ -44,8 +44,8 @@ def test_a_strangers_delta_table_stays_as_it_is_and_stops_one_table(ground: Grou
     stopped = published_record(ground, RELATION)
     assert stopped.state == TargetState.FAILED
     assert stopped.reason == (
-        f"CDC-3017 at {place!r} lies a Delta table that cdc did not make: it has no property 'cdc.log_id' → "
-        "give the sink, or a rule for the table, another path, or move what lies there to another place"
+        f"CDC-3017 the Delta table at {place!r} was not created by cdc: it has no property 'cdc.log_id' → "
+        "set another path in the sink or in a rule for the table, or move what is at this path to another directory"
     )
     assert published_record(ground, ITEMS).state == TargetState.STREAMING
     assert DeltaTable(place).version() == 0
@@ -58,7 +58,7 @@ def test_files_of_no_delta_table_stop_one_table_as_well(ground: Ground) -> None:
     pq.write_table(STRANGE, place / "theirs.parquet")
     ground.drive("lake")
 
-    assert f"{str(place)!r} is no Delta table, and not empty: it has 'theirs.parquet'" in str(
+    assert f"{str(place)!r} is neither a Delta table nor empty: it contains 'theirs.parquet'" in str(
         published_record(ground, RELATION).reason
     )
     assert [entry.name for entry in place.iterdir()] == ["theirs.parquet"]
@@ -72,7 +72,7 @@ def test_a_target_of_another_log_stops_one_table_as_well(ground: Ground, tmp_pat
     before = DeltaTable(place).version()
     ground.drive("lake")
 
-    assert f"the Delta table at {str(place)!r} is filled from log" in str(published_record(ground, RELATION).reason)
+    assert f"the Delta table at {str(place)!r} was written from log" in str(published_record(ground, RELATION).reason)
     assert DeltaTable(place).version() == before
 
 
@@ -83,7 +83,7 @@ def test_a_strangers_table_in_the_place_of_a_target_is_told_when_the_sink_opens(
     write_deltalake(str(place), STRANGE)
     ground.drive("lake")
 
-    assert "lies a Delta table that cdc did not make" in str(published_record(ground, RELATION).reason)
+    assert "was not created by cdc" in str(published_record(ground, RELATION).reason)
     assert DeltaTable(place).version() == 0
 
 
@@ -96,8 +96,8 @@ def test_a_target_that_is_gone_stops_its_table_and_comes_back_whole_when_it_is_p
 
     stopped = published_record(ground, RELATION)
     assert stopped.reason == (
-        f"CDC-3017 the rows of table 'shop.orders' are not at {str(place)!r} any more → "
-        "put them back and start again, or build it anew: 'cdc replay SINK --tables shop.orders'"
+        f"CDC-3017 the rows of table 'shop.orders' are no longer at {str(place)!r} → "
+        "restore the files and start again, or rebuild the table: 'cdc replay SINK --tables shop.orders'"
     )
     assert not place.exists()
     assert published_record(ground, ITEMS).state == TargetState.STREAMING
@@ -114,7 +114,7 @@ def test_a_replay_does_not_overwrite_what_is_not_ours(tmp_path: Path) -> None:
     built = Published(40, 0, {ORDERS.relation: record})
     staged.sink.publish(built)
     staged.standing("log-1")
-    with pytest.raises(TargetUnusable, match="cdc did not make") as told:
+    with pytest.raises(TargetUnusable, match="was not created by cdc") as told:
         staged.put(built, {})
 
     assert told.value.reaction is Reaction.QUARANTINE

@@ -271,7 +271,7 @@ def test_what_is_wrong_with_options_is_told_by_load(spark: SparkSession, root: P
         load(spark, root, startingTimestamp="noon")
     with pytest.raises(AnalysisException, match=r"no table 'shop\.none'"):
         load(spark, root, table="shop.none")
-    with pytest.raises(AnalysisException, match="takes no schema"):
+    with pytest.raises(AnalysisException, match="accepts no schema"):
         spark.read.format("cdc").schema("position long").load(str(root)).collect()
     ended = spark.readStream.format("cdc").option("endingPosition", "0/A").load(str(root)).writeStream.format("noop")
     with pytest.raises(StreamingQueryException, match="endingPosition"):

@@ -105,8 +105,8 @@ def test_an_image_of_which_only_dropped_columns_were_not_sent_is_complete() -> N
         ({"mask": {"id": "redact"}}, "column 'id' is part of the key"),
         ({"rename": {"item": "Price"}}, "would have the name 'price'"),
         ({"computed": {"ITEM": "1"}}, "would have the name 'item'"),
-        ({"python": "tests.pipelines.transform.test_table_transform:nothing"}, "there is no function"),
-        ({"python": "no.such.module:nothing"}, "there is no function"),
+        ({"python": "tests.pipelines.transform.test_table_transform:nothing"}, "cannot be imported"),
+        ({"python": "no.such.module:nothing"}, "cannot be imported"),
     ],
 )
 def test_a_rule_that_does_not_go_with_the_table_is_refused(rule: dict[str, Any], words: str) -> None:
@@ -155,7 +155,7 @@ def test_a_function_makes_other_columns_of_whole_rows() -> None:
 
 
 def test_a_function_is_not_called_with_a_part_of_a_row() -> None:
-    with pytest.raises(TransformFailed, match="takes whole rows") as refused:
+    with pytest.raises(TransformFailed, match="needs complete rows") as refused:
         made(python=f"{__name__}:shouted").rows(folded([part(1, 10, {3: "1.00"})]), POLICY)
     assert "REPLICA IDENTITY FULL" in refused.value.fix
 

@@ -167,13 +167,13 @@ def test_rows_come_no_faster_than_the_pace() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--repair", "--against", "log"], "--repair reads the source again"),
-        (["--every", "1h", "--against", "log"], "--every goes by what the source has"),
+        (["--repair", "--against", "log"], "--repair reads the source, which"),
+        (["--every", "1h", "--against", "log"], "--every reads the source, which"),
         (["--every", "soon"], "expected a duration"),
         (["--every", "0"], "expected at least 1s"),
         (["--every", "1h", "--rate=-5"], "--rate -5: expected at least 1"),
-        (["--rate", "5"], "--rate goes with --every"),
-        (["--every", "1h", "--mode", "count"], "equal counts prove nothing"),
+        (["--rate", "5"], "--rate requires --every"),
+        (["--every", "1h", "--mode", "count"], "equal counts verify nothing"),
         (["--sink", "nowhere"], "unknown sink 'nowhere'"),
         (["--sink", "nowhere", "--against", "log"], "unknown sink 'nowhere'"),
     ],

@@ -58,7 +58,7 @@ def applied(sink: DeltaSink, upto: int, **control: Any) -> Told:
     with capture_logs() as logs:
         rows = [put(1, "A", upto - 9), put(3, "C", upto - 8)]
         publish(sink, sink.apply(batch(rows, upto - 20, upto, **control)))
-    return [dict(entry) for entry in logs if entry["event"] == "a target was changed by someone else"]
+    return [dict(entry) for entry in logs if entry["event"] == "another client changed a target"]
 
 
 def table_of(sink: DeltaSink) -> DeltaTable:
@@ -196,7 +196,7 @@ def test_a_foreign_commit_is_counted_and_stands_beside_its_table(sink: DeltaSink
     assert figures.value(metrics.FOREIGN_COMMITS, "shop", "lake", TOPIC) == 1
     (table,) = progress.to_tables()
     assert table.reason is not None
-    assert "(DELETE): 'cdc verify' says what differs" in table.reason
+    assert "(DELETE): 'cdc verify' shows what differs" in table.reason
 
 
 @pytest.mark.parametrize("began", [None, 35], ids=["truncate", "generation end"])

@@ -80,8 +80,8 @@ def test_a_record_of_before_cuts_were_kept_is_the_oldest_cut(uri: str, lake: str
 def test_a_strangers_table_in_the_place_of_the_record_is_named_as_what_it_is(tmp_path: Path):
     place = str(tmp_path / "_cdc" / "published")
     write_deltalake(place, pa.table({"id": [1]}))
-    with pytest.raises(SinkOfAnotherLog, match="lies a Delta table that is no record of a sink") as told:
+    with pytest.raises(SinkOfAnotherLog, match="is not the published record of a sink") as told:
         PublishedTable.open(place, "log-1")
 
-    assert told.value.fix == "point the sink at another path, or move that table to another place"
+    assert told.value.fix == "point the sink at another path, or move that table to another directory"
     assert DeltaTable(place).version() == 0

@@ -95,7 +95,7 @@ def test_a_table_with_features_that_nobody_here_writes_stops_alone_and_says_whic
     assert (published.position, stopped.state, stopped.position) == (END, TargetState.FAILED, 1_100)
     assert stopped.reason is not None
     assert "'domainMetadata', 'rowTracking'" in stopped.reason
-    assert "let Spark write it (writer 'auto' or 'spark', and the Delta jars), or move the table away" in stopped.reason
+    assert "let Spark write it (writer 'auto' or 'spark', and the Delta jars), or move the table to" in stopped.reason
     assert ground.lake()["shop.orders"] == before
     assert [row["note"] for row in ground.lake()["shop.items"]] == ["later", "too"]
 
@@ -155,7 +155,7 @@ def test_upkeep_of_a_table_with_features_removes_files_and_refuses_nothing(
         upkept.clock.now += 100.0
         upkept.look()
 
-    assert "not looked after" not in capsys.readouterr().out
+    assert "maintenance of a target failed" not in capsys.readouterr().out
     assert not upkept.upkeep._turns[upkept.uri].refused
 
 
@@ -171,7 +171,7 @@ def test_a_replay_does_not_overwrite_a_table_with_features(tmp_path: Path) -> No
     staged.standing(LOG)
     with pytest.raises(TargetUnusable, match="cannot be overwritten in one step") as told:
         staged.put(built, {})
-    assert "move the table away" in told.value.fix
+    assert "move the table to another directory" in told.value.fix
 
 
 FEATURES = ("delta.enableRowTracking", "delta.enableInCommitTimestamps", "delta.enableTypeWidening")
