@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import load_definition
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 

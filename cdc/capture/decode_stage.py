@@ -20,14 +20,13 @@ from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
-from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.frames import FrameBatch, parse_frame
 from cdc.pgoutput.kernel import BEGIN
 from cdc.pgoutput.lsn_check import LsnCheck
 from cdc.pgoutput.messages import BeginMessage, Keepalive
-from cdc.pgoutput.parse import parse_frame
-from cdc.pgoutput.streamed import kind_set, next_of, readonly_arrays
+from cdc.pgoutput.streamed_transactions import kind_set, next_of, readonly_arrays
 from cdc.position import Position
-from cdc.postgres.text_repair import RepairFrames, frame_text_repair, unchanged
+from cdc.postgres.encoding import RepairFrames, frame_text_repair, unchanged
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableSchema
 

@@ -39,14 +39,13 @@ from cdc.position import Position
 from cdc.postgres.chunk_snapshot import table_sizes
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, lock_tables
-from cdc.postgres.publication import PublicationControl, ensure_publication
-from cdc.postgres.publication_columns import published_rows, published_schemas
+from cdc.postgres.encoding import copy_text_repair
+from cdc.postgres.publication import PublicationControl, ensure_publication, published_rows, published_schemas
 from cdc.postgres.replication import SystemIdentity, identify_system
 from cdc.postgres.slot import ExportedSnapshot, SlotStatus, copy_lock, create_recorded_slot, drop_slot, slot_status
 from cdc.postgres.source_identity import read_source_state
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import match_tables
-from cdc.postgres.text_repair import copy_text_repair
 from cdc.table import TableSchema, TableState
 
 STAGE_BYTES: Final = 64 * 1024 * 1024

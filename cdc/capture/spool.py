@@ -21,9 +21,8 @@ import numpy as np
 
 from cdc.errors import LogUnwritable
 from cdc.failpoint import hit
-from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.parse import malformed
-from cdc.pgoutput.streamed import (
+from cdc.pgoutput.frames import FrameBatch, malformed
+from cdc.pgoutput.streamed_transactions import (
     ABORT,
     COMMIT,
     KEEPALIVE,

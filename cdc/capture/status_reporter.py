@@ -28,9 +28,9 @@ from cdc.config import Definition
 from cdc.config.definition import OnWalBudget
 from cdc.errors import CdcError, LogError, LogUnwritable, SlotInUse, SourceError, WalBudgetExceeded
 from cdc.log.reader import LogReader
-from cdc.postgres import heartbeat
-from cdc.postgres.connection import ANSWER_TIMEOUT, connect
-from cdc.postgres.slot import SlotStatus, slot_status
+from cdc.postgres.connection import ANSWER_TIMEOUT, connect, is_standby
+from cdc.postgres.logical_messages import emit_message
+from cdc.postgres.slot import SlotStatus, log_standby_snapshot, slot_status
 from cdc.postgres.source_identity import publication_status
 from cdc.table import TableSchema, TableState
 
@@ -246,14 +246,14 @@ class StatusReporter(Thread):
         """Send a heartbeat to the source; if that is a standby, to its primary, provided that its DSN is known."""
         source = self._definition.source
         if source.primary is None:
-            if not heartbeat.is_standby(self._source):
-                heartbeat.emit_message(self._source, HEARTBEAT_PREFIX, self._definition.name)
+            if not is_standby(self._source):
+                emit_message(self._source, HEARTBEAT_PREFIX, self._definition.name)
             return
         if self._primary is None:
             self._primary = connect(source.current_primary(), application_name="cdc heartbeat", patience=ANSWER_TIMEOUT)
             self._open.callback(self._primary.close)
-        heartbeat.emit_message(self._primary, HEARTBEAT_PREFIX, self._definition.name)
-        heartbeat.log_standby_snapshot(self._primary)
+        emit_message(self._primary, HEARTBEAT_PREFIX, self._definition.name)
+        log_standby_snapshot(self._primary)
 
     def _check_publication(self) -> None:
         """Stop the reader if the publication is missing: from version 18 the server then silently sends nothing."""

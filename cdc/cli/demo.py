@@ -63,12 +63,11 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
         raise InvalidDefinition(f"no embedded postgres of version {pg!r}: expected 16 or 18")
     stop = _stop_on_signals()
 
-    from cdc.demo.run import play
-    from cdc.demo.settings import Settings
+    from cdc.demo.run import DemoSettings, play
     from cdc.demo.terminal import Terminal
 
     jars = tuple(os.path.abspath(jar) for jar in delta_jars.split(",") if jar)  # noqa: PTH100 - a jar may be a link
-    settings = Settings(
+    settings = DemoSettings(
         folder=Path.cwd(), seconds=seconds, rate=rate, keep=keep, version=pg, spark=not no_spark, port=port, jars=jars
     )
     screen = Terminal(out, began)

@@ -14,13 +14,12 @@ from cdc.catalog.dead_letter_requests import (
     await_outcomes,
     request_action,
 )
-from cdc.demo import shell_commands
+from cdc.demo import terminal
 from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import PIPELINE
-from cdc.demo.statements import named_statements
-from cdc.demo.step import WAIT_SECONDS, Step, StepResult, Wait, run_step
+from cdc.demo.shop_database import named_statements, write_marker
+from cdc.demo.step_results import WAIT_SECONDS, Step, StepResult, Wait, run_step
 from cdc.demo.terminal import Terminal
-from cdc.demo.wal_marker import write_marker
 from cdc.errors import UnknownName
 from cdc.postgres.connection import connect
 from cdc.postgres.sqlstate import map_errors
@@ -118,4 +117,4 @@ class DeadLetterStep:
         return rows[0][0] if rows else None
 
     def _hint(self, words: str) -> str:
-        return shell_commands.cdc_command(words, self.queries.workspace.definition)
+        return terminal.cdc_command(words, self.queries.workspace.definition)

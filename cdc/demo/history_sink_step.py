@@ -7,12 +7,12 @@ from decimal import Decimal
 from typing import Final, Self
 
 from cdc.catalog import Catalog
-from cdc.demo import shell_commands
+from cdc.demo import terminal
 from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.processes import DemoProcesses, pipelines_command
-from cdc.demo.step import Step, StepResult, Wait, run_step
+from cdc.demo.shop_database import write_marker
+from cdc.demo.step_results import Step, StepResult, Wait, run_step
 from cdc.demo.terminal import Terminal
-from cdc.demo.wal_marker import write_marker
 from cdc.naming import END_COLUMN, FROM_COLUMN, START_COLUMN, TO_COLUMN
 from cdc.service.supervisor import Child
 
@@ -81,7 +81,7 @@ class HistorySinkStep:
             f"{', the same' if now == open_now else ': NOT EQUAL'}"
         )
         asked = f"select price, {FROM_COLUMN}, {TO_COLUMN} from shop.products where id = {product} order by 2"
-        hint = shell_commands.cdc_command(f'query "{asked}" --sink {HISTORY}', self.queries.workspace.definition)
+        hint = terminal.cdc_command(f'query "{asked}" --sink {HISTORY}', self.queries.workspace.definition)
         facts = {"product": product, "versions": versions, "prices": [str(price) for price in prices]}
         return StepResult(text, hint, now == open_now and bool(now), sum(n for _, n in counted), facts)
 

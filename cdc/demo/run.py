@@ -1,26 +1,308 @@
-"""Runs the demo from start to end: database, pipeline, workload, verification."""
+"""Runs the demo from start to end: database, pipeline processes, workload, steps, verification."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from shlex import quote
 from threading import Event
+from typing import Final
 
-from cdc.demo.live_phase import DemoContext, LivePhase
-from cdc.demo.pipeline_probe import PipelineProbe
+from cdc.catalog import Catalog
+from cdc.demo.backfill_replay_steps import StepSequence
+from cdc.demo.dead_letter_step import DeadLetterStep
+from cdc.demo.history_sink_step import HistorySinkStep
+from cdc.demo.lake_queries import LakeQueries
+from cdc.demo.pipeline_probe import LAKE, SEARCH, Freshness, PipelineProbe, PipelineSnapshot
 from cdc.demo.processes import DemoProcesses
-from cdc.demo.report import DemoReport
-from cdc.demo.settings import Settings
-from cdc.demo.terminal import Terminal
-from cdc.demo.workload import make_shop
+from cdc.demo.shop_database import make_shop, write_marker
+from cdc.demo.step_results import DemoReport
+from cdc.demo.terminal import Terminal, cdc_command, display_path, lag_line
+from cdc.demo.time_travel_step import TimeTravelStep
+from cdc.demo.verification_step import compare_log, verify
+from cdc.demo.workload import Workload
 from cdc.demo.workspace import POSTGRES_PORT, Workspace, free_port, open_workspace
+from cdc.errors import PositionNotReached
+from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
+from cdc.service.machine_load import LAG_THRESHOLD
 from cdc.service.supervisor import pipeline_children
 
+POLL_INTERVAL: Final = 0.1
+"""Seconds between two probes while waiting for a first row or for the end."""
+SLOW_POLL_INTERVAL: Final = 0.5
+"""Seconds between two probes once every sink has rows; sinks report as often."""
+LAG_LINE_INTERVAL: Final = 2.0
+"""Seconds between two lag lines."""
+ALTER_AFTER: Final = 30.0
+"""Seconds until the schema change of a demo without --seconds; with it, a third of them."""
+TOUR_AFTER: Final = 40.0
+"""Seconds until the tour of a demo without --seconds."""
+DRAIN_SECONDS: Final = 180.0
+"""A first batch on two cores with a cold JVM takes 20 s; the rest is for slower machines."""
+EXPLAIN_AFTER: Final = 3.0
+"""Seconds of waiting for the log after which the wait is explained."""
+_MIB: Final = 1 << 20
 
-def play(settings: Settings, screen: Terminal, stop: Event) -> DemoReport:
+
+@dataclass(frozen=True, slots=True)
+class DemoContext:
+    """Settings and resources of one demo."""
+
+    settings: DemoSettings
+    screen: Terminal
+    workspace: Workspace
+    dsn: str
+    """Connection string of the shop."""
+    port: int
+    """Port of the page."""
+
+
+@dataclass(slots=True)
+class LivePhase:
+    """One run of the demo; `play` is called once."""
+
+    context: DemoContext
+    children: DemoProcesses
+    probe: PipelineProbe
+    stop: Event
+    outcome: DemoReport = field(default_factory=DemoReport)
+    _freshness: Freshness = field(default_factory=Freshness)
+    _lag_line_at: float = 0.0
+    _slow: str | None = None
+    """The last reason why this machine made sinks late."""
+    _altered: bool = False
+    _before: Position | None = None
+    """Position of the lake before the schema change."""
+
+    def play(self) -> DemoReport:
+        """Wait for the log, run the workload, drain, verify; an empty report if stopped before the first row."""
+        self._announce_processes()
+        if not self._wait_for_log():
+            return self.outcome
+        workload = self._start_workload()
+        try:
+            self._watch_workload(workload)
+        finally:
+            written = workload.stop()
+        self.outcome.changes, self._altered = written.changes, written.altered
+        self._drain()
+        if self.context.settings.spark:
+            self._run_closing_steps()
+        else:
+            self._verify()
+        return self.outcome
+
+    def _announce_processes(self) -> None:
+        screen, settings, workspace = self.context.screen, self.context.settings, self.context.workspace
+        screen.done("web", f"http://127.0.0.1:{self.context.port}   ← open this   (metrics /metrics · API /docs)")
+        if not settings.spark:
+            return
+        screen.doing(
+            "spark",
+            f"session 4.2.0 local[2] starts in its own process   tail -f {display_path(workspace.output('apply'))}",
+        )
+        if not settings.jars:
+            screen.doing(
+                "jar",
+                "Delta's, 87 MB, once, from Maven Central unless in the Ivy cache; or: cdc demo --delta-jars FILE",
+            )
+
+    def _wait_for_log(self) -> bool:
+        """Wait for the first copy in the log; False if the demo is stopped before."""
+        screen = self.context.screen
+        began, text = screen.seconds, False
+        while not self.stop.wait(POLL_INTERVAL):
+            self.children.check()
+            snapshot = self.probe.snapshot()
+            if snapshot.durable is not None:
+                self._announce_log(snapshot.durable)
+                return True
+            if not text and screen.seconds - began > EXPLAIN_AFTER:
+                text = True
+                log = display_path(self.context.workspace.output("reader"))
+                screen.doing("reader", f"compiles its decoder: numba, once per machine, up to 20 s   tail -f {log}")
+        return False
+
+    def _announce_log(self, durable: Position) -> None:
+        screen, workspace = self.context.screen, self.context.workspace
+        self.outcome.first_row_seconds["log"] = round(screen.seconds, 2)
+        copied = " · ".join(f"{topic.partition('.')[2]} {rows:,}" for topic, rows in self.probe.copied(durable))
+        screen.done(
+            "source", f"slot cdc_shop · publication cdc_shop_pub   try: {cdc_command('doctor', workspace.definition)}"
+        )
+        screen.done("snapshot", f"{copied}   try: {cdc_command('status', workspace.definition)}")
+        screen.done(
+            "log",
+            f"{display_path(workspace.log)} from {durable}   "
+            f"try: {cdc_command('tail shop.orders -n 5', workspace.definition)}",
+        )
+
+    def _start_workload(self) -> Workload:
+        settings = self.context.settings
+        alter_after = ALTER_AFTER if settings.seconds is None else settings.seconds / 3
+        workload = Workload(self.context.dsn, settings.rate, alter_after=alter_after)
+        workload.start()
+        what = "orders placed, paid, cancelled; notes moved; carts emptied; 1 schema change"
+        self.context.screen.done(
+            "workload", f"{settings.rate:g} changes/s: {what} after {alter_after:.0f} s   ^C to stop"
+        )
+        return workload
+
+    def _watch_workload(self, workload: Workload) -> None:
+        """Print lags until the workload is stopped or its seconds are over; run the tour in between."""
+        screen, seconds = self.context.screen, self.context.settings.seconds
+        began, snapshot = screen.seconds, None
+        while not self.stop.wait(POLL_INTERVAL if self._is_waiting else SLOW_POLL_INTERVAL):
+            if screen.seconds - began >= (TOUR_AFTER if seconds is None else seconds) and not self.outcome.tour:
+                self._run_tour()
+                if seconds is not None:
+                    return
+            written = workload.written
+            if not written.altered and snapshot is not None:
+                self._before = snapshot.sinks.get(LAKE, self._before)
+            if written.altered and not self._altered:
+                self._altered = True
+                screen.done(
+                    "schema", f"orders has gift_note now   try: psql {quote(self.context.dsn)} -c '\\d shop.orders'"
+                )
+            snapshot = self._probe()
+            if screen.seconds - self._lag_line_at >= LAG_LINE_INTERVAL:
+                self._lag_line_at = screen.seconds
+                screen.update(self._lag_line(snapshot, written.changes))
+
+    def _run_tour(self) -> None:
+        if not self.context.settings.spark:
+            return
+        if self._is_waiting:
+            self.context.screen.doing("tour", "skipped: not every sink has rows yet; a higher --seconds N waits longer")
+        else:
+            self.outcome.tour = StepSequence(self._time_travel, self.stop).run()
+
+    @property
+    def _time_travel(self) -> TimeTravelStep:
+        return TimeTravelStep(
+            LakeQueries(self.context.workspace, LAKE), self.context.screen, self._before, self._altered
+        )
+
+    def _run_closing_steps(self) -> None:
+        """Run the steps that would disturb the lags of the workload, then verify every sink."""
+        context, closing = self.context, self.outcome.closing
+        queries = LakeQueries(context.workspace, LAKE)
+        if not self.outcome.tour:
+            closing += self._time_travel.run()
+        with (
+            Catalog.open(context.workspace.catalog_url) as catalog,
+            HistorySinkStep(queries, context.screen, context.dsn, catalog) as history,
+        ):
+            closing += DeadLetterStep(queries, context.screen, context.dsn, catalog).run()
+            versions = history.run()
+            closing += versions
+            # verify the other sinks even if this one failed
+            self._verify(() if all(step.equal for step in versions) else context.settings.sinks)
+
+    @property
+    def _is_waiting(self) -> bool:
+        return bool(self.context.settings.sinks) and None in self.outcome.first_row_seconds.values()
+
+    def _probe(self) -> PipelineSnapshot:
+        self.children.check()
+        snapshot = self.probe.snapshot()
+        self._freshness.add(snapshot)
+        self._slow = snapshot.slow or self._slow
+        for sink, name in ((LAKE, "delta"), (SEARCH, "search")):
+            if sink in snapshot.sinks and self.outcome.first_row_seconds[name] is None:
+                self.outcome.first_row_seconds[name] = round(self.context.screen.seconds, 2)
+                self._announce_sink(sink, snapshot)
+        return snapshot
+
+    def _announce_sink(self, sink: str, snapshot: PipelineSnapshot) -> None:
+        workspace, screen = self.context.workspace, self.context.screen
+        if sink == LAKE:
+            version, _ = snapshot.versions.get((LAKE, "shop.orders"), (None, 0))
+            text = "" if version is None else f"orders v{version} · "
+            query = cdc_command('query "select status, count(*) from shop.orders group by 1"', workspace.definition)
+            screen.done("delta", f"{text}{display_path(workspace.state / 'lake')}   try: {query}")
+        else:
+            words = cdc_command('search shop.products "blue mug"', workspace.definition)
+            screen.done("search", f"tantivy {display_path(workspace.state / 'search')}   try: {words}")
+
+    def _lag_line(self, snapshot: PipelineSnapshot, changes: int) -> str:
+        slot = "" if snapshot.slot_retained is None else f"     slot retained {snapshot.slot_retained / _MIB:.1f} MiB"
+        return f"lag  {lag_line(snapshot, self.context.settings.sinks)}     changes {changes:,}{slot}     ^C to stop"
+
+    def _drain(self) -> None:
+        """Wait until the log has the last transaction and every sink has applied it."""
+        screen, began = self.context.screen, self.context.screen.seconds
+        last = write_marker(self.context.dsn, "drain")
+        waiting = Event()  # the first ^C led here; a second one raises and ends the wait
+        target: Position | None = None
+        while True:
+            snapshot = self._probe()
+            if target is None and snapshot.durable is not None and snapshot.durable.lsn >= last:
+                target = snapshot.durable
+            late = self._late(snapshot, target)
+            if not late:
+                break
+            if screen.seconds - began > DRAIN_SECONDS:
+                raise PositionNotReached(f"{', '.join(late)} did not reach {last} in {DRAIN_SECONDS:.0f} s")
+            waiting.wait(POLL_INTERVAL)
+        sinks = len(self.context.settings.sinks)
+        subject = f"log and {sinks} sinks" if sinks else "log"
+        screen.done("drained", f"{subject} at {target} in {screen.seconds - began:.1f} s")
+
+    def _late(self, snapshot: PipelineSnapshot, target: Position | None) -> list[str]:
+        if target is None:
+            return ["log"]
+        return [sink for sink in self.context.settings.sinks if snapshot.sinks.get(sink, Position(0)) < target]
+
+    def _verify(self, sinks: Sequence[str] = ()) -> None:
+        outcome, screen, settings = self.outcome, self.context.screen, self.context.settings
+        outcome.freshness = {
+            "delta_p50_ms": self._freshness.p50_ms(LAKE),
+            "search_p50_ms": self._freshness.p50_ms(SEARCH),
+        }
+        if settings.spark:
+            screen.doing("verify", "comparing every row of every target with its source, in a separate Spark session")
+            outcome.tables = verify(self.context.workspace, sinks)
+        elif (log := self.probe.log) is not None:
+            outcome.tables = compare_log(self.context.dsn, log)
+        for table in outcome.tables:
+            report = screen.done if table.equal else screen.failed
+            report("verify", f"{table.name:<18} {table.rows:>8,} rows   {'equal' if table.equal else 'NOT EQUAL'}")
+        for name, p50 in outcome.freshness.items():
+            if p50 is not None:
+                late = f"   {self._slow}" if self._slow and p50 > LAG_THRESHOLD * 1000 else ""
+                screen.done("freshness", f"{name.partition('_')[0]} p50 {p50:,.0f} ms from commit to visible{late}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSettings:
+    """Settings of one demo."""
+
+    folder: Path
+    seconds: float | None = None
+    """Seconds of workload; None to run until stopped."""
+    rate: float = 200.0
+    """Changes per second."""
+    keep: bool = False
+    version: int = 18
+    """Major version of Postgres: 16 or 18."""
+    spark: bool = True
+    port: int = 8083
+    """Port of the page, or the next free one."""
+    jars: tuple[str, ...] = ()
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """Names of the sinks that get rows."""
+        return (LAKE, SEARCH) if self.spark else ()
+
+
+def play(settings: DemoSettings, screen: Terminal, stop: Event) -> DemoReport:
     """Run the demo until `stop` is set or its seconds are over, and remove its state unless it is to be kept.
 
     Raises ChildFailed if a process ends by itself, PositionNotReached if a sink does not catch up.
@@ -41,7 +323,7 @@ def play(settings: Settings, screen: Terminal, stop: Event) -> DemoReport:
 
 
 @contextmanager
-def _database(settings: Settings, workspace: Workspace, screen: Terminal) -> Iterator[str]:
+def _database(settings: DemoSettings, workspace: Workspace, screen: Terminal) -> Iterator[str]:
     with EmbeddedPostgres(workspace.postgres, version=settings.version, port=POSTGRES_PORT) as server:
         with connect(server.dsn("postgres"), application_name="cdc demo") as connection:
             connection.execute("CREATE DATABASE shop")
@@ -54,7 +336,7 @@ def _database(settings: Settings, workspace: Workspace, screen: Terminal) -> Ite
     screen.done("postgres", "stopped")
 
 
-def _page_port(settings: Settings, screen: Terminal) -> int:
+def _page_port(settings: DemoSettings, screen: Terminal) -> int:
     port = free_port(settings.port)
     if port != settings.port:
         screen.say(f"⚠ page       port {settings.port} is in use, taking {port}   choose another: cdc demo --port N")

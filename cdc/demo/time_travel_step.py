@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cdc.demo import shell_commands
+from cdc.demo import terminal
 from cdc.demo.lake_queries import LakeQueries
-from cdc.demo.step import WAIT_SECONDS, Step, StepResult, Wait, run_step
+from cdc.demo.step_results import WAIT_SECONDS, Step, StepResult, Wait, run_step
 from cdc.demo.terminal import Terminal
 from cdc.errors import CutUnavailable
 from cdc.position import Position
@@ -53,7 +53,7 @@ class TimeTravelStep:
         text = f"{COLUMN} was added meanwhile: in the lake {filled:,} of {orders:,} orders have one"
         if early is not None:
             text += f"; at {Position(early.position)} there was {'no such column' if was_absent else 'one already'}"
-        hint = shell_commands.cdc_command(f'query "select {COLUMN} from shop.orders" --limit 5', self._definition)
+        hint = terminal.cdc_command(f'query "select {COLUMN} from shop.orders" --limit 5', self._definition)
         facts = {"column": COLUMN, "filled": filled, "absent_at": str(Position(early.position)) if early else None}
         return StepResult(text, hint, was_absent, orders, facts)
 
@@ -66,7 +66,7 @@ class TimeTravelStep:
         equal = total == items_total
         text = f"{len(cut.tables)} tables as they all were at {position}: {orders:,} orders of {total:,} and "
         text += f"{items:,} items of {'as much' if equal else f'{items_total:,}: NOT EQUAL'}; now {now:,} orders"
-        hint = shell_commands.cdc_command(f'query "{TOTALS}" --at {position}', self._definition)
+        hint = terminal.cdc_command(f'query "{TOTALS}" --at {position}', self._definition)
         facts = {"position": str(position), "tables": len(cut.tables), "orders": orders, "items": items}
         return StepResult(text, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
-from cdc.demo.statements import named_statements, script
+from cdc.demo.shop_database import named_statements
 from cdc.postgres.connection import connect
 
 REFILL_EVERY: Final = 400
@@ -289,10 +289,3 @@ class Workload:
     def _refill(self) -> None:
         self._do("empty_carts")
         self._do("fill_carts", salt=self._random.randrange(1000), carts=CARTS)
-
-
-def make_shop(dsn: str) -> None:
-    """Create the shop's tables in an empty database and insert its first rows."""
-    with connect(dsn, application_name="cdc demo") as connection:
-        for name in ("shop", "seed"):
-            connection.execute(script(name))

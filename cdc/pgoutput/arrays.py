@@ -1,10 +1,18 @@
-"""Arrays that the kernels read and fill: log rows under construction, layouts, one tuple."""
+"""Arrays that the kernels read and fill: log rows under construction, tuple layouts, one tuple."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, NamedTuple, Self
 
 import numpy as np
+
+from cdc.table import TableSchema
+
+IGNORED: Final = -1
+"""Relation id of a layout whose rows are skipped."""
 
 
 class Texts(NamedTuple):
@@ -69,3 +77,86 @@ class Values(NamedTuple):
     kind: np.ndarray
     at: np.ndarray
     size: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class TupleLayout:
+    """One version of a relation, as far as decoding of tuples needs it."""
+
+    oid: int
+    relation: int
+    topic: str
+    ids: tuple[int, ...]
+    """Column id by index in the tuple."""
+    key: tuple[int, ...]
+    """Tuple indices of the key columns, in key order; empty for a keyless table."""
+
+    @classmethod
+    def of(cls, schema: TableSchema) -> Self:
+        """The layout of the tuples that pgoutput sends; raises ValueError if a key column is not sent."""
+        places = {column.id: index for index, column in enumerate(schema.sent)}
+        unsent = [column.name for column in schema.key if column.id not in places]
+        if unsent:
+            raise ValueError(f"key column of {schema.topic!r} is not sent: expected a stored one, got {unsent[0]!r}")
+        key = tuple(places[column.id] for column in schema.key)
+        return cls(schema.oid, schema.relation, schema.topic, tuple(places), key)
+
+    @classmethod
+    def ignored(cls, oid: int) -> Self:
+        """The layout of a relation that is not captured."""
+        return cls(oid, IGNORED, "", (), ())
+
+
+def pack_layouts(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
+    """Arrays for the kernels from pairs of layout and topic index."""
+    layouts = sorted(layouts, key=lambda pair: pair[0].oid)
+    shapes = [layout for layout, _ in layouts]
+    return Layouts(
+        np.array([layout.oid for layout in shapes], np.int64),
+        np.array([layout.relation for layout in shapes], np.int64),
+        np.array([topic for _, topic in layouts], np.int32),
+        np.array([0, *accumulate(len(layout.ids) for layout in shapes)], np.int64),
+        np.array([0, *accumulate(len(layout.key) for layout in shapes)], np.int64),
+        np.array([column for layout in shapes for column in layout.ids], np.int32),
+        np.array([index in layout.key for layout in shapes for index in range(len(layout.ids))], np.uint8),
+        np.array([index for layout in shapes for index in layout.key], np.int64),
+    )
+
+
+def without_layout(layouts: Layouts, oid: int) -> Layouts:
+    """Arrays without the layout of the OID, if there is one; costs copies, but no loop."""
+    at = int(np.searchsorted(layouts.oid, oid))
+    if at == len(layouts.oid) or layouts.oid[at] != oid:
+        return layouts
+    (first, end), (key, key_end) = layouts.first[at : at + 2], layouts.key_first[at : at + 2]
+    return Layouts(
+        np.delete(layouts.oid, at),
+        np.delete(layouts.relation, at),
+        np.delete(layouts.topic, at),
+        np.delete(layouts.first, at + 1) - np.where(np.arange(len(layouts.oid)) > at, end - first, 0),
+        np.delete(layouts.key_first, at + 1) - np.where(np.arange(len(layouts.oid)) > at, key_end - key, 0),
+        np.delete(layouts.ids, slice(first, end)),
+        np.delete(layouts.is_key, slice(first, end)),
+        np.delete(layouts.keys, slice(key, key_end)),
+    )
+
+
+def with_layout(layouts: Layouts, layout: TupleLayout, topic: int) -> Layouts:
+    """Arrays with this layout added; it replaces one with the same OID."""
+    layouts, one = without_layout(layouts, layout.oid), pack_layouts([(layout, topic)])
+    at = int(np.searchsorted(layouts.oid, layout.oid))
+    first, key = layouts.first[at], layouts.key_first[at]
+
+    def joined(whole: np.ndarray, index: int, part: np.ndarray) -> np.ndarray:
+        return np.concatenate((whole[:index], part, whole[index:]))
+
+    return Layouts(
+        joined(layouts.oid, at, one.oid),
+        joined(layouts.relation, at, one.relation),
+        joined(layouts.topic, at, one.topic),
+        np.concatenate((layouts.first[: at + 1], layouts.first[at:] + one.first[1])),
+        np.concatenate((layouts.key_first[: at + 1], layouts.key_first[at:] + one.key_first[1])),
+        joined(layouts.ids, first, one.ids),
+        joined(layouts.is_key, first, one.is_key),
+        joined(layouts.keys, key, one.keys),
+    )

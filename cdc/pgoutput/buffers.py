@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA, Operation
-from cdc.pgoutput.arrays import Layouts, Rows, Texts, Values
+from cdc.pgoutput.arrays import Rows, Texts, Values
 from cdc.pgoutput.kernel import OPERATIONS, ROWS, STATE_SIZE, end_row, start_row
-from cdc.pgoutput.tuple_layout import TupleLayout
 
 _NESTED: Final = ("key", "old_key", "before", "after")
 _OPERATIONS: Final = pa.array(list(OPERATIONS), pa.string())
@@ -40,61 +37,6 @@ def new_state() -> np.ndarray:
 def new_values(width: int) -> Values:
     """Scratch memory for one tuple of up to `width` values."""
     return Values(np.zeros(width, np.uint8), np.zeros(width, np.int64), np.zeros(width, np.int64))
-
-
-def pack_layouts(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
-    """Arrays for the kernels from pairs of layout and topic index."""
-    layouts = sorted(layouts, key=lambda pair: pair[0].oid)
-    shapes = [layout for layout, _ in layouts]
-    return Layouts(
-        np.array([layout.oid for layout in shapes], np.int64),
-        np.array([layout.relation for layout in shapes], np.int64),
-        np.array([topic for _, topic in layouts], np.int32),
-        np.array([0, *accumulate(len(layout.ids) for layout in shapes)], np.int64),
-        np.array([0, *accumulate(len(layout.key) for layout in shapes)], np.int64),
-        np.array([column for layout in shapes for column in layout.ids], np.int32),
-        np.array([index in layout.key for layout in shapes for index in range(len(layout.ids))], np.uint8),
-        np.array([index for layout in shapes for index in layout.key], np.int64),
-    )
-
-
-def without_layout(layouts: Layouts, oid: int) -> Layouts:
-    """Arrays without the layout of the OID, if there is one; costs copies, but no loop."""
-    at = int(np.searchsorted(layouts.oid, oid))
-    if at == len(layouts.oid) or layouts.oid[at] != oid:
-        return layouts
-    (first, end), (key, key_end) = layouts.first[at : at + 2], layouts.key_first[at : at + 2]
-    return Layouts(
-        np.delete(layouts.oid, at),
-        np.delete(layouts.relation, at),
-        np.delete(layouts.topic, at),
-        np.delete(layouts.first, at + 1) - np.where(np.arange(len(layouts.oid)) > at, end - first, 0),
-        np.delete(layouts.key_first, at + 1) - np.where(np.arange(len(layouts.oid)) > at, key_end - key, 0),
-        np.delete(layouts.ids, slice(first, end)),
-        np.delete(layouts.is_key, slice(first, end)),
-        np.delete(layouts.keys, slice(key, key_end)),
-    )
-
-
-def with_layout(layouts: Layouts, layout: TupleLayout, topic: int) -> Layouts:
-    """Arrays with this layout added; it replaces one with the same OID."""
-    layouts, one = without_layout(layouts, layout.oid), pack_layouts([(layout, topic)])
-    at = int(np.searchsorted(layouts.oid, layout.oid))
-    first, key = layouts.first[at], layouts.key_first[at]
-
-    def joined(whole: np.ndarray, index: int, part: np.ndarray) -> np.ndarray:
-        return np.concatenate((whole[:index], part, whole[index:]))
-
-    return Layouts(
-        joined(layouts.oid, at, one.oid),
-        joined(layouts.relation, at, one.relation),
-        joined(layouts.topic, at, one.topic),
-        np.concatenate((layouts.first[: at + 1], layouts.first[at:] + one.first[1])),
-        np.concatenate((layouts.key_first[: at + 1], layouts.key_first[at:] + one.key_first[1])),
-        joined(layouts.ids, first, one.ids),
-        joined(layouts.is_key, first, one.is_key),
-        joined(layouts.keys, key, one.keys),
-    )
 
 
 class RowBuffers:

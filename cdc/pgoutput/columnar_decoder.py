@@ -11,9 +11,10 @@ import pyarrow as pa
 from cdc.change import DDL_PREFIX, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.errors import SourceError, UnknownRelation
 from cdc.pgoutput import kernel
-from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, new_values, pack_layouts, with_layout, without_layout
+from cdc.pgoutput.arrays import IGNORED, TupleLayout, pack_layouts, with_layout, without_layout
+from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, new_values
 from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
-from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.frames import FrameBatch, malformed, parse_frame
 from cdc.pgoutput.messages import (
     AnyMessage,
     BeginMessage,
@@ -27,9 +28,7 @@ from cdc.pgoutput.messages import (
     Update,
     row_oids,
 )
-from cdc.pgoutput.parse import malformed, parse_frame
 from cdc.pgoutput.reference_decoder import expand
-from cdc.pgoutput.tuple_layout import IGNORED, TupleLayout
 from cdc.position import Position
 from cdc.table import TableSchema
 

@@ -28,7 +28,7 @@ class DdlSeen:
     """A DDL message of the event trigger in the source; the consumer may call `announce`."""
 
     content: bytes
-    """See `cdc.postgres.ddl_messages`; every role can write such a message, so validate it."""
+    """See `cdc.postgres.logical_messages`; every role can write such a message, so validate it."""
 
 
 @dataclass(frozen=True, slots=True)

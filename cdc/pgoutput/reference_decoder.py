@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from cdc.change import DDL_PREFIX, LOG_SCHEMA, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.errors import SourceError, UnknownRelation
+from cdc.pgoutput.arrays import IGNORED, TupleLayout
 from cdc.pgoutput.decoder_events import DdlSeen, Decoded, OpenTransaction, RelationSeen, SignalSeen, WatermarkSeen
-from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.frames import HEADER, FrameBatch, malformed, parse_frame
 from cdc.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,
@@ -40,8 +41,6 @@ from cdc.pgoutput.messages import (
     Values,
     row_oids,
 )
-from cdc.pgoutput.parse import HEADER, malformed, parse_frame
-from cdc.pgoutput.tuple_layout import IGNORED, TupleLayout
 from cdc.position import Position
 from cdc.table import TableSchema
 

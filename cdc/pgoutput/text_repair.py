@@ -18,9 +18,8 @@ from typing import Final
 from cdc.config.definition import Undecodable
 from cdc.errors import MalformedFrame, UndecodableValue
 from cdc.pgoutput.copy_decoder import Lines
-from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.frames import HEADER, FrameBatch, parse_frame
 from cdc.pgoutput.messages import BeginMessage, Relation
-from cdc.pgoutput.parse import HEADER, parse_frame
 from cdc.position import Position
 from cdc.table import TableSchema, topic
 

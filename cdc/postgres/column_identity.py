@@ -1,10 +1,18 @@
-"""Alignment of a Relation message with the catalogue: which column of the log each of its columns is.
+"""Column identity: which column of the log each column of a Relation message is. Does no I/O.
 
-Names prove nothing: between two messages any column may have been dropped, added and renamed to another's name. What
-proves is counting. A message lists columns by ascending attribute number; a number that the version before had and the
-catalogue still has was there in between; one that is dropped by now may have been; new ones came in ascending order.
-Where all sets of numbers that fit agree, the column is known; elsewhere it gets an id of its own, and the version is
-NEEDS_RESYNC. With the event trigger every version is told at its place and nothing has to be concluded. Does no I/O.
+pgoutput sends names and types, no attribute numbers. Names prove nothing: between two messages a column may have been
+dropped, added, or renamed to the name of another column. So this module counts:
+
+- A message lists the columns in ascending order of their attribute numbers.
+- A number that the previous version has and the catalogue still has was there in between.
+- A number that is dropped by now may have been there.
+- New numbers were created in ascending order.
+
+Several sets of numbers can fit a message. A column is proved if all of them give it the same number. Any other column
+gets a new id, and the version is flagged NEEDS_RESYNC.
+
+If the event triggers are installed, a DDL message describes each version at its position in the WAL. Then the previous
+version is the right one, and nothing has to be proved.
 """
 
 from __future__ import annotations
@@ -19,7 +27,7 @@ from cdc.table import CAPTURED, Column, ReplicaIdentity, TableSchema, TableState
 
 EPOCH_SHIFT: Final = 32
 UNPROVED: Final = 1601
-"""First id of columns that could not be proved: Postgres has at most 1,600 (`MaxHeapAttributeNumber`)."""
+"""First id of columns that are not proved: Postgres has at most 1,600 (`MaxHeapAttributeNumber`)."""
 
 _VARCHAR, _TEXT, _NUMERIC, _VARBIT = 1043, 25, 1700, 1562
 _PRECISE: Final = frozenset({1083, 1114, 1184, 1266, _VARCHAR, _VARBIT})
@@ -29,75 +37,76 @@ Wire = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Ids:
+class _ColumnIds:
     """An id for each column of the message, in its order."""
 
     ids: tuple[int, ...]
     doubt: str | None = None
-    """Why this is no proof; None if it is one."""
+    """Why the ids are not proved; None if they are."""
 
 
 def identify_columns(
     message: Relation, now: CatalogTable | None, known: TableSchema | None, facts: Mapping[int, TypeFacts], epoch: int
 ) -> TableSchema:
-    """The version that the message announces; NEEDS_RESYNC with the reason if it is not proved.
+    """The version that the message announces; flagged NEEDS_RESYNC, with the reason, if it is not proved.
 
-    `facts` are the types of the message's columns that still exist. A known version with a witness that still
-    stands was told at its place in the WAL, and no other came since.
+    `facts` contains the types of the message's columns that still exist. `known` is the previous version. If its
+    witness equals that of the catalogue, event triggers have reported every version up to now.
     """
     numbered = known is None or (known.oid == message.oid and known.relation >> EPOCH_SHIFT == epoch)
     live = _live_ids(now, None if numbered else known)
-    told = known is not None and known.witness is not None and now is not None and known.witness == now.witness
-    found = _identify(message, now, known, live) if numbered or told else _named(message, known, live)
-    if told and known and [_wire(c) for c in known.sent] == [_wire(c) for c in message.columns]:
-        found = _Ids(tuple(c.id for c in known.sent))
-    columns = _columns(message, found.ids, _Facts(live, known, facts))
+    reported = known is not None and known.witness is not None and now is not None and known.witness == now.witness
+    found = _ids_by_number(message, now, known, live) if numbered or reported else _ids_by_name(message, known, live)
+    if reported and known and [_wire(c) for c in known.sent] == [_wire(c) for c in message.columns]:
+        found = _ColumnIds(tuple(c.id for c in known.sent))
+    column_facts = _ColumnFacts(live, known, facts)
+    columns = [column_facts.column(i, seen) for i, seen in zip(found.ids, message.columns, strict=True)]
     schema = TableSchema(
         relation=known.relation if known else epoch << EPOCH_SHIFT | message.oid,
         oid=message.oid,
         schema=message.schema or "pg_catalog",
         name=message.name,
         replica_identity=ReplicaIdentity(message.replica_identity),
-        columns=_keyed(columns, _key(message, found.ids, _key_orders(None if told else now, live, known))),
+        columns=_keyed(columns, _key(message, found.ids, _key_orders(None if reported else now, live, known))),
         root=now.root if now else known.root if known else None,
         standing=known.standing if known else None,
-        witness=known.witness if known and told else None,
+        witness=known.witness if known and reported else None,
     )
     schema = _with_generated(schema, live)
     doubt = found.doubt or (find_unstreamed_change(known, schema, live) if known else None)
-    return with_state(schema, known, doubt or _lacking(schema, now))
+    return with_state(schema, known, doubt or _unsent_key(schema, now))
 
 
-def schema_from_ddl(told: CatalogTable, known: TableSchema | None, oid: int, epoch: int) -> TableSchema:
-    """The version that the event trigger told at its place in the WAL."""
+def schema_from_ddl(table: CatalogTable, known: TableSchema | None, oid: int, epoch: int) -> TableSchema:
+    """The version that a DDL message describes; `known` is the previous version."""
     numbered = known is None or (known.oid == oid and known.relation >> EPOCH_SHIFT == epoch)
-    live = _live_ids(told, None if numbered else known)
-    places = {number: place for place, number in enumerate(told.key)}
-    # the trigger does not know the publication, and a stored column never becomes a computed one
+    live = _live_ids(table, None if numbered else known)
+    places = {number: place for place, number in enumerate(table.key)}
+    # the message does not contain the publication's columns; a stored column never becomes a generated one
     sent = {c.id for c in known.sent} if known else set()
     columns = tuple(a.column(i, places.get(a.number)) for i, a in live.items())
     schema = TableSchema(
         relation=known.relation if known else epoch << EPOCH_SHIFT | oid,
         oid=oid,
-        schema=told.schema,
-        name=told.name,
-        replica_identity=told.replica_identity,
+        schema=table.schema,
+        name=table.name,
+        replica_identity=table.replica_identity,
         columns=tuple(replace(c, generated=c.generated and c.id not in sent) for c in columns),
-        root=told.root,
+        root=table.root,
         standing=known.standing if known else None,
-        # by name across epochs: that is no telling
-        witness=told.witness if numbered else None,
+        # in a later epoch columns are identified by name, which proves nothing
+        witness=table.witness if numbered else None,
     )
     doubt = find_unstreamed_change(known, schema, {}) if known else None
     if known and not numbered and {c.id for c in known.columns} - set(live):
-        doubt = "a column went in an epoch after the first, where columns are known by name: it may be renamed"
+        doubt = "a column disappeared, or was renamed: from the second epoch on columns are identified by name"
     return with_state(schema, known, doubt)
 
 
 def with_state(schema: TableSchema, known: TableSchema | None, doubt: str | None) -> TableSchema:
-    """The version with the mark of the one before, which only a resync takes away, or with the doubt as its own."""
+    """The version with the flag of the previous one, which only a resync removes; otherwise flagged with the doubt."""
     if known is not None and known.state not in CAPTURED:
-        return schema.flagged(known.state, known.reason or "marked before")
+        return schema.flagged(known.state, known.reason or "the previous version was flagged")
     if doubt:
         return schema.flagged(TableState.NEEDS_RESYNC, doubt)
     return schema if known is None else replace(schema, state=known.state, reason=known.reason)
@@ -108,7 +117,10 @@ def _wire(column: RelationColumn | Column) -> Wire:
 
 
 def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, Attribute]:
-    """The live attributes by id: their number, or by the names of a version from an earlier epoch."""
+    """The attributes that are not dropped, by column id.
+
+    The id is the attribute number. If `known` is a version of an earlier epoch, its column of that name has the id.
+    """
     if now is None:
         return {}
     if known is None:
@@ -124,64 +136,67 @@ def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, 
     return ids
 
 
-def _named(message: Relation, known: TableSchema | None, live: Mapping[int, Attribute]) -> _Ids:
-    """Ids in an epoch after the first, where they are no attribute numbers: by name and type, or unproved."""
+def _ids_by_name(message: Relation, known: TableSchema | None, live: Mapping[int, Attribute]) -> _ColumnIds:
+    """Ids from the second epoch on, where they are no attribute numbers: by name and type, or unproved."""
     wire = [_wire(column) for column in message.columns]
     before = {c.id: _wire(c) for c in known.sent} if known else {}
     shown = {i: a.wire for i, a in live.items() if not a.generated or a.wire in wire}
     if wire == list(before.values()):
-        return _Ids(tuple(before))
+        return _ColumnIds(tuple(before))
     if wire == list(shown.values()):
-        # one that went and one that came may be one that was renamed, and its values stand under the old id
+        # a column that disappeared and one that appeared may be one renamed column, whose values have the old id
         swapped = known is not None and set(before) - set(shown) and set(shown) - set(before)
-        return _Ids(tuple(shown), "a column went and one came: a rename cannot be told" if swapped else None)
-    reason = "the message matches neither the catalogue nor the version before"
-    return _unproved([None] * len(wire), reason, before)
+        doubt = "one column disappeared and another appeared: it may be a renamed column"
+        return _ColumnIds(tuple(shown), doubt if swapped else None)
+    reason = "the message matches neither the catalogue nor the previous version"
+    return _with_new_ids([None] * len(wire), reason, before)
 
 
-def _identify(
+def _ids_by_number(
     message: Relation, now: CatalogTable | None, known: TableSchema | None, live: Mapping[int, Attribute]
-) -> _Ids:
+) -> _ColumnIds:
     wire = [_wire(column) for column in message.columns]
     before = {c.id: _wire(c) for c in known.sent} if known else {}
     shown = {i: a.wire for i, a in live.items() if not a.generated or a.wire in wire}
     if known is None and wire == list(shown.values()):
-        return _Ids(tuple(shown))  # there is no history that it could be mixed up with
+        return _ColumnIds(tuple(shown))  # there is no previous version to confuse it with
     if now is None or any(i >= UNPROVED for i in before):
-        reason = "the table no longer exists, its columns cannot be proved" if now is None else "not proved before"
+        gone = "the table no longer exists, so its columns cannot be proved"
+        reason = gone if now is None else "the columns of the previous version are not proved"
         if wire == list(before.values()):
-            return _Ids(tuple(before), reason)
-        return _unproved([None] * len(wire), reason, before)
-    found = _counted(len(wire), _span(now, known, wire))
+            return _ColumnIds(tuple(before), reason)
+        return _with_new_ids([None] * len(wire), reason, before)
+    found = _agreed_ids(len(wire), _candidates(now, known, wire))
     fits = all(i is not None and w in (before.get(i), shown.get(i)) for i, w in zip(found, wire, strict=True))
     if now.listed and not fits:
-        return _unproved([None] * len(wire), "a publication lists columns of the table", before)
-    return _unproved(found, "columns were dropped and added, renamed or not, between versions nobody saw", before)
+        return _with_new_ids([None] * len(wire), "a publication lists columns of the table", before)
+    reason = "columns were dropped and added between two versions, and the ones in between are unknown"
+    return _with_new_ids(found, reason, before)
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
-    """The attribute numbers between the version before and the catalogue of now."""
+class _Candidates:
+    """The attribute numbers that the columns of a message can have."""
 
     certain: frozenset[int]
-    """In both."""
+    """In the previous version and in the catalogue: certainly in the message."""
     possible: frozenset[int]
-    """In the version before, or unsent there, and no longer certain."""
+    """In the previous version and dropped by now, or not sent in that version: perhaps in the message."""
     created: tuple[int, ...]
-    """Not in the version before and above all it had, ascending."""
+    """Above all numbers of the previous version, ascending."""
     live: frozenset[int]
-    """Of those created: still there."""
+    """Those of `created` that are not dropped."""
 
 
-def _span(now: CatalogTable, known: TableSchema | None, wire: Sequence[Wire]) -> _Span:
+def _candidates(now: CatalogTable, known: TableSchema | None, wire: Sequence[Wire]) -> _Candidates:
     before = {c.id for c in known.sent} if known else set()
     seen = {c.id for c in known.columns} if known else set()
-    # a computed column is sent only where the publication says so, and then it is in the message
+    # a generated column is sent only if the publication contains it, and then it is in the message
     live = {a.number for a in now.live if not a.generated or a.wire in wire}
     unsent = {a.number for a in now.live} - live
     newest = max(seen, default=0)
     created = tuple(a.number for a in now.attributes if a.number > newest and a.number not in unsent)
-    return _Span(
+    return _Candidates(
         certain=frozenset(before & live),
         possible=frozenset((before - live) | ((seen - before) & live)) - unsent,
         created=created,
@@ -189,18 +204,23 @@ def _span(now: CatalogTable, known: TableSchema | None, wire: Sequence[Wire]) ->
     )
 
 
-def _counted(size: int, span: _Span) -> list[int | None]:
-    """The id at each place on which all sets of `size` numbers that fit agree, None elsewhere."""
+def _agreed_ids(size: int, candidates: _Candidates) -> list[int | None]:
+    """For each column of the message, the id that all fitting sets of `size` numbers give it; None if they differ.
+
+    The message was written when the first 0, 1, … of the new numbers existed. For each of these times, the lowest and
+    the highest fitting set bound the number of each column.
+    """
     lowest: list[int] = []
     highest: list[int] = []
-    for horizon in range(len(span.created) + 1):
-        born = set(span.created[:horizon])
-        must = span.certain | (born & span.live)
-        may = sorted(span.possible | (born - span.live))
-        open_places = size - len(must)
-        if not 0 <= open_places <= len(may):
+    for count in range(len(candidates.created) + 1):
+        created = set(candidates.created[:count])
+        required = candidates.certain | (created & candidates.live)
+        optional = sorted(candidates.possible | (created - candidates.live))
+        missing = size - len(required)
+        if not 0 <= missing <= len(optional):
             continue
-        low, high = sorted({*must, *may[:open_places]}), sorted({*must, *may[len(may) - open_places :]})
+        low = sorted({*required, *optional[:missing]})
+        high = sorted({*required, *optional[len(optional) - missing :]})
         lowest = [min(pair) for pair in zip(lowest or low, low, strict=True)]
         highest = [max(pair) for pair in zip(highest or high, high, strict=True)]
     if len(lowest) != size:
@@ -208,17 +228,17 @@ def _counted(size: int, span: _Span) -> list[int | None]:
     return [low if low == high else None for low, high in zip(lowest, highest, strict=True)]
 
 
-def _unproved(ids: Sequence[int | None], reason: str, before: Mapping[int, Wire]) -> _Ids:
-    """The ids, proved if there is one for each column; else the unknown get ids that no attribute can have."""
-    fresh = max([UNPROVED - 1, *before]) + 1
-    return _Ids(
-        tuple(fresh + place if i is None else i for place, i in enumerate(ids)), reason if None in ids else None
+def _with_new_ids(ids: Sequence[int | None], reason: str, before: Mapping[int, Wire]) -> _ColumnIds:
+    """The ids, where a new one that no attribute can have replaces each None; `reason` applies if there is a None."""
+    first = max([UNPROVED - 1, *before]) + 1
+    return _ColumnIds(
+        tuple(first + place if i is None else i for place, i in enumerate(ids)), reason if None in ids else None
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
-    """Where the parts of a column come from that the message does not show."""
+class _ColumnFacts:
+    """Facts about columns that a message does not contain: from the catalogue, the previous version, or the type."""
 
     live: Mapping[int, Attribute]
     known: TableSchema | None
@@ -242,42 +262,41 @@ class _Facts:
             base_type_oid=facts.base,
             base_typmod=facts.base_typmod,
             labels=facts.labels,
-            # a default of another type than the column had then would be no value of it
+            # the missing value in the catalogue has the current type, which may differ from the type in the message
             missing=attribute.missing if attribute and attribute.type_oid == seen.type_oid else None,
         )
-
-
-def _columns(message: Relation, ids: Sequence[int], facts: _Facts) -> tuple[Column, ...]:
-    return tuple(facts.column(i, seen) for i, seen in zip(ids, message.columns, strict=True))
 
 
 def _key_orders(
     now: CatalogTable | None, live: Mapping[int, Attribute], known: TableSchema | None
 ) -> list[tuple[int, ...]]:
-    """Ids of the key as the catalogue has it now, and as it was before."""
+    """Column ids of the key in key order: by the catalogue, and by the previous version."""
     ids = {attribute.number: i for i, attribute in live.items()}
     current = [tuple(ids[n] for n in now.key if n in ids)] if now else []
     return [*current, *([tuple(c.id for c in known.key)] if known else [])]
 
 
 def _key(message: Relation, ids: Sequence[int], orders: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Ids of the log key in key order: the wire says which under DEFAULT and INDEX, the catalogue under FULL."""
+    """Column ids of the log's key, in key order.
+
+    Under DEFAULT and INDEX the message flags the key columns, under FULL the catalogue has them.
+    """
     if message.replica_identity == ReplicaIdentity.NOTHING:
         return ()
     if message.replica_identity == ReplicaIdentity.FULL:
-        # none is one too: once its primary key is gone a table may hold rows of equal keys
+        # the order may be empty: after its primary key was dropped, a table can contain rows with equal keys
         return next((order for order in orders if set(order) <= set(ids)), ())
     flagged = tuple(i for i, column in zip(ids, message.columns, strict=True) if column.key)
     return next((order for order in orders if set(order) == set(flagged)), flagged)
 
 
-def _lacking(schema: TableSchema, now: CatalogTable | None) -> str | None:
-    """Why rows are not known by the key that the message says; None if they are."""
+def _unsent_key(schema: TableSchema, now: CatalogTable | None) -> str | None:
+    """The reason why the key of the message does not identify rows: a key column is not sent; None if it does."""
     if now is None or schema.replica_identity in {ReplicaIdentity.FULL, ReplicaIdentity.NOTHING}:
         return None
     unsent = {column.name for column in schema.columns if column.generated}
-    lacking = [a.name for a in now.live if a.number in now.key and a.name in unsent]
-    return f"the computed columns {lacking} of its key are not sent" if lacking else None
+    key = [a.name for a in now.live if a.number in now.key and a.name in unsent]
+    return f"the generated columns {key} of its key are not sent" if key else None
 
 
 def _keyed(columns: Sequence[Column], key: Sequence[int]) -> tuple[Column, ...]:
@@ -286,7 +305,7 @@ def _keyed(columns: Sequence[Column], key: Sequence[int]) -> tuple[Column, ...]:
 
 
 def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> TableSchema:
-    """The schema with the computed columns that are not sent, at their places."""
+    """The schema with the generated columns that are not sent, in the order of ids if the sent columns are in it."""
     sent = {c.id for c in schema.columns}
     unsent = [a.column(i, None) for i, a in live.items() if a.generated and i not in sent]
     together = sorted([*schema.columns, *unsent], key=lambda c: c.id)
@@ -295,9 +314,9 @@ def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> Table
 
 
 def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mapping[int, Attribute]) -> str | None:
-    """What changed in the rows that are stored already, without a row in the stream; None if nothing did.
+    """Why stored rows of the table have changed without a change in the stream; None if they have not.
 
-    `live` is empty for a version that was told: a rewrite that fills a new column is told as well.
+    `live` is empty for a version from a DDL message: another DDL message reports a rewrite that fills a new column.
     """
     before = {c.id: c for c in known.columns}
     if [c.id for c in known.key] != [c.id for c in schema.key]:
@@ -305,9 +324,9 @@ def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mappin
     for column in schema.sent:
         old, attribute = before.get(column.id), live.get(column.id)
         if old is not None and old.generated:
-            return f"column {column.name!r} was computed and not sent: the values of old rows were not in the stream"
+            return f"column {column.name!r} was generated and not sent: the stream has no values of old rows"
         if old is None and attribute and column.missing is None and (attribute.has_default or attribute.not_null):
-            return f"column {column.name!r} came with values for old rows that the catalogue does not show"
+            return f"column {column.name!r} was added with values for old rows that the catalogue does not contain"
         if old is not None and old.type_oid == column.type_oid and not old.keeps_labels(column.labels):
             return f"labels of the enum of {column.name!r} were renamed"
         if old is not None and not _rewrites_nothing(old, column):

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg import conninfo, sql
+from psycopg import conninfo
 
 from cdc.errors import MalformedDsn
-from cdc.postgres.sqlstate import connection_failure
+from cdc.postgres.sqlstate import connection_failure, map_errors
 
 PINNED: Final = {
     "datestyle": "ISO",
@@ -49,7 +49,6 @@ ANSWER_TIMEOUT: Final = 30.0
 answers, and TCP does not detect it."""
 
 _T = TypeVar("_T")
-_RAW: Final = "SQL_ASCII"
 _PORTS: Final = re.compile(r"(\d{1,5})?(,(\d{1,5})?)*", re.ASCII)
 
 
@@ -120,19 +119,6 @@ def cancel_statement(conn: psycopg.Connection) -> None:
         conn.cancel_safe()
 
 
-def is_sql_ascii(conn: psycopg.Connection) -> bool:
-    """Whether the database has the encoding SQL_ASCII: the server does not validate or convert its text."""
-    return conn.info.parameter_status("server_encoding") == _RAW
-
-
-def disable_encoding_conversion(conn: psycopg.Connection) -> None:
-    """Receive text as stored, although it may not be UTF-8; only for an SQL_ASCII database.
-
-    psycopg returns text of this session as bytes until `SET client_encoding TO UTF8`.
-    """
-    conn.execute(sql.SQL("SET client_encoding TO {}").format(sql.Literal(_RAW)))
-
-
 def parse_dsn(dsn: str) -> dict[str, Any]:
     """The parameters of a URI or key-value DSN; raises MalformedDsn, which repeats no part of it.
 
@@ -153,3 +139,9 @@ def parse_dsn(dsn: str) -> dict[str, Any]:
 def secrets_of(parameters: dict[str, Any]) -> tuple[str, ...]:
     """Values of the parameters that no message may contain."""
     return tuple(str(value) for name, value in parameters.items() if "password" in name and value)
+
+
+def is_standby(conn: psycopg.Connection) -> bool:
+    """Whether the server is in recovery and therefore read-only."""
+    with map_errors():
+        return conn.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)

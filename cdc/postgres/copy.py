@@ -9,10 +9,9 @@ import psycopg
 from psycopg import generators, pq, sql
 
 from cdc.errors import CdcError, SnapshotInvalidated, UndecodableWal, UnknownRelation, UnreadableRow
-from cdc.postgres import libpq
-from cdc.postgres.connection import disable_encoding_conversion, is_sql_ascii
-from cdc.postgres.quoting import identifier
-from cdc.postgres.replication import error_from_result
+from cdc.postgres import copy_data_receiver
+from cdc.postgres.encoding import disable_encoding_conversion, is_sql_ascii
+from cdc.postgres.replication import error_from_result, quote_identifier
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName
 from cdc.remedy import complete_remedy as remedy_of
@@ -110,13 +109,13 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema
         answer = conn.wait(generators.execute(conn.pgconn))[-1]
     if answer.status != pq.ExecStatus.COPY_OUT:
         raise _of_table(error_from_result(answer), schema)
-    status, drain = libpq.PENDING, libpq.LineDrain(conn.pgconn)
+    status, drain = copy_data_receiver.PENDING, copy_data_receiver.LineDrain(conn.pgconn)
     try:
         for status in _statuses(drain):
-            if drain.nbytes >= CHUNK or (status < libpq.PENDING and drain.nbytes):
+            if drain.nbytes >= CHUNK or (status < copy_data_receiver.PENDING and drain.nbytes):
                 yield drain.take()
     finally:
-        if status >= libpq.PENDING:
+        if status >= copy_data_receiver.PENDING:
             conn.cancel_safe()
             for _ in _statuses(drain):
                 drain.take()
@@ -148,15 +147,15 @@ def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
 
 def _larger(schema: TableSchema, columns: Sequence[str]) -> str:
     """SQL that finds values whose text is too long for the server; octet_length does not read the value."""
-    keys = ", ".join(identifier(column.name) for column in schema.key) or "ctid"
-    longer = " OR ".join(f"octet_length({identifier(name)}) >= {MOST_BYTES}" for name in columns)
-    return f"SELECT {keys} FROM {identifier(schema.schema)}.{identifier(schema.name)} WHERE {longer}"
+    keys = ", ".join(quote_identifier(column.name) for column in schema.key) or "ctid"
+    longer = " OR ".join(f"octet_length({quote_identifier(name)}) >= {MOST_BYTES}" for name in columns)
+    return f"SELECT {keys} FROM {quote_identifier(schema.schema)}.{quote_identifier(schema.name)} WHERE {longer}"
 
 
-def _statuses(drain: libpq.LineDrain) -> Iterator[int]:
+def _statuses(drain: copy_data_receiver.LineDrain) -> Iterator[int]:
     """The status of each read, until the copy ended."""
-    status = libpq.PENDING
-    while status >= libpq.PENDING:
+    status = copy_data_receiver.PENDING
+    while status >= copy_data_receiver.PENDING:
         with map_errors():
             status = drain.gather(CHUNK)
         yield status

@@ -22,6 +22,7 @@ from cdc.errors import (
 )
 from cdc.postgres.connection import connect
 from cdc.postgres.publication import (
+    COMPUTED_SENT,
     NOT_ALTERED,
     PublicationControl,
     addition_sql,
@@ -32,7 +33,6 @@ from cdc.postgres.publication import (
     read_publication,
     via_root_sql,
 )
-from cdc.postgres.publication_columns import COMPUTED_SENT
 from cdc.postgres.slot import PLUGIN, SlotStatus, slot_status
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName, match_tables, uncapturable_tables

@@ -22,6 +22,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from types import TracebackType
@@ -30,12 +31,12 @@ from typing import Final, Self
 import psycopg
 from psycopg import pq
 
-from cdc.errors import CdcError, PreflightFailed, SourceUnreachable
+from cdc.errors import CdcError, InvalidDefinition, PreflightFailed, SourceUnreachable
 from cdc.lsn import Lsn
 from cdc.pgoutput.frames import FrameBatch
-from cdc.postgres import libpq
-from cdc.postgres.connection import ANSWER_TIMEOUT, connect, disable_encoding_conversion, is_sql_ascii
-from cdc.postgres.quoting import identifier, literal, publication_names
+from cdc.postgres import copy_data_receiver
+from cdc.postgres.connection import ANSWER_TIMEOUT, connect
+from cdc.postgres.encoding import disable_encoding_conversion, is_sql_ascii
 from cdc.postgres.sqlstate import classify_message, map_errors
 
 REST: Final = 0.001
@@ -116,7 +117,7 @@ class StreamOptions:
 
         Never sets `two_phase`: the server would send a prepared transaction once, before it is known to commit.
         """
-        given = {"publication_names": publication_names([self.publication]), "messages": "'true'"}
+        given = {"publication_names": publication_names_option([self.publication]), "messages": "'true'"}
         if self.large is LargeTransactions.WHOLE:
             given["proto_version"] = "'1'"
         elif server < PARALLEL_SINCE:
@@ -131,7 +132,7 @@ class StreamOptions:
                 )
             given["origin"] = f"'{self.origin.value}'"
         options = ", ".join(f"{name} {value}" for name, value in given.items())
-        return f"START_REPLICATION SLOT {identifier(self.slot)} LOGICAL {self.start} ({options})"
+        return f"START_REPLICATION SLOT {quote_identifier(self.slot)} LOGICAL {self.start} ({options})"
 
 
 def identify_system(dsn: str) -> SystemIdentity:
@@ -147,7 +148,7 @@ class ReplicationStream:
 
     def __init__(self, conn: psycopg.Connection, floor: Lsn, interval: float, silence: float) -> None:
         self._conn, self._pgconn = conn, conn.pgconn
-        self._drain = libpq.CopyDrain(self._pgconn)
+        self._drain = copy_data_receiver.CopyDrain(self._pgconn)
         self._floor, self._interval, self._silence = floor, interval, silence
         # 0 confirms nothing; never confirm less than the slot's own position
         self._confirmed = self._reported = Lsn(0)
@@ -162,7 +163,7 @@ class ReplicationStream:
     @classmethod
     def open(cls, dsn: str, options: StreamOptions) -> Self:
         """Connect and start streaming; raises SlotInUse, SlotMissing, SlotInvalidated and other source errors."""
-        libpq.load_functions()
+        copy_data_receiver.load_functions()
         conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}", patience=ANSWER_TIMEOUT)
         try:
             interval, silence = _intervals(conn, options)
@@ -245,7 +246,7 @@ class ReplicationStream:
             self._report()
         if len(frames):
             return frames
-        if drained.status < libpq.PENDING:
+        if drained.status < copy_data_receiver.PENDING:
             raise self._failure or self._end_of_stream()
         if self._failure is not None:
             raise self._failure
@@ -329,7 +330,7 @@ def _intervals(conn: psycopg.Connection, options: StreamOptions) -> tuple[float,
 
 def _confirmed_flush(conn: psycopg.Connection, slot: str) -> Lsn:
     """The slot's confirmed position; 0 if there is no such slot, which START_REPLICATION reports."""
-    query = f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = {literal(slot)}"
+    query = f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = {quote_literal(slot)}"
     with map_errors():
         row = conn.execute(query.encode()).fetchone()
     return Lsn.parse(row[0]) if row and row[0] else Lsn(0)
@@ -340,3 +341,26 @@ def error_from_result(answer: pq.abc.PGresult) -> CdcError:
     sqlstate = (answer.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     message = (answer.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
     return classify_message(sqlstate, message)
+
+
+# Replication commands accept no parameters. Their grammar (`repl_scanner.l`) has no backslash escapes: a doubled quote
+# is the only escape.
+
+
+def quote_identifier(name: str) -> str:
+    """`"name"`; raises InvalidDefinition for an empty name or a zero byte."""
+    if not name or "\0" in name:
+        raise InvalidDefinition(f"malformed name: expected text without a zero byte, got {name!r}")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_literal(text: str) -> str:
+    """`'text'`; raises InvalidDefinition for a zero byte."""
+    if "\0" in text:
+        raise InvalidDefinition(f"malformed text: expected no zero byte, got {text!r}")
+    return "'" + text.replace("'", "''") + "'"
+
+
+def publication_names_option(names: Sequence[str]) -> str:
+    """The value of pgoutput's `publication_names`: a list of identifiers inside one literal."""
+    return quote_literal(",".join(quote_identifier(name) for name in names))

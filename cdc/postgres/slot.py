@@ -6,7 +6,7 @@ import select
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,8 +17,7 @@ from cdc.errors import SlotBlocked, SlotInUse, SlotMissing
 from cdc.failpoint import hit
 from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
-from cdc.postgres.quoting import identifier
-from cdc.postgres.replication import error_from_result
+from cdc.postgres.replication import error_from_result, quote_identifier
 from cdc.postgres.sqlstate import map_errors
 
 PLUGIN: Final = "pgoutput"
@@ -49,6 +48,15 @@ _BLOCKERS: Final = """
 _LIMITS: Final = """
     SELECT name, setting || coalesce(unit, '') FROM pg_settings
     WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout', 'max_replication_slots')
+"""
+# to_jsonb: inactive_since came with version 17. pg_stat_replication shows a role its own walsenders.
+_USE: Final = """
+    SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text,
+           r.reply_time::text, extract(epoch FROM clock_timestamp() - r.reply_time)::float8,
+           extract(epoch FROM clock_timestamp() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)::float8
+    FROM (SELECT) AS always
+    LEFT JOIN pg_replication_slots s ON s.slot_name = %s
+    LEFT JOIN pg_stat_replication r ON r.pid = s.active_pid
 """
 
 
@@ -164,7 +172,7 @@ def create_slot(
         kind = " TEMPORARY" if temporary else ""
         # version 15 introduced the option list in parentheses
         options = "(SNAPSHOT 'export', FAILOVER)" if failover else "EXPORT_SNAPSHOT"
-        command = f"CREATE_REPLICATION_SLOT {identifier(name)}{kind} LOGICAL {PLUGIN} {options}"
+        command = f"CREATE_REPLICATION_SLOT {quote_identifier(name)}{kind} LOGICAL {PLUGIN} {options}"
         yield _create(conn, dsn, command, patience)
 
 
@@ -195,7 +203,7 @@ def create_recorded_slot(
 def _follow(dsn: str, name: str) -> None:
     """Set the failover property, which a copied slot does not inherit."""
     with connect(dsn, replication=True, application_name="cdc slot") as conn, map_errors():
-        conn.execute(f"ALTER_REPLICATION_SLOT {identifier(name)} (FAILOVER)".encode())
+        conn.execute(f"ALTER_REPLICATION_SLOT {quote_identifier(name)} (FAILOVER)".encode())
 
 
 def _create(conn: psycopg.Connection, dsn: str, command: str, patience: float) -> ExportedSnapshot:
@@ -245,3 +253,34 @@ def _status(fields: list[Any]) -> SlotStatus:
     fields[5:7] = (Lsn.parse(text) if text else None for text in fields[5:7])
     fields[11] = Lsn.parse(fields[11])
     return SlotStatus(*fields)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotUse:
+    """Status of a slot and of the walsender that streams from it."""
+
+    wal_end: Lsn
+    slot: SlotStatus | None
+    """None if there is no slot of that name."""
+    reply_at: str | None
+    """Time of the last status update, by the clock of its sender; None before the first one."""
+    reply_age: float | None
+    """Seconds since then by the server's clock; includes the difference of the two clocks."""
+    inactive_seconds: float | None
+    """Seconds since the slot was last active; from version 17."""
+
+
+def read_slot_use(conn: psycopg.Connection, name: str) -> SlotUse:
+    """Read the status with two short queries that take no locks."""
+    slot = slot_status(conn, name)
+    with map_errors():
+        row = conn.execute(_USE, [name]).fetchone()
+    assert row is not None  # noqa: S101 - a join of one row to the left of others
+    wal_end, reply_at, reply_age, inactive = row
+    return SlotUse(Lsn.parse(wal_end), slot, reply_at, reply_age, inactive)
+
+
+def log_standby_snapshot(conn: psycopg.Connection) -> None:
+    """Log the running transactions, so that a slot on a standby can be created; ignored without the privilege."""
+    with map_errors(), suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
+        conn.execute("SELECT pg_log_standby_snapshot()")

@@ -114,7 +114,7 @@ class SourceSampler:
             self._thread = None
 
     def _query(self) -> SourceObservation:
-        postgres, slots = (import_module(f"cdc.postgres.{name}") for name in ("connection", "slot_use"))
+        postgres, slots = (import_module(f"cdc.postgres.{name}") for name in ("connection", "slot"))
         try:
             if self._connection is None:
                 self._connection = postgres.connect(

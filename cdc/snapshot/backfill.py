@@ -20,12 +20,10 @@ from typing import Any, Final
 
 from cdc.errors import CdcError, Reaction
 from cdc.position import Position
+from cdc.postgres.backfill_selection import check_keys, check_predicate
 from cdc.postgres.chunk_snapshot import KeyBounds, estimate_rows, stored_tables, table_sizes
 from cdc.postgres.connection import cancel_statement
-from cdc.postgres.keys import check_keys
-from cdc.postgres.publication import wait_for_older_transactions
-from cdc.postgres.publication_columns import published_schema
-from cdc.postgres.where_clause import check_predicate
+from cdc.postgres.publication import published_schema, wait_for_older_transactions
 from cdc.snapshot.backfill_state import BackfillRequest, BackfillState, TableBackfillState
 from cdc.snapshot.chunk_plan import BlockPlan, ChunkPlan, ChunkResult, KeyListPlan, KeyRangePlan
 from cdc.snapshot.chunk_reader import ChunkBudget, ChunkReader, CopyContext, CopyStopped

@@ -17,9 +17,8 @@ from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.errors import StateConflict
 from cdc.log.reader import LogReader
+from cdc.postgres.backfill_selection import check_keys, check_predicate
 from cdc.postgres.connection import connect
-from cdc.postgres.keys import check_keys
-from cdc.postgres.where_clause import check_predicate
 from cdc.snapshot.backfill_progress import BackfillStatus, covers, find_backfill
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, check_request
 from cdc.table import TableSchema

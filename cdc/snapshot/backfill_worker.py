@@ -27,7 +27,7 @@ from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import open_transactions
 from cdc.postgres.connection import connect
-from cdc.postgres.text_repair import copy_text_repair
+from cdc.postgres.encoding import copy_text_repair
 from cdc.snapshot.backfill import Backfill, BackfillControl, BackfillDirective
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, BackfillState, check_request
 from cdc.snapshot.chunk_plan import ChunkLimits

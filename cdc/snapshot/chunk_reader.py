@@ -22,6 +22,7 @@ from cdc.failpoint import hit
 from cdc.log.object_path import Root
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
+from cdc.postgres.backfill_selection import bounded_read, missing_keys
 from cdc.postgres.chunk_snapshot import (
     BlockRange,
     block_range_query,
@@ -30,12 +31,10 @@ from cdc.postgres.chunk_snapshot import (
     snapshot_transaction,
     table_query,
 )
+from cdc.postgres.connection import is_standby
 from cdc.postgres.copy import copy_rows
-from cdc.postgres.heartbeat import is_standby
-from cdc.postgres.keys import missing_keys
-from cdc.postgres.publication_columns import published_schema
-from cdc.postgres.text_repair import RepairLines
-from cdc.postgres.where_clause import bounded_read
+from cdc.postgres.encoding import RepairLines
+from cdc.postgres.publication import published_schema
 from cdc.snapshot.chunk_plan import IDLE_FACTOR, ChunkLimits, ChunkPlan, ChunkRange, ChunkResult
 from cdc.snapshot.chunk_sender import WATERMARK_TIMEOUT, ChunkSender
 from cdc.snapshot.rate_limit import CopyRateLimit

@@ -16,7 +16,7 @@ from cdc.change import WATERMARK_PREFIX
 from cdc.errors import SnapshotInvalidated
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import replay_lag
-from cdc.postgres.heartbeat import emit_message
+from cdc.postgres.logical_messages import emit_message
 from cdc.snapshot.watermark_window import Chunk, PlacedRows, WatermarkWindows
 from cdc.table import TableSchema
 

@@ -23,8 +23,13 @@ from cdc.position import Position
 from cdc.postgres.column_identity import EPOCH_SHIFT
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import SourceRequirements, preflight
-from cdc.postgres.publication import PublicationControl, drop_table, ensure_publication, read_publication
-from cdc.postgres.publication_columns import published_schema
+from cdc.postgres.publication import (
+    PublicationControl,
+    drop_table,
+    ensure_publication,
+    published_schema,
+    read_publication,
+)
 from cdc.postgres.tables import TableName, match_tables, read_schema, uncapturable_tables
 from cdc.remedy import complete_remedy
 from cdc.snapshot.chunk_sender import ChunkSender

@@ -23,10 +23,10 @@ from cdc.catalog.commands import Command, CommandState
 from cdc.change import HEARTBEAT_PREFIX
 from cdc.errors import PositionNotReached, SnapshotInvalidated
 from cdc.position import Position
-from cdc.postgres import heartbeat
+from cdc.postgres import logical_messages
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, lock_tables
-from cdc.postgres.publication_columns import published_rows
+from cdc.postgres.publication import published_rows
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import match_tables
 from cdc.stores.published import Published
@@ -131,7 +131,7 @@ def _ask(catalog: Catalog, request: CutRequest, source: Any, commands: dict[str,
         begin_snapshot(source, exported.name)
         lock_tables(source, match_tables(source, request.patterns, request.exclude))
     with connect(request.dsn, application_name="cdc verify") as conn:
-        heartbeat.emit_message(conn, HEARTBEAT_PREFIX, "verify")
+        logical_messages.emit_message(conn, HEARTBEAT_PREFIX, "verify")
     return position
 
 

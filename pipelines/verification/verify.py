@@ -21,7 +21,7 @@ from cdc.config.verify_options import Against, VerifyMode
 from cdc.errors import ConfigError, PositionNotReached, SinkUnavailable
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.postgres.publication_columns import published_schema
+from cdc.postgres.publication import published_schema
 from cdc.postgres.tables import match_tables
 from cdc.stores.published import TableRecord, TargetState
 from cdc.stores.search_index import SearchIndex

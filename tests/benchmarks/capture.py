@@ -20,9 +20,9 @@ from cdc.log.layout import CHANGES
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
-from cdc.postgres import heartbeat
+from cdc.postgres import logical_messages
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import drop_slot, slot_status
 from tests.benchmarks import kernel, workloads
 from tests.benchmarks.commits import lags
@@ -181,7 +181,7 @@ class Bench:
         """A place behind every change; the heartbeat behind it makes both peers pass it."""
         with connect(self._dsn) as conn:
             row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-            heartbeat.emit_message(conn, HEARTBEAT_PREFIX, "benchmark")
+            logical_messages.emit_message(conn, HEARTBEAT_PREFIX, "benchmark")
         assert row is not None
         return Lsn.parse(row[0])
 

@@ -34,9 +34,9 @@ from cdc.errors import ExitCode
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
-from cdc.postgres import heartbeat
+from cdc.postgres import logical_messages
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import drop_slot
 from cdc.stores.lake import Lake
 from cdc.stores.published import Published, TargetState
@@ -224,7 +224,7 @@ class Measurement:
     def _end(self) -> Position:
         with connect(self._dsn) as conn:
             row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-            heartbeat.emit_message(conn, HEARTBEAT_PREFIX, "benchmark")
+            logical_messages.emit_message(conn, HEARTBEAT_PREFIX, "benchmark")
         assert row is not None
         end = Lsn.parse(row[0])
         until(lambda: self._durable().lsn >= end, 120)

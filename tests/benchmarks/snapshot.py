@@ -22,9 +22,9 @@ from typing import Any, Final
 from cdc.change import HEARTBEAT_PREFIX, Operation
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
-from cdc.postgres import heartbeat
+from cdc.postgres import logical_messages
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import drop_slot, slot_status
 from tests.benchmarks import replay, workloads
 from tests.benchmarks.commits import CopyEnd, lags
@@ -226,7 +226,7 @@ class Bench:
         """Wait until the log holds all that is committed now."""
         with connect(self._dsn) as conn:
             row = conn.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-            heartbeat.emit_message(conn, HEARTBEAT_PREFIX, "benchmark")
+            logical_messages.emit_message(conn, HEARTBEAT_PREFIX, "benchmark")
         assert row is not None
         end = Lsn.parse(row[0])
         until(lambda: (LogReader(place.log).durable or 0) >= end, 120)

@@ -19,7 +19,7 @@ from cdc.capture.startup_checks import check_log
 from cdc.errors import CdcError
 from cdc.log.pending_epoch import PendingEpoch, write_pending_epoch
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.snapshot.watermark_window import WatermarkWindows
 from tests.cli.command import run
 from tests.faults.capture import Captured

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.postgres.binaries import find_binaries
+from cdc.postgres.embedded_server import find_binaries
 from tests.fixtures.private import open_to_others, under_umask
 from tests.fixtures.waiting import until
 

@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.change import LOG_SCHEMA
-from cdc.demo.report import DemoReport
-from cdc.demo.step import Step
+from cdc.demo.step_results import DemoReport, Step
 from cdc.demo.verification_step import TableVerification, by_table, fold_live_keys
 
 

@@ -21,7 +21,7 @@ from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.heartbeat import emit_message
+from cdc.postgres.logical_messages import emit_message
 from cdc.postgres.replication import identify_system
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableState

@@ -20,7 +20,7 @@ from cdc.log.retrying_writer import RetryingWriter, is_storage_failure
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.postgres import run_sql

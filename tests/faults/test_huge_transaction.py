@@ -21,7 +21,7 @@ import pytest
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.fixtures.forked import Forked
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import fresh_database, run_sql

@@ -15,9 +15,10 @@ from random import Random
 import psycopg
 import pytest
 
-from cdc.demo.workload import Workload, make_shop
+from cdc.demo.shop_database import make_shop
+from cdc.demo.workload import Workload
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.fixtures.forked import Forked
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import fresh_database

@@ -18,7 +18,7 @@ from cdc.errors import CdcError, ContradictoryLsn, PositionBeyondWal
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import slot_status
 from tests.faults.capture import Captured
 from tests.faults.lies import FAR, Frame, Liar, Script, StreamRewriter, kind_of, lsn_at, with_lsn

@@ -17,7 +17,7 @@ from cdc.demo.workload import Workload
 from cdc.errors import SlotInUse, SourceUnreachable
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import CommitMessage, Insert
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from tests.faults.proxy import Proxy
 from tests.faults.test_kill_reader import Oracle, assert_exact, prepare

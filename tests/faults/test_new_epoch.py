@@ -16,7 +16,7 @@ from cdc.errors import ExitCode, SlotMissing, SourceBehindLog
 from cdc.failpoint import VARIABLE
 from cdc.log.pending_epoch import read_pending_epoch
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.table import TableState
 from tests.cli.command import spawn
 from tests.faults.capture import Captured, ReaderProcess

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.faults.load import TABLE
 from tests.faults.test_kill_reader import KILLED, Oracle, assert_exact
 from tests.fixtures.pipeline import Pipeline

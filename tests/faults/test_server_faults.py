@@ -19,7 +19,7 @@ from cdc.lsn import Lsn
 from cdc.pgoutput.messages import Insert
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.preflight import SourceRequirements, preflight
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot, slot_status

@@ -13,7 +13,7 @@ from cdc.errors import ExitCode, PublicationMissing, SlotBlocked, SourceError, W
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import SlotStatus, create_slot, slot_status
 from tests.faults.capture import Captured, ReaderProcess

@@ -27,7 +27,7 @@ from cdc.log.slot_record import NAME, read_slot_record
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import SlotStatus, copy_lock, drop_slot, slot_status
 from tests.cli.command import run, spawn
 from tests.faults.capture import Captured, ReaderProcess

@@ -27,7 +27,7 @@ from cdc.errors import (
     TimelineChanged,
 )
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import slot_status
 from cdc.snapshot.backfill_state import BackfillRequest
 from tests.faults.capture import Captured

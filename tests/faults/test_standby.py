@@ -14,7 +14,7 @@ from cdc.capture.startup_checks import find_problems
 from cdc.errors import LogError
 from cdc.postgres.chunk_snapshot import replay_lag
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.snapshot.backfill_state import BackfillRequest
 from tests.faults.capture import Captured, ReaderProcess
 from tests.faults.test_new_epoch import restore

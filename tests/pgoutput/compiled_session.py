@@ -13,7 +13,7 @@ from typing import Any
 from numba.core.dispatcher import Dispatcher
 
 from cdc.pgoutput.load_kernels import load_kernels
-from cdc.postgres import libpq
+from cdc.postgres import copy_data_receiver
 from cdc.postgres.connection import connect
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
@@ -62,7 +62,7 @@ def main(dsn: str, folder: Path) -> None:
     run_sql(dsn, "INSERT INTO t VALUES (1, 'copied', repeat('x', 9999))")
     held = Captured(folder, dsn + STREAMED, slot=dsn.rpartition("/")[2])
     load_kernels()
-    libpq.load_functions()
+    copy_data_receiver.load_functions()
     before = forms()
     held.copy()
     write(dsn)

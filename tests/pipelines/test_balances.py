@@ -15,7 +15,7 @@ import pytest
 from cdc import metrics
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.postgres.binaries import find_binaries
+from cdc.postgres.embedded_server import find_binaries
 from cdc.snapshot.backfill_state import BackfillRequest
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TargetState

@@ -13,8 +13,7 @@ from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.postgres.connection import connect
-from cdc.postgres.publication import ensure_publication
-from cdc.postgres.publication_columns import published_schema
+from cdc.postgres.publication import ensure_publication, published_schema
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import match_tables

@@ -18,7 +18,7 @@ from psycopg import sql
 from cdc.change import Operation
 from cdc.postgres.column_identity import UNPROVED
 from cdc.postgres.connection import connect
-from cdc.postgres.ddl_messages import trigger_script
+from cdc.postgres.logical_messages import trigger_script
 from cdc.postgres.tables import read_schema
 from cdc.table import TableSchema, TableState
 from tests.fixtures.postgres import run_sql

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.errors import CdcError, MalformedDsn, SourceRejectsConnection, SourceUnreachable
 from cdc.postgres.connection import PINNED, connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.fixtures.postgres import run_sql
 
 SECRET = "hunter2zz"

@@ -9,7 +9,7 @@ import pytest
 from psycopg import OperationalError, generators, sql
 
 from cdc.errors import SnapshotInvalidated, SourceError
-from cdc.postgres import libpq
+from cdc.postgres import copy_data_receiver
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, copy_rows, copy_table, lock_tables
 from cdc.postgres.slot import create_slot
@@ -26,8 +26,8 @@ TABLES = (
 ENDLESS = sql.SQL("SELECT repeat('x', 10000) FROM generate_series(1, 300000)").format()
 
 
-def take_all(drain: libpq.LineDrain) -> None:
-    while drain.gather(1 << 20) >= libpq.PENDING:
+def take_all(drain: copy_data_receiver.LineDrain) -> None:
+    while drain.gather(1 << 20) >= copy_data_receiver.PENDING:
         drain.take()
 
 
@@ -62,11 +62,11 @@ def test_the_compiled_loop_is_in_use_and_the_plain_one_gives_the_same_lines(data
         for plain in (False, True):
             conn.pgconn.send_query(statement)
             conn.wait(generators.execute(conn.pgconn))
-            drain, parts = libpq.LineDrain(conn.pgconn), []
+            drain, parts = copy_data_receiver.LineDrain(conn.pgconn), []
             assert drain._functions is not None
             if plain:
                 drain._functions = None
-            while drain.gather(100_000) >= libpq.PENDING:
+            while drain.gather(100_000) >= copy_data_receiver.PENDING:
                 if drain.nbytes >= 100_000:
                     parts.append(bytes(drain.take()))
             taken.append(b"".join([*parts, drain.take()]))
@@ -96,7 +96,7 @@ def test_a_connection_that_breaks_amid_a_copy_is_noticed(database: str, plain: b
     with connect(database) as conn:
         conn.pgconn.send_query(b"COPY (" + ENDLESS.as_bytes(conn) + b") TO STDOUT")
         conn.wait(generators.execute(conn.pgconn))
-        drain = libpq.LineDrain(conn.pgconn)
+        drain = copy_data_receiver.LineDrain(conn.pgconn)
         if plain:
             drain._functions = None
         socket.socket(fileno=os.dup(conn.pgconn.socket)).shutdown(socket.SHUT_RDWR)

@@ -33,10 +33,10 @@ from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
+from cdc.postgres.encoding import copy_text_repair, frame_text_repair, unchanged
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
 from cdc.postgres.tables import match_tables, read_schema
-from cdc.postgres.text_repair import copy_text_repair, frame_text_repair, unchanged
 from cdc.snapshot.watermark_window import WatermarkWindows
 from tests.fixtures.postgres import NEWEST_AND_OLDEST, drop_when_free, run_sql
 from tests.fixtures.waiting import until

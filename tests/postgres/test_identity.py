@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from cdc.pgoutput.frames import parse_frame
 from cdc.pgoutput.messages import UNCHANGED, Update
-from cdc.pgoutput.parse import parse_frame
 from cdc.postgres.connection import connect
 from cdc.postgres.tables import match_tables, read_schema
 from tests.fixtures.postgres import rows_of, run_sql

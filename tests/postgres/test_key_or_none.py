@@ -7,8 +7,8 @@ from typing import LiteralString
 import pytest
 
 from cdc.postgres.connection import connect
-from cdc.postgres.ddl_messages import trigger_script
-from cdc.postgres.publication_columns import published_schemas
+from cdc.postgres.logical_messages import trigger_script
+from cdc.postgres.publication import published_schemas
 from cdc.postgres.tables import match_tables
 from cdc.table import TableSchema, TableState
 from tests.fixtures.postgres import run_sql
@@ -87,4 +87,4 @@ def test_a_key_that_gets_such_a_part_marks_the_table(either_database: str) -> No
         )
         session.catch_up()
     assert session.latest.state is TableState.NEEDS_RESYNC
-    assert session.latest.reason == "the computed columns ['g'] of its key are not sent"
+    assert session.latest.reason == "the generated columns ['g'] of its key are not sent"

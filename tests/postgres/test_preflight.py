@@ -10,7 +10,7 @@ import pytest
 
 from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.preflight import PreflightProblem, SourceRequirements, preflight
 from cdc.postgres.publication import PublicationControl
 from cdc.postgres.replication import ReplicationStream, StreamOptions

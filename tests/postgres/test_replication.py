@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from cdc.errors import SlotInUse, SlotMissing, SourceUnreachable
+from cdc.errors import InvalidDefinition, SlotInUse, SlotMissing, SourceUnreachable
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import BeginMessage, CommitMessage, Insert
-from cdc.postgres import libpq
+from cdc.postgres import copy_data_receiver
 from cdc.postgres.connection import connect
-from cdc.postgres.heartbeat import emit_message
+from cdc.postgres.logical_messages import emit_message
 from cdc.postgres.publication import ensure_publication
-from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
+from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system, quote_identifier, quote_literal
 from cdc.postgres.slot import create_slot, slot_status
 from cdc.postgres.tables import TableName
 from tests.fixtures.postgres import rows_of, run_sql
@@ -73,7 +73,7 @@ def test_the_compiled_loop_is_in_use_and_the_plain_one_gives_the_same_frames(dat
         until(lambda: rows_of(database, "SELECT 1 FROM pg_replication_slots WHERE active") == [], "the slot free")
 
     assert taken[0] == taken[1]
-    assert libpq.load_functions() is not None
+    assert copy_data_receiver.load_functions() is not None
 
 
 def test_the_slot_moves_only_when_something_is_confirmed(any_database: str) -> None:
@@ -160,3 +160,28 @@ def test_the_cluster_tells_who_it_is(any_database: str) -> None:
     assert identity.timeline == 1
     assert identity.wal_end > 0
     assert rows_of(any_database, "SELECT system_identifier::text FROM pg_control_system()") == [(identity.system_id,)]
+
+
+@pytest.mark.parametrize("name", ["plain", 'a"b', "a'b", "a,b", "a b", "ü", "back\\slash", "Upper"])
+def test_a_publication_of_any_name_can_be_streamed(any_database: str, name: str) -> None:
+    slot = any_database.rpartition("/")[2]
+    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)")
+    with connect(any_database) as conn:
+        ensure_publication(conn, name, [TableName("public", "t")])
+    with create_slot(any_database, slot):
+        pass
+    run_sql(any_database, "INSERT INTO t VALUES (1)")
+    with ReplicationStream.open(any_database, StreamOptions(slot=slot, publication=name, start=Lsn(0))) as stream:
+        assert receive_until(stream, lambda seen: any(isinstance(m, Insert) for m in seen))
+
+
+@pytest.mark.parametrize("text", ["", "a\0b"])
+def test_what_no_name_can_be_is_refused(text: str) -> None:
+    with pytest.raises(InvalidDefinition):
+        quote_identifier(text)
+
+
+def test_a_literal_without_zero_bytes_only() -> None:
+    assert quote_literal("it's") == "'it''s'"
+    with pytest.raises(InvalidDefinition):
+        quote_literal("\0")

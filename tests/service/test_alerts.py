@@ -13,7 +13,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.log import consumers
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.service.api.app import create_app
 from cdc.service.source_sampler import SourceSampler
 from tests.cli.trimmed import HOUR_US, Folder

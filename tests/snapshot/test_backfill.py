@@ -17,8 +17,8 @@ from cdc.change import Operation
 from cdc.errors import ConfigError
 from cdc.log.reader import LogReader
 from cdc.position import Position
+from cdc.postgres.backfill_selection import READ_WITHIN
 from cdc.postgres.connection import connect
-from cdc.postgres.where_clause import READ_WITHIN
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, check_request
 from cdc.snapshot.table_requests import CHECK_TABLES
 from cdc.table import TableState

@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.tables import TableName
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.table import TableState

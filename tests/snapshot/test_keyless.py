@@ -22,8 +22,8 @@ from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility, snapshot_transaction
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
-from cdc.postgres.embedded import EmbeddedPostgres
-from cdc.postgres.heartbeat import emit_message
+from cdc.postgres.embedded_server import EmbeddedPostgres
+from cdc.postgres.logical_messages import emit_message
 from cdc.snapshot.backfill_worker import unconfirmed_xids
 from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import TableSchema

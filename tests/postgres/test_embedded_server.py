@@ -10,9 +10,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cdc.errors import EmbeddedUnavailable
-from cdc.postgres.binaries import find_binaries, is_reachable, server_account
 from cdc.postgres.connection import connect
-from cdc.postgres.embedded import EmbeddedPostgres
+from cdc.postgres.embedded_server import EmbeddedPostgres, find_binaries, is_reachable, server_account
 
 
 def test_it_runs_under_a_folder_with_a_space_and_goes_without_a_trace(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 from cdc.capture.spool import Spool
 from cdc.errors import PreflightFailed
 from cdc.lsn import Lsn
+from cdc.pgoutput.frames import parse_frame
 from cdc.pgoutput.messages import Insert, Keepalive, Message, Relation, Type
-from cdc.pgoutput.parse import parse_frame
-from cdc.pgoutput.streamed import START, kind_of
+from cdc.pgoutput.streamed_transactions import START, kind_of
 from cdc.postgres.connection import connect
-from cdc.postgres.heartbeat import emit_message
+from cdc.postgres.logical_messages import emit_message
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.replication import LargeTransactions, OriginFilter, ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot

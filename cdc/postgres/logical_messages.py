@@ -1,7 +1,8 @@
-"""DDL messages: the event triggers in the source describe every altered table with a logical message in the WAL.
+"""Logical messages in the WAL: heartbeats and watermarks that cdc writes, and DDL messages that event triggers write.
 
-`migrations/source/install.sql` installs the triggers. Every role that can connect can also write such a message, so a
-malformed message is ignored.
+Heartbeats and watermarks are the only writes of a reader to the source.
+`migrations/source/install.sql` installs event triggers that describe every altered table in a DDL message. Every role
+that can connect can write such a message too, so a malformed message is ignored.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 import psycopg
 
+from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.system_catalog import Attribute, CatalogTable, TypeFacts, read_types
@@ -99,3 +101,15 @@ def run_trigger_script(dsn: str, name: str) -> None:
 def trigger_script(name: str) -> str:
     """The SQL that creates (`install`) or drops (`remove`) the event triggers in the source database."""
     return files("migrations").joinpath("source", f"{name}.sql").read_text(encoding="utf-8")
+
+
+def emit_message(conn: psycopg.Connection, prefix: str, content: str) -> Lsn:
+    """Write one message in its own transaction; returns the LSN of the message, which is below that of the commit.
+
+    Uses `synchronous_commit = local`, so that a hanging synchronous standby does not block the reader.
+    """
+    with map_errors(), conn.transaction():
+        conn.execute("SET LOCAL synchronous_commit = local")
+        row = conn.execute("SELECT pg_logical_emit_message(true, %s, %s)::text", [prefix, content]).fetchone()
+    assert row is not None  # noqa: S101 - a SELECT without FROM has one row
+    return Lsn.parse(row[0])

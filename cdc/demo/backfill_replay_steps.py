@@ -1,4 +1,4 @@
-"""The tour: time travel in the lake, a backfill and a replay during the workload, each verified."""
+"""Steps during the workload: time travel, then a backfill and a replay, each followed by a verification."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from threading import Event
 from typing import Any, Final
 
 from cdc.catalog import Catalog
-from cdc.demo import shell_commands
+from cdc.demo import terminal
 from cdc.demo.processes import last_line, pipelines_command
-from cdc.demo.step import POLL_INTERVAL, Step, StepResult, run_step
+from cdc.demo.step_results import POLL_INTERVAL, Step, StepResult, run_step
 from cdc.demo.time_travel_step import TimeTravelStep
 from cdc.demo.verification_step import verify
 from cdc.errors import ChildFailed
@@ -55,7 +55,7 @@ class StepSequence:
         equal = sum(table.equal for table in tables)
         text = f"{count:,} rows in {seconds:.1f} s · verify {equal}/{len(tables)} tables equal"
         return StepResult(
-            text, shell_commands.cdc_command(arguments, self._workspace.definition), equal == len(tables), count
+            text, terminal.cdc_command(arguments, self._workspace.definition), equal == len(tables), count
         )
 
     def _backfill(self) -> int:

@@ -1,21 +1,29 @@
-"""Repair of text that is not UTF-8: selects the policy's repair function if the source database is SQL_ASCII."""
+"""Encoding of the source database: SQL_ASCII databases, and the repair of their text.
+
+The server converts the text of a database with an encoding to UTF-8. It neither validates nor converts the text of an
+SQL_ASCII database, so the reader repairs it by the policy of the definition (`cdc.pgoutput.text_repair`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import sql
 
 from cdc.config.definition import Undecodable
 from cdc.pgoutput.copy_decoder import Lines
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair
 from cdc.position import Position
-from cdc.postgres.connection import connect, is_sql_ascii
+from cdc.postgres.connection import connect
 from cdc.table import TableSchema
 
 T = TypeVar("T")
 RepairFrames: TypeAlias = Callable[[FrameBatch], FrameBatch]
 RepairLines: TypeAlias = Callable[[TableSchema], Callable[[Lines], Lines]]
+_RAW: Final = "SQL_ASCII"
 
 
 def unchanged(value: T) -> T:
@@ -34,3 +42,16 @@ def copy_text_repair(dsn: str, policy: Undecodable) -> RepairLines:
     with connect(dsn, application_name="cdc encoding") as conn:
         raw = is_sql_ascii(conn)
     return lambda schema: CopyTextRepair(policy, schema) if raw else unchanged
+
+
+def is_sql_ascii(conn: psycopg.Connection) -> bool:
+    """Whether the database has the encoding SQL_ASCII: the server does not validate or convert its text."""
+    return conn.info.parameter_status("server_encoding") == _RAW
+
+
+def disable_encoding_conversion(conn: psycopg.Connection) -> None:
+    """Receive text as stored, although it may not be UTF-8; only for an SQL_ASCII database.
+
+    psycopg returns text of this session as bytes until `SET client_encoding TO UTF8`.
+    """
+    conn.execute(sql.SQL("SET client_encoding TO {}").format(sql.Literal(_RAW)))

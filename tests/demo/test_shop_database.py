@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cdc.demo.statements import named_statements, script, script_text
+from cdc.demo.shop_database import named_statements, script, script_text
 
 
 def test_every_statement_of_the_workload_is_used_by_it() -> None:

@@ -15,9 +15,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.frames import FrameBatch, malformed
 from cdc.pgoutput.kernel import HEADER, WAL, kernel
-from cdc.pgoutput.parse import malformed
 
 START, STOP, ABORT, COMMIT, RELATION, KEEPALIVE = b"SEAcRk"
 """Kinds of frames: the letter of the message, or of the frame if it contains no message."""

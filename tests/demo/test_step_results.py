@@ -6,7 +6,7 @@ from io import StringIO
 
 import pytest
 
-from cdc.demo.step import StepResult, Wait, run_step
+from cdc.demo.step_results import StepResult, Wait, run_step
 from cdc.demo.terminal import Terminal
 from cdc.errors import CutUnavailable, PositionNotReached
 

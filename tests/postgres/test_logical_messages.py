@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.postgres.connection import connect
-from cdc.postgres.ddl_messages import parse_ddl_message, trigger_script
+from cdc.postgres.logical_messages import parse_ddl_message, trigger_script
 from cdc.postgres.system_catalog import read_catalog_tables
 from cdc.table import TableState
 from tests.fixtures.postgres import rows_of, run_sql
