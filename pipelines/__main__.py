@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc import DEFAULT_CONFIG
-from cdc.cluster.job import ONCE, checked_trigger, chosen_sinks
+from cdc.cluster.spark_job import ONCE, checked_trigger, chosen_sinks
 from cdc.config import Definition, issues_in_file, load_definition
 from cdc.config.units import seconds
 from cdc.config.verify_options import Against, VerifyMode

@@ -15,8 +15,7 @@ from cdc.errors import ConfigError
 from cdc.terminal_output import echo_source
 
 if TYPE_CHECKING:
-    from cdc.cluster.job import SparkJob
-    from cdc.cluster.submit import SparkSubmit
+    from cdc.cluster.spark_job import SparkJob, SparkSubmit
 
 SinkOption = Annotated[list[str] | None, typer.Option("--sink", help="Apply only this sink; may be repeated.")]
 TriggerOption = Annotated[
@@ -116,13 +115,12 @@ def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     Secrets come from a Secret named cdc-PIPELINE with one key per variable or file that the definition refers to.
     """
-    from cdc.cluster.kubernetes import PodSettings, manifest
+    from cdc.cluster.manifests import PodSettings, kubernetes_manifest
 
     claims = dict(_parse_claim(text) for text in claim or ())
     pods = PodSettings(image=image, executors=executors, claims=claims, schedule=schedule)
-    _print(
-        manifest(replace(_job(config, verb_arguments, sink, trigger, schedule), extra_variables=tuple(env or ())), pods)
-    )
+    job = replace(_job(config, verb_arguments, sink, trigger, schedule), extra_variables=tuple(env or ()))
+    _print(kubernetes_manifest(job, pods))
 
 
 def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -138,10 +136,10 @@ def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     Secrets come from a scope named cdc-PIPELINE with one secret per variable that the definition refers to.
     """
-    from cdc.cluster.databricks import bundle
+    from cdc.cluster.manifests import databricks_bundle
 
     job = replace(_job(config, verb_arguments, sink, trigger, schedule), extra_variables=tuple(env or ()))
-    _print([bundle(job, workers=workers, schedule=schedule)])
+    _print([databricks_bundle(job, workers=workers, schedule=schedule)])
 
 
 def _job(
@@ -151,7 +149,7 @@ def _job(
     trigger: str | None,
     schedule: str | None = None,
 ) -> SparkJob:
-    from cdc.cluster.job import SparkAction, SparkJob, checked_trigger, chosen_sinks
+    from cdc.cluster.spark_job import SparkAction, SparkJob, checked_trigger, chosen_sinks
     from cdc.config import check_definition, load_definition
 
     definition = load_definition(config)
@@ -178,7 +176,7 @@ def _job(
 def _launcher(python: str | None) -> SparkSubmit:
     import sys
 
-    from cdc.cluster.submit import SparkSubmit
+    from cdc.cluster.spark_job import SparkSubmit
 
     return SparkSubmit(
         home=_folder_of("pyspark"),

@@ -52,7 +52,7 @@ def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> d
     Raises ConfigError, or the usage error of the verb's command, for whatever that command would refuse before it opens
     the log.
     """
-    from cdc.cluster.job import chosen_sinks
+    from cdc.cluster.spark_job import chosen_sinks
     from cdc.point_in_time import parse_point_in_time
 
     if verb not in VERBS:

@@ -1,1 +1,1 @@
-"""What a Spark cluster is told to run for a definition: a command, a manifest of Kubernetes, a bundle of Databricks."""
+"""Descriptions of a Spark job for a cluster: command line of spark-submit, Kubernetes manifest, Databricks bundle."""

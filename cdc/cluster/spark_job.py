@@ -1,4 +1,4 @@
-"""SparkJob: one Spark application of a pipeline, independent of how it is submitted to a cluster.
+"""SparkJob: one Spark application of a pipeline, and the command line of spark-submit that runs it.
 
 A job depends only on the definition: equal definitions give equal text. Secrets stay references. A Spark setting whose
 value comes from a variable, or whose name is sensitive, is not part of the job's text: the driver reads it from the
@@ -8,7 +8,8 @@ definition.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+import shlex
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -37,6 +38,9 @@ SHIPPED_BY_SPARK: Final = (
 """Dependencies of Delta's package that Spark already contains, often in a newer version."""
 DEFAULT_CONF: Final = {"spark.log.level": "WARN"}
 """Settings that a definition can override; at INFO Spark logs a hundred lines for every batch."""
+
+_FETCHED: Final = {"--packages": DELTA_PACKAGE, "--exclude-packages": SHIPPED_BY_SPARK}
+"""Options of spark-submit that download Delta."""
 
 ONCE: Final = "once"
 """Trigger of a job that ends after it has applied all changes."""
@@ -97,7 +101,7 @@ class SparkJob:
 
     @property
     def ends_by_itself(self) -> bool:
-        """Whether the job ends by itself."""
+        """Whether the job ends without being stopped."""
         return self.action is not SparkAction.APPLY or self.trigger == ONCE
 
     @property
@@ -153,6 +157,41 @@ class SparkJob:
             yield from ((f"the path of sink {sink.name!r}", sink.path) for sink in self.definition.sinks)
         if self.into is not None:
             yield "--into", self.into
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkSubmit:
+    """Paths of the local Spark and Python installations."""
+
+    home: Path
+    """SPARK_HOME."""
+    main: Path
+    """Path of `pipelines/submitted/job.py`."""
+    python: str
+    """Python executable of the driver."""
+    executor_python: str
+    """Python executable of the executors, by its name there."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment of spark-submit; sets SPARK_HOME, because an inherited one could start another Spark."""
+        python = {"PYSPARK_PYTHON": self.executor_python, "PYSPARK_DRIVER_PYTHON": self.python}
+        return {"SPARK_HOME": str(self.home)} | python
+
+    def command(self, job: SparkJob, master: str | None = None, extra: Sequence[str] = ()) -> list[str]:
+        """The arguments of spark-submit; extra: further options, which override those of the job."""
+        jars = job.definition.spark.delta_jars
+        delta = {"--jars": ",".join(jars)} if jars else _FETCHED
+        options = {"--master": master or job.definition.spark.master, "--name": job.application_name} | delta
+        arguments = [part for option in options.items() for part in option]
+        conf = [part for name, text in job.conf.items() for part in ("--conf", f"{name}={text}")]
+        main = [str(self.main), *job.arguments(str(job.config.absolute()))]
+        return [str(self.home / "bin" / "spark-submit"), *arguments, *conf, *extra, *main]
+
+    def line(self, command: Sequence[str]) -> str:
+        """The command as a shell command line, with its environment variables."""
+        said = [f"{name}={shlex.quote(text)}" for name, text in self.environment.items()]
+        return " ".join([*said, shlex.join(command)])
 
 
 def chosen_sinks(definition: Definition, wanted: Collection[str]) -> tuple[Sink, ...]:

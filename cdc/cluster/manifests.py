@@ -1,7 +1,13 @@
-"""Kubernetes manifests: the job as a SparkApplication of the Spark operator (`sparkoperator.k8s.io/v1beta2`).
+"""Manifests that run a Spark job: Kubernetes objects for the Spark operator, and a Databricks asset bundle.
 
-A ConfigMap contains the definition. Secrets come from a Secret with the name of the job: its keys are the names of the
-variables and the base names of the files that the definition refers to.
+On Kubernetes the job is a SparkApplication (`sparkoperator.k8s.io/v1beta2`), and a ConfigMap contains the definition.
+Secrets come from a Secret with the name of the job. Its keys are the names of the variables and the base names of the
+files that the definition refers to.
+
+The bundle (`databricks.yml`) is for a directory with the definition and the built wheel. Each variable that the
+definition refers to comes from a secret of that name; the secret scope has the job's name.
+
+Both are built as values and printed as YAML. A text template would have to quote every name and path itself.
 """
 
 from __future__ import annotations
@@ -11,14 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from cdc.cluster.job import DELTA_PACKAGE, SHIPPED_BY_SPARK, SPARK_VERSION, SparkJob
+from cdc.cluster.spark_job import DELTA_PACKAGE, SHIPPED_BY_SPARK, SPARK_VERSION, SparkJob
+from cdc.errors import InvalidDefinition
 
-API: Final = "sparkoperator.k8s.io/v1beta2"
+_OPERATOR_API: Final = "sparkoperator.k8s.io/v1beta2"
 DEFINITIONS: Final = PurePosixPath("/etc/cdc")
 """Mount path of the definition and of secret files with a relative path."""
 MAIN: Final = "local:///opt/cdc/job.py"
 """Path of `pipelines/submitted/job.py` in the image, independent of the Python version."""
 
+ENTRY_POINT: Final = "cdc-job"
+"""Entry point of the wheel, which runs `pipelines.submitted.job`."""
+VOLUMES: Final = "/Volumes"
+"""Root of the volumes, which every machine of a workspace can access."""
 MEMORY: Final = "2g"
 """Default memory of driver and executors."""
 
@@ -35,19 +46,56 @@ class PodSettings:
     claims: Mapping[str, str] = field(default_factory=dict)
     """Persistent volume claims that all pods share, and their mount paths."""
     schedule: str | None = None
-    """Cron schedule of a job that ends by itself."""
+    """Cron schedule that starts a job which ends."""
 
 
-def manifest(job: SparkJob, pods: PodSettings) -> list[dict[str, Any]]:
-    """The Kubernetes objects to apply; raises InvalidDefinition if the definition uses something that pods lack."""
+def kubernetes_manifest(job: SparkJob, pods: PodSettings) -> list[dict[str, Any]]:
+    """The Kubernetes objects to apply; raises InvalidDefinition if the pods cannot run the definition."""
     job.check_portable(pods.claims.values())
     text = job.config.read_text(encoding="utf-8")
     definition = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": job.name}}
     return [definition | {"data": {job.config.name: text}}, _application(job, pods)]
 
 
+def databricks_bundle(job: SparkJob, *, workers: int = 2, schedule: str | None = None) -> dict[str, Any]:
+    """The bundle; schedule: Quartz cron expression that starts a job which ends.
+
+    Raises InvalidDefinition if the machines of the workspace cannot run the definition.
+    """
+    job.check_portable([VOLUMES], sqlite=False)
+    if job.files:
+        raise InvalidDefinition(f"secret file {job.files[0]!r} is local: write {{env: VAR}}")
+    task = {
+        "task_key": job.action.value,
+        "python_wheel_task": {
+            "package_name": "cdc",
+            "entry_point": ENTRY_POINT,
+            "parameters": job.arguments(f"${{workspace.file_path}}/{job.config.name}"),
+        },
+        "libraries": [{"whl": "./dist/*.whl"}],
+        "new_cluster": {
+            "spark_version": "${var.spark_version}",
+            "node_type_id": "${var.node_type_id}",
+            "num_workers": workers,
+            "spark_conf": job.conf,
+            "spark_env_vars": {name: f"{{{{secrets/{job.name}/{name}}}}}" for name in job.variables},
+        },
+    }
+    run = {"name": job.job_name, "max_concurrent_runs": 1, **_trigger(job, schedule), "tasks": [task]}
+    return {
+        # deploying removes jobs that an earlier bundle of the same name contained, so each title has its own bundle
+        "bundle": {"name": job.application_name},
+        "variables": {
+            "spark_version": {"description": "a runtime with Spark 4.2"},
+            "node_type_id": {"description": "node type of the workers"},
+        },
+        "sync": {"include": [job.config.name]},
+        "resources": {"jobs": {job.job_name.replace("-", "_"): run}},
+    }
+
+
 def _application(job: SparkJob, pods: PodSettings) -> dict[str, Any]:
-    head = {"apiVersion": API, "kind": "SparkApplication", "metadata": {"name": job.job_name}}
+    head = {"apiVersion": _OPERATOR_API, "kind": "SparkApplication", "metadata": {"name": job.job_name}}
     if pods.schedule is None:
         return head | {"spec": _spec(job, pods)}
     # a late run must not overlap with the next one
@@ -105,3 +153,9 @@ def _volumes(job: SparkJob, pods: PodSettings, secrets: list[str]) -> list[dict[
     if secrets:
         found.append({"name": "secrets", "secret": {"secretName": job.name}})
     return [*found, *({"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in pods.claims)]
+
+
+def _trigger(job: SparkJob, schedule: str | None) -> dict[str, Any]:
+    if schedule is not None:
+        return {"schedule": {"quartz_cron_expression": schedule, "timezone_id": "UTC"}}
+    return {} if job.ends_by_itself else {"continuous": {"pause_status": "UNPAUSED"}}
