@@ -18,7 +18,7 @@ from cdc import atomic_file, metrics
 from cdc.capture.resume_checks import captured_oids, check_source
 from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
-from cdc.catalog.write_check import check_catalog_writable, is_made
+from cdc.catalog.database import check_catalog_writable, is_catalog_created
 from cdc.config import Definition, DeltaSinkDefinition, rule_of, table_settings
 from cdc.config.columns import with_target_columns
 from cdc.config.names import fixed_part, is_remote
@@ -397,7 +397,7 @@ def last_known_position(definition: Definition) -> Position | None:
     """Last position of this pipeline's log in the catalog; None if there is none or the catalog does not answer."""
     known, name = [0], definition.name
     with suppress(CatalogUnavailable):
-        if not is_made(definition.catalog.url):
+        if not is_catalog_created(definition.catalog.url):
             return None
         with Catalog.open(definition.catalog.url, migrate=False) as catalog:
             known += [int(sink.position) for sink in catalog.sinks.ls(name)]

@@ -21,8 +21,7 @@ from cdc import metrics
 from cdc.capture.error_location import ERRORS_WITH_POSITIONS, add_positions
 from cdc.capture.reader import ReaderStart
 from cdc.capture.resume_checks import captured_oids, check_publication
-from cdc.catalog import Catalog, ProcessReport, TableProgress
-from cdc.catalog.tables import REFUSED
+from cdc.catalog import REFUSED, Catalog, ProcessReport, TableProgress
 from cdc.change import HEARTBEAT_PREFIX
 from cdc.config import Definition
 from cdc.config.definition import OnWalBudget

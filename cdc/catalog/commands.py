@@ -1,4 +1,4 @@
-"""Commands: what a person asked of a running process, and what came of it."""
+"""Commands: requests of people to a running process, and their results."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from cdc.catalog.database import Database
 from cdc.catalog.models import CommandRow
 
 COMPACT: Final = "compact"
-"""The command by which the apply process is asked to compact the log; its payload is {"everything": bool}."""
+"""Kind of the command that asks the apply process to compact the log; its payload is {"everything": bool}."""
 REPLAY: Final = "replay"
-"""The kind of command; its result is what the child reported."""
+"""Kind of the command of a replay; its result is the report of the child process."""
 VERIFY: Final = "verify"
-"""The kind of command; its result is what the child reported."""
+"""Kind of the command of a verification; its result is the report of the child process."""
 JOB_LEASE: Final = "lease"
-"""In the payload of what runs elsewhere, as a job of a cluster that tells of itself: the lease that it lives by."""
+"""Payload key of a job that runs on a cluster: the name of the lease that the job renews while it runs."""
 
 
 class CommandState(StrEnum):
-    """How far a command has come."""
+    """State of a command."""
 
     #: Posted and not finished.
     PENDING = "pending"
-    #: Finished as asked.
+    #: Finished with success.
     DONE = "done"
-    #: Finished without; the result says why.
+    #: Finished without success; the result contains the error.
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command."""
+    """A command as the catalog stores it."""
 
     id: int
     pipeline: str
@@ -44,19 +44,19 @@ class Command:
     payload: dict[str, Any]
     state: CommandState
     result: dict[str, Any] | None
-    """What came of it; of a pending one, how far it has come."""
+    """Result of a finished command; progress of a pending one."""
     posted_at: datetime
     finished_at: datetime | None
 
 
 class Commands:
-    """The store of commands; the process that carries one out finishes it, and only it."""
+    """The store of commands; only the process that executes a command finishes it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def post(self, pipeline: str, kind: str, payload: Mapping[str, Any]) -> int:
-        """Ask for something; hands back the command's number."""
+        """Post a command, and return its number."""
         row = CommandRow(
             pipeline=pipeline,
             kind=kind,
@@ -72,18 +72,18 @@ class Commands:
     def pending(self, pipeline: str, kind: str) -> list[Command]:
         """Unfinished commands of the kind, oldest first."""
         row = CommandRow
-        wanted = (row.pipeline == pipeline, row.kind == kind, row.state == CommandState.PENDING.value)
+        is_pending = (row.pipeline == pipeline, row.kind == kind, row.state == CommandState.PENDING.value)
         with self._database.reading() as session:
-            return [_command(found) for found in session.scalars(select(row).where(*wanted).order_by(row.id))]
+            return [_command(found) for found in session.scalars(select(row).where(*is_pending).order_by(row.id))]
 
     def get(self, command: int) -> Command | None:
-        """The command of that number, if there is one."""
+        """The command with that number; None if there is none."""
         with self._database.reading() as session:
             row = session.get(CommandRow, command)
             return None if row is None else _command(row)
 
     def record(self, command: int, result: Mapping[str, Any]) -> None:
-        """Say how far it has come; a command that is finished already, or unknown, stays as it is."""
+        """Store the progress of a pending command; does nothing if the command is finished or unknown."""
         with self._database.writing() as session:
             session.execute(
                 update(CommandRow)
@@ -92,14 +92,14 @@ class Commands:
             )
 
     def ls(self, pipeline: str, kind: str, limit: int | None = None) -> list[Command]:
-        """Commands of the kind, newest first: all, or so many."""
-        wanted = (CommandRow.pipeline == pipeline, CommandRow.kind == kind)
-        newest = select(CommandRow).where(*wanted).order_by(CommandRow.id.desc()).limit(limit)
+        """The newest commands of the kind, newest first; all without a limit."""
+        of_kind = (CommandRow.pipeline == pipeline, CommandRow.kind == kind)
+        newest = select(CommandRow).where(*of_kind).order_by(CommandRow.id.desc()).limit(limit)
         with self._database.reading() as session:
             return [_command(row) for row in session.scalars(newest)]
 
     def finish(self, command: int, result: Mapping[str, Any], *, ok: bool = True) -> None:
-        """Say what came of it; a command that is finished already, or unknown, stays as it is."""
+        """Store the result and finish the command; does nothing if the command is finished or unknown."""
         with self._database.writing() as session:
             row = session.get(CommandRow, command)
             if row is not None and row.state == CommandState.PENDING.value:

@@ -1,4 +1,7 @@
-"""Database: the catalog's engine: SQLite or Postgres, short transactions, every failure CatalogUnavailable."""
+"""Database: the connection to the catalog in SQLite or Postgres; every failure is raised as CatalogUnavailable.
+
+Transactions are short. `check_catalog_writable` tests whether the catalog can be written, without changing it.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,35 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from cdc.catalog.models import CatalogModel
+from cdc import atomic_file
+from cdc.catalog.models import CatalogModel, ProcessRow
 from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 from cdc.private_files import make_private_file
 
 BUSY_MILLISECONDS: Final = 5_000
-"""How long SQLite waits for another process' write; ours take milliseconds."""
+"""How long SQLite waits for a write of another process; writes of cdc take milliseconds."""
 _INSERT: Final = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _WRITES: Final = "cdc_writes"
 
 
-LOST: Final = (
-    "no data is in it: positions are in the log and the targets. Lost are the audit, the backfills and commands that "
-    "wait, the counts of copied rows, and what was verified"
+NEW_CATALOG: Final = (
+    "the catalog contains no data: positions are in the log and the targets. A new catalog starts without the audit, "
+    "waiting backfills and commands, the counts of copied rows, and verification results"
 )
-"""What a new catalog lacks."""
+"""Consequence of a new catalog, for remedies."""
 _DAMAGED: Final = frozenset({11, 26})
 """SQLITE_CORRUPT and SQLITE_NOTADB."""
+_MAY_CREATE: Final = "SELECT has_schema_privilege(current_schema(), 'CREATE')"
+_MAY_WRITE: Final = f"SELECT has_table_privilege('{ProcessRow.__tablename__}', 'INSERT, UPDATE')"
 
 
 class Database:
-    """An engine that may be shared by threads; each process opens its own."""
+    """The engine of one catalog; threads may share it, each process opens its own."""
 
     def __init__(self, url: str) -> None:
         self._url = _parsed(url)
@@ -42,19 +48,19 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """One short read; sees what was committed before it began."""
+        """A short transaction that reads; it sees what was committed before it began."""
         with self._mapped(), Session(self.engine) as session:
             yield session
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """One transaction that writes; committed at the end, rolled back if the block raises."""
+        """A transaction that writes; commits at the end of the block, rolls back if the block raises."""
         with self._mapped(), Session(self._writer) as session, session.begin():
             yield session
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        """One transaction for changes of the schema; a second process waits until it is over."""
+        """A transaction that changes the schema; a second process waits until it ends."""
         with self._mapped(), self._writer.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('cdc.catalog.migrations'))")
@@ -67,7 +73,7 @@ class Database:
 
     @property
     def replacement(self) -> str:
-        """How an operator gives the pipeline an empty catalog, in the imperative."""
+        """Remedy that gives the pipeline an empty catalog."""
         if self._url.get_backend_name() != "sqlite":
             return "stop cdc, let catalog.url name an empty database, and start cdc again"
         file = str(self._url.database)
@@ -75,7 +81,7 @@ class Database:
         return f"stop cdc, move the files of the catalog to another directory ({names}), and start cdc again"
 
     def close(self) -> None:
-        """Give all connections back; the object is of no use afterwards."""
+        """Close all connections; the object cannot be used afterwards."""
         self.engine.dispose()
 
     @contextmanager
@@ -85,7 +91,7 @@ class Database:
         except SQLAlchemyError as error:
             message = f"catalog {self.shown!r}: {_why(error)}"
             if _is_damaged(error):
-                raise CatalogUnusable(message, remedy=f"{self.replacement}; {LOST}") from error
+                raise CatalogUnusable(message, remedy=f"{self.replacement}; {NEW_CATALOG}") from error
             raise CatalogUnavailable(message) from error
 
 
@@ -95,9 +101,9 @@ Rows = Sequence[Mapping[str, Any]]
 def upsert(
     session: Session, model: type[CatalogModel], rows: Rows, *, only_if: ColumnElement[bool] | None = None
 ) -> None:
-    """Insert the rows, or replace those whose primary key exists; one statement, atomic on both dialects.
+    """Insert the rows, or replace rows with the same primary key; one statement, atomic on both dialects.
 
-    Under `only_if` an existing row that does not meet the condition stays as it is.
+    only_if: condition under which an existing row is replaced.
     """
     if not rows:
         return
@@ -107,6 +113,32 @@ def upsert(
     changed = {name: insert.excluded[name] for name in rows[0] if name not in key}
     statement = insert.on_conflict_do_update(index_elements=key, set_=changed, where=only_if)
     session.execute(statement, [dict(row) for row in rows])
+
+
+def is_catalog_created(url: str) -> bool:
+    """Whether the catalog may exist: always True on a server; for SQLite, whether its file exists."""
+    file = _file(url)
+    return file is None or file.exists()
+
+
+def check_catalog_writable(url: str) -> None:
+    """Raise CatalogUnavailable if the catalog cannot be written, or cannot be created."""
+    file = _file(url)
+    try:
+        if file is not None:
+            atomic_file.probe_writable(file.parent)  # SQLite writes its journal there
+    except OSError as exc:
+        why = (exc.strerror or "refused").lower()
+        raise CatalogUnavailable(f"catalog {url!r}: its directory cannot be written: {why}") from exc
+    if not is_catalog_created(url):
+        return
+    database = Database(url)
+    try:
+        with database.writing() as session:
+            _check_rights(session, url)
+            session.rollback()
+    finally:
+        database.close()
 
 
 def _parsed(url: str) -> URL:
@@ -131,7 +163,7 @@ def _engine(url: URL) -> Engine:
 def _sqlite(url: URL) -> Engine:
     if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):  # SQLite says why it cannot open what cannot be made
+        with suppress(OSError):  # SQLite reports why it cannot open a file that cannot be created
             make_private_file(Path(url.database))
     engine = create_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_MILLISECONDS / 1000})
     event.listen(engine, "connect", _prepare)
@@ -140,24 +172,44 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _prepare(connection: Any, _record: Any) -> None:
-    # The driver's own transactions begin too late to be safe between processes; _begin does it.
+    # the driver's own transactions begin too late to be safe between processes, so _begin begins them
     connection.isolation_level = None
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={BUSY_MILLISECONDS}", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin(connection: Connection) -> None:
-    # A read that turns into a write fails at once when another wrote in between: take the lock first.
+    # a read that turns into a write fails if another process wrote in between, so take the lock first
     writes = connection.get_execution_options().get(_WRITES)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _is_damaged(error: SQLAlchemyError) -> bool:
     code = getattr(error.orig, "sqlite_errorcode", 0) if isinstance(error, DBAPIError) else 0
-    return (code & 0xFF) in _DAMAGED  # the rest of an extended code says where
+    return (code & 0xFF) in _DAMAGED  # the other bits of an extended code name the place
 
 
 def _why(error: SQLAlchemyError) -> str:
     if isinstance(error, DBAPIError):
         return str(error.orig).strip().partition("\n")[0]
     return type(error).__name__
+
+
+def _check_rights(session: Session, url: str) -> None:
+    """Check what beginning a transaction on a Postgres server does not check: read-only mode and privileges."""
+    if make_url(url).get_backend_name() == "sqlite":
+        return
+    shown = make_url(url).render_as_string(hide_password=True)
+    if session.scalar(text("SHOW transaction_read_only")) == "on":
+        raise CatalogUnavailable(f"catalog {shown!r}: the server is read-only")
+    exists = inspect(session.connection()).has_table(ProcessRow.__tablename__)
+    if not session.scalar(text(_MAY_WRITE if exists else _MAY_CREATE)):
+        raise CatalogUnavailable(f"catalog {shown!r}: the role may not {'write' if exists else 'create'} its tables")
+
+
+def _file(url: str) -> Path | None:
+    """The file of an SQLite catalog; None for a server or an in-memory database."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
+        return None
+    return Path(parsed.database)

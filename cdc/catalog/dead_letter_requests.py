@@ -1,6 +1,6 @@
-"""Requests to retry or discard dead letters, from the command line, the page and the API.
+"""Requests to retry or discard dead letters, from the command line and the API.
 
-Nothing is changed here: the running apply process does what is asked, with its next batch, and answers the command.
+A request is a command. The running apply process executes it with its next batch, and stores the outcome as result.
 """
 
 from __future__ import annotations
@@ -17,57 +17,58 @@ from cdc.errors import UnknownName
 from cdc.position import Position
 
 DLQ: Final = "dlq"
-"""The kind of command; its payload is {"sink", "verb", "ids"}, its result {"letters": id → Outcome}."""
+"""Kind of the command; its payload is {"sink", "verb", "ids"}, its result {"letters": id → DeadLetterOutcome}."""
 ANSWER_WITHIN: Final = 15.0
-"""Seconds to wait for an answer: with the source's next heartbeat there is a batch, by default every 10 seconds."""
-_ASK_EVERY: Final = 0.1
-_LISTED: Final = 10
+"""Seconds to wait for the outcome: each heartbeat of the source causes a batch, by default every 10 seconds."""
+_POLL_INTERVAL: Final = 0.1
+_MAX_LISTED: Final = 10
+"""Number of dead letters that an error message lists."""
 
 
 class DeadLetterAction(StrEnum):
-    """What can be asked for parked keys."""
+    """What a person can request for parked keys."""
 
-    #: Offer the row to the target once more.
+    #: Try again to write the row to the target.
     RETRY = "retry"
-    #: Forget it; the target keeps what it has of the key.
+    #: Remove the dead letter; the target keeps its old row of the key.
     DISCARD = "discard"
 
 
 class DeadLetterOutcome(StrEnum):
-    """What became of it."""
+    """The result of a request for one dead letter."""
 
-    #: The target has it, or what came later of the key.
+    #: The target has the row, or a later change of the key.
     APPLIED = "applied"
-    #: It was refused once more.
+    #: The target refused the row again.
     PARKED = "parked"
-    #: Its row is not whole: the source is asked for it.
+    #: The row has a partial image: a backfill reads the row from the source.
     ASKED = "asked"
-    #: It was forgotten.
+    #: The dead letter was removed.
     DISCARDED = "discarded"
-    #: It was not parked any more.
+    #: The key was no longer parked.
     GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRequest:
-    """What somebody wants done with letters."""
+    """An action on dead letters, requested by an actor."""
 
     verb: DeadLetterAction
     actor: str
     reason: str | None = None
-    """Kept in the audit."""
+    """Why; written to the audit."""
 
 
 def find_dead_letters(catalog: Catalog, pipeline: str, ids: Iterable[str]) -> list[DeadLetter]:
-    """The letters of these names, or of beginnings of them that no other letter has; raises UnknownName."""
+    """The dead letters with these ids, or with unambiguous beginnings of their ids; raises UnknownName."""
     known = catalog.dead_letters.ls(pipeline)
-    return [_named(known, one) for one in ids]
+    return [_find(known, one) for one in ids]
 
 
 def request_action(
     catalog: Catalog, pipeline: str, letters: Iterable[DeadLetter], request: DeadLetterRequest
 ) -> list[int]:
-    """Ask the apply process; hands back the commands' numbers, one for each sink."""
+    """Post a command for each sink to the apply process, and return the numbers of the commands."""
     by_sink: dict[str, list[DeadLetter]] = {}
     for letter in letters:
         by_sink.setdefault(letter.sink, []).append(letter)
@@ -82,19 +83,19 @@ def request_action(
 
 
 def await_outcomes(catalog: Catalog, commands: Iterable[int], patience: float = ANSWER_WITHIN) -> dict[str, str]:
-    """What became of letters, by name, as far as that is known after so many seconds."""
+    """The outcomes by id of dead letter, as far as they are known after `patience` seconds."""
     deadline, never, outcomes = time.monotonic() + patience, Event(), dict[str, str]()
     for number in commands:
         while (command := catalog.commands.get(number)) is not None and command.state is CommandState.PENDING:
             if time.monotonic() >= deadline:
                 return outcomes
-            never.wait(_ASK_EVERY)
+            never.wait(_POLL_INTERVAL)
         outcomes |= (command.result or {}).get("letters", {}) if command is not None else {}
     return outcomes
 
 
 def to_json(letter: DeadLetter) -> dict[str, Any]:
-    """As commands and the API tell it."""
+    """The JSON object of a dead letter in commands and API."""
     return {
         "id": letter.id,
         "sink": letter.sink,
@@ -108,11 +109,11 @@ def to_json(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _named(known: list[DeadLetter], text: str) -> DeadLetter:
+def _find(known: list[DeadLetter], text: str) -> DeadLetter:
     found = [letter for letter in known if letter.id.startswith(text)] if text else []
     if len(found) == 1:
         return found[0]
     if not found:
-        listed = ", ".join(letter.id for letter in known[:_LISTED]) or "none"
-        raise UnknownName(f"no dead letter is called {text!r}", remedy=f"there are: {listed}; see 'cdc dlq ls'")
-    raise UnknownName(f"{len(found)} dead letters begin with {text!r}", remedy="write more characters of the id")
+        listed = ", ".join(letter.id for letter in known[:_MAX_LISTED]) or "none"
+        raise UnknownName(f"no dead letter has the id {text!r}", remedy=f"there are: {listed}; see 'cdc dlq ls'")
+    raise UnknownName(f"the ids of {len(found)} dead letters begin with {text!r}", remedy="write more characters of the id")

@@ -21,10 +21,10 @@ class DeadLetter:
     sink: str
     topic: str
     key: tuple[str, ...]
-    """As Postgres text."""
+    """The values of the key's columns as Postgres text."""
     position: int
     ordinal: int
-    """Of the latest change of the key."""
+    """Ordinal of the latest change of the key, as `position` is its position."""
     code: str
     message: str
     added_at: datetime
@@ -32,18 +32,18 @@ class DeadLetter:
 
     @property
     def id(self) -> str:
-        """A short name, the same for as long as the key is parked."""
+        """A short identifier, which stays the same while the key is parked."""
         return blake2b(json.dumps([self.sink, self.topic, *self.key]).encode(), digest_size=6).hexdigest()
 
 
 class DeadLetterStore:
-    """The store of letters."""
+    """The store of dead letters."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def mirror(self, pipeline: str, sink: str, letters: Iterable[DeadLetter]) -> None:
-        """Show exactly these of a sink, in one transaction."""
+        """Replace the dead letters of a sink with these, in one transaction."""
         row = DeadLetterRow
         rows = [
             {
@@ -64,9 +64,9 @@ class DeadLetterStore:
             upsert(session, row, rows)
 
     def ls(self, pipeline: str, limit: int | None = None) -> list[DeadLetter]:
-        """The oldest letters of the pipeline, in order of position."""
+        """The oldest dead letters of the pipeline, in order of position; all without a limit."""
         row = DeadLetterRow
-        wanted = select(row).where(row.pipeline == pipeline).order_by(row.position, row.ordinal, row.sink)
+        query = select(row).where(row.pipeline == pipeline).order_by(row.position, row.ordinal, row.sink)
         with self._database.reading() as session:
             return [
                 DeadLetter(
@@ -79,5 +79,5 @@ class DeadLetterStore:
                     message=r.message,
                     added_at=r.added_at,
                 )
-                for r in session.scalars(wanted.limit(limit))
+                for r in session.scalars(query.limit(limit))
             ]

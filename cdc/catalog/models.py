@@ -1,7 +1,7 @@
 """SQLAlchemy models of the catalog: requests to processes, and the state that the page shows.
 
-Nothing here is the only copy of a position or of data: those are read from the log and from the sinks.
-So rows name pipelines by text, without foreign keys: visible state may arrive before its definition.
+The catalog never contains the only copy of a position or of data: those are in the log and in the sinks.
+Rows name pipelines by text, without foreign keys, because a report may arrive before the definition.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ NAMING: Final = {
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment; SQLite keeps no zone, so UTC is put in and taken out here."""
+    """A time with zone; SQLite stores no zone, so values are converted to UTC and back here."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - SQLAlchemy's signature
-        """To UTC; a moment without zone is refused, it could be any."""
+        """Convert to UTC; a time without zone raises ValueError, because its meaning is unknown."""
         if value is not None and value.tzinfo is None:
             raise ValueError("expected a datetime with a time zone")
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - as above
-        """With its zone."""
+        """Convert to a time with zone UTC."""
         if value is None:
             return None
-        moment: datetime = value
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        time: datetime = value
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 BigIdentity: Final = BigInteger().with_variant(Integer, "sqlite")
-"""SQLite counts up only a primary key of type INTEGER, which has 64 bits there."""
+"""Type of generated numbers: SQLite generates numbers only for a key of type INTEGER, which has 64 bits there."""
 
 
 class CatalogModel(DeclarativeBase):
-    """The root of the catalog's tables."""
+    """Base class of all models."""
 
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this name from the class
@@ -59,7 +59,7 @@ class CatalogModel(DeclarativeBase):
 
 
 class PipelineRow(CatalogModel):
-    """A definition as it was last applied."""
+    """The last applied definition of a pipeline."""
 
     __tablename__ = "pipelines"
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -68,7 +68,7 @@ class PipelineRow(CatalogModel):
 
 
 class ProcessRow(CatalogModel):
-    """What a process last said of itself."""
+    """The last report of a process."""
 
     __tablename__ = "processes"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
@@ -81,7 +81,7 @@ class ProcessRow(CatalogModel):
 
 
 class SinkRow(CatalogModel):
-    """Where a sink stood when it last said so."""
+    """The last reported progress of a sink."""
 
     __tablename__ = "sinks"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
@@ -95,7 +95,7 @@ class SinkRow(CatalogModel):
 
 
 class TableRow(CatalogModel):
-    """Where a table stood in a sink, or at the source (sink '')."""
+    """The last reported progress of a table in a sink, or at the source (sink '')."""
 
     __tablename__ = "tables"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
@@ -110,7 +110,7 @@ class TableRow(CatalogModel):
 
 
 class DeadLetterRow(CatalogModel):
-    """A change that a sink set aside: the mirror of what stands beside the sink."""
+    """A copy of a dead letter; the original is stored with the sink."""
 
     __tablename__ = "dead_letters"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
@@ -125,7 +125,7 @@ class DeadLetterRow(CatalogModel):
 
 
 class VerifiedRow(CatalogModel):
-    """One range of keys of a table that was compared with the source in one pass over the table."""
+    """One key range of a table, compared with the source in one pass over the table."""
 
     __tablename__ = "verified"
     pipeline: Mapped[str] = mapped_column(primary_key=True)
@@ -142,7 +142,7 @@ class VerifiedRow(CatalogModel):
 
 
 class CommandRow(CatalogModel):
-    """Something a person asked of a running process."""
+    """A request of a person to a running process."""
 
     __tablename__ = "commands"
     __table_args__ = (Index("ix_commands_pending", "pipeline", "kind", "state"),)
@@ -157,7 +157,7 @@ class CommandRow(CatalogModel):
 
 
 class AuditRow(CatalogModel):
-    """Who did what to what; rows are only added."""
+    """An audit entry: an actor's action on a subject; never changed or removed."""
 
     __tablename__ = "audit"
     id: Mapped[int] = mapped_column(BigIdentity, primary_key=True)
@@ -169,7 +169,7 @@ class AuditRow(CatalogModel):
 
 
 class LeaseRow(CatalogModel):
-    """Who may do a thing that only one may do, and until when."""
+    """The holder of a lease, and when the lease expires."""
 
     __tablename__ = "leases"
     name: Mapped[str] = mapped_column(primary_key=True)

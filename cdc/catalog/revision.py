@@ -1,4 +1,4 @@
-"""Schema revision of a catalog database, and its migrations."""
+"""Schema revision of the catalog database, and its migrations with Alembic."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from sqlalchemy import inspect, text
 
-from cdc.catalog.database import LOST, Database
+from cdc.catalog.database import NEW_CATALOG, Database
 from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 
 HEAD: Final = "0002"
-"""The newest revision, written here so that a process which finds it need not import Alembic."""
+"""The newest revision; a constant, so that a process with an up-to-date catalog need not import Alembic."""
 
 
 def current(database: Database) -> str | None:
-    """The database's revision, None if it holds no catalog yet."""
+    """The revision of the database; None if it contains no catalog yet."""
     with database.reading() as session:
         connection = session.connection()
         if not inspect(connection).has_table("alembic_version"):
@@ -25,9 +25,9 @@ def current(database: Database) -> str | None:
 
 
 def ensure(database: Database, *, migrate: bool) -> None:
-    """Bring the database to HEAD, or raise CatalogUnavailable if it may not be changed and is not there.
+    """Migrate the database to HEAD; without `migrate`, raise CatalogUnavailable if it has another revision.
 
-    Raises CatalogUnusable if a newer version of cdc made it.
+    Raises CatalogUnusable if a newer version of cdc created the catalog.
     """
     found = current(database)
     if found == HEAD:
@@ -39,18 +39,18 @@ def ensure(database: Database, *, migrate: bool) -> None:
 
 
 def up(database: Database, revision: str = "head") -> None:
-    """Forward to the revision, in one transaction; raises CatalogUnusable for a newer database than this one knows."""
+    """Upgrade to the revision in one transaction; raises CatalogUnusable if the present revision is unknown."""
     _refuse_newer(database, current(database))
     _run(database, "upgrade", revision)
 
 
 def down(database: Database, revision: str) -> None:
-    """Back to the revision, `base` for an empty database; what later revisions held is gone."""
+    """Downgrade to the revision, `base` for an empty database; deletes what later revisions added."""
     _run(database, "downgrade", revision)
 
 
 def is_newer(found: str | None) -> bool:
-    """Whether this version of cdc does not know the revision: a newer cdc, or another program, set it."""
+    """Whether the revision is unknown to this version of cdc: a newer cdc, or another program, set it."""
     return found is not None and found > HEAD
 
 
@@ -58,13 +58,13 @@ def _refuse_newer(database: Database, found: str | None) -> None:
     if is_newer(found):
         raise CatalogUnusable(
             f"catalog {database.shown!r} is at revision {found!r}, this version of cdc knows up to {HEAD!r}",
-            remedy=f"use the version of cdc that created it, or a later one; without it {database.replacement}; {LOST}",
+            remedy=f"use the version of cdc that created it, or a later one; or {database.replacement}; {NEW_CATALOG}",
         )
 
 
 def sql(url: str, revision: str = "head") -> str:
-    """The statements that `up` would send to an empty database, without connecting."""
-    from alembic import command  # a quarter of a second that most processes never need
+    """The SQL that `up` would send to an empty database, without connecting."""
+    from alembic import command  # takes a quarter of a second, and most processes never need it
 
     output = io.StringIO()
     with as_file(files("migrations")) as directory:
@@ -84,7 +84,7 @@ def _run(database: Database, verb: str, revision: str) -> None:
         try:
             getattr(command, verb)(config, revision)
         except CommandError as error:
-            raise ConfigError(f"the catalog cannot be migrated from its revision to {revision!r}") from error
+            raise ConfigError(f"the catalog cannot be migrated to revision {revision!r}: {error}") from error
 
 
 def _config(directory: str, output: io.StringIO) -> Any:

@@ -1,7 +1,7 @@
-"""Catalog store of verified key ranges: pass, time and number of mismatched rows.
+"""Catalog store of verified key ranges: when each range was compared, and how many rows differed.
 
-A pass over a table is a row of ranges without a gap, numbered from 0; the one without an end is the last. While a pass
-is on its way the one before it stays, so that what is said of a table is always true of the whole of it.
+A verification compares a table in passes. A pass is a sequence of ranges without gaps, numbered from 0; the last range
+has no end key. While a pass runs, the previous complete pass is kept, so that the status always covers all rows.
 """
 
 from __future__ import annotations
@@ -20,69 +20,69 @@ from cdc.catalog.models import VerifiedRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedRange:
-    """One range of keys of one table in one sink."""
+    """The result of comparing one key range of one table in one sink."""
 
     sink: str
     topic: str
     """`schema.table`."""
     began: datetime
-    """When the pass over the table began that it belongs to."""
+    """Start time of the pass that the range belongs to."""
     number: int = 0
-    """Its place in the pass."""
+    """Number of the range in its pass."""
     first: str | None = None
-    """The first key of the range, included, as Postgres' text of the key's first column; None: from the beginning."""
+    """First key of the range, included: the first key column as Postgres text. None: from the beginning."""
     ended: str | None = None
-    """The key that it ends before; None: to the end."""
+    """First key after the range; None: to the end."""
     rows: int
-    """Of the source."""
+    """Number of rows at the source."""
     mismatched: int
-    """Rows that differ, are missing or are too many; of a digest that differs, 1 at least."""
+    """Number of rows that differ, are missing, or are superfluous; at least 1 if only a digest was compared."""
     position: int
-    """Both sides were compared as they were here."""
+    """Position at which source and target were compared."""
     verified_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedTable:
-    """What is known of one table in one sink."""
+    """The verification results of one table in one sink."""
 
     sink: str
     topic: str
     through: datetime | None
-    """Every row was compared then or later; None until a whole pass is done."""
+    """Every row was compared at this time or later; None until a pass is complete."""
     position: int | None
-    """The lowest at which a range of that pass was compared."""
+    """Lowest position at which a range of that pass was compared."""
     rows: int
-    """In that pass."""
+    """Number of rows in that pass."""
     mismatched: int
-    """In what was compared last of every key: the newest pass, and the one before where it has not come yet."""
+    """Number of mismatched rows: of the newest pass, and of the previous one for keys not yet compared again."""
     equal_at: datetime | None
-    """When the newest whole pass ended that found nothing."""
+    """End of the newest complete pass without mismatches."""
     ranges: int
-    """Compared in the newest pass."""
+    """Number of ranges compared in the newest pass."""
     ended: bool
-    """Whether that pass is done."""
+    """Whether the newest pass is complete."""
 
 
 class VerifiedRangeStore:
-    """The store of ranges."""
+    """The store of verified ranges."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def record(self, pipeline: str, found: VerifiedRange) -> None:
-        """Keep a range, one of the same place replaced; the last of a pass makes older passes go, but for one.
+        """Store a range; replaces a range with the same pass and number.
 
-        That one is the newest that found nothing, while the new one found something.
+        The last range of a pass deletes older passes. If this pass has mismatches, the newest pass without any is kept.
         """
         row = {name: getattr(found, name) for name in VerifiedRange.__slots__}
         with self._database.writing() as session:
             upsert(session, VerifiedRow, [{"pipeline": pipeline, **row, "position": int(found.position)}])
             if found.ended is None:
-                _forget(session, pipeline, found)
+                _delete_older_passes(session, pipeline, found)
 
     def retain(self, pipeline: str, sink: str, topics: Collection[str]) -> None:
-        """Forget every table of a sink but these: it is there no longer, or under another name."""
+        """Delete the results of all other tables of a sink: they were dropped or renamed."""
         row = VerifiedRow
         with self._database.writing() as session:
             session.execute(
@@ -90,31 +90,31 @@ class VerifiedRangeStore:
             )
 
     def passes(self, pipeline: str, sink: str, topic: str) -> list[list[VerifiedRange]]:
-        """The passes over one table, newest first, each in order."""
+        """The passes over one table, newest first; the ranges of each pass in order."""
         row = VerifiedRow
-        wanted = select(row).where(row.pipeline == pipeline, row.sink == sink, row.topic == topic)
+        query = select(row).where(row.pipeline == pipeline, row.sink == sink, row.topic == topic)
         with self._database.reading() as session:
-            return _passes([_range(found) for found in session.scalars(wanted)])
+            return _passes([_range(found) for found in session.scalars(query)])
 
     def ls(self, pipeline: str) -> list[VerifiedTable]:
-        """What is known of every table that was ever compared, by sink and topic."""
+        """The results of every table that was compared at least once, by sink and topic."""
         row = VerifiedRow
-        wanted = select(row).where(row.pipeline == pipeline).order_by(row.sink, row.topic)
+        query = select(row).where(row.pipeline == pipeline).order_by(row.sink, row.topic)
         with self._database.reading() as session:
-            listed = [_range(found) for found in session.scalars(wanted)]
+            listed = [_range(found) for found in session.scalars(query)]
         by_table = groupby(listed, key=lambda found: (found.sink, found.topic))
         return [_table(_passes(ranges)) for _, ranges in by_table]
 
 
-def _forget(session: Session, pipeline: str, found: VerifiedRange) -> None:
+def _delete_older_passes(session: Session, pipeline: str, last: VerifiedRange) -> None:
     row = VerifiedRow
-    same = (row.pipeline == pipeline, row.sink == found.sink, row.topic == found.topic)
-    passes = _passes([_range(one) for one in session.scalars(select(row).where(*same))])
-    kept = {found.began}
-    if not _equal(next(ranges for ranges in passes if ranges[0].began == found.began)):
-        kept |= {ranges[0].began for ranges in passes if _equal(ranges)}
-        kept = {found.began, max(kept - {found.began}, default=found.began)}
-    session.execute(delete(row).where(*same, row.began <= found.began, row.began.not_in(kept)))
+    of_table = (row.pipeline == pipeline, row.sink == last.sink, row.topic == last.topic)
+    passes = _passes([_range(found) for found in session.scalars(select(row).where(*of_table))])
+    retained = {last.began}
+    if not _is_equal(next(ranges for ranges in passes if ranges[0].began == last.began)):
+        retained |= {ranges[0].began for ranges in passes if _is_equal(ranges)}
+        retained = {last.began, max(retained - {last.began}, default=last.began)}
+    session.execute(delete(row).where(*of_table, row.began <= last.began, row.began.not_in(retained)))
 
 
 def _passes(ranges: Iterable[VerifiedRange]) -> list[list[VerifiedRange]]:
@@ -124,28 +124,28 @@ def _passes(ranges: Iterable[VerifiedRange]) -> list[list[VerifiedRange]]:
 
 def _table(passes: Sequence[Sequence[VerifiedRange]]) -> VerifiedTable:
     newest = passes[0]
-    whole = next((ranges for ranges in passes if _whole(ranges)), None)
-    equal = next((ranges for ranges in passes if _equal(ranges)), None)
-    counted = list(newest) if _whole(newest) or whole is None else [*newest, *whole[len(newest) :]]
+    complete = next((ranges for ranges in passes if _is_complete(ranges)), None)
+    equal = next((ranges for ranges in passes if _is_equal(ranges)), None)
+    counted = list(newest) if _is_complete(newest) or complete is None else [*newest, *complete[len(newest) :]]
     return VerifiedTable(
         sink=newest[0].sink,
         topic=newest[0].topic,
-        through=None if whole is None else min(found.verified_at for found in whole),
-        position=None if whole is None else min(found.position for found in whole),
-        rows=0 if whole is None else sum(found.rows for found in whole),
+        through=None if complete is None else min(found.verified_at for found in complete),
+        position=None if complete is None else min(found.position for found in complete),
+        rows=0 if complete is None else sum(found.rows for found in complete),
         mismatched=sum(found.mismatched for found in counted),
         equal_at=None if equal is None else max(found.verified_at for found in equal),
         ranges=len(newest),
-        ended=_whole(newest),
+        ended=_is_complete(newest),
     )
 
 
-def _whole(ranges: Sequence[VerifiedRange]) -> bool:
+def _is_complete(ranges: Sequence[VerifiedRange]) -> bool:
     return ranges[-1].ended is None
 
 
-def _equal(ranges: Sequence[VerifiedRange]) -> bool:
-    return _whole(ranges) and not any(found.mismatched for found in ranges)
+def _is_equal(ranges: Sequence[VerifiedRange]) -> bool:
+    return _is_complete(ranges) and not any(found.mismatched for found in ranges)
 
 
 def _range(row: VerifiedRow) -> VerifiedRange:

@@ -97,7 +97,7 @@ def test_a_catalog_of_a_newer_version_is_refused_unchanged(database: Database, t
 
 
 def test_a_revision_that_does_not_exist_is_refused(database: Database) -> None:
-    with pytest.raises(ConfigError, match="cannot be migrated from its revision to '4711'"):
+    with pytest.raises(ConfigError, match="cannot be migrated to revision '4711'"):
         revision.up(database, "4711")
 
 

@@ -1,0 +1,180 @@
+"""Stores of the state that processes report: of each process, of each sink, and of each table.
+
+The reports are for page, API and commands. The authoritative positions are in the log and in the sinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import delete, select
+
+from cdc.catalog.database import Database, upsert
+from cdc.catalog.models import ProcessRow, SinkRow, TableRow
+
+AWAITS_SPARK: Final = "waits for Spark"
+"""Reason of a sink whose next batch needs Spark, while Spark has not yet run its first batch."""
+REFUSED: Final = "refused"
+"""State of a table at the source that matches a rule but cannot be captured; the reason says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """The status report of one process."""
+
+    pipeline: str
+    process: str
+    """`reader`, `apply` or `server`."""
+    pid: int
+    state: str
+    error: dict[str, Any] | None = None
+    """Code, message and suggestion of the present error; None without one."""
+    figures: list[Any] = field(default_factory=list)
+    """Metrics of the process: [[name, [label…], value]…]."""
+    reported_at: datetime | None = None
+    """Set by the store."""
+
+
+class Processes:
+    """The store of the last report of each process."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def report(self, report: ProcessReport) -> None:
+        """Store the report with the present time; replaces the previous one."""
+        row = {
+            "pipeline": report.pipeline,
+            "process": report.process,
+            "pid": report.pid,
+            "state": report.state,
+            "error": report.error,
+            "figures": report.figures,
+            "reported_at": datetime.now(UTC),
+        }
+        with self._database.writing() as session:
+            upsert(session, ProcessRow, [row])
+
+    def ls(self, pipeline: str) -> list[ProcessReport]:
+        """The last report of each process of the pipeline, by process name."""
+        query = select(ProcessRow).where(ProcessRow.pipeline == pipeline).order_by(ProcessRow.process)
+        with self._database.reading() as session:
+            return [
+                ProcessReport(r.pipeline, r.process, r.pid, r.state, r.error, r.figures, r.reported_at)
+                for r in session.scalars(query)
+            ]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkProgress:
+    """The progress of one sink at one time."""
+
+    sink: str
+    position: int
+    committed_at: datetime | None
+    """Commit time of the transaction at that position."""
+    lag_seconds: float
+    state: str
+    reason: str | None = None
+    recorded_at: datetime | None = None
+    """Set by the store."""
+
+
+class Sinks:
+    """The store of the last progress of each sink."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def record(self, pipeline: str, progress: SinkProgress) -> None:
+        """Store the progress with the present time; replaces the previous one."""
+        row = {
+            "pipeline": pipeline,
+            "sink": progress.sink,
+            "position": int(progress.position),
+            "committed_at": progress.committed_at,
+            "lag_seconds": progress.lag_seconds,
+            "state": progress.state,
+            "reason": progress.reason,
+            "recorded_at": datetime.now(UTC),
+        }
+        with self._database.writing() as session:
+            upsert(session, SinkRow, [row])
+
+    def ls(self, pipeline: str) -> list[SinkProgress]:
+        """The last progress of each sink of the pipeline, by name."""
+        query = select(SinkRow).where(SinkRow.pipeline == pipeline).order_by(SinkRow.sink)
+        with self._database.reading() as session:
+            return [
+                SinkProgress(r.sink, r.position, r.committed_at, r.lag_seconds, r.state, r.reason, r.recorded_at)
+                for r in session.scalars(query)
+            ]
+
+
+@dataclass(frozen=True, slots=True)
+class TableProgress:
+    """The progress of one table at the source or in one sink."""
+
+    sink: str
+    """Empty for the source."""
+    topic: str
+    """`schema.table`."""
+    state: str
+    reason: str | None
+    position: int
+    version: int | None
+    """Version of the target table; None for targets without versions."""
+    rows: int
+    recorded_at: datetime | None = None
+    """Set by the store."""
+
+
+class TableStore:
+    """The store of the last progress of each table."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def record(self, pipeline: str, tables: Iterable[TableProgress]) -> None:
+        """Store the progress of all these tables in one transaction; other tables do not change."""
+        now = datetime.now(UTC)
+        rows = [
+            {
+                "pipeline": pipeline,
+                "sink": table.sink,
+                "topic": table.topic,
+                "state": table.state,
+                "reason": table.reason,
+                "position": int(table.position),
+                "version": table.version,
+                "rows": table.rows,
+                "recorded_at": now,
+            }
+            for table in tables
+        ]
+        with self._database.writing() as session:
+            upsert(session, TableRow, rows)
+
+    def record_refused(self, pipeline: str, refused: Mapping[str, str]) -> None:
+        """Store exactly these refused tables, topic → reason; deletes tables that are no longer refused."""
+        known = {t.topic: t.reason for t in self.ls(pipeline) if not t.sink and t.state == REFUSED}
+        if known == refused:
+            return
+        no_longer = delete(TableRow).where(
+            TableRow.pipeline == pipeline, TableRow.sink == "", TableRow.topic.in_(known.keys() - refused.keys())
+        )
+        with self._database.writing() as session:
+            session.execute(no_longer)
+        self.record(pipeline, (TableProgress("", topic, REFUSED, why, 0, None, 0) for topic, why in refused.items()))
+
+    def ls(self, pipeline: str) -> list[TableProgress]:
+        """The last progress of each table, by sink and topic."""
+        query = select(TableRow).where(TableRow.pipeline == pipeline).order_by(TableRow.sink, TableRow.topic)
+        with self._database.reading() as session:
+            return [
+                TableProgress(r.sink, r.topic, r.state, r.reason, r.position, r.version, r.rows, r.recorded_at)
+                for r in session.scalars(query)
+            ]
