@@ -37,7 +37,8 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: 
     from dataclasses import asdict
     from datetime import UTC, datetime
 
-    from cdc.service.log_status_reader import log_status, segment_lines
+    from cdc.service.log_contents import segment_lines
+    from cdc.service.log_status_reader import log_status
 
     definition, log = open_log(config)
     found, segments = log_status(definition.log.root, log, datetime.now(UTC), str(config)), segment_lines(log)
@@ -59,7 +60,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: 
 def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False, json: JsonOption = False) -> None:
     """Compact ended segments now to the latest state of every row; a running apply process does the work."""
     from cdc.catalog import Catalog
-    from cdc.service.compaction_requests import request_compaction, wait_for_compaction
+    from cdc.service.log_maintenance import request_compaction, wait_for_compaction
 
     definition, _ = open_log(config)
     with Catalog.open(definition.catalog.url) as catalog:
@@ -78,7 +79,7 @@ def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, jso
     from dataclasses import asdict
 
     from cdc.service import number_format
-    from cdc.service.log_vacuum import vacuum_log
+    from cdc.service.log_maintenance import vacuum_log
 
     definition, _ = open_log(config)
     done = vacuum_log(definition, dry_run=dry_run)

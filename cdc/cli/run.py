@@ -79,7 +79,7 @@ def run(
     """
     from cdc.config import load_definition
     from cdc.config.definition import SnapshotMode
-    from cdc.service.restart_triggers import RestartTriggers
+    from cdc.service.restart_policy import RestartTriggers
     from cdc.service.supervisor import Supervisor, pipeline_children
 
     definition = load_definition(config)

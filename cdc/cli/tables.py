@@ -43,13 +43,14 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 
     from cdc.catalog import Catalog
     from cdc.config import load_definition
+    from cdc.service.log_contents import tables_by_topic
     from cdc.service.status import pipeline_status
     from cdc.service.table_status import table_lines
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
         status = pipeline_status(catalog, definition.name, datetime.now(UTC))
-    tables = table_lines(status, definition.log.root)
+    tables = table_lines(status.tables, tables_by_topic(definition.log.root))
     summary = f"{len(tables)} tables"
     if json:
         emit("tables ls", json=True, summary=summary, result={"tables": [asdict(table) for table in tables]})
@@ -182,8 +183,7 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
 
 def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
     """Tables that the rules match and the reader refuses, with the reason; from the running reader or the catalog."""
-    from cdc.catalog import Catalog
-    from cdc.catalog.tables import REFUSED
+    from cdc.catalog import REFUSED, Catalog
     from cdc.snapshot.table_requests import request_table_check
     from cdc.table import matches
 

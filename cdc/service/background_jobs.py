@@ -1,4 +1,8 @@
-"""Background jobs: child processes of the server, one of a kind at a time, whose result the catalog keeps."""
+"""Background jobs: replays and verifications that the server runs as child processes.
+
+One job of each kind runs at a time, and the catalog stores its result. A replay that was submitted to a cluster writes
+its status in the same form.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,23 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any, Final
 
 import structlog
 
-from cdc.catalog import Catalog, Command
-from cdc.catalog.commands import JOB_LEASE
-from cdc.errors import CdcError, ChildFailed, StateConflict
+from cdc.catalog import Catalog, Command, CommandState
+from cdc.catalog.commands import JOB_LEASE, REPLAY, VERIFY
+from cdc.config.verify_options import Against, VerifyMode
+from cdc.errors import CdcError, ChildFailed, StateConflict, VerifyMismatch
 from cdc.service.supervisor import die_with_parent, kill_group
 
 STOP_TIMEOUT: Final = 5.0
 """Seconds that a child has to end when the server stops."""
+SEARCH_DEPTH: Final = 100
+"""Number of newest replays among which the last one of a sink is searched."""
 
 log = structlog.get_logger("server")
 
@@ -167,3 +174,134 @@ def _envelope(printed: str) -> dict[str, Any] | None:
 def _failed_outcome(why: str, remedy: str = "read the log of the server and try again") -> dict[str, Any]:
     error = ChildFailed(why, remedy=remedy)
     return {"ok": False, "summary": why, "result": None, "error": error.to_json()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRequest:
+    """A requested replay, in the terms of `cdc replay`."""
+
+    sink: str
+    start: str = "beginning"
+    end: str = "latest"
+    tables: tuple[str, ...] = ()
+    into: str | None = None
+    """Path of the new target; always None over the API."""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStatus(JobOutcome):
+    """One replay, running or ended."""
+
+    id: int
+    state: str
+    """`running`, `done` or `failed`."""
+    request: ReplayRequest
+    command: str
+
+
+class ReplayJobs:
+    """The replays of one pipeline; safe to call from any thread."""
+
+    def __init__(self, catalog: Catalog, pipeline: str, definition: Path | None) -> None:
+        self.jobs = BackgroundJobs(catalog, pipeline, REPLAY, definition)
+
+    def start(self, request: ReplayRequest, actor: str) -> ReplayStatus:
+        """Start a replay; raises StateConflict as BackgroundJobs.start does."""
+        return replay_status(self.jobs.start(asdict(request), (*_replay_options(request), "--", request.sink), actor))
+
+    def last(self, sink: str) -> ReplayStatus | None:
+        """The newest replay of a sink, started over the API or submitted to a cluster."""
+        newest = self.jobs.newest(SEARCH_DEPTH)
+        return next((replay_status(c) for c in newest if c.payload["sink"] == sink), None)
+
+
+def replay_status(command: Command) -> ReplayStatus:
+    """The status that a command of kind REPLAY contains."""
+    states = {CommandState.PENDING: "running", CommandState.DONE: "done", CommandState.FAILED: "failed"}
+    payload = {name: value for name, value in command.payload.items() if name != JOB_LEASE}
+    request = ReplayRequest(**{**payload, "tables": tuple(payload["tables"])})
+    verb = ("spark", "submit", "replay") if JOB_LEASE in command.payload else ("replay",)
+    return ReplayStatus(
+        id=command.id,
+        state=states[command.state],
+        request=request,
+        **outcome_fields(command),
+        command=shlex.join(["cdc", *verb, request.sink, *_replay_options(request)]) + " -c FILE",
+    )
+
+
+def _replay_options(request: ReplayRequest) -> list[str]:
+    tables = [f"--tables={glob}" for glob in request.tables]
+    into = [] if request.into is None else [f"--into={request.into}"]
+    dry_run = ["--dry-run"] if request.dry_run else []
+    return [f"--from={request.start}", f"--to={request.end}", *tables, *into, *dry_run]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRequest:
+    """A requested verification, in the terms of `cdc verify`."""
+
+    tables: tuple[str, ...] = ()
+    sinks: tuple[str, ...] = ()
+    mode: VerifyMode = VerifyMode.ROWS
+    against: Against = Against.SOURCE
+    repair: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyStatus(JobOutcome):
+    """One verification, running or ended."""
+
+    id: int
+    state: str
+    """`running`, `equal`, `differs`, or `failed` if it could not compare."""
+    request: VerifyRequest
+
+
+class VerificationJobs:
+    """The verifications of one pipeline; safe to call from any thread."""
+
+    def __init__(self, catalog: Catalog, pipeline: str, definition: Path | None) -> None:
+        self.jobs = BackgroundJobs(catalog, pipeline, VERIFY, definition)
+
+    def start(self, request: VerifyRequest, actor: str) -> VerifyStatus:
+        """Start a verification; raises StateConflict as BackgroundJobs.start does."""
+        return verify_status(self.jobs.start(asdict(request), _verify_arguments(request), actor))
+
+    def last(self) -> VerifyStatus | None:
+        """The newest verification that was started over the API."""
+        return next(map(verify_status, self.jobs.newest(1)), None)
+
+
+def verify_status(command: Command) -> VerifyStatus:
+    """The status that a command of kind VERIFY contains."""
+    payload = command.payload
+    request = VerifyRequest(
+        tables=tuple(payload["tables"]),
+        sinks=tuple(payload["sinks"]),
+        mode=VerifyMode(payload["mode"]),
+        against=Against(payload["against"]),
+        repair=payload["repair"],
+    )
+    return VerifyStatus(
+        id=command.id,
+        state=_verify_state(command),
+        request=request,
+        **outcome_fields(command),
+    )
+
+
+def _verify_state(command: Command) -> str:
+    if command.state is CommandState.PENDING:
+        return "running"
+    if command.state is CommandState.DONE:
+        return "equal"
+    error = (command.result or {}).get("error") or {}
+    return "differs" if error.get("code") == VerifyMismatch.code else "failed"
+
+
+def _verify_arguments(request: VerifyRequest) -> tuple[str, ...]:
+    sinks = [f"--sink={name}" for name in request.sinks]
+    options = [f"--mode={request.mode.value}", f"--against={request.against.value}"]
+    return (*sinks, *options, *(["--repair"] if request.repair else []), "--", *request.tables)

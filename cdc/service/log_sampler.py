@@ -96,9 +96,10 @@ class LogSampler:
             self._thread = None
 
     def _read_status(self) -> LogStatus:
+        contents = import_module("cdc.service.log_contents")
         status_reader = import_module("cdc.service.log_status_reader")
         try:
-            self._reader = status_reader.open_log(self._root, self._reader)
+            self._reader = contents.open_log(self._root, self._reader)
             found: LogStatus = status_reader.log_status(self._root, self._reader, self._clock(), self._file)
         except CdcError as exc:
             # a plain LogError, not a subclass, means that there is no log

@@ -174,6 +174,43 @@ class VacuumReport:
     """Bytes of removed files that are still on disk for readers of older versions."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingLine:
+    """One problem in the log."""
+
+    damage: str
+    """missing | size | unreadable | contents | order | duplicate | hole | range | version | commit | misfit | source |
+    foreign | unchecked."""
+    harmless: bool
+    """Whether every read returns correct rows all the same."""
+    file: str | None
+    """Path in the log; None if it concerns more than one file."""
+    message: str
+    first: str | None
+    """First position that it concerns, as `last` is the last one; None if it concerns none."""
+    last: str | None
+    tables: list[str]
+    remedy: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogCheck:
+    """What was checked, and the findings."""
+
+    sound: bool
+    """Whether no finding can make a read wrong."""
+    complete: bool
+    """Whether every file was read, not only the newest."""
+    summary: str
+    files: int
+    read: int
+    rows: int
+    bytes: int
+    durable: str | None
+    horizon: str | None
+    findings: list[FindingLine]
+
+
 def wal_between(after: Position, upto: Position) -> int | None:
     """Bytes of WAL from one position to a later one; None across epochs, whose LSNs are not comparable."""
     return max(0, upto - after) if after.epoch == upto.epoch else None

@@ -1,31 +1,28 @@
-"""Reads the status of a log: segments, runs, compaction, consumers, and files to remove."""
+"""Reads the status of a log: sizes, positions, last compaction, consumers, and problems."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
-from cdc.errors import CdcError, ConfigError, LogCorrupt, LogTrimmed, UnknownName
+from cdc.errors import CdcError, ConfigError, LogCorrupt, LogTrimmed
 from cdc.log import consumers
 from cdc.log.compacted_state import CompactedState, Run, last_commit, read_compacted_state
 from cdc.log.consumers import Consumer
-from cdc.log.layout import CHANGES, LogFile
-from cdc.log.object_path import Root, as_root
+from cdc.log.object_path import Root
 from cdc.log.read_plan import is_late
 from cdc.log.reader import LogReader
-from cdc.log.segment_listing import SegmentListing, SegmentSummary
-from cdc.log.storage import is_table
+from cdc.log.segment_listing import SegmentListing
 from cdc.log.vacuum import waiting
 from cdc.position import Position
+from cdc.service.log_contents import open_log, segment_line
 from cdc.service.log_status import (
     Compaction,
     ConsumerLine,
-    FileLine,
     LogState,
     LogStatus,
     RunLine,
-    SegmentLine,
     wal_between,
 )
 from cdc.service.problem import Problem
@@ -36,48 +33,17 @@ SILENT_AFTER: Final = 120.0
 _Found = TypeVar("_Found")
 
 
-def open_log(root: str | Root, log: LogReader | None = None) -> LogReader:
-    """Open the log under root, or refresh the given reader of it; raises LogError without a log."""
-    if log is None or not is_table(as_root(root) / CHANGES):  # an open reader does not notice that its log is gone
-        return LogReader(root)
-    log.refresh()
-    return log
-
-
 def log_status(root: str | Root, log: LogReader, now: datetime, file: str = "FILE") -> LogStatus:
     """The status of the log under root, read through `log`; file is the definition as commands name it.
 
     A part that cannot be read becomes a problem; the other parts are still reported.
     """
-    look = _LogStatusBuilder(root, log, now, file)
-    return look.status()
+    return _LogStatusBuilder(root, log, now, file).status()
 
 
 def consumer_lines(root: str | Root, now: datetime) -> tuple[ConsumerLine, ...]:
     """Every consumer of the log under root with a readable file, by name."""
     return _LogStatusBuilder(root, open_log(root), now, "FILE").status().consumers
-
-
-def segment_lines(log: LogReader) -> list[SegmentLine]:
-    """Every segment of single changes, oldest first."""
-    return [_segment_line(segment) for segment in SegmentListing(log).segments()]
-
-
-def files_of_segment(log: LogReader, segment: int) -> list[FileLine]:
-    """The files of one segment in order of position; raises UnknownName if there is no such segment."""
-    found = [file for file in log.every_file() if file.segment == segment]
-    if not found:
-        raise UnknownName(f"the log has no segment {segment}", remedy="run 'cdc log ls' for the numbers")
-    return _file_lines(found)
-
-
-def files_of_run(root: str | Root, log: LogReader, run: int) -> list[FileLine]:
-    """The files of one run of the compacted log; raises UnknownName if there is no such run."""
-    compacted = read_compacted_state(root, log.log_id)
-    found = next((each for each in (compacted.runs if compacted else ()) if each.number == run), None)
-    if found is None:
-        raise UnknownName(f"the compacted log has no run {run}", remedy="run 'cdc log ls' for the numbers")
-    return _file_lines(found.files)
 
 
 def find_consumer(root: str | Root, name: str) -> Consumer:
@@ -130,8 +96,8 @@ class _LogStatusBuilder:
             segment_count=len(segments),
             file_count=sum(segment.files for segment in segments),
             row_count=sum(segment.rows for segment in segments),
-            oldest_segment=_segment_line(segments[0]) if segments else None,
-            newest_segment=_segment_line(segments[-1]) if segments else None,
+            oldest_segment=segment_line(segments[0]) if segments else None,
+            newest_segment=segment_line(segments[-1]) if segments else None,
             horizon=str(horizon) if horizon else None,
             horizon_behind_bytes=wal_between(horizon, log.durable or horizon) if horizon else None,
             horizon_behind_seconds=self._listing.seconds_behind(horizon) if horizon else None,
@@ -201,29 +167,8 @@ def _last_compaction(root: str | Root) -> Compaction:
     return Compaction(at=at.isoformat(), rows=int(commit.get("cdc.rows", 0)))
 
 
-def _segment_line(segment: SegmentSummary) -> SegmentLine:
-    return SegmentLine(
-        segment=segment.segment,
-        files=segment.files,
-        rows=segment.rows,
-        bytes=segment.size,
-        first=str(segment.first),
-        last=str(segment.last),
-        began_at=_iso(segment.began_at),
-        ended_at=_iso(segment.ended_at),
-    )
-
-
 def _run_line(run: Run) -> RunLine:
     return RunLine(run=run.number, files=len(run.files), rows=run.rows, bytes=run.size)
-
-
-def _file_lines(files: Sequence[LogFile]) -> list[FileLine]:
-    ordered = sorted(files, key=lambda file: (file.first, file.last))
-    return [
-        FileLine(path=file.path, rows=file.rows, bytes=file.size, first=str(file.first), last=str(file.last))
-        for file in ordered
-    ]
 
 
 def _verify_remedy(file: str) -> str:

@@ -1,8 +1,17 @@
-"""Problem: something that needs an operator, as status, page and API show it."""
+"""Problem: something that needs an operator, as commands, page and API show it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
+
+from cdc.errors import all_error_classes
+
+REMEDIES: Final[Mapping[str, str]] = {error.code: error.remedy for error in all_error_classes()}
+"""Remedy by error code."""
+_REASON: Final = re.compile(r"(CDC-\d{4}) (.*?)(?: → (.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +22,15 @@ class Problem:
     code: str | None
     message: str
     remedy: str
+
+
+def problem_from_reason(subject: str, reason: str, otherwise: str) -> Problem:
+    """The problem that a reported reason describes: `CDC-3001 message → remedy`, or free text.
+
+    otherwise: remedy of a reason that names neither a remedy nor a code.
+    """
+    match = _REASON.fullmatch(reason)
+    if match is None:
+        return Problem(subject, None, reason, otherwise)
+    code, message, remedy = match.groups()
+    return Problem(subject, code, message, remedy or REMEDIES.get(code, otherwise))

@@ -181,7 +181,7 @@ class SourceSampler:
 
 
 def _aged(observed: SourceObservation, seconds: float) -> SourceObservation:
-    """The same observation some seconds later, as far as a clock can tell."""
+    """The observation with ages that many seconds higher."""
     feedback, unconfirmed = observed.feedback_age_seconds, observed.unconfirmed_seconds
     return replace(
         observed,

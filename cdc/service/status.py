@@ -6,14 +6,13 @@ whatever it last reported, and its lags grow with the clock.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from cdc.catalog.tables import REFUSED
-from cdc.errors import SchemaNotApplicable, all_error_classes
+from cdc.catalog import REFUSED
+from cdc.errors import SchemaNotApplicable
 from cdc.metrics import (
     APPLY_ROWS,
     CHANGES,
@@ -28,12 +27,12 @@ from cdc.metrics import (
 )
 from cdc.position import Position
 from cdc.remedy import RESYNC, complete_remedy
-from cdc.service.copy_status import TableStatus, table_statuses
 from cdc.service.log_status import LogState, LogStatus, wal_between
 from cdc.service.machine_load import MachineLoad
 from cdc.service.position_history import PositionHistory
-from cdc.service.problem import Problem
+from cdc.service.problem import REMEDIES, Problem, problem_from_reason
 from cdc.service.source_observation import SourceObservation
+from cdc.service.table_status import TableStatus, table_statuses
 from cdc.service.verification_status import VerifiedStatus, mismatch_problems, verified_statuses
 from cdc.snapshot.backfill_progress import BackfillStatus, list_backfills
 
@@ -54,8 +53,6 @@ NOT_REPORTING: Final = frozenset({"stale", "stopped", "failed"})
 """States of processes that no longer report progress."""
 COMPILING_ACTIVITY: Final = "compiles its decoder, once per machine"
 FAILED_STATES: Final = frozenset({"failed", "stale", "stopped", "needs_resync", REFUSED})
-_REASON: Final = re.compile(r"(CDC-\d{4}) (.*?)(?: → (.*))?", re.DOTALL)
-_REMEDIES: Final[Mapping[str, str]] = {error.code: error.remedy for error in all_error_classes()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +317,7 @@ def _process_problems(processes: Iterable[ProcessStatus]) -> Iterable[Problem]:
     for p in processes:
         if p.error:
             code = str(p.error.get("code", "")) or None
-            remedy = p.error.get("suggestion") or _REMEDIES.get(code or "") or "read the log of the process"
+            remedy = p.error.get("suggestion") or REMEDIES.get(code or "") or "read the log of the process"
             yield Problem(p.process, code, str(p.error.get("message", p.state)), str(remedy))
         elif p.state == "stale":
             message = f"no report for {p.age_seconds:.0f} s" if p.age_seconds is not None else "no report"
@@ -332,7 +329,7 @@ def _process_problems(processes: Iterable[ProcessStatus]) -> Iterable[Problem]:
 def _sink_problems(sinks: Iterable[SinkStatus]) -> Iterable[Problem]:
     for s in sinks:
         if s.state == "failed":
-            yield _problem_from_reason(f"sink {s.name}", s.reason or s.state, "read the log of apply; the sink retries")
+            yield problem_from_reason(f"sink {s.name}", s.reason or s.state, "read the log of apply; the sink retries")
 
 
 def _table_problems(tables: Iterable[TableStatus]) -> Iterable[Problem]:
@@ -340,14 +337,5 @@ def _table_problems(tables: Iterable[TableStatus]) -> Iterable[Problem]:
         if t.state in FAILED_STATES:
             subject = f"table {t.topic} in {t.sink}" if t.sink else f"table {t.topic}"
             otherwise = SchemaNotApplicable.remedy if t.sink else RESYNC
-            problem = _problem_from_reason(subject, t.reason or t.state, otherwise)
+            problem = problem_from_reason(subject, t.reason or t.state, otherwise)
             yield replace(problem, remedy=complete_remedy(problem.remedy, sink=t.sink or None, topic=t.topic))
-
-
-def _problem_from_reason(subject: str, reason: str, otherwise: str) -> Problem:
-    """A problem from a reason as processes write it: `CDC-3001 message → remedy`, or free text."""
-    match = _REASON.fullmatch(reason)
-    if match is None:
-        return Problem(subject, None, reason, otherwise)
-    code, message, remedy = match.groups()
-    return Problem(subject, code, message, remedy or _REMEDIES.get(code, otherwise))

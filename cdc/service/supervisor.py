@@ -1,9 +1,10 @@
 """Supervisor: runs the processes of a pipeline as children of one process, and restarts them when they fail.
 
-A child that exits is restarted after a pause that grows (0.5 s, doubled, at most 30 s, with jitter). Its failures are
-forgotten after a minute of health. Exit status 2 (wrong definition) ends everything, because a restart cannot help.
-After status 3 (wrong environment) the pauses begin at 5 s. After status 5 (stopped for good) a child is restarted every
-five minutes, and at once when an operator acts: the definition or the audit changed, or SIGUSR1 arrived.
+A child that exits is restarted after a pause that grows (0.5 s, doubled, at most 30 s, with jitter). The pauses begin
+again at 0.5 s after a child has run for a minute. Exit status 2 (wrong definition) ends everything, because a restart
+cannot help. After status 3 (wrong environment) the pauses begin at 5 s. After status 5 (stopped for good) a child is
+restarted every five minutes, and at once when an operator acts: the definition or the audit changed, or SIGUSR1
+arrived.
 
 A child with `may_end` is done when it exits with 0 without being asked. When all children are done, the supervisor
 ends.
@@ -27,19 +28,11 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from types import FrameType
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final
 
-from cdc.back_off import BackOff
 from cdc.errors import ChildFailed, ExitCode
+from cdc.service.restart_policy import RestartPolicy, Triggers
 
-HEALTHY_AFTER: Final = 60.0
-"""Seconds of life after which earlier failures are forgotten."""
-DEADLINE: Final = 20.0
-"""Seconds that a child has to finish its batch after SIGTERM; a batch takes up to 10."""
-ENVIRONMENT_WAIT: Final = 5.0
-"""Seconds before the next start when the environment is wrong: an operator has to act first."""
-HALTED_WAIT: Final = 300.0
-"""Seconds before the next start of a child that stopped for good; its cause may be fixed elsewhere."""
 POLL: Final = 0.05
 """Seconds between two checks of a child that is ending."""
 INTERRUPTED: Final = 130
@@ -56,37 +49,6 @@ class Child:
     command: tuple[str, ...]
     may_end: bool = False
     """Whether exit status 0 means that it is done and is not restarted."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """When a failed child is restarted; values are seconds."""
-
-    first: float = 0.5
-    most: float = 30.0
-    jitter: float = 0.5
-    healthy_after: float = HEALTHY_AFTER
-    deadline: float = DEADLINE
-    halted: float = HALTED_WAIT
-
-    def wait(self, failures: int, exit_code: int) -> float:
-        """Seconds before the next start after that many failures in a row, the last with this exit status."""
-        if exit_code == ExitCode.HALTED:
-            return self.halted
-        pause = BackOff(self.first, self.most, self.jitter).seconds(failures)
-        if exit_code == ExitCode.ENVIRONMENT:
-            return max(pause, BackOff(ENVIRONMENT_WAIT, self.most, self.jitter).seconds(1))
-        return pause
-
-
-class Triggers(Protocol):
-    """Signs that an operator acted since a child was started; neither method blocks."""
-
-    def definition_digest(self) -> str:
-        """A digest of the present definition."""
-
-    def last_change(self) -> float | None:
-        """When a command last changed something, as time.time(); None if unknown."""
 
 
 @dataclass(slots=True)

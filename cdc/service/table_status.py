@@ -1,23 +1,43 @@
-"""Tables of a pipeline, one line each, from the log's schemas and the catalog's statuses."""
+"""Status of each table at the source and in each sink, from the reader's reports and from backfills.
+
+At the source a table goes `queued → snapshotting → catching_up → streaming`: it waits for its copy, it is copied, the
+log still has its copy mark, and it is captured. A sink does not show a table as streaming until all its rows are in the
+log.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from cdc.errors import LogError
-from cdc.log.object_path import Root
-from cdc.log.reader import LogReader
-from cdc.service.copy_status import TableStatus
-from cdc.service.status import PipelineStatus
-from cdc.snapshot.backfill_progress import CopyProgress
+from cdc.catalog import TableProgress
+from cdc.position import Position
+from cdc.snapshot.backfill_progress import BackfillStatus, CopyProgress, is_part
 from cdc.table import TableSchema, TableState
 
-_STATES: Final = {state: state.value for state in TableState} | {
+SNAPSHOTTING: Final = TableState.SNAPSHOTTING.value
+_STATES_IN_LOG: Final = {state: state.value for state in TableState} | {
     TableState.LIVE: "streaming",
     TableState.SNAPSHOTTING: "queued",
 }
 """State for each of the log's table states; the log is newer than a report that says streaming."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """One table at the source (`sink` is empty) or in one sink."""
+
+    sink: str
+    topic: str
+    state: str
+    reason: str | None
+    position: str | None
+    version: int | None
+    rows: int
+    """Rows copied at the source, or merged in the sink."""
+    progress: CopyProgress | None = None
+    """Progress of a running copy or backfill; at the source only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,28 +69,88 @@ class TableLine:
     sinks: tuple[TableInSink, ...]
 
 
-def table_lines(status: PipelineStatus, log: str | Root) -> list[TableLine]:
-    """Every table of log or catalog by topic; of a reused name, the present table."""
-    known = tables_by_topic(log)
+def table_statuses(tables: Iterable[TableProgress], backfills: Sequence[BackfillStatus]) -> tuple[TableStatus, ...]:
+    """The status of every table at the source and in every sink; backfills are newest first."""
+    listed = list(tables)
+    copied = {table.topic for table in listed if not table.sink and table.state == SNAPSHOTTING}
+    return tuple(
+        _in_sink(table, copied=table.topic in copied) if table.sink else _at_source(table, backfills)
+        for table in listed
+    )
+
+
+def table_lines(statuses: Iterable[TableStatus], known: Mapping[str, TableSchema]) -> list[TableLine]:
+    """Every table of log or catalog, by topic; known: `tables_by_topic` of the log."""
     shown: dict[str, dict[str, TableStatus]] = {topic: {} for topic in known}
-    for table in status.tables:
-        shown.setdefault(table.topic, {})[table.sink] = table
-    return [_line(topic, known.get(topic), places) for topic, places in sorted(shown.items())]
+    for status in statuses:
+        shown.setdefault(status.topic, {})[status.sink] = status
+    return [_line(topic, known.get(topic), by_sink) for topic, by_sink in sorted(shown.items())]
 
 
-def tables_by_topic(log: str | Root) -> dict[str, TableSchema]:
-    """Topic → its table in the log, a dropped one only if no other has the name; empty without a log."""
-    try:
-        schemas = LogReader(log).schemas().values()
-    except LogError:
-        return {}  # the first copy has not begun
-    ordered = sorted(schemas, key=lambda schema: schema.state is not TableState.DROPPED)
-    return {schema.topic: schema for schema in ordered}
+def _in_sink(table: TableProgress, *, copied: bool) -> TableStatus:
+    state = SNAPSHOTTING if copied and table.state == "streaming" else table.state
+    return replace(_table_status(table), state=state)
 
 
-def _line(topic: str, schema: TableSchema | None, places: dict[str, TableStatus]) -> TableLine:
-    source = places.get("")
-    state, reason = ("streaming", None) if schema is None else (_STATES[schema.state], schema.reason)
+def _at_source(table: TableProgress, backfills: Sequence[BackfillStatus]) -> TableStatus:
+    about = (backfill for backfill in backfills if backfill.pending and backfill.covers(table.topic))
+    pending = next(about, None)
+    if table.state != SNAPSHOTTING:
+        progress = pending.tables.get(table.topic) if pending else None
+        # a reader counts from its start, so it knows only a part of a copy that it continued
+        whole = [b.tables[table.topic].rows for b in backfills if _is_full_copy(b) and table.topic in b.tables]
+        return replace(_table_status(table), rows=max([table.rows, *whole]), progress=progress)
+    copy = pending or next((b for b in backfills if _is_full_copy(b) and b.covers(table.topic)), None)
+    if copy is None:
+        # a first copy in one transaction has no backfill, only rows
+        return replace(_table_status(table), state=SNAPSHOTTING if table.rows else "queued")
+    progress = copy.tables.get(table.topic)
+    return replace(
+        _table_status(table),
+        state=_state(copy, progress),
+        reason=table.reason if copy.pending or copy.state == "done" else _failure_reason(copy),
+        rows=table.rows if progress is None else max(table.rows, progress.rows),
+        progress=progress if copy.pending else None,
+    )
+
+
+def _is_full_copy(backfill: BackfillStatus) -> bool:
+    """Whether it copies all rows of its tables, for every sink."""
+    return backfill.request.sink is None and not is_part(backfill.request)
+
+
+def _state(copy: BackfillStatus, progress: CopyProgress | None) -> str:
+    if not copy.pending:
+        return "catching_up" if copy.state == "done" else "failed"
+    if copy.state == "paused":
+        return "paused"
+    if progress is None or progress.state == "queued":
+        return "queued"
+    return "catching_up" if progress.state == "done" else SNAPSHOTTING
+
+
+def _failure_reason(copy: BackfillStatus) -> str:
+    """Why an incomplete table is not being copied, in the form of process reasons."""
+    if copy.error is not None:
+        return f"{copy.error['code']} {copy.error['message']} → {copy.error['suggestion']}"
+    return f"backfill {copy.id} that copied it was {copy.state}"
+
+
+def _table_status(table: TableProgress) -> TableStatus:
+    return TableStatus(
+        sink=table.sink,
+        topic=table.topic,
+        state=table.state,
+        reason=table.reason,
+        position=str(Position(table.position)),
+        version=table.version,
+        rows=table.rows,
+    )
+
+
+def _line(topic: str, schema: TableSchema | None, by_sink: dict[str, TableStatus]) -> TableLine:
+    source = by_sink.get("")
+    state, reason = ("streaming", None) if schema is None else (_STATES_IN_LOG[schema.state], schema.reason)
     if source is not None and (state == "streaming" or source.state != "streaming"):
         state, reason = source.state, source.reason
     return TableLine(
@@ -80,11 +160,11 @@ def _line(topic: str, schema: TableSchema | None, places: dict[str, TableStatus]
         reason=reason,
         rows=0 if source is None else source.rows,
         progress=None if source is None else source.progress,
-        sinks=tuple(_in_sink(table) for sink, table in sorted(places.items()) if sink),
+        sinks=tuple(_table_in_sink(table) for sink, table in sorted(by_sink.items()) if sink),
     )
 
 
-def _in_sink(table: TableStatus) -> TableInSink:
+def _table_in_sink(table: TableStatus) -> TableInSink:
     return TableInSink(
         sink=table.sink,
         state=table.state,

@@ -29,7 +29,7 @@ from cdc.log.layout import LogFile
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.service.replay_jobs import ReplayJobs
+from cdc.service.background_jobs import ReplayJobs
 from cdc.stores.lake import Lake
 from pipelines.compaction.compact import compact
 from pipelines.folding.fold import fold

@@ -11,7 +11,7 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import JOB_LEASE, REPLAY, Command
 from cdc.failpoint import VARIABLE
 from cdc.log.compacted_state import read_compacted_state
-from cdc.service.replay_jobs import ReplayJobs, ReplayStatus
+from cdc.service.background_jobs import ReplayJobs, ReplayStatus
 from tests.fixtures import forked
 from tests.fixtures.forked import Ended
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN

@@ -12,8 +12,8 @@ import uvicorn
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.service.api.app import create_app
+from cdc.service.api.request_limits import RequestLimits
 from cdc.service.api.server import bind, server_config
-from cdc.service.request_limits import RequestLimits
 
 
 @contextmanager

@@ -10,16 +10,10 @@ import pytest
 from cdc.errors import LogCorrupt, LogError, UnknownName
 from cdc.log.reader import LogReader
 from cdc.position import Position
+from cdc.service.log_contents import files_of_run, files_of_segment, open_log, segment_lines
 from cdc.service.log_sampler import LogSampler
 from cdc.service.log_status import LogState, LogStatus, wal_between
-from cdc.service.log_status_reader import (
-    files_of_run,
-    files_of_segment,
-    find_consumer,
-    log_status,
-    open_log,
-    segment_lines,
-)
+from cdc.service.log_status_reader import find_consumer, log_status
 from tests.cli.trimmed import Folder
 
 SOME_TIME = 20.0

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cdc.service.rate_history import RateHistory
+from cdc.service.api.status_sampler import RateHistory
 from cdc.service.status import PipelineStatus, SourceStatus
 
 START = datetime(2026, 11, 20, tzinfo=UTC)

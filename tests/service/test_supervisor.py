@@ -17,8 +17,8 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.errors import ChildFailed, ExitCode
-from cdc.service.restart_triggers import RestartTriggers
-from cdc.service.supervisor import INTERRUPTED, Child, RestartPolicy, Supervisor, pipeline_children
+from cdc.service.restart_policy import RestartPolicy, RestartTriggers
+from cdc.service.supervisor import INTERRUPTED, Child, Supervisor, pipeline_children
 
 QUICK = RestartPolicy(first=0.01, most=0.05, jitter=0.01, deadline=10.0)
 PATIENT = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('drained', flush=True), sys.exit(0))); "

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc.catalog import Catalog
 from cdc.catalog.commands import VERIFY
 from cdc.service.api.app import create_app
-from cdc.service.verification_jobs import verify_status
+from cdc.service.background_jobs import verify_status
 from tests.catalog.test_verified_ranges import range_of
 from tests.fixtures.waiting import until
 from tests.pipelines.replayed import made

@@ -24,20 +24,18 @@ from cdc.config.definition import Service
 from cdc.errors import RequestLimitExceeded, UnknownName, all_error_classes
 from cdc.service.api import error_responses
 from cdc.service.api.access import Access, has_token
-from cdc.service.api.consumers import consumer_routes
-from cdc.service.api.copies import PipelineApi, copy_routes
-from cdc.service.api.dead_letters import dead_letter_routes
-from cdc.service.api.exposition import exposition, reported_values
-from cdc.service.api.log import log_routes
+from cdc.service.api.dead_letter_routes import dead_letter_routes
+from cdc.service.api.job_routes import job_routes
+from cdc.service.api.log_routes import log_routes
+from cdc.service.api.prometheus_metrics import prometheus_text, reported_values
+from cdc.service.api.request_limits import BodyLimit
+from cdc.service.api.route_context import RouteContext
 from cdc.service.api.status_sampler import StatusSampler
-from cdc.service.api.verifications import verification_routes
-from cdc.service.copy_status import TableStatus
+from cdc.service.background_jobs import ReplayJobs, VerificationJobs
 from cdc.service.log_sampler import utc_now
 from cdc.service.page.document import docs_page, locked_page
-from cdc.service.replay_jobs import ReplayJobs
-from cdc.service.request_limits import BodyLimit
 from cdc.service.status import PipelineStatus, SinkStatus
-from cdc.service.verification_jobs import VerificationJobs
+from cdc.service.table_status import TableStatus
 
 # for the OpenAPI description only; Access checks the token
 _BEARER: Final = Security(HTTPBearer(auto_error=False, description="Where service.token is set."))
@@ -99,12 +97,9 @@ def create_app(
     app.include_router(_process_routes(sampler))
     described: dict[str, Any] = {"prefix": "/api/v1", "responses": error_responses.RESPONSES, "dependencies": [_BEARER]}
     app.include_router(_status_routes(sampler), **described)
-    api = PipelineApi(catalog, definition, replays)
-    app.include_router(copy_routes(api), **described)
-    app.include_router(log_routes(api), **described)
-    app.include_router(consumer_routes(api), **described)
-    app.include_router(verification_routes(api, verifications), **described)
-    app.include_router(dead_letter_routes(api), **described)
+    context = RouteContext(catalog, definition, replays, verifications)
+    for routes in (job_routes, log_routes, dead_letter_routes):
+        app.include_router(routes(context), **described)
     app.include_router(_page_routes(sampler, definition.service))
     app.add_middleware(BodyLimit)
     app.add_middleware(Access, service=definition.service)
@@ -151,7 +146,7 @@ def _process_routes(sampler: StatusSampler) -> APIRouter:
         status = sampler.full_status()
         reports = sampler.catalog.processes.ls(sampler.name)
         figures = reported_values(status, reports)
-        return Response(exposition(status, figures), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(prometheus_text(status, figures), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
 

@@ -73,9 +73,9 @@ def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 def _validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
-    flaws = error.errors()
-    if any(flaw["type"] == _NO_JSON for flaw in flaws):
+    invalid = error.errors()
+    if any(field["type"] == _NO_JSON for field in invalid):
         return JSONResponse(ConfigError("the body is not JSON", remedy=_SEE_OPENAPI).to_json(), 400)
     # the message does not repeat the input, which may contain row values
-    problems = ", ".join(f"{'.'.join(map(str, flaw['loc']))!r}: {flaw['msg'].lower()}" for flaw in flaws)
+    problems = ", ".join(f"{'.'.join(map(str, field['loc']))!r}: {field['msg'].lower()}" for field in invalid)
     return JSONResponse(ConfigError(f"malformed request: {problems}", remedy=_SEE_OPENAPI).to_json(), 422)

@@ -15,7 +15,7 @@ from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.errors import PortTaken
 from cdc.service.api.app import create_app
-from cdc.service.request_limits import RequestLimits, limited
+from cdc.service.api.request_limits import RequestLimits, limited
 
 PORTS_TO_TRY: Final = 20
 """Number of ports after the configured one that are tried."""

@@ -17,11 +17,11 @@ from urllib.parse import quote
 from cdc.catalog import AWAITS_SPARK
 from cdc.remedy import COMMAND
 from cdc.service import number_format
-from cdc.service.copy_status import TableStatus
 from cdc.service.page import backfills, log_section
 from cdc.service.page.sparkline import sparkline
 from cdc.service.page.state_badge import TONES, badge
 from cdc.service.status import PipelineStatus, ProcessStatus, SinkStatus, SourceStatus
+from cdc.service.table_status import TableStatus
 from cdc.table import split_topic
 
 SECTIONS: Final = ("headline", "problems", "totals", "flow", "log", "tables", "backfills", "processes")

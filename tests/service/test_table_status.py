@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Catalog, TableProgress
-from cdc.service.copy_status import TableStatus
+from cdc.service.log_contents import tables_by_topic
 from cdc.service.status import pipeline_status
-from cdc.service.table_status import table_lines
+from cdc.service.table_status import TableStatus, table_lines
 from cdc.snapshot.backfill_state import BackfillRequest, BackfillState, TableBackfillState
 from tests.service.pipeline import LOG_END, NAME, copying, fill, write_log
 
@@ -112,9 +112,9 @@ def test_a_paused_copy_is_a_paused_table(catalog: Catalog) -> None:
 
 def test_lines_of_tables_join_the_log_with_what_is_shown(catalog: Catalog, tmp_path: Path) -> None:
     status = pipeline_status(catalog, NAME, datetime.now(UTC))
-    assert {line.relation for line in table_lines(status, tmp_path / "log")} == {None}
+    assert {line.relation for line in table_lines(status.tables, {})} == {None}
     write_log(tmp_path)
-    lines = {line.topic: line for line in table_lines(status, tmp_path / "log")}
+    lines = {line.topic: line for line in table_lines(status.tables, tables_by_topic(tmp_path / "log"))}
     assert (lines[TOPIC].relation, lines[TOPIC].state) == (101, "queued")
     assert [(sink.sink, sink.state) for sink in lines["shop.products"].sinks] == [
         ("find", "streaming"),

@@ -218,7 +218,7 @@ def reported_values(status: PipelineStatus, reports: Iterable[ProcessReport]) ->
     ]
 
 
-def exposition(status: PipelineStatus, figures: Iterable[Any]) -> bytes:
+def prometheus_text(status: PipelineStatus, figures: Iterable[Any]) -> bytes:
     """The body of `/metrics`; figures are [[name, [label…], value]…] of all processes."""
     registry = CollectorRegistry()
     registry.register(MetricFamilies(status, figures))

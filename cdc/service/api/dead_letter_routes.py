@@ -16,7 +16,7 @@ from cdc.catalog.dead_letter_requests import (
     request_action,
     to_json,
 )
-from cdc.service.api.copies import ACCEPTED, EmptyBody, PipelineApi, PipelinePath, RequestBody, Text, actor_of
+from cdc.service.api.route_context import ACCEPTED, EmptyBody, PipelinePath, RequestBody, RouteContext, Text, actor_of
 
 LetterPath = Annotated[str, Path(description="Id of the dead letter.", min_length=1, max_length=40)]
 
@@ -62,39 +62,39 @@ class RequestedDeadLetters:
     ids: list[str]
 
 
-def dead_letter_routes(api: PipelineApi) -> APIRouter:
+def dead_letter_routes(context: RouteContext) -> APIRouter:
     """Every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["dead letters"])
 
     @routes.get("/dlq")
     def letters(pipeline: PipelinePath) -> list[DeadLetterLine]:
         """Every dead letter, oldest change first (`cdc dlq ls`)."""
-        api.check_pipeline(pipeline)
-        return [_to_line(letter) for letter in api.catalog.dead_letters.ls(pipeline)]
+        context.check_pipeline(pipeline)
+        return [_to_line(letter) for letter in context.catalog.dead_letters.ls(pipeline)]
 
     @routes.get("/dlq/{letter}")
     def letter_of(pipeline: PipelinePath, letter: LetterPath) -> DeadLetterLine:
         """One dead letter."""
-        api.check_pipeline(pipeline)
-        return _to_line(find_dead_letters(api.catalog, pipeline, [letter])[0])
+        context.check_pipeline(pipeline)
+        return _to_line(find_dead_letters(context.catalog, pipeline, [letter])[0])
 
     @routes.post("/dlq/retry", status_code=ACCEPTED)
     def retry(pipeline: PipelinePath, body: RetryBody, request: Request) -> RequestedDeadLetters:
         """Retry rows (`cdc dlq retry`)."""
-        api.check_pipeline(pipeline)
-        known = api.catalog.dead_letters.ls(pipeline)
-        wanted = known if body.ids is None else find_dead_letters(api.catalog, pipeline, body.ids)
-        return _post_request(api, wanted, DeadLetterRequest(DeadLetterAction.RETRY, actor_of(request)))
+        context.check_pipeline(pipeline)
+        known = context.catalog.dead_letters.ls(pipeline)
+        wanted = known if body.ids is None else find_dead_letters(context.catalog, pipeline, body.ids)
+        return _post_request(context, wanted, DeadLetterRequest(DeadLetterAction.RETRY, actor_of(request)))
 
     @routes.post("/dlq/{letter}/retry", status_code=ACCEPTED)
     def retry_one(
         pipeline: PipelinePath, letter: LetterPath, _body: EmptyBody, request: Request
     ) -> RequestedDeadLetters:
         """Retry one row (`cdc dlq retry`)."""
-        api.check_pipeline(pipeline)
+        context.check_pipeline(pipeline)
         return _post_request(
-            api,
-            find_dead_letters(api.catalog, pipeline, [letter]),
+            context,
+            find_dead_letters(context.catalog, pipeline, [letter]),
             DeadLetterRequest(DeadLetterAction.RETRY, actor_of(request)),
         )
 
@@ -103,15 +103,15 @@ def dead_letter_routes(api: PipelineApi) -> APIRouter:
         pipeline: PipelinePath, letter: LetterPath, body: DiscardBody, request: Request
     ) -> RequestedDeadLetters:
         """Discard a row (`cdc dlq discard`): the target keeps its old row for the key, which verify reports."""
-        api.check_pipeline(pipeline)
+        context.check_pipeline(pipeline)
         wanted = DeadLetterRequest(DeadLetterAction.DISCARD, actor_of(request), body.reason)
-        return _post_request(api, find_dead_letters(api.catalog, pipeline, [letter]), wanted)
+        return _post_request(context, find_dead_letters(context.catalog, pipeline, [letter]), wanted)
 
     return routes
 
 
-def _post_request(api: PipelineApi, letters: list[DeadLetter], request: DeadLetterRequest) -> RequestedDeadLetters:
-    posted = request_action(api.catalog, api.definition.name, letters, request)
+def _post_request(context: RouteContext, letters: list[DeadLetter], request: DeadLetterRequest) -> RequestedDeadLetters:
+    posted = request_action(context.catalog, context.definition.name, letters, request)
     return RequestedDeadLetters(posted, [letter.id for letter in letters])
 
 

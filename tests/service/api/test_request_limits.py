@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from cdc.catalog import Catalog
 from cdc.service.api.app import MAX_STREAMS, create_app
-from cdc.service.request_limits import BodyLimit, RequestLimits
+from cdc.service.api.request_limits import BodyLimit, RequestLimits
 from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME, TOKEN, definition, fill, write_log
 from tests.service.running import answering

@@ -1,0 +1,73 @@
+"""Route context: the path parameters, body classes, and checks of names that the routes of the API share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Final
+
+from fastapi import Path, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from cdc.catalog import Catalog
+from cdc.config import Definition
+from cdc.errors import UnknownName
+from cdc.service.background_jobs import ReplayJobs, VerificationJobs
+
+ACCEPTED: Final = 202
+"""HTTP status of an accepted request; the reader, the apply process or a child process does the work."""
+
+Text = Annotated[str, Field(min_length=1, max_length=10_000)]
+PipelinePath = Annotated[str, Path(description="Name of the pipeline in the definition.")]
+TablePath = Annotated[str, Path(description="Table as `schema.table`, not a glob.")]
+SinkPath = Annotated[str, Path(description="Name of the sink in the definition.")]
+JobPath = Annotated[int, Path(description="Number of the job.", ge=0, lt=2**63)]
+
+
+class RequestBody(BaseModel):
+    """Base of every body: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class EmptyBody(RequestBody):
+    """An empty body: `{}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteContext:
+    """The catalog, definition and background jobs of the pipeline that the server serves."""
+
+    catalog: Catalog
+    definition: Definition
+    replays: ReplayJobs
+    verifications: VerificationJobs
+
+    def check_pipeline(self, pipeline: str) -> None:
+        """Raise UnknownName for a pipeline that this server does not serve."""
+        if pipeline != self.definition.name:
+            raise UnknownName(
+                f"this server serves {self.definition.name!r}, not {pipeline!r}",
+                remedy="ask the server of that pipeline",
+            )
+
+    def check_sink(self, pipeline: str, sink: str) -> None:
+        """Raise UnknownName for a sink that the definition does not have."""
+        self.check_pipeline(pipeline)
+        names = [known.name for known in self.definition.sinks]
+        if sink not in names:
+            listed = ", ".join(map(repr, names)) or "none"
+            raise UnknownName(f"no sink is called {sink!r}", remedy=f"sinks of this pipeline: {listed}")
+
+    def check_table(self, pipeline: str, table: str) -> None:
+        """Raise UnknownName for a table that the log does not have."""
+        self.check_pipeline(pipeline)
+        if table not in import_module("cdc.service.log_contents").tables_by_topic(self.definition.log.root):
+            raise UnknownName(
+                f"no table of the log is called {table!r}", remedy=f"GET /api/v1/pipelines/{pipeline}/tables"
+            )
+
+
+def actor_of(request: Request) -> str:
+    """The client as the audit names it."""
+    return "api" if request.client is None else f"api from {request.client.host}"

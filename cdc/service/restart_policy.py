@@ -1,0 +1,92 @@
+"""Restart policy: the pauses before a failed process starts again, and the signs that end a pause early.
+
+The signs are that an operator acted: the definition changed, or the audit has a newer entry, which every command that
+changes something writes. The catalog may be a server that does not answer, so a thread reads the audit.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC
+from hashlib import sha256
+from pathlib import Path
+from threading import Event, Thread
+from typing import Final, Protocol
+
+from cdc.back_off import BackOff
+from cdc.catalog import Catalog
+from cdc.errors import CdcError, ExitCode
+
+HEALTHY_AFTER: Final = 60.0
+"""Seconds of life after which earlier failures are forgotten."""
+DEADLINE: Final = 20.0
+"""Seconds that a child has to finish its batch after SIGTERM; a batch lasts at most 10."""
+ENVIRONMENT_WAIT: Final = 5.0
+"""Seconds before the next start when the environment is wrong: an operator has to act first."""
+HALTED_WAIT: Final = 300.0
+"""Seconds before the next start of a child that stopped for good; its cause may be fixed elsewhere."""
+POLL_INTERVAL: Final = 1.0
+"""Seconds between two reads of the audit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a failed child is restarted; values are seconds."""
+
+    first: float = 0.5
+    most: float = 30.0
+    jitter: float = 0.5
+    healthy_after: float = HEALTHY_AFTER
+    deadline: float = DEADLINE
+    halted: float = HALTED_WAIT
+
+    def wait(self, failures: int, exit_code: int) -> float:
+        """Seconds before the next start after that many failures in a row, the last with this exit status."""
+        if exit_code == ExitCode.HALTED:
+            return self.halted
+        pause = BackOff(self.first, self.most, self.jitter).seconds(failures)
+        if exit_code == ExitCode.ENVIRONMENT:
+            return max(pause, BackOff(ENVIRONMENT_WAIT, self.most, self.jitter).seconds(1))
+        return pause
+
+
+class Triggers(Protocol):
+    """Signs that an operator acted since a child was started; neither method blocks."""
+
+    def definition_digest(self) -> str:
+        """A digest of the present definition."""
+
+    def last_change(self) -> float | None:
+        """When a command last changed something, as time.time(); None if unknown."""
+
+
+class RestartTriggers:
+    """The present definition and the last audit entry of one pipeline."""
+
+    def __init__(self, file: Path, url: str) -> None:
+        """file: the definition. url: the catalog's."""
+        self._file, self._url = file, url
+        self._last_change: float | None = None
+        self._thread = Thread(target=self._poll_audit, name="restart triggers", daemon=True)
+
+    def definition_digest(self) -> str:
+        """A digest of the definition; empty if it cannot be read."""
+        try:
+            return sha256(self._file.read_bytes()).hexdigest()
+        except OSError:
+            return ""
+
+    def last_change(self) -> float | None:
+        """Time of the last audit entry as time.time(); None if there is none or it is not read yet."""
+        if self._thread.ident is None:
+            self._thread.start()
+        return self._last_change
+
+    def _poll_audit(self) -> None:
+        never = Event()
+        while not never.wait(POLL_INTERVAL):
+            with suppress(CdcError), Catalog.open(self._url, migrate=False) as catalog:
+                for line in catalog.audit.ls(limit=1):
+                    written = line.written_at
+                    self._last_change = (written if written.tzinfo else written.replace(tzinfo=UTC)).timestamp()
