@@ -14,14 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
-from hypothesis import settings
 from xdist.scheduler.loadgroup import LoadGroupScheduling
 
 from tests.fixtures import java
+from tests.fixtures.examples import register_profiles
 
-# the machine may be busy; how long an example takes says nothing of what it shows
-settings.register_profile("cdc", deadline=None)
-settings.load_profile("cdc")
+register_profiles()
 
 _SPARK: Final = "spark"
 _FOLDER: Final = pytest.StashKey[TemporaryDirectory[str]]()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
@@ -17,7 +17,6 @@ images = st.none() | st.dictionaries(
 )
 
 
-@settings(deadline=None)  # the first example waits for pyarrow to load
 @given(st.lists(images, max_size=8))
 def test_absent_null_and_empty_stay_apart(values: list[dict[int, str | None] | None]) -> None:
     column = pa.array([None if v is None else list(v.items()) for v in values], LOG_SCHEMA.field("after").type)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from cdc.capture.spool import BATCH, Spool
@@ -29,6 +29,7 @@ from cdc.pgoutput.messages import (
     Truncate,
     Type,
 )
+from tests.fixtures.examples import examples
 from tests.pgoutput.encode import (
     POSTGRES_EPOCH,
     frame,
@@ -40,7 +41,7 @@ from tests.pgoutput.encode import (
 )
 from tests.pgoutput.streams import ORDERS, relation, table, transaction
 
-bounded = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+bounded = examples(40, suppress_health_check=list(HealthCheck))
 RENAMED = table(1, name="renamed")
 KEEPALIVE = Keepalive(Lsn(3), False)
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.config import load_definition
 from cdc.config.yaml_edit import YamlEdit, add_tables, remove_tables, write_edit
 from cdc.errors import ConfigError
 from cdc.table import matches
+from tests.fixtures.examples import examples
 
 HEAD = "version: 1 # of this format\nname: shop\n\nsource:\n    dsn:   'postgresql://reader@db/shop'  # where\n"
 TAIL = "log: {path:   log}  # kept as it is\n"
@@ -167,7 +168,7 @@ def test_a_file_keeps_its_mode_and_a_link_stays_a_link(tmp_path: Path) -> None:
 NAMES = st.sampled_from(["shop.a", "shop.b", "x.a", "shop.*", "*.a", '"s.x".y', "we ird.t'able", "a.${HOME}", "ü.ä"])
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(st.sampled_from(LAYOUTS), st.lists(st.tuples(st.booleans(), NAMES), max_size=8))
 def test_whatever_is_added_and_removed_the_file_says_the_last_word_on_each_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, rules: str, steps: list[tuple[bool, str]]

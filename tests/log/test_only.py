@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA
@@ -20,6 +20,7 @@ from cdc.log.reader import LogReader, read_file
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import matches
+from tests.fixtures.examples import examples
 from tests.fixtures.spent import bytes_read
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
@@ -46,7 +47,7 @@ def test_bounds_that_rule_rows_out_are_those_of_rows_that_are_not_wanted(
     assert only.may_be_in({})
 
 
-@settings(max_examples=40)
+@examples(25)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["s.a", "s.b", "s.c", None])), min_size=1, max_size=12),
     st.tuples(st.integers(0, 13), st.integers(0, 13)),

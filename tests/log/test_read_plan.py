@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import LogTrimmed
@@ -15,6 +15,7 @@ from cdc.log.layout import LogFile
 from cdc.log.read_plan import LogSnapshot
 from cdc.log.retention import trimmable
 from cdc.position import Position
+from tests.fixtures.examples import examples
 
 Rows = list[tuple[int, str, int | None]]
 """(position, key, value), None for a delete."""
@@ -211,7 +212,7 @@ def play(script: Script, kind: type[Consumer | Historian]) -> None:
 
 
 @given(begun.map(lambda commits: [("append", commit, True) for commit in commits]), steps)
-@settings(max_examples=200)
+@examples(60)
 def test_consumers_come_to_the_state_at_their_position_or_are_told_that_they_are_too_late(
     begun: Script, script: Script
 ):
@@ -219,13 +220,13 @@ def test_consumers_come_to_the_state_at_their_position_or_are_told_that_they_are
 
 
 @given(begun.map(lambda commits: [("append", commit, True) for commit in commits]), losing)
-@settings(max_examples=60)
+@examples(30)
 def test_of_lost_rows_every_consumer_is_told_in_the_batch_that_lacks_them(begun: Script, script: Script):
     play([*begun, *script], Consumer)
 
 
 @given(begun.map(lambda commits: [("append", commit, True) for commit in commits]), steps)
-@settings(max_examples=100)
+@examples(50)
 def test_history_is_the_state_at_a_cut_and_every_change_behind_it_or_is_refused(begun: Script, script: Script):
     play([*begun, *script], Historian)
 

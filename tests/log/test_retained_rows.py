@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import LogTrimmed
@@ -21,6 +21,7 @@ from cdc.log.segments import SegmentLimits
 from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
+from tests.fixtures.examples import examples
 from tests.log.compacting import Row, between, compact, live, opened
 from tests.log.rows import IDENTITY, info, row, schema_of, table
 
@@ -135,13 +136,13 @@ def play(first: list[Any], script: list[tuple[Any, ...]]) -> None:
 
 
 @given(st.lists(changes, min_size=2, max_size=4), steps)
-@settings(max_examples=6)
+@examples(4)
 def test_every_reader_comes_to_what_was_written(first: list[Any], script: list[tuple[Any, ...]]):
     play(first, script)
 
 
 @pytest.mark.slow
 @given(st.lists(changes, min_size=2, max_size=4), steps)
-@settings(max_examples=300)
+@examples(60)
 def test_every_reader_comes_to_what_was_written_in_many_histories(first: list[Any], script: list[tuple[Any, ...]]):
     play(first, script)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.log import time_index
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
+from tests.fixtures.examples import examples
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 
 BEGAN = 1_700_000_000_000_000
@@ -20,7 +21,7 @@ times = st.lists(st.integers(0, 3_000), min_size=1, max_size=6)
 
 
 @given(st.lists(times, min_size=1, max_size=3), st.integers(-1, 3_001))
-@settings(max_examples=20)
+@examples(12)
 def test_everything_before_a_moment_was_committed_by_then_and_what_follows_was_not(
     commits: list[list[int]], moment: int
 ):

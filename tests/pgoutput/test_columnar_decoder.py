@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import cdc
@@ -23,10 +23,11 @@ from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Insert, OldKind, OldTuple, Update
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.position import Position
+from tests.fixtures.examples import examples
 from tests.pgoutput.encode import frame
 from tests.pgoutput.streams import IGNORED_OID, ORDERS, Decoder, events, ready, rows, streams, table, transaction
 
-bounded = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+bounded = examples(30, suppress_health_check=list(HealthCheck))
 AFTER = Position.of(500, 3)
 
 

@@ -7,16 +7,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import MalformedFrame
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
+from tests.fixtures.examples import examples
 from tests.pgoutput.streams import KEYLESS, NARROW, ORDERS, table
 
-bounded = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+bounded = examples(30, suppress_health_check=list(HealthCheck))
 ESCAPES = {"\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
 _value = st.one_of(st.none(), st.text(max_size=6), st.text("\\N\b\f\n\r\t\v.x", max_size=6))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import MalformedFrame
@@ -35,6 +35,7 @@ from cdc.pgoutput.streamed_transactions import (
     readonly_arrays,
     unwrap,
 )
+from tests.fixtures.examples import examples
 from tests.pgoutput.encode import (
     POSTGRES_EPOCH,
     WAL,
@@ -110,7 +111,7 @@ _frames = st.lists(
 )
 
 
-@settings(max_examples=200)
+@examples(60)
 @given(_frames, st.integers(0, 12))
 def test_the_next_frame_of_a_kind_is_found_among_bytes_of_any_kind(frames, at):
     def kind(one: bytes) -> bytes:

@@ -6,7 +6,7 @@ from base64 import b64decode
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.config.definition import Undecodable
@@ -17,6 +17,7 @@ from cdc.pgoutput.messages import Delete, Insert, OldKind, OldTuple, Update
 from cdc.pgoutput.reference_decoder import ReferenceDecoder, parse_frame
 from cdc.pgoutput.text_repair import PREFIX, CopyTextRepair, FrameTextRepair, repair_value
 from cdc.position import Position
+from tests.fixtures.examples import examples
 from tests.pgoutput.encode import frame
 from tests.pgoutput.streams import ORDERS, events, relation, rows, streams, transaction
 from tests.pgoutput.test_copy_decoder import ESCAPES
@@ -24,7 +25,7 @@ from tests.pgoutput.test_copy_decoder import ESCAPES
 BAD = b"a\xffb"
 MARK = "BAD"
 NEVER = Position(0)
-bounded = settings(max_examples=60, deadline=None)
+bounded = examples(30)
 
 
 def bad_frames(*changes, at: int = 600) -> FrameBatch:

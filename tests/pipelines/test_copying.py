@@ -31,9 +31,9 @@ from tests.log.rows import IDENTITY, LIMITS, info
 from tests.pipelines.copying import FIRST, Copied, Moment, copied, told
 from tests.pipelines.lives import Image, to_arrow
 
-TABLES = 12
+TABLES = 5
 KINDS = ["delta", "search"]
-SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
 Tables = dict[str, Image]
 
 
@@ -189,7 +189,7 @@ def brought_back(ground: Ground, loop: SinkLoop, sink: Sink) -> tuple[SinkLoop, 
     return loop, sink
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS[:3])
 def test_a_stopped_table_comes_back_at_the_end_of_its_resync(ground: Ground, seed: int) -> None:
     table, noticed = resynced(seed)
     positions = ground.write([table])
@@ -208,7 +208,7 @@ def test_a_stopped_table_comes_back_at_the_end_of_its_resync(ground: Ground, see
     sink.close()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS[:3])
 def test_a_driver_that_starts_during_a_resync_goes_on_with_the_table_that_had_stopped(
     ground: Ground, seed: int
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any, LiteralString
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from psycopg import sql
 
@@ -21,6 +21,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.logical_messages import trigger_script
 from cdc.postgres.tables import read_schema
 from cdc.table import TableSchema, TableState
+from tests.fixtures.examples import examples
 from tests.fixtures.postgres import run_sql
 from tests.postgres.following import Following, following
 
@@ -116,7 +117,7 @@ def session(request: pytest.FixtureRequest, database: str) -> Iterator[Following
 @example(taken=[("replace", 1, 0), ("insert", 0, 0)])
 @example(taken=[("replace", 1, 0), ("insert", 0, 0), ("rename", 1, 0)])
 @example(taken=[("add", 0, 0), ("drop", 0, 0), ("insert", 0, 0), ("read", 0, 0), ("add", 0, 0), ("insert", 0, 0)])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(taken=steps)
 def test_no_value_stands_under_the_id_of_another_column(session: Following, taken: list[tuple[str, int, int]]) -> None:
     told = False

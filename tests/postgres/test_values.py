@@ -10,13 +10,14 @@ import json
 import re
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 from psycopg import sql
 
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.postgres.connection import connect
+from tests.fixtures.examples import examples
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.postgres.readings import Texts, captured, read_four_ways
 from tests.postgres.samples import COMPUTED, EXTENSIONS, ODD_TEXT, SAMPLES
@@ -269,9 +270,7 @@ def test_generated_values_are_exact(any_database: str):
     kinds = list(GENERATED)
     row = st.tuples(*[st.none() | values for values in GENERATED.values()])
 
-    @settings(
-        max_examples=12, phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck)
-    )
+    @examples(8, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(row, min_size=1, max_size=25))
     def exact(rows: list[tuple[str | None, ...]]) -> None:
         columns = ", ".join(f"c{place} {kind}" for place, kind in enumerate(kinds))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -25,6 +25,7 @@ from cdc.snapshot.signal_queue import (
     parse_json_object,
 )
 from cdc.table import Column, ReplicaIdentity, TableSchema
+from tests.fixtures.examples import examples
 from tests.log.rows import row, table
 
 PAUSE = {"id": "p1", "type": "pause-snapshot"}
@@ -191,7 +192,7 @@ def test_what_a_debezium_connector_writes_for_itself_is_not_even_logged(tmp_path
     assert (queue.stored(), lines) == ([], [])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(50, suppress_health_check=list(HealthCheck))
 @given(st.one_of(st.binary(max_size=40), st.recursive(st.none() | st.text(max_size=5), st.lists).map(json.dumps)))
 def test_nothing_that_can_be_sent_stops_the_reader(tmp_path: Path, content: bytes | str) -> None:
     queue = SignalQueue(tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA
@@ -20,6 +20,7 @@ from cdc.postgres.chunk_snapshot import Visibility
 from cdc.snapshot.watermark_window import WINDOW_LIMIT, Chunk, PlacedRows, WatermarkWindows
 from cdc.table import TableSchema
 from pipelines.folding.fold import fold
+from tests.fixtures.examples import examples
 from tests.pgoutput.streams import ORDERS
 from tests.snapshot.multiset import RELATION, History, Transaction, left_of
 
@@ -138,7 +139,7 @@ def placed(windows: WatermarkWindows, position: int, token: str = "one") -> list
     return [row for batch in told for row in batch.to_pylist()]
 
 
-@settings(max_examples=250)
+@examples(60)
 @given(histories(), st.data())
 def test_a_table_without_a_key_begins_anew_as_it_is_at_the_watermark(history: History, data: st.DataObject) -> None:
     """Whatever was received when the window opened, whatever of the rest the snapshot sees, in whatever batches."""

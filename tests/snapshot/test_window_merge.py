@@ -7,13 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA, RowOrder
 from cdc.snapshot.chunk_reader import deletion_rows
 from cdc.snapshot.window_merge import merge_keyed, rows_at_position, rows_of_relation
 from cdc.table import Column, ReplicaIdentity, TableSchema
+from tests.fixtures.examples import examples
 
 RELATION = 7
 COLUMNS = (1, 2, 3)
@@ -124,7 +125,7 @@ CHANGES = st.lists(
     min_size=3,
     max_size=14,
 )
-often = settings(max_examples=500)
+often = examples(100)
 
 
 def lived(changes: list[tuple[str, str, str]]) -> Source:

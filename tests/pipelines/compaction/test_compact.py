@@ -10,7 +10,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
@@ -28,6 +28,7 @@ from pipelines.compaction.compact import CompactionLimits, CompactionResult, com
 from pipelines.compaction.compact_rows import compacted
 from pipelines.compaction.run_files import apart
 from tests.benchmarks import log_amplification
+from tests.fixtures.examples import examples
 from tests.pipelines.cold_log import SPREAD, append, folded, histories, interleaved, log_writer, transactions
 from tests.pipelines.lives import Row, Source, Target, log_row, to_arrow
 
@@ -67,7 +68,7 @@ def key(place: int, ordinal: int, op: str, name: str, **fields: object) -> Row:
     return log_row(1, (place, ordinal), op, key=[name], **fields)
 
 
-@settings(max_examples=4)
+@examples(3)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_log_that_is_compacted_and_trimmed_again_and_again_tells_what_the_whole_one_does(
     tmp_path_factory: pytest.TempPathFactory, seed: int
@@ -92,7 +93,7 @@ def test_a_log_that_is_compacted_and_trimmed_again_and_again_tells_what_the_whol
     assert len(log.schemas()) == 12
 
 
-@settings(max_examples=3)
+@examples(3)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_target_that_fell_behind_is_patched_from_the_runs(
     tmp_path_factory: pytest.TempPathFactory, seed: int

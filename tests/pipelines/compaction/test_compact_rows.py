@@ -8,11 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA
 from pipelines.compaction.compact_rows import SURVEYED, compacted, moved, needed, without_tombstones
+from tests.fixtures.examples import examples
 from tests.pipelines.cold_log import cut, folded, histories, history
 from tests.pipelines.lives import OTHER_SINK, SINK, Row, Target, log_row, to_arrow
 
@@ -35,7 +36,7 @@ def every_row(seed: int) -> list[Row]:
     return [row for source in histories(seed, HISTORIES) for row in source.log]
 
 
-@settings(max_examples=6)
+@examples(4)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_wherever_the_log_is_cut_what_is_compacted_folds_as_it_did(seed: int) -> None:
     older, newer = cut(every_row(seed), Random(seed), 2)
@@ -43,7 +44,7 @@ def test_wherever_the_log_is_cut_what_is_compacted_folds_as_it_did(seed: int) ->
     assert folded(compacted(older), newer) == folded(older, newer)
 
 
-@settings(max_examples=6)
+@examples(4)
 @given(seed=st.integers(0, 2**32 - 1), after=st.sampled_from([0, 12]))
 def test_of_all_rows_the_needed_ones_come_to_the_same_and_narrow_columns_tell_which(seed: int, after: int) -> None:
     older, newer = cut(every_row(seed), Random(seed), 2)
@@ -59,7 +60,7 @@ def taken(rows: pa.Table) -> pa.Table:
     return rows.take(needed(rows.select(SURVEYED)))
 
 
-@settings(max_examples=6)
+@examples(4)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_what_is_compacted_twice_folds_as_what_is_compacted_once(seed: int) -> None:
     first, second, newer = cut(every_row(seed), Random(seed), 3)
@@ -70,7 +71,7 @@ def test_what_is_compacted_twice_folds_as_what_is_compacted_once(seed: int) -> N
     assert compacted(twice) == twice
 
 
-@settings(max_examples=6)
+@examples(4)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_runs_completed_from_older_ones_fold_as_the_log_and_so_do_runs_merged(seed: int) -> None:
     pieces = cut(every_row(seed), Random(seed), 4)
@@ -101,7 +102,7 @@ def left_behind(rows: pa.Table, run: pa.Table) -> pa.Table:
     return run.filter(pa.array(wanted, pa.bool_()))
 
 
-@settings(max_examples=4)
+@examples(3)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_target_of_any_sink_is_the_same_from_rows_that_were_for_one(seed: int) -> None:
     for number in range(HISTORIES):
@@ -116,7 +117,7 @@ def test_a_target_of_any_sink_is_the_same_from_rows_that_were_for_one(seed: int)
             assert spared.table == plain.table
 
 
-@settings(max_examples=4)
+@examples(3)
 @given(seed=st.integers(0, 2**32 - 1), floor=st.integers(8, 30))
 def test_without_tombstones_a_new_target_is_the_same(seed: int, floor: int) -> None:
     for number in range(HISTORIES):

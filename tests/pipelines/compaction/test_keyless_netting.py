@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
@@ -25,6 +25,7 @@ from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits, compact
 from pipelines.compaction.keyless_netting import CANCELLED, without_cancelled
 from pipelines.folding.fold import fold
+from tests.fixtures.examples import examples
 from tests.log.rows import info, row, schema_of, table
 from tests.pipelines.cold_log import log_writer
 from tests.pipelines.compaction.test_compact import trim
@@ -107,7 +108,7 @@ def append(writer: LogWriter, rows: list[dict[str, Any]]) -> None:
     writer.commit(writer.stage(table(*rows)), info(rows[-1]["position"]))
 
 
-@settings(max_examples=2)
+@examples(2)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_whoever_begins_or_goes_on_comes_to_the_rows_of_the_source(
     tmp_path_factory: pytest.TempPathFactory, seed: int

@@ -9,16 +9,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from pipelines.folding.fold import FOLDED_ARROW, fold
 from pipelines.folding.range_statistics import STATISTICS_COLUMNS, Fence, RangeStatistics, collect_statistics
 from pipelines.folding.spark_fold import FOLDED, fold_frame
+from tests.fixtures.examples import examples
 from tests.pipelines.lives import SINK, Row, Source, Target, log_row, replay, to_arrow
 
-HISTORIES = 150
+HISTORIES = 60
 RANGES = 100  # relation numbers of one history: each of its ranges is folded as a relation of its own
 
 
@@ -73,7 +74,7 @@ def histories(seed: int) -> tuple[list[Source], list[Row]]:
     return sources, Random(seed).sample(rows, len(rows))
 
 
-@settings(max_examples=20, deadline=None)
+@examples(12)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_applying_folds_range_by_range_equals_replaying_the_history(seed: int) -> None:
     sources, rows = histories(seed)

@@ -9,7 +9,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import MissingBase, SchemaNotApplicable
@@ -21,6 +21,7 @@ from pipelines.sinks.contract import Published, TableBatch, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import column
+from tests.fixtures.examples import examples
 
 Image = tuple[str | None, ...]
 Change = tuple[int, int, str, Image]
@@ -131,7 +132,7 @@ def published(sink: DeltaSink, record: TableRecord) -> TableRecord:
     return record
 
 
-@settings(max_examples=6)
+@examples(4)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_target_is_the_table_wherever_ranges_end_and_whatever_crashes(
     tmp_path_factory: pytest.TempPathFactory, seed: int

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.verification.canonical_text import source_text, target_text
@@ -24,7 +24,6 @@ def stamped(moment: datetime) -> str:
     return text.rstrip("0").rstrip(".")
 
 
-@settings(deadline=None)  # the first call loads compiled code
 @given(st.lists(st.none() | st.datetimes()))
 def test_timestamps_read_as_postgres_prints_them(moments: list[datetime | None]) -> None:
     expected = [None if m is None else stamped(m) for m in moments]
@@ -34,7 +33,6 @@ def test_timestamps_read_as_postgres_prints_them(moments: list[datetime | None])
     assert shown(aware, pa.timestamp("us", tz="UTC")) == zoned
 
 
-@settings(deadline=None)  # the first call loads compiled code
 @given(st.lists(st.none() | st.dates(date(1, 1, 1))), st.lists(st.none() | st.times()))
 def test_dates_and_times_read_as_postgres_prints_them(dates: list[date | None], times: list[time | None]) -> None:
     assert shown(dates, pa.date32()) == [None if d is None else d.isoformat() for d in dates]
@@ -55,7 +53,6 @@ def test_moments_outside_of_four_digit_years_read_as_postgres_prints_them(micros
     assert target_text(zoned).to_pylist() == [text]
 
 
-@settings(deadline=None)  # the first call loads compiled code
 @given(st.lists(st.none() | st.floats()))
 def test_a_float_equals_its_shortest_text_and_no_neighbour(values: list[float | None]) -> None:
     texts = [None if v is None else postgres_float(v) for v in values]
@@ -65,7 +62,6 @@ def test_a_float_equals_its_shortest_text_and_no_neighbour(values: list[float | 
         assert here is None or here != there
 
 
-@settings(deadline=None)  # the first call loads compiled code
 @given(st.lists(st.none() | st.floats(width=32)))
 def test_a_real_is_compared_by_its_32_bits(values: list[float | None]) -> None:
     reals = pa.array(values, pa.float32())
@@ -79,7 +75,6 @@ def postgres_float(value: float) -> str:
     return "NaN" if math.isnan(value) else repr(value)
 
 
-@settings(deadline=None)  # the first call loads compiled code
 @given(st.lists(st.none() | st.decimals(-(10**9), 10**9, allow_nan=False, places=10)))
 def test_decimals_keep_their_scale_and_never_have_an_exponent(values: list[Decimal | None]) -> None:
     kind = pa.decimal128(20, 10)
@@ -94,7 +89,6 @@ def test_a_decimal_without_declared_scale_is_the_same_number_or_differs() -> Non
     assert source_text(texts, pa.decimal128(10, 2)).to_pylist() == expected
 
 
-@settings(deadline=None)  # the first call loads compiled code
 @given(st.lists(st.none() | st.binary()), st.integers(0, 3))
 def test_bytes_are_hex_and_a_slice_is_its_own_rows(values: list[bytes | None], skipped: int) -> None:
     expected = [None if v is None else "\\x" + v.hex() for v in values]

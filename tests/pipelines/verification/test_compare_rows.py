@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.verification import compare_rows as limits
@@ -86,7 +86,6 @@ texts = st.none() | st.text(max_size=12)
 tables = st.lists(st.tuples(texts, texts), max_size=30)
 
 
-@settings(deadline=None)  # the first call loads compiled code
 @given(tables, tables)
 def test_counts_are_those_of_the_multiset_difference(source: Table, target: Table) -> None:
     found = compared(source, target, KEYLESS)
@@ -95,7 +94,6 @@ def test_counts_are_those_of_the_multiset_difference(source: Table, target: Tabl
     assert found.equal == (Counter(source) == Counter(target))
 
 
-@settings(deadline=None)  # the first call loads compiled code
 @given(st.lists(texts, min_size=1), st.integers(0, 3))
 def test_the_hash_of_a_row_does_not_depend_on_its_batch(values: list[str | None], skipped: int) -> None:
     whole = pa.array(values, pa.string())
