@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from cdc.remedy import complete_remedy
+from cdc.errors import complete_remedy
 
 
 class LogFormat(StrEnum):

@@ -1,16 +1,22 @@
-"""Output of commands: one JSON envelope, or text lines, each error followed by its remedy."""
+"""Output of commands: one JSON envelope, or text lines, each error followed by its remedy.
+
+An unexpected exception is reported as an error with a code; its traceback is printed only on request.
+"""
 
 from __future__ import annotations
 
+import errno
 import json as encoder
 import os
 import sys
+import traceback
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final, TextIO
 
-from cdc.errors import CdcError, ConfigError
+from cdc.errors import CdcError, ConfigError, FileUnusable
 
 
 class LineMark(StrEnum):
@@ -35,6 +41,11 @@ _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 1
 _CONTROL_IN_JSON: Final = {code: f"\\u{code:04x}" for code in (*range(127, 160), *_MARKS)}
 """Characters that the JSON encoder does not escape by itself."""
 
+TRACEBACK: Final = "CDC_TRACEBACK"
+"""Environment variable that makes commands print the traceback of an unexpected failure."""
+_OUTPUT_FAILS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Errors of writing to the file to which the shell redirected the output."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReport:
@@ -50,11 +61,11 @@ class ErrorReport:
     @classmethod
     def of(cls, error: CdcError) -> ErrorReport:
         """The report of an error; path and line are those of the first issue of a definition."""
-        flaws = error.issues if isinstance(error, ConfigError) else ()
+        issues = error.issues if isinstance(error, ConfigError) else ()
         report = cls(code=error.code, message=error.message, suggestion=error.fix)
-        if not flaws:
+        if not issues:
             return report
-        return replace(report, path=flaws[0].path, line=flaws[0].line, column=flaws[0].column)
+        return replace(report, path=issues[0].path, line=issues[0].line, column=issues[0].column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +104,7 @@ def line(mark: LineMark, text: str, *, fix: str | None = None, to: TextIO | None
 def fail(command: str, error: CdcError, *, json: bool) -> None:
     """Print an error: its JSON envelope on standard output, or text lines on standard error."""
     if json:
-        result = {"flaws": [asdict(flaw) for flaw in error.issues]} if isinstance(error, ConfigError) else None
+        result = {"flaws": [asdict(issue) for issue in error.issues]} if isinstance(error, ConfigError) else None
         report = ErrorReport.of(error)
         print(Envelope(command=command, ok=False, summary=_first_line(error), result=result, error=report), flush=True)
         return
@@ -101,6 +112,29 @@ def fail(command: str, error: CdcError, *, json: bool) -> None:
     for text in early:
         line(LineMark.BAD, text, to=sys.stderr)
     line(LineMark.BAD, last, fix=error.fix, to=sys.stderr)
+
+
+def error_to_report(error: BaseException, *, logs: bool = False) -> CdcError:
+    """The error to report. An unexpected one shows only type and line, because its text may contain row values.
+
+    logs: whether standard error is a process log, to which the traceback is written.
+    """
+    if isinstance(error, CdcError):
+        return error
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
+        return _unusable(error)
+    if logs or os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return CdcError(
+        f"unexpected {type(error).__name__} at {Path(last.filename).name}:{last.lineno}",
+        remedy=f"run it again with {TRACEBACK}=1 and report what it prints",
+    )
+
+
+def discard_output() -> None:
+    """Discard buffered output, which the interpreter would otherwise write when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def escaped_for_terminal(text: str) -> str:
@@ -135,9 +169,9 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 
 
 def _lines(error: CdcError) -> Iterator[str]:
-    flaws = error.issues if isinstance(error, ConfigError) else ()
-    yield from (f"{flaw.code} {flaw}" for flaw in flaws)
-    if not flaws:
+    issues = error.issues if isinstance(error, ConfigError) else ()
+    yield from (f"{issue.code} {issue}" for issue in issues)
+    if not issues:
         yield f"{error.code} {error.message}"
 
 
@@ -155,3 +189,15 @@ def _sign(sign: str, stream: TextIO) -> str:
     except UnicodeEncodeError:
         return _PLAIN[sign]
     return str(sign)
+
+
+def _unusable(error: OSError) -> FileUnusable:
+    reason = (error.strerror or type(error).__name__).lower()
+    if error.filename is not None:
+        return FileUnusable(f"cannot use {os.fsdecode(error.filename)!r}: {reason}")
+    if error.errno in _OUTPUT_FAILS:
+        discard_output()
+        return FileUnusable(
+            f"the output cannot be written: {reason}", remedy="free space on the file system of the output"
+        )
+    return FileUnusable(reason)

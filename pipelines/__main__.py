@@ -14,14 +14,12 @@ from typing import Any, Final
 from cdc import DEFAULT_CONFIG
 from cdc.cluster.spark_job import ONCE, checked_trigger, chosen_sinks
 from cdc.config import Definition, issues_in_file, load_definition
+from cdc.config.job_options import Against, VerifyMode
 from cdc.config.units import seconds
-from cdc.config.verify_options import Against, VerifyMode
-from cdc.errors import ExitCode, InvalidDefinition, SinkError, process_exit_code
-from cdc.failure_report import error_to_report
+from cdc.errors import ExitCode, InvalidDefinition, SinkError, complete_remedy, process_exit_code
 from cdc.private_files import product_umask
 from cdc.process_logs import configure_by_environment
-from cdc.remedy import complete_remedy
-from cdc.terminal_output import Envelope, ErrorReport, LineMark, emit, fail, line
+from cdc.terminal_output import Envelope, ErrorReport, LineMark, emit, error_to_report, fail, line
 
 INTERRUPTED: Final = 130
 """Exit status after SIGINT, as shells report it: 128 + 2."""

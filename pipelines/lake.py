@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from cdc.config import DeltaSinkDefinition
-from cdc.naming import RELATION_COLUMN
 from cdc.position import Position
 from cdc.stores.lake import Lake, Moment, ReadAt, aliases, parse_at, tables_by_shared_target
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.target_rules import TargetRules
+from cdc.target_names import RELATION_COLUMN
 from pipelines.sinks.delta.merge import require_delta
 
 if TYPE_CHECKING:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import subprocess
+import sys
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 
-from cdc.errors import ConfigIssue, InvalidDefinition, SourceUnreachable
-from cdc.terminal_output import LineMark, aligned, echo, echo_source, emit, fail, line
+from cdc.errors import CdcError, ConfigIssue, FileUnusable, InvalidDefinition, SourceUnreachable
+from cdc.terminal_output import LineMark, aligned, echo, echo_source, emit, error_to_report, fail, line
 
 
 class Terminal(io.StringIO):
@@ -77,14 +82,14 @@ def test_an_error_is_said_with_its_code_and_remedy(capsys: pytest.CaptureFixture
     assert (printed.out, printed.err) == ("", "✗ CDC-2001 connection refused\n  → start it\n")
 
 
-def test_every_flaw_has_its_line_and_the_envelope_points_at_the_first(capsys: pytest.CaptureFixture[str]) -> None:
-    flaws = tuple(ConfigIssue(path="a.yaml", line=n, column=3, key="k", message="bad") for n in (4, 7))
-    fail("run", InvalidDefinition.from_issues(flaws), json=False)
+def test_every_issue_has_its_line_and_the_envelope_points_at_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    issues = tuple(ConfigIssue(path="a.yaml", line=n, column=3, key="k", message="bad") for n in (4, 7))
+    fail("run", InvalidDefinition.from_issues(issues), json=False)
     assert capsys.readouterr().err.splitlines()[:2] == [
         "✗ CDC-1002 a.yaml:4:3: k: bad",
         "✗ CDC-1002 a.yaml:7:3: k: bad",
     ]
-    fail("run", InvalidDefinition.from_issues(flaws), json=True)
+    fail("run", InvalidDefinition.from_issues(issues), json=True)
     envelope = json.loads(capsys.readouterr().out)
     assert (envelope["error"]["path"], envelope["error"]["line"], envelope["error"]["column"]) == ("a.yaml", 4, 3)
     assert len(envelope["result"]["flaws"]) == 2
@@ -119,3 +124,66 @@ def test_what_a_program_is_to_read_is_escaped_on_a_terminal_alone() -> None:
         with redirect_stdout(stream):
             echo_source("\x1b[2J")
         assert stream.getvalue() == expected
+
+
+def test_an_error_with_a_code_stays_as_it_is() -> None:
+    error = SourceUnreachable("no")
+    assert error_to_report(error) is error
+
+
+def test_a_file_that_cannot_be_used_is_named() -> None:
+    error = error_to_report(PermissionError(errno.EACCES, "Permission denied", "/etc/shadow"))
+    assert (type(error), error.message) == (FileUnusable, "cannot use '/etc/shadow': permission denied")
+
+
+def raised() -> BaseException:
+    try:
+        return dict[str, BaseException]()["a row's value"]
+    except KeyError as exc:
+        return exc
+
+
+def test_what_nobody_expected_has_its_type_and_place_and_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    error = error_to_report(raised())
+    assert type(error) is CdcError
+    assert error.message.startswith("unexpected KeyError at test_terminal_output.py:")
+    assert "value" not in error.message
+    assert error.fix == "run it again with CDC_TRACEBACK=1 and report what it prints"
+    assert capsys.readouterr().err == ""
+
+
+def test_the_traceback_is_printed_where_it_is_asked_for_and_in_the_log_of_a_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error_to_report(raised(), logs=True)
+    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.setenv("CDC_TRACEBACK", "1")
+    error_to_report(raised())
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["explain", "--json"], ["config", "schema"]])
+def test_an_output_that_is_full_is_an_error_and_no_traceback(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cdc", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 3
+    assert "CDC-5016" in done.stderr or "--json" in arguments
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding", "printed"),
+    [(b"\xff.yaml", "utf-8", rb"\udcff.yaml"), ("ü.yaml".encode(), "ascii", rb"\xfc.yaml")],
+    ids=["of no encoding", "not of the terminal's"],
+)
+def test_a_name_that_cannot_be_printed_is_printed_as_an_escape(name: bytes, encoding: str, printed: bytes) -> None:
+    environment = {**os.environ, "PYTHONUTF8": "1", "PYTHONIOENCODING": encoding}
+    done = subprocess.run(
+        [sys.executable, "-m", "cdc", "validate", name], capture_output=True, check=False, env=environment
+    )
+    assert done.returncode == 2
+    assert printed in done.stdout
+    assert b"Traceback" not in done.stderr

@@ -14,7 +14,7 @@ from typing import Final, Self
 from cdc.capture.initial_snapshot import CopySource
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.spool import Spool
-from cdc.config.definition import SnapshotMode
+from cdc.config.source import SnapshotMode
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn

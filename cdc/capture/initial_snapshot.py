@@ -23,7 +23,7 @@ from cdc.capture.epoch_tables import Continuation, EarlierTables, continue_relat
 from cdc.capture.resume_checks import lineage_of
 from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable
 from cdc.change import LOG_SCHEMA, Operation, RowOrder, control_row
-from cdc.config.definition import Snapshot, SnapshotMode, Undecodable
+from cdc.config.source import Snapshot, SnapshotMode, Undecodable
 from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit
 from cdc.log.layout import CommitInfo, Lineage

@@ -24,7 +24,7 @@ from cdc.capture.settings import reader_settings
 from cdc.capture.startup_checks import check_log, exposure_problems
 from cdc.capture.status_reporter import StatusReporter
 from cdc.config import Definition
-from cdc.config.definition import SnapshotMode
+from cdc.config.source import SnapshotMode
 from cdc.errors import CdcError, ExitCode, Reaction, UndecodableWal, as_cdc_error
 from cdc.log.retrying_writer import classify_storage_error
 from cdc.snapshot.backfill_worker import BackfillWorker

@@ -17,6 +17,7 @@ from cdc.errors import (
     SourceGap,
     SourceReplaced,
     TimelineChanged,
+    complete_remedy,
 )
 from cdc.log.layout import CommitInfo, Lineage, LogIdentity
 from cdc.lsn import Lsn
@@ -25,7 +26,6 @@ from cdc.postgres.publication import addition_sql, via_root_sql
 from cdc.postgres.slot import PLUGIN, SlotStatus
 from cdc.postgres.source_identity import PublicationStatus, SourceState
 from cdc.postgres.tables import TableName
-from cdc.remedy import complete_remedy
 from cdc.table import TableSchema, TableState, split_topic
 
 RECOVER: Final = "run 'cdc slots recover -c FILE --new-epoch'"

@@ -20,8 +20,8 @@ from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceab
 from cdc.catalog import Catalog
 from cdc.catalog.database import check_catalog_writable, is_catalog_created
 from cdc.config import Definition, DeltaSinkDefinition, rule_of, table_settings
-from cdc.config.columns import with_target_columns
-from cdc.config.names import fixed_part, is_remote
+from cdc.config.column_checks import with_target_columns
+from cdc.config.field_types import fixed_part, is_remote
 from cdc.config.sinks import Sink
 from cdc.errors import (
     CatalogUnavailable,
@@ -46,6 +46,7 @@ from cdc.errors import (
     SourceReplaced,
     TimelineChanged,
     all_error_classes,
+    complete_remedy,
 )
 from cdc.log.fenced_table import check_writable_format
 from cdc.log.object_path import BucketPath, has_conditional_create
@@ -59,7 +60,6 @@ from cdc.postgres.slot import copy_lock, slot_status
 from cdc.postgres.source_identity import read_source_state
 from cdc.postgres.tables import match_tables, matched_schemas
 from cdc.private_files import is_exposed
-from cdc.remedy import complete_remedy
 from cdc.snapshot.publication_sync import publication_control
 from cdc.stores.lake import Lake
 from cdc.stores.sink_preflight import tables_in

@@ -24,7 +24,7 @@ from cdc.capture.resume_checks import captured_oids, check_publication
 from cdc.catalog import REFUSED, Catalog, ProcessReport, TableProgress
 from cdc.change import HEARTBEAT_PREFIX
 from cdc.config import Definition
-from cdc.config.definition import OnWalBudget
+from cdc.config.source import OnWalBudget
 from cdc.errors import CdcError, LogError, LogUnwritable, SlotInUse, SourceError, WalBudgetExceeded
 from cdc.log.reader import LogReader
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect, is_standby

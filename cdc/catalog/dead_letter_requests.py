@@ -116,4 +116,6 @@ def _find(known: list[DeadLetter], text: str) -> DeadLetter:
     if not found:
         listed = ", ".join(letter.id for letter in known[:_MAX_LISTED]) or "none"
         raise UnknownName(f"no dead letter has the id {text!r}", remedy=f"there are: {listed}; see 'cdc dlq ls'")
-    raise UnknownName(f"the ids of {len(found)} dead letters begin with {text!r}", remedy="write more characters of the id")
+    raise UnknownName(
+        f"the ids of {len(found)} dead letters begin with {text!r}", remedy="write more characters of the id"
+    )

@@ -53,21 +53,21 @@ def doctor(
     # a store that does not answer is reported once
     ruled = [one for one in rule_problems(definition, str(config)) if not stores or one.code != SinkUnavailable.code]
     problems += [*ruled, *mask_problems(definition, tables), *stores]
-    flaws = list(issues_in_file(config, [one for one in found if not isinstance(one.error, SinkUnavailable)]))
+    issues = list(issues_in_file(config, [one for one in found if not isinstance(one.error, SinkUnavailable)]))
     if rules and tables:
         unresolved, failed = _check_rules_with_spark(config)
-        flaws = sorted([*flaws, *unresolved], key=lambda flaw: (flaw.line, flaw.column))
+        issues = sorted([*issues, *unresolved], key=lambda issue: (issue.line, issue.column))
         problems += failed
     risks = _slot_risks(definition)
     problems += risks
     fatal = [problem for problem in problems if problem.fatal]
     if json:
-        _print_envelope(problems, flaws)
+        _print_envelope(problems, issues)
     elif sql:
         _print_statements(problems)
     else:
-        _print_lines(problems, flaws, _next_command(definition, config, rules=rules))
-    if fatal or flaws:
+        _print_lines(problems, issues, _next_command(definition, config, rules=rules))
+    if fatal or issues:
         raise typer.Exit((ExitCode.ENVIRONMENT if fatal else ExitCode.USAGE).value)
     if risks:
         raise typer.Exit(ExitCode.FINDING.value)
@@ -109,7 +109,7 @@ def _check_rules_with_spark(config: Path) -> tuple[list[ConfigIssue], list[Prefl
         last = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
         return [], [PreflightProblem(ChildFailed.code, "rules", f"Spark did not check the rules: {last}")]
     if answer["ok"] or (answer["result"] or {}).get("flaws"):
-        return [ConfigIssue(**flaw) for flaw in answer["result"]["flaws"]], []
+        return [ConfigIssue(**issue) for issue in answer["result"]["flaws"]], []
     error = answer["error"]
     return [], [
         PreflightProblem(
@@ -126,18 +126,18 @@ def _next_command(definition: Definition, config: Path, *, rules: bool) -> str:
     return f"cdc doctor --rules -c {config}  checks the rules with Spark; then  {run}" if unasked else run
 
 
-def _print_envelope(problems: list[PreflightProblem], flaws: list[ConfigIssue]) -> None:
+def _print_envelope(problems: list[PreflightProblem], issues: list[ConfigIssue]) -> None:
     fatal = [problem for problem in problems if problem.fatal]
-    to_fix = len(fatal) + len(flaws)
-    summary = f"{to_fix} to fix, {len(problems) - len(fatal)} to know" if problems or flaws else NO_PROBLEMS
-    result = {"problems": [asdict(problem) for problem in problems], "flaws": [asdict(flaw) for flaw in flaws]}
+    to_fix = len(fatal) + len(issues)
+    summary = f"{to_fix} to fix, {len(problems) - len(fatal)} to know" if problems or issues else NO_PROBLEMS
+    result = {"problems": [asdict(problem) for problem in problems], "flaws": [asdict(issue) for issue in issues]}
     error = None
     if fatal:
         first = fatal[0]
         fix = first.sql or "fix what it names, and run 'cdc doctor' again"
         error = ErrorReport(code=first.code, message=f"{first.subject}: {first.message}", suggestion=fix)
-    elif flaws:
-        error = ErrorReport.of(InvalidDefinition.from_issues(tuple(flaws)))
+    elif issues:
+        error = ErrorReport.of(InvalidDefinition.from_issues(tuple(issues)))
     echo(Envelope(command="doctor", ok=not to_fix, summary=summary, result=result, error=error))
 
 
@@ -148,11 +148,11 @@ def _print_statements(problems: list[PreflightProblem]) -> None:
             echo_source(problem.sql.rstrip().rstrip(";") + ";")
 
 
-def _print_lines(problems: list[PreflightProblem], flaws: list[ConfigIssue], following: str) -> None:
+def _print_lines(problems: list[PreflightProblem], issues: list[ConfigIssue], following: str) -> None:
     for problem in problems:
         mark = LineMark.BAD if problem.fatal else LineMark.ADVICE
         line(mark, f"{problem.code} {problem.subject}: {problem.message}", fix=problem.sql)
-    for flaw in flaws:
-        line(LineMark.BAD, f"{flaw.code} {flaw}", fix=flaw.fix)
-    if not problems and not flaws:
+    for issue in issues:
+        line(LineMark.BAD, f"{issue.code} {issue}", fix=issue.fix)
+    if not problems and not issues:
         line(LineMark.GOOD, NO_PROBLEMS, fix=following)

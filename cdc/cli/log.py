@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli import log_drop, log_export, log_verify, retention
+from cdc.cli import log_damage, log_export, log_retention
+from cdc.cli.log_retention import open_log
 from cdc.cli.options import ConfigOption, JsonOption
-from cdc.cli.retention import open_log
 from cdc.errors import ConfigError, LogTrimmed, MalformedPosition
 from cdc.terminal_output import echo, emit, escaped_for_terminal, json_text
 
@@ -53,8 +53,8 @@ def register(app: typer.Typer) -> None:
         help="Inspect the change log, compact it and remove what is no longer needed.",
         rich_markup_mode=None,
     )
-    looks = (retention.ls, inspect, log_verify.verify, log_export.export)
-    for command in (*looks, retention.compact, retention.gc, log_drop.drop_file):
+    looks = (log_retention.ls, inspect, log_damage.verify, log_export.export)
+    for command in (*looks, log_retention.compact, log_retention.gc, log_damage.drop_file):
         group.command()(command)
     app.add_typer(group, name="log")
     app.command()(tail)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc import DEFAULT_CONFIG
+from cdc.cli.log_retention import open_log
 from cdc.cli.options import ConfigOption, JsonOption
-from cdc.cli.retention import open_log
 from cdc.terminal_output import emit
 
 if TYPE_CHECKING:

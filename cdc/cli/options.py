@@ -1,12 +1,18 @@
-"""Options that many commands share, and the context object of an invocation."""
+"""What several commands share: options, the confirmation before something is removed, and its audit entry."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from cdc.errors import CdcError, ConfigError
+from cdc.terminal_output import LineMark, line
+
+if TYPE_CHECKING:
+    from cdc.config import Definition
 
 ConfigOption = Annotated[
     Path,
@@ -14,6 +20,7 @@ ConfigOption = Annotated[
 ]
 """Its default is `DEFAULT_CONFIG`."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +29,28 @@ class Invocation:
 
     owns_process: bool
     """Whether the process runs this command only, so that the command may restrict the process."""
+
+
+def confirm(what: str, *, yes: bool) -> None:
+    """Ask for confirmation; exits if it is refused, raises ConfigError if there is no terminal."""
+    import sys
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(f"cannot ask for confirmation without a terminal: {what}", remedy="add --yes")
+    typer.confirm(f"{what}?", abort=True)
+
+
+def audit(definition: Definition, action: str, subject: str, detail: dict[str, Any], *, json: bool) -> None:
+    """Write an audit entry; the work is already done, so an unreachable catalog causes only a warning."""
+    from getpass import getuser
+
+    from cdc.catalog import Catalog
+
+    try:
+        with Catalog.open(definition.catalog.url) as catalog:
+            catalog.audit.write(getuser(), action, subject, detail)
+    except CdcError as error:
+        if not json:
+            line(LineMark.ADVICE, f"not audited: {error.message}", fix=error.fix)

@@ -1,34 +1,16 @@
-"""`cdc run`, its processes `reader` and `server`, and `cdc status`."""
+"""`cdc run` and two of its child processes: `cdc reader` and `cdc server`."""
 
 from __future__ import annotations
 
-import time
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ChildFailed, ExitCode
-from cdc.terminal_output import LineMark, echo, emit, fail, line
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cdc.catalog import Catalog
-    from cdc.config import Definition
-    from cdc.service.log_status import LogStatus
-    from cdc.service.source_observation import SourceObservation
-    from cdc.service.status import PipelineStatus
-
-WATCH_EVERY = 1.0
-"""Seconds between two prints of `cdc status --watch`."""
-LOG_ANSWERS = 15.0
-"""Seconds to wait for the log; without an answer the status is printed without it."""
-SOURCE_ANSWERS = 5.0
-"""Seconds to wait for the source; without an answer the status is printed without it."""
-_CLEAR = "\x1b[H\x1b[2J"
+from cdc.terminal_output import LineMark, emit, fail, line
 
 
 class ProcessName(StrEnum):
@@ -59,7 +41,6 @@ FormatOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(run)
-    app.command()(status)
     app.command(hidden=True)(reader)
     app.command(hidden=True)(server)
 
@@ -78,7 +59,7 @@ def run(
     reader exits when everything is copied, and the others continue.
     """
     from cdc.config import load_definition
-    from cdc.config.definition import SnapshotMode
+    from cdc.config.source import SnapshotMode
     from cdc.service.restart_policy import RestartTriggers
     from cdc.service.supervisor import Supervisor, pipeline_children
 
@@ -127,117 +108,3 @@ def server(
 
     configure(LogFormat(log_format.value), file=str(config))
     raise typer.Exit(main(load_definition(config), config.resolve(), strict_port=strict_port))
-
-
-def status(
-    config: ConfigOption = DEFAULT_CONFIG,
-    watch: Annotated[bool, typer.Option("--watch", help="Print the status again every second until ^C.")] = False,
-    exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Also exit with status 4 when the pipeline is degraded.")
-    ] = False,
-    json: JsonOption = False,
-) -> None:
-    """Show the state of the pipeline and its problems.
-
-    It prints processes, lags, sinks and tables, and a remedy under each problem. Exit status 4 when the pipeline is
-    down: the reader or the apply process failed, has stopped, or does not report.
-    """
-    import sys
-
-    from cdc.catalog import Catalog
-    from cdc.config import load_definition
-    from cdc.service.log_sampler import LogSampler
-    from cdc.service.source_sampler import SourceSampler
-    from cdc.service.status import DOWN, RUNNING
-
-    definition = load_definition(config)
-    log, source = LogSampler(definition.log.root, str(config)), SourceSampler(definition)
-    with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        source.refresh()  # it answers while the log is read
-        seen = log.wait(LOG_ANSWERS), source.wait_for_rate(SOURCE_ANSWERS)
-        found = _print_status(catalog, definition, seen, file=config, json=json)
-        while watch:
-            time.sleep(WATCH_EVERY)
-            if not json and sys.stdout.isatty():
-                sys.stdout.write(_CLEAR)
-            found = _print_status(catalog, definition, (log.refresh(), source.refresh()), file=config, json=json)
-    if found.state == DOWN or (exit_code and found.state != RUNNING):
-        raise typer.Exit(ExitCode.FINDING.value)
-
-
-def _print_status(
-    catalog: Catalog,
-    definition: Definition,
-    seen: tuple[LogStatus | None, SourceObservation | None],
-    *,
-    file: Path,
-    json: bool,
-) -> PipelineStatus:
-    from datetime import UTC, datetime
-
-    from cdc.service.status import RUNNING, pipeline_status, with_source
-
-    log, source = seen
-    reported = pipeline_status(catalog, definition.name, datetime.now(UTC), log, file=str(file))
-    found = with_source(reported, source, definition.source.heartbeat or 0.0, file=str(file))
-    summary = f"{definition.name} is {found.state}"
-    if json:
-        emit("status", json=True, summary=summary, result=found.to_json(), ok=found.state == RUNNING)
-    else:
-        _print_lines(found, summary, file)
-    return found
-
-
-def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
-    from cdc.cli.retention import retention_line
-    from cdc.service.status import RUNNING
-    from cdc.snapshot.backfill_progress import progress_text, tables_text
-
-    line(LineMark.GOOD if found.state == RUNNING else LineMark.BAD, summary)
-    for problem in found.problems:
-        code = f"{problem.code} " if problem.code else ""
-        line(LineMark.BAD, f"{code}{problem.subject}: {problem.message}", fix=problem.remedy)
-    for process in found.processes:
-        age = "" if process.age_seconds is None else f"  pid {process.pid}  reported {process.age_seconds:.1f} s ago"
-        echo(f"  {process.process:<10}{process.state:<14}{age}")
-    observed = found.source.observed
-    if observed is not None and not observed.up:
-        echo(f"  {'source':<10}does not answer, so its retained WAL is unknown: {observed.error}")
-    elif found.source.slot_forecast is not None:
-        echo(f"  {'slot':<10}{found.source.slot_forecast}")
-    echo(f"  {'log':<10}{found.source.position or '–':<14}  lag {_seconds(found.source.lag_seconds)}")
-    if found.log is not None:
-        echo(f"  {'kept':<10}{retention_line(found.log)}")
-    for sink in found.sinks:
-        slowed = f"  {sink.reason}" if sink.reason and sink.state != "failed" else ""
-        echo(f"  {sink.name:<10}{sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}{slowed}")
-    _print_tables(found, file)
-    for verified in found.verified:
-        through = verified.verified_through or f"not all of it yet, {verified.ranges} ranges"
-        apart = f"  {verified.mismatched:,} rows differed" if verified.mismatched else ""
-        echo(f"    {verified.topic:<32}{verified.sink:<10}verified through {through}{apart}")
-    for backfill in found.backfills:
-        if backfill.pending:
-            what = tables_text(backfill.request)
-            echo(
-                f"  {backfill.kind:<9} {backfill.id:>4}  {backfill.state:<14}{what}  {progress_text(backfill)}".rstrip()
-            )
-
-
-def _print_tables(found: PipelineStatus, file: Path) -> None:
-    from cdc.remedy import complete_remedy
-    from cdc.service.status import FAILED_STATES
-    from cdc.snapshot.backfill_progress import progress_text
-
-    for table in found.tables:
-        where, counted = (table.sink, "merged") if table.sink else ("source", "copied")
-        echo(f"    {table.topic:<32}{where:<10}{table.state:<14}{table.rows:>12,} {counted}")
-        if table.progress is not None and (words := progress_text(table.progress)):
-            echo(f"      {words}")
-        # for example parked keys or foreign writes; the reason of a failed table is among the problems
-        if table.reason and table.state not in FAILED_STATES:
-            echo(f"      {complete_remedy(table.reason, file=str(file))}")
-
-
-def _seconds(lag: float | None) -> str:
-    return "–" if lag is None else f"{lag:.2f} s"

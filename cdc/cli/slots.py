@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli.destructive import YesOption, audit, confirm
-from cdc.cli.options import ConfigOption, JsonOption
+from cdc.cli.options import ConfigOption, JsonOption, YesOption, audit, confirm
 from cdc.errors import CdcError, ConfigError, ExitCode
 from cdc.terminal_output import LineMark, echo, emit, line
 

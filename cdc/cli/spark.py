@@ -1,21 +1,29 @@
-"""`cdc spark`: run apply, replay or compact on a Spark cluster, or print the files with which to submit them."""
+"""`cdc spark`: run apply, replay or compact on a Spark cluster, or print the files with which to submit them.
+
+The arguments of replay and compact are those of `cdc replay` and `cdc log compact`. This module parses them with the
+options of those commands and passes them on unchanged.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
+from typer.main import get_command
 
 from cdc import DEFAULT_CONFIG
+from cdc.cli import log_retention, replay
 from cdc.cli.options import ConfigOption
-from cdc.cli.spark_arguments import VerbCommand, WordsArgument, parse_verb
 from cdc.errors import ConfigError
 from cdc.terminal_output import echo_source
 
 if TYPE_CHECKING:
     from cdc.cluster.spark_job import SparkJob, SparkSubmit
+    from cdc.config import Definition
 
 SinkOption = Annotated[list[str] | None, typer.Option("--sink", help="Apply only this sink; may be repeated.")]
 TriggerOption = Annotated[
@@ -51,6 +59,31 @@ EnvOption = Annotated[
         "--env", metavar="NAME", help="Take this variable from the secrets, for example AWS_…; may be repeated."
     ),
 ]
+WordsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="VERB",
+        help="Verb to run: replay SINK or compact, with the options of `cdc replay` and `cdc log "
+        "compact` [default: apply].",
+        show_default=False,
+    ),
+]
+
+
+class VerbCommand(TyperCommand):
+    """A command that passes unknown options to its verb, and arguments after `--` to spark-submit."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Store the arguments after -- in the context."""
+        cut = args.index("--") if "--" in args else len(args)
+        own, for_submit = args[:cut], args[cut + 1 :]
+        # without a verb a misspelt option is an error, as in every command
+        ctx.ignore_unknown_options = any(word in VERBS for word in own)
+        super().parse_args(ctx, own)
+        if for_submit and not ctx.allow_extra_args:
+            ctx.fail(f"this command takes no arguments after --: {' '.join(for_submit)}")
+        ctx.args = for_submit
+        return for_submit
 
 
 def register(app: typer.Typer) -> None:
@@ -214,3 +247,38 @@ def _print(documents: list[dict[str, Any]]) -> None:
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.width = 1000
     yaml.dump_all(documents, sys.stdout)
+
+
+def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> dict[str, Any]:
+    """Parse the arguments of a verb; returns the values by parameter of its command.
+
+    Raises ConfigError or the usage error of the verb's command, if that command would reject the arguments.
+    """
+    from cdc.cluster.spark_job import chosen_sinks
+    from cdc.config.job_options import parse_point_in_time
+
+    if verb not in VERBS:
+        raise ConfigError(
+            f"no verb is called {verb!r}: expected one of {', '.join(VERBS)}",
+            remedy="put options of cdc anywhere and options of spark-submit after --",
+        )
+    app = typer.Typer(add_completion=False)
+    app.command(verb)(VERBS[verb])
+    options: dict[str, Any] = get_command(app).make_context(verb, list(arguments)).params
+    if verb == "replay":
+        chosen_sinks(definition, [options["sink"]])
+        for option, text, every in (("--from", options["start"], "beginning"), ("--to", options["end"], "latest")):
+            if text != every:
+                parse_point_in_time(text, option)
+    return options
+
+
+def _apply() -> None:
+    """The verb of `cdc spark` without one; it has no arguments."""
+
+
+VERBS: Final[dict[str, Callable[..., None]]] = {
+    "apply": _apply,
+    "replay": replay.replay,
+    "compact": log_retention.compact,
+}

@@ -274,7 +274,7 @@ def _print_answer(outcome: dict[str, Any] | None, refused: dict[str, str], troub
 
 
 def _print(table: TableLine, file: str) -> None:
-    from cdc.remedy import complete_remedy
+    from cdc.errors import complete_remedy
     from cdc.snapshot.backfill_progress import progress_text
 
     number = "–" if table.relation is None else str(table.relation)

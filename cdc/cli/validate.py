@@ -28,17 +28,17 @@ def register(app: typer.Typer) -> None:
 def validate(paths: Paths = None, config: Named = None, json: JsonOption = False) -> None:
     """Check definition files without starting or contacting anything."""
     files = [file for path in [*(paths or []), *(config or [])] or [DEFAULT_CONFIG.parent] for file in _files(path)]
-    flaws = [flaw for file in files for flaw in _issues(file)]
-    fatal = tuple(flaw for flaw in flaws if flaw.fatal)
+    issues = [issue for file in files for issue in _issues(file)]
+    fatal = tuple(issue for issue in issues if issue.fatal)
     summary = f"{len(files)} {_plural('definition', len(files))}: " + (
-        f"{len(fatal)} {_plural('flaw', len(fatal))}" if fatal else "valid"
+        f"{len(fatal)} {_plural('issue', len(fatal))}" if fatal else "valid"
     )
     if json:
-        result = {"files": [str(file) for file in files], "flaws": [asdict(flaw) for flaw in flaws]}
+        result = {"files": [str(file) for file in files], "flaws": [asdict(issue) for issue in issues]}
         error = ErrorReport.of(InvalidDefinition.from_issues(fatal)) if fatal else None
         echo(Envelope(command="validate", ok=not fatal, summary=summary, result=result, error=error))
     else:
-        _print(flaws, summary, fix=InvalidDefinition.from_issues(fatal).fix if fatal else None)
+        _print(issues, summary, fix=InvalidDefinition.from_issues(fatal).fix if fatal else None)
     if fatal:
         raise typer.Exit(ExitCode.USAGE.value)
 
@@ -48,15 +48,15 @@ def _issues(file: Path) -> list[ConfigIssue]:
 
     checked = check_definition(file)
     found = [] if checked.definition is None else issues_in_file(file, unprotected_service(checked.definition))
-    return [*checked.flaws, *found]
+    return [*checked.issues, *found]
 
 
-def _print(flaws: list[ConfigIssue], summary: str, *, fix: str | None) -> None:
-    from cdc.remedy import complete_remedy
+def _print(issues: list[ConfigIssue], summary: str, *, fix: str | None) -> None:
+    from cdc.errors import complete_remedy
 
-    for flaw in flaws:
-        line(LineMark.BAD if flaw.fatal else LineMark.ADVICE, f"{flaw.code} {flaw}")
-    file = flaws[0].path if fix and len({flaw.path for flaw in flaws}) == 1 else None
+    for issue in issues:
+        line(LineMark.BAD if issue.fatal else LineMark.ADVICE, f"{issue.code} {issue}")
+    file = issues[0].path if fix and len({issue.path for issue in issues}) == 1 else None
     line(LineMark.BAD if fix else LineMark.GOOD, summary, fix=None if fix is None else complete_remedy(fix, file=file))
 
 

@@ -71,7 +71,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     """
     import sys
 
-    from cdc.config.verify_options import Against, VerifyMode
+    from cdc.config.job_options import Against, VerifyMode
 
     _check_choice("--mode", mode, [one.value for one in VerifyMode])
     _check_choice("--against", against, [one.value for one in Against])

@@ -19,8 +19,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 from cdc.config import Definition, printable_definition
+from cdc.config.field_types import fixed_part, is_remote
 from cdc.config.interpolation import Interpolated
-from cdc.config.names import fixed_part, is_remote
 from cdc.config.secret import Secret
 from cdc.config.sinks import Sink
 from cdc.config.units import seconds

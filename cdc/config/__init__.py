@@ -1,8 +1,14 @@
 """Definition files: YAML that describes the source, the log and the sinks of a pipeline."""
 
 from cdc.config.definition import Definition, Spark, TableRule
-from cdc.config.load import CheckedDefinition, check_definition, issues_in_file, load_definition, unprotected_service
-from cdc.config.resolved import printable_definition
+from cdc.config.definition_file import (
+    CheckedDefinition,
+    check_definition,
+    issues_in_file,
+    load_definition,
+    printable_definition,
+    unprotected_service,
+)
 from cdc.config.secret import Secret
 from cdc.config.sinks import (
     DeadLetterSettings,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cdc.config.definition import Definition
-from cdc.config.names import fixed_part, is_remote, placeholders
+from cdc.config.field_types import fixed_part, is_remote, placeholders
 from cdc.config.sinks import (
     EXCLUSIVE_KEYS,
     DeltaSinkDefinition,

@@ -7,7 +7,6 @@ in an editor and in the reference. Validation turns durations into seconds and s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from ipaddress import ip_address
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -19,17 +18,12 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from cdc.config import dsn
-from cdc.config.model import Model
-from cdc.config.names import (
+from cdc.config.field_types import (
     Glob,
-    Identifier,
     Location,
+    Model,
     Name,
-    SlotName,
-    Switch,
     Whole,
     absolute_path,
     invalid,
@@ -38,115 +32,11 @@ from cdc.config.names import (
 )
 from cdc.config.secret import HIDDEN, Secret
 from cdc.config.sinks import Sink
+from cdc.config.source import Snapshot, Source
 from cdc.config.storage import Storage, log_root
 from cdc.config.units import Bytes, Seconds
 from cdc.errors import ServiceUnprotected
 from cdc.log.object_path import Root
-from cdc.table import split_topic, topic
-
-
-class Undecodable(StrEnum):
-    """Policy for text that is not UTF-8, which only an SQL_ASCII database can contain."""
-
-    #: Stop with an error that names table, column and offset.
-    FAIL = "fail"
-    #: Write `base64:` and the base64 of the bytes, also for values that begin with `base64:` themselves.
-    BASE64 = "base64"
-    #: Write U+FFFD for every invalid byte sequence; the original bytes are lost.
-    REPLACE = "replace"
-
-
-def _source_dsn(secret: Secret) -> Secret:
-    dsn.check_dsn(secret.reveal())
-    if secret.reference == HIDDEN and dsn.contains_password(secret.reveal()):
-        raise invalid("the file contains a password: write ${VAR}, {env: VAR} or {file: PATH}")
-    return secret
-
-
-class Slot(Model):
-    """The replication slot."""
-
-    name: SlotName = ""
-    """Name of the slot on the server; default `cdc_<name of the pipeline>`."""
-    create: Switch = True
-    """Whether the reader may create the slot, and replace it for a new copy. If false, assign an existing slot with
-    `cdc slots adopt`."""
-    failover: Switch = False
-    """Whether standbys synchronize the slot, so that it survives a failover. Requires Postgres 17 or later and
-    `sync_replication_slots` on the standby."""
-
-
-class Manage(StrEnum):
-    """Which publications the reader may alter, that is add tables to or drop tables from."""
-
-    #: Only a publication that this pipeline created.
-    AUTO = "auto"
-    #: Any publication, also one that somebody else created; its other subscribers see the change.
-    ALWAYS = "always"
-    #: No publication; `cdc status` and `cdc doctor` print the SQL to run.
-    NEVER = "never"
-
-
-class Publication(Model):
-    """The publication, which selects the tables that the server sends."""
-
-    name: Identifier = ""
-    """Name of the publication on the server; default `cdc_<name of the pipeline>_pub`."""
-    create: Switch = True
-    """Whether the reader may create the publication."""
-    manage: Manage = Manage.AUTO
-    """Whether the reader may alter the publication: `auto` (only if this pipeline created it), `always` or `never`."""
-
-    @property
-    def alter(self) -> bool | None:
-        """True or false if `manage` decides it for any publication; None: only if this pipeline created it."""
-        return None if self.manage is Manage.AUTO else self.manage is Manage.ALWAYS
-
-
-class OnWalBudget(StrEnum):
-    """What to do when the server keeps more WAL for the slot than the budget."""
-
-    #: Log a warning and continue.
-    WARN = "warn"
-    #: Stop the reader; the slot stays.
-    STOP = "stop"
-
-
-class Source(Model):
-    """The captured Postgres database."""
-
-    dsn: Annotated[Secret, AfterValidator(_source_dsn)]
-    """Connection string, as a URL or as `host=… dbname=…`. Write the password as a reference, for example `${VAR}`."""
-    slot: Slot = Slot()
-    publication: Publication = Publication()
-    heartbeat: Seconds = 10.0
-    """Interval of the heartbeat messages that let an idle source remove WAL; default 10 seconds; 0 turns them off."""
-    undecodable: Undecodable = Undecodable.FAIL
-    """Policy for text that is not UTF-8, which only an SQL_ASCII database can contain: `fail`, `base64` or
-    `replace`."""
-    primary: Annotated[Secret, AfterValidator(_source_dsn)] | None = None
-    """Connection string of the primary if `dsn` is a standby; heartbeats are written there. Default none."""
-    wal_budget: Annotated[Bytes, Field(gt=0)] | None = None
-    """Bytes of WAL that the server may keep for the slot; a warning appears at 80 %. Default no limit."""
-    on_wal_budget: OnWalBudget = OnWalBudget.WARN
-    """What the reader does above `wal_budget`: `warn` or `stop`. It never drops the slot."""
-
-    def current_dsn(self) -> str:
-        """The DSN for a new connection: read again from its secret file; the previous one if that is malformed."""
-        return _current_dsn(self.dsn)
-
-    def current_primary(self) -> str:
-        """The DSN of the server that accepts writes: `primary`, or `dsn` if there is none; read again as above."""
-        return _current_dsn(self.primary or self.dsn)
-
-
-def _current_dsn(secret: Secret) -> str:
-    found = secret.current()
-    try:
-        dsn.check_dsn(found)
-    except PydanticCustomError:
-        return secret.reveal()
-    return found
 
 
 class TableRule(Model):
@@ -156,62 +46,6 @@ class TableRule(Model):
     """Glob over `schema.table` of the tables to capture."""
     exclude: tuple[Glob, ...] = ()
     """Globs over `schema.table` of tables that this rule does not capture."""
-
-
-class SnapshotMode(StrEnum):
-    """Which rows are copied that existed before the stream began."""
-
-    #: All rows, once, while changes stream.
-    INITIAL = "initial"
-    #: As `initial`, and again in a new epoch when the source can no longer continue the log.
-    WHEN_NEEDED = "when_needed"
-    #: No rows: the log begins with the first change.
-    NO_DATA = "no_data"
-    #: All rows; the reader exits when they are in the log.
-    INITIAL_ONLY = "initial_only"
-
-
-class StandbyLimit(Model):
-    """A standby whose replay lag limits copying."""
-
-    name: Annotated[str, Field(min_length=1)]
-    """The standby's `application_name` in `pg_stat_replication`."""
-    lag: Annotated[Bytes, Field(gt=0)] = 64 * 2**20
-    """Bytes of WAL; copying pauses while the standby's replay lags behind by more. Default 64 MiB."""
-
-
-class SourceLoad(Model):
-    """Limits on the load that copying puts on the source."""
-
-    bytes_per_second: Annotated[Bytes, Field(gt=0)] | None = None
-    """Bytes of row text that copying reads per second; default no limit."""
-    standby: StandbyLimit | None = None
-    """Standby whose replay lag pauses copying; default none."""
-
-
-def _table_name(text: str) -> str:
-    schema, name = split_topic(text)
-    if not schema:
-        raise invalid("expected schema.table, for example public.debezium_signal")
-    return topic(schema, name)
-
-
-class Snapshot(Model):
-    """How existing rows are copied."""
-
-    mode: SnapshotMode = SnapshotMode.INITIAL
-    """Which existing rows are copied: `initial`, `when_needed`, `no_data` or `initial_only`."""
-    parallel: Annotated[Whole, Field(ge=1, le=16)] = 2
-    """Number of connections that read chunks at the same time."""
-    chunk_rows: Annotated[Whole, Field(ge=1, le=1_000_000)] = 50_000
-    """Approximate maximum number of rows in a chunk; a chunk also ends at a few MiB."""
-    beside: Annotated[Bytes, Field(ge=0)] = 8 * 2**20
-    """Size in bytes above which a table is copied in chunks while changes stream. Smaller tables are copied whole
-    before the stream begins. Default 8 MiB."""
-    max_source_load: SourceLoad = SourceLoad()
-    signals: Annotated[str, AfterValidator(_table_name)] | None = None
-    """Captured table whose inserted rows are signals, with the columns id, type and data of Debezium's signaling table;
-    default none."""
 
 
 class Commit(Model):

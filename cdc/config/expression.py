@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
-from cdc.config.names import invalid
+from cdc.config.field_types import invalid
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)|(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")"""

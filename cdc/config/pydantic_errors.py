@@ -1,4 +1,7 @@
-"""Translation of pydantic's errors to issues with line and column, without input values, and with a suggested key."""
+"""Translation of pydantic's errors to issues with line and column, without input values, and with a suggested key.
+
+A key or value of another tool gets an explanation: why a definition does not have it, or how to write it here.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,37 @@ from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
-from cdc.config.unsupported_keys import AUTO_CDC, POLICIES, TRANSFORM
 from cdc.config.yaml_document import Key, YamlDocument
 from cdc.errors import ConfigIssue, UnsetVariable
+
+_EVERY_ROW: Final = "not needed, because every row of the log contains it"
+_NULLS: Final = "not needed, because the log distinguishes a NULL from a column that was not sent"
+
+AUTO_CDC: Final = {
+    "keys": f"{_EVERY_ROW}: the key is the primary key at the source, or the replica identity",
+    "sequence_by": f"{_EVERY_ROW}: the log is in commit order",
+    "apply_as_deletes": f"{_EVERY_ROW}: deletes are applied; 'mode: soft_delete' keeps and marks the row, "
+    "'transform: {where: …}' removes other rows",
+    "apply_as_truncates": f"{_EVERY_ROW}: truncates at the source are applied",
+    "ignore_null_updates": _NULLS,
+    "ignore_null_updates_column_list": _NULLS,
+    "ignore_null_updates_except_column_list": _NULLS,
+    "columns_to_update": f"{_EVERY_ROW}: a column that was not sent keeps its value",
+    "where": "write the condition under transform, of a rule",
+}
+"""Arguments of Databricks AUTO CDC (`create_auto_cdc_flow`) that a Delta sink does not have; it has the others."""
+
+TRANSFORM: Final = {
+    "mask": "{email: redact}",
+    "drop": "[email]",
+    "rename": "{email: address}",
+    "computed": "{total: price * amount}",
+    "python": "company.rules:users",
+}
+"""Keys of a rule's transform, each with an example value, for users who write them under the sink or the rule."""
+
+POLICIES: Final = {"reject": "write 'exact', which rejects values that a type cannot represent"}
+"""Names that other tools have for a policy of types."""
 
 
 def issues_of(errors: list[ErrorDetails], document: YamlDocument, schema: Mapping[str, Any]) -> Iterator[ConfigIssue]:
@@ -26,9 +57,9 @@ def issues_of(errors: list[ErrorDetails], document: YamlDocument, schema: Mappin
         message = _MESSAGES.get(kind, _own)(error) + _example(error, key)
         reason = _elsewhere(error, key, document, around)
         if reason is not None:
-            yield document.flaw(key, f"{message}: {reason}", code=code)
+            yield document.issue(key, f"{message}: {reason}", code=code)
             continue
-        yield document.flaw(key, message, suggestion=_meant(error, key, document, around), code=code)
+        yield document.issue(key, message, suggestion=_meant(error, key, document, around), code=code)
 
 
 def _within(inner: tuple[str | int, ...], outer: tuple[str | int, ...]) -> bool:

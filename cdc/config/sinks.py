@@ -1,4 +1,4 @@
-"""Models of the sinks of a definition: Delta tables and search indexes, and the rules for single tables."""
+"""Models of the sinks of a definition: Delta tables, search indexes, rules for single tables, and target paths."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cdc.config.model import Model
-from cdc.config.names import Glob, Identifier, Location, Name, Share, Switch, invalid, placeholders
+from cdc.config.field_types import Glob, Identifier, Location, Model, Name, Share, Switch, invalid, placeholders
 from cdc.config.transform import Transform
 from cdc.config.units import Bytes, Seconds
-from cdc.table import matches
+from cdc.errors import TransformFailed
+from cdc.table import TableSchema, matches
+from cdc.target_names import target_uri
 
 _OURS: Final = (
     "delta.checkpointInterval",
@@ -257,6 +258,20 @@ def settings_with_rule(sink: TableSettings, rule: SinkRule | None) -> TableSetti
     replaced = {name for group in EXCLUSIVE_KEYS if group & said.keys() for name in group}
     own = {name: value for name, value in own.items() if name not in replaced}
     return TableSettings.model_construct(**(own | said))
+
+
+def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -> str:
+    """URI of the target of a table; raises TransformFailed if `match` of a rule fits but its `pattern` does not."""
+    rule = rule_of(schema.topic, rules)
+    if rule is None or rule.path is None:
+        return target_uri(template, schema.schema, schema.name)
+    if rule.pattern is None:
+        return target_uri(rule.path, schema.schema, schema.name)
+    found = re.fullmatch(rule.pattern, schema.topic)
+    groups = {} if found is None else found.groupdict()
+    if found is None or not all(groups.values()):
+        raise TransformFailed(f"pattern {rule.pattern!r} does not match table {schema.topic!r}, which the rule matches")
+    return target_uri(rule.path, schema.schema, schema.name, groups)
 
 
 class CutSettings(Model):

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from cdc.config.field_types import Location, Model, Switch, invalid
 from cdc.config.interpolation import interpolate
-from cdc.config.model import Model
-from cdc.config.names import Location, Switch, invalid
 from cdc.config.secret import HIDDEN, Secret
 from cdc.errors import InvalidDefinition
 from cdc.log.object_path import Root, as_root

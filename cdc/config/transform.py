@@ -16,8 +16,7 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from cdc.config.expression import Expression
-from cdc.config.model import Model
-from cdc.config.names import Identifier, invalid
+from cdc.config.field_types import Identifier, Model, invalid
 from cdc.config.secret import HIDDEN, Secret
 
 SHA256: Final = "sha256"

@@ -47,9 +47,9 @@ class YamlDocument:
     values: Any = None
     places: dict[Key, SourceLocation] = field(default_factory=dict)
     """Location of each value: of a mapping's entry that of its key; () is the file as a whole."""
-    flaws: list[ConfigIssue] = field(default_factory=list)
+    issues: list[ConfigIssue] = field(default_factory=list)
 
-    def flaw(self, key: Key, message: str, **more: Any) -> ConfigIssue:
+    def issue(self, key: Key, message: str, **more: Any) -> ConfigIssue:
         """An issue at the key, or at its nearest existing parent."""
         place = next(self.places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.places)
         return ConfigIssue(
@@ -58,7 +58,7 @@ class YamlDocument:
 
     def note(self, key: Key, message: str, **more: Any) -> None:
         """Add an issue at the key."""
-        self.flaws.append(self.flaw(key, message, **more))
+        self.issues.append(self.issue(key, message, **more))
 
 
 def dotted_key(key: Key) -> str:
@@ -78,7 +78,7 @@ def read_document(path: Path, environment: Mapping[str, str], content: bytes | N
     root = _compose(text, document)
     if root is not None:
         _Builder(document, environment).build(root)
-    elif not document.flaws:
+    elif not document.issues:
         document.note((), "the file is empty")
     return document
 
@@ -135,7 +135,7 @@ def _problem(error: MarkedYAMLError) -> str:
 
 
 def _note_at(document: YamlDocument, place: SourceLocation, message: str, key: Key = ()) -> None:
-    document.flaws.append(
+    document.issues.append(
         ConfigIssue(path=document.path, line=place.line, column=place.column, key=dotted_key(key), message=message)
     )
 

@@ -22,7 +22,7 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from cdc import atomic_file
 from cdc.config.definition import Definition
-from cdc.config.load import check_definition, load_definition
+from cdc.config.definition_file import check_definition, load_definition
 from cdc.errors import ConfigError
 from cdc.table import exact_glob, matches
 

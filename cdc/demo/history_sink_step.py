@@ -13,8 +13,8 @@ from cdc.demo.processes import DemoProcesses, pipelines_command
 from cdc.demo.shop_database import write_marker
 from cdc.demo.step_results import Step, StepResult, Wait, run_step
 from cdc.demo.terminal import Terminal
-from cdc.naming import END_COLUMN, FROM_COLUMN, START_COLUMN, TO_COLUMN
 from cdc.service.supervisor import Child
+from cdc.target_names import END_COLUMN, FROM_COLUMN, START_COLUMN, TO_COLUMN
 
 HISTORY: Final = "history"
 BUILD_SECONDS: Final = 120.0

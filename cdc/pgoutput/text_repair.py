@@ -15,7 +15,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from typing import Final
 
-from cdc.config.definition import Undecodable
+from cdc.config.source import Undecodable
 from cdc.errors import MalformedFrame, UndecodableValue
 from cdc.pgoutput.copy_decoder import Lines
 from cdc.pgoutput.frames import HEADER, FrameBatch, parse_frame

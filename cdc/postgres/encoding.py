@@ -12,7 +12,7 @@ from typing import Final, TypeAlias, TypeVar
 import psycopg
 from psycopg import sql
 
-from cdc.config.definition import Undecodable
+from cdc.config.source import Undecodable
 from cdc.pgoutput.copy_decoder import Lines
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair

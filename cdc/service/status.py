@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.catalog import REFUSED
-from cdc.errors import SchemaNotApplicable
+from cdc.errors import RESYNC, SchemaNotApplicable, complete_remedy
 from cdc.metrics import (
     APPLY_ROWS,
     CHANGES,
@@ -26,7 +26,6 @@ from cdc.metrics import (
     Metric,
 )
 from cdc.position import Position
-from cdc.remedy import RESYNC, complete_remedy
 from cdc.service.log_status import LogState, LogStatus, wal_between
 from cdc.service.machine_load import MachineLoad
 from cdc.service.position_history import PositionHistory

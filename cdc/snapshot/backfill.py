@@ -10,12 +10,14 @@ starts again from its beginning.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import Enum, auto
-from threading import Event, Lock
+from threading import Event, Lock, get_native_id
 from typing import Any, Final
 
 from cdc.errors import CdcError, Reaction
@@ -31,10 +33,12 @@ from cdc.snapshot.missing_bases import keys_without_base, moved_keys_without_bas
 from cdc.snapshot.schema_rows import end_of_copy_chunk, schema_chunk, schema_from_catalog, with_state
 from cdc.snapshot.watermark_window import Chunk
 from cdc.table import ADDED, CAPTURED, TableSchema, TableState
-from cdc.thread_priority import lower_thread_priority
 
 CHECK_EVERY: Final = 0.3
 """Seconds between two checks for pause and cancel commands; durable chunks are recorded immediately."""
+NICE_INCREMENT: Final = 10
+"""Increase of the nice value: about a tenth of a core next to a thread of normal priority, and all idle time."""
+_NICEST: Final = 19
 
 
 OLDER_TRANSACTIONS_WITHIN: Final = 10.0
@@ -276,3 +280,10 @@ class Backfill:
             self._control.record(self._progress)
             self._recorded = document
         self._budget.release(count)  # only now: chunks that are not recorded are read again after a crash
+
+
+def lower_thread_priority() -> None:
+    """Lower the priority of the calling thread; only on Linux, where each thread has its own nice value."""
+    if sys.platform == "linux":
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), min(_NICEST, nice + NICE_INCREMENT))

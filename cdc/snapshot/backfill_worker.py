@@ -20,7 +20,7 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command, CommandState
 from cdc.config import Definition
-from cdc.config.definition import Snapshot, SnapshotMode
+from cdc.config.source import Snapshot, SnapshotMode
 from cdc.errors import CatalogUnavailable, CdcError, Reaction
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file

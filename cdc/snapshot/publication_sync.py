@@ -17,8 +17,8 @@ from typing import Any, Final
 import structlog
 
 from cdc.config import Definition
-from cdc.config.definition import SnapshotMode
-from cdc.errors import CdcError, PreflightFailed
+from cdc.config.source import SnapshotMode
+from cdc.errors import CdcError, PreflightFailed, complete_remedy
 from cdc.position import Position
 from cdc.postgres.column_identity import EPOCH_SHIFT
 from cdc.postgres.connection import connect
@@ -31,7 +31,6 @@ from cdc.postgres.publication import (
     read_publication,
 )
 from cdc.postgres.tables import TableName, match_tables, read_schema, uncapturable_tables
-from cdc.remedy import complete_remedy
 from cdc.snapshot.chunk_sender import ChunkSender
 from cdc.snapshot.schema_rows import schema_chunk, schema_from_catalog, with_state
 from cdc.snapshot.watermark_window import WatermarkWindows

@@ -6,7 +6,7 @@ import time
 from threading import Event, Lock
 from typing import Final
 
-from cdc.config.definition import SourceLoad, StandbyLimit
+from cdc.config.source import SourceLoad, StandbyLimit
 from cdc.snapshot.chunk_sender import ChunkSender
 
 CHECK_STANDBY_EVERY: Final = 1.0

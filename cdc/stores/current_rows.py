@@ -15,9 +15,9 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc.errors import SinkUnavailable
-from cdc.naming import RELATION_COLUMN
 from cdc.stores.read_only import one_line
 from cdc.stores.table_features import NAMED
+from cdc.target_names import RELATION_COLUMN
 
 MODE: Final = "cdc.mode"
 """The property of a target."""

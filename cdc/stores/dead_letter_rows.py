@@ -15,8 +15,8 @@ from typing import Any, Final, Self
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from cdc.naming import parked_uri, published_uri
 from cdc.stores.published import Published, TableRecord
+from cdc.target_names import parked_uri, published_uri
 
 Key = tuple[str, ...]
 """As Postgres text, in key order."""

@@ -28,7 +28,6 @@ from cdc.errors import (
     TargetRulesChanged,
     TargetUnusable,
 )
-from cdc.naming import RELATION_COLUMN, name_of_segment, published_uri
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.read_only import checked_rows, named_errors, one_line, require_query
@@ -36,6 +35,7 @@ from cdc.stores.snapshot_retention import ListedCut, chosen
 from cdc.stores.table_features import lacking, named_in, widened
 from cdc.stores.target_rules import TargetRules
 from cdc.table import TableSchema, split_topic, topic
+from cdc.target_names import RELATION_COLUMN, name_of_segment, published_uri
 
 PUBLISHED_AT: Final = "published_at"
 PUBLISHED_SCHEMA: Final = pa.schema(

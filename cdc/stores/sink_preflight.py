@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.config import Definition, DeltaSinkDefinition, SinkRule, TableSettings, rule_of, table_settings
-from cdc.config.columns import ColumnMismatch
-from cdc.config.columns import column_mismatches as misfits_of_columns
-from cdc.config.target_path import target_path
+from cdc.config.column_checks import ColumnMismatch
+from cdc.config.column_checks import column_mismatches as misfits_of_columns
+from cdc.config.sinks import target_path
 from cdc.config.yaml_document import Key
 from cdc.errors import (
     CdcError,

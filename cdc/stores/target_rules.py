@@ -16,12 +16,12 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from cdc.config import DeltaSinkDefinition, SchemaChanges, SinkRule, TableSettings, rule_of
-from cdc.config.columns import with_target_columns
+from cdc.config.column_checks import with_target_columns
 from cdc.config.sinks import HistoryMode, settings_with_rule
 from cdc.errors import TargetRulesChanged
-from cdc.naming import COLUMN_ID_KEY, column_name, name_of_column
 from cdc.stores.current_rows import MODE
 from cdc.table import TableSchema
+from cdc.target_names import COLUMN_ID_KEY, column_name, name_of_column
 
 TRANSFORM: Final = "cdc.transform"
 """Property of a target: names the transform by which its rows were made; missing or empty where there is none."""

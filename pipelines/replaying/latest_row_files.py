@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from cdc.log.layout import LogFile
 from cdc.log.ranges import split
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.compaction.row_partitions import opened, packed, places_by_part
 from pipelines.replaying.latest_rows import IS_DELETED, KEY_TEXT, SPLIT_BYTES, LatestRowsQuery, read_typed_rows
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, statistics

@@ -20,8 +20,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from cdc.log.layout import LogFile
 from cdc.log.ranges import split
 from cdc.log.reader import read_file
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.range_statistics import Fence
 from pipelines.replaying.log_contents import TableContents, filter_sink_rows
 from pipelines.sinks.delta.merge_source import RowShape

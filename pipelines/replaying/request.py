@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Final
 
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition, rule_of
-from cdc.config.target_path import target_path
+from cdc.config.job_options import POINT_IN_TIME_REMEDY, parse_point_in_time
+from cdc.config.sinks import target_path
 from cdc.errors import ConfigError, SinkUnavailable
 from cdc.log import time_index
 from cdc.log.reader import LogReader
-from cdc.point_in_time import POINT_IN_TIME_REMEDY, parse_point_in_time
 from cdc.position import Position
 from cdc.stores.lake import Lake
 from cdc.stores.published import Published

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from cdc.config.names import fixed_part, placeholders
+from cdc.config.field_types import fixed_part, placeholders
 from cdc.errors import ConfigError
 
 UNFINISHED: Final = "_unfinished_replay"

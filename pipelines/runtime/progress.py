@@ -13,8 +13,7 @@ import structlog
 
 from cdc import metrics
 from cdc.catalog import AWAITS_SPARK, Catalog, DeadLetter, ProcessReport, SinkProgress, TableProgress
-from cdc.errors import CdcError
-from cdc.remedy import complete_remedy
+from cdc.errors import CdcError, complete_remedy
 from cdc.stores.published import Published, TableRecord
 from pipelines.runtime.external_commits import ExternalCommitReport
 from pipelines.runtime.throttle import BatchThrottle, CommitRate

@@ -9,8 +9,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.errors import CdcError, LogTrimmed, SchemaNotApplicable
-from cdc.remedy import RESYNC, complete_remedy
+from cdc.errors import RESYNC, CdcError, LogTrimmed, SchemaNotApplicable, complete_remedy
 from cdc.stores.published import TableRecord, TargetState
 from cdc.table import CAPTURED, TableSchema, TableState
 from pipelines.sinks.contract import TableBatch

@@ -17,9 +17,9 @@ from pyspark.sql.datasource import (
 )
 
 from cdc.log.ranges import TableSelection
-from cdc.naming import POSITION_COLUMN
 from cdc.position import Position
 from cdc.table import exact_glob, matches
+from cdc.target_names import POSITION_COLUMN
 
 _END: Final = (1 << 63) - 1
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from cdc.config import Transform
 from cdc.config.expression import BARE, named_in
 from cdc.errors import TransformFailed
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

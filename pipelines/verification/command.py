@@ -9,10 +9,9 @@ from typing import Final
 from pydantic_core import PydanticCustomError
 
 from cdc.config import load_definition
+from cdc.config.job_options import Against, VerifyMode
 from cdc.config.units import seconds
-from cdc.config.verify_options import Against, VerifyMode
-from cdc.errors import ConfigError, ExitCode, VerifyMismatch
-from cdc.remedy import complete_remedy
+from cdc.errors import ConfigError, ExitCode, VerifyMismatch, complete_remedy
 from cdc.terminal_output import Envelope, ErrorReport, LineMark, line
 from pipelines.verification.continuous import ContinuousVerification, RangeResult, VerificationSchedule
 from pipelines.verification.repair import RepairResult, repair

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.config.verify_options import VerifyMode
+from cdc.config.job_options import VerifyMode
 from cdc.errors import SinkUnavailable
 from cdc.postgres.key_ranges import KeyRange
 from cdc.stores.published import TableRecord

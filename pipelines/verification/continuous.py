@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition
-from cdc.config.verify_options import VerifyMode
+from cdc.config.job_options import VerifyMode
 from cdc.errors import CdcError, ExitCode
 from cdc.position import Position
 from cdc.postgres.key_ranges import KeyRange, next_range_start

@@ -8,11 +8,11 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from cdc.errors import CdcError, SinkUnavailable
-from cdc.naming import POSITION_COLUMN, column_name
 from cdc.postgres.key_ranges import KeyRange
 from cdc.stores.current_rows import APPEND, CurrentRows, quote_identifier, quote_literal
 from cdc.stores.published import TableRecord
 from cdc.stores.search_index import SearchIndex
+from cdc.target_names import POSITION_COLUMN, column_name
 from pipelines.verification.canonical_rows import document_batches, target_batch
 from pipelines.verification.compare_rows import Rows
 

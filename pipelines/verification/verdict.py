@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from cdc.config.verify_options import VerifyMode
+from cdc.config.job_options import VerifyMode
 from cdc.position import Position
 from cdc.stores.published import TargetState
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cdc.naming import published_uri
+from cdc.target_names import published_uri
 
 
 class Publications:

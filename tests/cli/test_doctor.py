@@ -89,9 +89,9 @@ def test_what_lies_in_a_targets_place_is_told_with_place_table_and_fix(
     (files / "notes.txt").write_text("theirs")
 
     outcome = run(capsys, "doctor", "-c", path, "--json")
-    told = {flaw["key"]: flaw for flaw in outcome.envelope["result"]["flaws"]}
+    told = {issue["key"]: issue for issue in outcome.envelope["result"]["flaws"]}
     assert (outcome.status, outcome.envelope["ok"], outcome.envelope["summary"]) == (2, False, "2 to fix, 0 to know")
-    assert {(flaw["code"], flaw["path"]) for flaw in told.values()} == {("CDC-3017", str(path))}
+    assert {(issue["code"], issue["path"]) for issue in told.values()} == {("CDC-3017", str(path))}
     assert told["sinks.0.path"]["message"] == (
         f"table 'shop.orders' cannot be written there: the Delta table at {str(theirs)!r} was not created by cdc: "
         "it has no property 'cdc.log_id'"
@@ -124,8 +124,8 @@ def test_a_target_of_a_log_that_is_not_this_pipelines_is_told_and_an_empty_place
     sink.open("log-1")
     sink.apply(batch([put(1, "a", 10)], 0, 20))
 
-    (flaw,) = run(capsys, "doctor", "-c", path, "--json").envelope["result"]["flaws"]
-    assert "was written from log 'log-1': this pipeline has no log yet" in flaw["message"]
+    (issue,) = run(capsys, "doctor", "-c", path, "--json").envelope["result"]["flaws"]
+    assert "was written from log 'log-1': this pipeline has no log yet" in issue["message"]
 
 
 def test_a_store_that_does_not_answer_is_status_3_and_said_once(
@@ -155,7 +155,9 @@ def test_a_rule_that_names_no_column_of_its_table_is_told_at_its_key(
         "{match: shop.items, transform: {drop: [id]}}",
     )
     outcome = run(capsys, "doctor", "-c", path, "--json")
-    told = [(flaw["code"], flaw["key"], flaw["line"], flaw["message"]) for flaw in outcome.envelope["result"]["flaws"]]
+    told = [
+        (issue["code"], issue["key"], issue["line"], issue["message"]) for issue in outcome.envelope["result"]["flaws"]
+    ]
     assert outcome.status == 2
     assert told == [
         ("CDC-3005", "sinks.0.rules.0.column_list", 13, "table 'shop.orders' has no column 'mali'"),
@@ -181,14 +183,14 @@ def test_an_expression_that_spark_does_not_resolve_is_told_when_it_is_asked_for(
     assert f"→ cdc doctor --rules -c {path}  has Spark look at the rules" in unasked.output
 
     outcome = run(capsys, "doctor", "-c", path, "--rules", "--json")
-    (flaw,) = outcome.envelope["result"]["flaws"]
-    assert (outcome.status, flaw["code"], flaw["key"], flaw["line"]) == (
+    (issue,) = outcome.envelope["result"]["flaws"]
+    assert (outcome.status, issue["code"], issue["key"], issue["line"]) == (
         2,
         "CDC-3010",
         "sinks.0.rules.0.transform.where",
         13,
     )
-    assert "UNRESOLVED_COLUMN" in flaw["message"]
+    assert "UNRESOLVED_COLUMN" in issue["message"]
     path.write_text(path.read_text().replace("mali", "mail"))
     mended = run(capsys, "doctor", "-c", path, "--rules")
     assert (mended.status, f"→ cdc run -c {path}\n" in mended.output) == (0, True)

@@ -1,4 +1,4 @@
-"""cdc validate: all flaws of all files, offline."""
+"""cdc validate: all issues of all files, offline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_flaws_of_all_files_are_printed_with_their_places(tmp_path: Path, capsys
     assert outcome.output.splitlines() == [
         f'✗ CDC-1002 {tmp_path}/a.yaml:1:1: nam: unknown key — did you mean "name"?',
         f'✗ CDC-1002 {tmp_path}/b.yml:7:3: log.pathh: unknown key — did you mean "path"?',
-        "✗ 2 definitions: 2 flaws",
+        "✗ 2 definitions: 2 issues",
         "  → correct the definition, then run 'cdc validate'",
     ]
 
@@ -48,14 +48,14 @@ def test_a_definition_that_is_not_there_is_to_be_named(
     assert (outcome.output + outcome.errors).endswith("  → name the definition with -c FILE\n")
 
 
-def test_the_envelope_holds_every_flaw_and_points_at_the_first(
+def test_the_envelope_holds_every_issue_and_points_at_the_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path, changed("name: shop", "nam: 1").replace("match", "mach"))
     outcome = run(capsys, "validate", path, "--json")
     assert outcome.status == 2
     assert outcome.envelope["command"] == "validate"
-    assert [flaw["line"] for flaw in outcome.envelope["result"]["flaws"]] == [1, 5]
+    assert [issue["line"] for issue in outcome.envelope["result"]["flaws"]] == [1, 5]
     error = outcome.envelope["error"]
     assert (error["code"], error["path"], error["line"], error["column"]) == ("CDC-1002", str(path), 1, 1)
 

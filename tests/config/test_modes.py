@@ -74,23 +74,23 @@ def test_a_contradiction_is_told_at_its_key(
     lines = f"rules: [{{match: 'shop.*', {', '.join(said)}}}]" if in_rule else "\n    ".join(said)
 
     found = check_definition(write(tmp_path, f"{SOUND}    {lines}\n"), {})
-    assert [flaw.message for flaw in found.flaws if message in flaw.message], found.flaws
+    assert [issue.message for issue in found.issues if message in issue.message], found.issues
     key = ".".join(map(str, ("sinks", 0, "rules", 0, name) if in_rule else ("sinks", 0, name)))
-    assert [flaw for flaw in found.flaws if flaw.key == key]
+    assert [issue for issue in found.issues if issue.key == key]
 
 
 def test_a_rule_is_told_that_columns_are_dropped_by_its_sink_and_cannot_be_of_its_tables(tmp_path: Path) -> None:
     sink = f"{SOUND}    dropped_columns: drop\n    rules:\n      - {{match: shop.a, column_list: [id]}}\n"
-    assert not check_definition(write(tmp_path, sink), {}).flaws
-    (flaw,) = check_definition(write(tmp_path, f"{sink}      - {{match: shop.b, mode: append}}\n"), {}).flaws
-    assert (flaw.key, "drop conflicts with 'append'" in flaw.message) == ("sinks.0.rules.1.dropped_columns", True)
+    assert not check_definition(write(tmp_path, sink), {}).issues
+    (issue,) = check_definition(write(tmp_path, f"{sink}      - {{match: shop.b, mode: append}}\n"), {}).issues
+    assert (issue.key, "drop conflicts with 'append'" in issue.message) == ("sinks.0.rules.1.dropped_columns", True)
     wrong = sink.replace("drop\n", "drop\n    mode: append\n", 1)
-    assert [flaw.key for flaw in check_definition(write(tmp_path, wrong), {}).flaws] == ["sinks.0.dropped_columns"]
+    assert [issue.key for issue in check_definition(write(tmp_path, wrong), {}).issues] == ["sinks.0.dropped_columns"]
     kept = f"{sink}      - {{match: shop.b, mode: append, dropped_columns: keep}}\n"
-    assert not check_definition(write(tmp_path, kept), {}).flaws
+    assert not check_definition(write(tmp_path, kept), {}).issues
 
 
 def test_an_unknown_mode_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
-    (flaw,) = check_definition(write(tmp_path, f"{SOUND}    mode: sotf_delete\n"), {}).flaws
-    assert "expected 'append' or 'soft_delete'" in flaw.message
-    assert "soft_delete" in (flaw.suggestion or "")
+    (issue,) = check_definition(write(tmp_path, f"{SOUND}    mode: sotf_delete\n"), {}).issues
+    assert "expected 'append' or 'soft_delete'" in issue.message
+    assert "soft_delete" in (issue.suggestion or "")

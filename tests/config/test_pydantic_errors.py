@@ -1,11 +1,11 @@
-"""Broken definitions: each flaw is found, placed and worded, and no value is repeated."""
+"""Broken definitions: each issue is found, placed and worded, and no value is repeated."""
 
 from pathlib import Path
 
 import pytest
 
 from cdc.config import check_definition, load_definition
-from cdc.config.unsupported_keys import AUTO_CDC
+from cdc.config.pydantic_errors import AUTO_CDC
 from cdc.errors import ConfigError, InvalidDefinition, UnsetVariable
 from tests.config.definitions import SOUND, changed, write
 
@@ -265,22 +265,22 @@ def test_a_broken_definition_is_named_with_place_and_reason(case: str, tmp_path:
 
 @pytest.mark.parametrize("word", AUTO_CDC)
 def test_of_each_word_of_auto_cdc_that_there_is_not_the_reason_is_told(word: str, tmp_path: Path) -> None:
-    (flaw,) = check_definition(write(tmp_path, changed(DELTA, DELTA + f"    {word}: x\n")), ENVIRONMENT).flaws
+    (issue,) = check_definition(write(tmp_path, changed(DELTA, DELTA + f"    {word}: x\n")), ENVIRONMENT).issues
 
-    assert flaw.message == f"unknown key: {AUTO_CDC[word]}"
-    assert flaw.suggestion is None
+    assert issue.message == f"unknown key: {AUTO_CDC[word]}"
+    assert issue.suggestion is None
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_no_flaw_repeats_a_value(case: str, tmp_path: Path) -> None:
+def test_no_issue_repeats_a_value(case: str, tmp_path: Path) -> None:
     checked = check_definition(write(tmp_path, BROKEN[case][0]), ENVIRONMENT)
-    assert CANARY not in repr(checked.flaws)
+    assert CANARY not in repr(checked.issues)
 
 
 def test_all_flaws_are_found_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = changed("name: shop", "name: 1").replace("match:", "mach:").replace("path: log", "path: ${GONE}")
-    flaws = check_definition(write(tmp_path, text), {}).flaws
-    assert [(flaw.line, flaw.key) for flaw in flaws] == [
+    issues = check_definition(write(tmp_path, text), {}).issues
+    assert [(issue.line, issue.key) for issue in issues] == [
         (1, "name"),
         (5, "tables.0.mach"),
         (7, "log.path"),
@@ -290,16 +290,16 @@ def test_all_flaws_are_found_at_once_in_the_order_of_the_file(tmp_path: Path) ->
 def test_a_bomb_of_aliases_is_refused(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    (flaw,) = check_definition(write(tmp_path, "\n".join(lines)), {}).flaws
-    assert flaw.message == "aliases or nesting make the file too large"
+    (issue,) = check_definition(write(tmp_path, "\n".join(lines)), {}).issues
+    assert issue.message == "aliases or nesting make the file too large"
 
 
 def test_an_alias_of_itself_is_refused(tmp_path: Path) -> None:
-    (flaw,) = check_definition(write(tmp_path, "a: &a [*a]\n"), {}).flaws
-    assert flaw.line == 1
+    (issue,) = check_definition(write(tmp_path, "a: &a [*a]\n"), {}).issues
+    assert issue.line == 1
 
 
-def test_a_missing_file_is_a_flaw_of_its_path(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_issue_of_its_path(tmp_path: Path) -> None:
     with pytest.raises(InvalidDefinition, match="cannot be read: no such file or directory"):
         load_definition(tmp_path / "none.yaml", {})
 

@@ -77,16 +77,16 @@ FLAWS = {
 }
 
 
-def flaws(tmp_path: Path, text: str) -> str:
+def issues(tmp_path: Path, text: str) -> str:
     checked = check_definition(write(tmp_path, text), ENVIRONMENT)
     assert checked.definition is None
-    return "\n".join(str(flaw) for flaw in checked.flaws)
+    return "\n".join(str(issue) for issue in checked.issues)
 
 
 @pytest.mark.parametrize("case", FLAWS)
 def test_a_transform_that_cannot_be_is_named_with_its_place(case: str, tmp_path: Path) -> None:
     said, expected = FLAWS[case]
-    found = flaws(tmp_path, ruled(f"transform: {said if said.startswith('{') else '{' + said + '}'}"))
+    found = issues(tmp_path, ruled(f"transform: {said if said.startswith('{') else '{' + said + '}'}"))
     key = "sinks.0.rules.0." if expected.startswith("transform") else "sinks.0.rules.0.transform."
 
     assert key + expected in found
@@ -128,7 +128,7 @@ ROUTES = {
 def test_a_route_that_cannot_be_is_named_with_its_place(case: str, tmp_path: Path) -> None:
     said, match, expected = ROUTES[case]
 
-    assert expected in flaws(tmp_path, ruled(said, match=match))
+    assert expected in issues(tmp_path, ruled(said, match=match))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_route_that_cannot_be_is_named_with_its_place(case: str, tmp_path: Pat
 )
 def test_many_tables_share_a_target_of_their_latest_state_and_its_columns_alone(tmp_path: Path, said: str) -> None:
     merged = ("path: all", "merge_tables: true")
-    found = flaws(tmp_path, ruled(*merged, said, match="shop.*"))
+    found = issues(tmp_path, ruled(*merged, said, match="shop.*"))
     assert "rules.0.merge_tables: conflicts with" in found
     assert said.rpartition(" ")[2].replace("2", "scd2") in found
 
@@ -159,17 +159,17 @@ def test_a_target_of_many_tables_keeps_the_columns_that_one_of_them_dropped(tmp_
     by_sink = merged.replace("    rules:", "    dropped_columns: drop\n    rules:")
     by_rule = ruled("path: all", "merge_tables: true", "dropped_columns: drop", match="shop.*")
     for text in (by_sink, by_rule):
-        assert "rules.0.dropped_columns: drop conflicts with merge_tables" in flaws(tmp_path, text)
+        assert "rules.0.dropped_columns: drop conflicts with merge_tables" in issues(tmp_path, text)
 
 
 def test_of_what_a_function_makes_no_column_is_dropped(tmp_path: Path) -> None:
     said = ruled("dropped_columns: drop", "transform: {python: 'm:f'}")
 
-    assert "rules.0.dropped_columns: drop conflicts with transform.python" in flaws(tmp_path, said)
+    assert "rules.0.dropped_columns: drop conflicts with transform.python" in issues(tmp_path, said)
 
 
 def test_files_are_not_ordered_by_what_parts_them(tmp_path: Path) -> None:
-    said = flaws(tmp_path, ruled("partition_by: [a, b]", "cluster_by: [c, b]"))
+    said = issues(tmp_path, ruled("partition_by: [a, b]", "cluster_by: [c, b]"))
 
     assert "rules.0: cluster_by contains 'b', which is already in partition_by" in said
 
@@ -177,13 +177,13 @@ def test_files_are_not_ordered_by_what_parts_them(tmp_path: Path) -> None:
 def test_two_rules_do_not_share_a_directory(tmp_path: Path) -> None:
     rules = "    rules:\n      - {match: shop.a, path: all/x}\n      - {match: shop.b, path: all}\n"
 
-    assert "rules.1.path: overlaps the directory of another rule" in flaws(tmp_path, changed(DELTA, DELTA + rules))
+    assert "rules.1.path: overlaps the directory of another rule" in issues(tmp_path, changed(DELTA, DELTA + rules))
 
 
 @pytest.mark.parametrize("kept", ["stored_as_scd_type: 2", "mode: append", "mode: soft_delete"])
 @pytest.mark.parametrize("said", ["where: 'a'", "computed: {b: 'a'}", "python: 'm:f'"])
 def test_what_sees_whole_rows_needs_a_target_of_their_latest_state(tmp_path: Path, kept: str, said: str) -> None:
-    (found,) = check_definition(write(tmp_path, ruled(f"transform: {{{said}}}", kept)), ENVIRONMENT).flaws
+    (found,) = check_definition(write(tmp_path, ruled(f"transform: {{{said}}}", kept)), ENVIRONMENT).issues
     mode = kept.rpartition(" ")[2].replace("2", "scd2")
 
     assert found.key == f"sinks.0.rules.0.transform.{said.partition(':')[0]}"

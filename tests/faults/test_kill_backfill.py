@@ -10,7 +10,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
 from cdc.change import Operation
-from cdc.config.definition import Snapshot
+from cdc.config.source import Snapshot
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.backfill_state import BACKFILL

@@ -9,9 +9,9 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.failpoint import VARIABLE
-from cdc.naming import published_uri
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
+from cdc.target_names import published_uri
 from pipelines.sinks.delta.maintenance import COMPACT_ABOVE
 from pipelines.sinks.delta.published import CLEAN_EVERY
 from tests.faults import upkept_life

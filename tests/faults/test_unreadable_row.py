@@ -12,9 +12,8 @@ from typing import Any, LiteralString
 import pytest
 
 from cdc.catalog import Catalog, CommandState, ProcessReport
-from cdc.errors import UndecodableWal, UnreadableRow
+from cdc.errors import COMMAND, UndecodableWal, UnreadableRow, complete_remedy
 from cdc.postgres.connection import connect
-from cdc.remedy import COMMAND, complete_remedy
 from cdc.service.status import pipeline_status
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.table import TableState

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from cdc.config.definition import Undecodable
+from cdc.config.source import Undecodable
 from cdc.errors import MalformedFrame, UnknownRelation
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.config.definition import Undecodable
+from cdc.config.source import Undecodable
 from cdc.errors import UndecodableValue
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.frames import FrameBatch

@@ -16,7 +16,7 @@ from cdc.capture.decode_stage import DecodeStage
 from cdc.capture.initial_snapshot import CopySource, ensure_initial_snapshot
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.spool import Spool
-from cdc.config.definition import Undecodable
+from cdc.config.source import Undecodable
 from cdc.errors import UndecodableValue, UndecodableWal
 from cdc.log.layout import LogIdentity
 from cdc.log.reader import LogReader

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, get_native_id
 from typing import Any
 
 import pyarrow.compute as pc
@@ -19,6 +22,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.backfill_selection import READ_WITHIN
 from cdc.postgres.connection import connect
+from cdc.snapshot.backfill import NICE_INCREMENT, lower_thread_priority
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, check_request
 from cdc.snapshot.table_requests import CHECK_TABLES
 from cdc.table import TableState
@@ -359,3 +363,15 @@ def test_a_reader_that_stops_does_not_wait_for_such_a_predicate(held: Captured) 
         running.ask(BackfillRequest(("public.t",), where=ENDLESS))
         running.until(lambda: rows_of(held.dsn, READS) == [(1,)], "the reading")
     assert rows_of(held.dsn, READS) == [(0,)]
+
+
+def nice() -> int:
+    return os.getpriority(os.PRIO_PROCESS, get_native_id())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a priority is the process' there")
+def test_a_thread_gives_way_to_the_others_of_its_process():
+    before = nice()
+    with ThreadPoolExecutor(1, initializer=lower_thread_priority) as pool:
+        assert pool.submit(nice).result() == min(19, before + NICE_INCREMENT)
+    assert nice() == before

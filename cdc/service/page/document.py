@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import quote
 
 from cdc.catalog import AWAITS_SPARK
-from cdc.remedy import COMMAND
+from cdc.errors import COMMAND
 from cdc.service import number_format
 from cdc.service.page import backfills, log_section
 from cdc.service.page.sparkline import sparkline

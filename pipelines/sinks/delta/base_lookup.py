@@ -18,9 +18,9 @@ import structlog
 from deltalake import DeltaTable
 
 from cdc.errors import MissingBase
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from cdc.position import Position
 from cdc.table import TableState
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.folding.fold import has_base_key
 from pipelines.sinks.delta.key_equality import comparable, comparable_keys, one_of_each, one_of_each_in_spark
 from pipelines.sinks.delta.merge import double_quoted, frame_of

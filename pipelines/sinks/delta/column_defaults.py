@@ -8,8 +8,8 @@ from typing import Final
 import pyarrow as pa
 
 from cdc.errors import ValueNotRepresentable
-from cdc.naming import column_name
 from cdc.table import Column
+from cdc.target_names import column_name
 from pipelines.sinks.delta.merge_source import RowShape
 from pipelines.types import Policy, family_of
 from pipelines.types.array import elements

@@ -17,8 +17,8 @@ import structlog
 from deltalake import CommitProperties, Transaction
 
 from cdc.config.sinks import HistoryMode
-from cdc.naming import OP_COLUMN, POSITION_COLUMN
 from cdc.table import Column, TableSchema
+from cdc.target_names import OP_COLUMN, POSITION_COLUMN
 from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_changes

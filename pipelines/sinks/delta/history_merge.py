@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from cdc.errors import HistoryTrimmed
 from cdc.failpoint import hit
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.every_change import GenerationEnd
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import TableBatch

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from cdc.config import TableSettings
 from cdc.config.sinks import HistoryMode
 from cdc.errors import ValueNotRepresentable
-from cdc.naming import (
+from cdc.stores.dead_letter_rows import Key
+from cdc.target_names import (
     COMMITTED_COLUMN,
     DELETED_COLUMN,
     END_COLUMN,
@@ -27,7 +28,6 @@ from cdc.naming import (
     START_COLUMN,
     TO_COLUMN,
 )
-from cdc.stores.dead_letter_rows import Key
 from pipelines.folding.every_change import GenerationEnd
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.base_lookup import rows_with_keys

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.keyless_fold import row_ids
 from pipelines.sinks.delta.merge import backticked
 

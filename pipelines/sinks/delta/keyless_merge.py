@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from cdc.errors import MissingBase, SchemaNotApplicable
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.keyless_fold import keep_latest_per_id, net_changes, row_ids
 from pipelines.sinks.delta.base_lookup import is_after, rows_with_keys
 from pipelines.sinks.delta.merge import OP

@@ -19,8 +19,8 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.failpoint import hit
-from cdc.naming import RELATION_COLUMN
 from cdc.stores.table_features import lacking
+from cdc.target_names import RELATION_COLUMN
 from pipelines.sinks.delta.commit_log import remove_old_commits
 from pipelines.sinks.delta.published import KeptCut
 from pipelines.sinks.delta.table import DeltaTarget

@@ -19,7 +19,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from py4j.protocol import Py4JJavaError
 
 from cdc.errors import DeltaJarMissing
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta.table import DeltaTarget
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
 from cdc.stores.dead_letter_rows import Image
 from cdc.table import Column, TableSchema
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
 from pipelines.sinks.delta.merge import OP, POSITION_KEY
 from pipelines.sinks.delta.partition_values import checked_partition_column
 from pipelines.transform.expressions import Expressions

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cdc.errors import TargetRulesChanged, TargetUnusable
-from cdc.naming import parked_uri
-from cdc.remedy import complete_remedy
+from cdc.errors import TargetRulesChanged, TargetUnusable, complete_remedy
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.target_rules import TargetRules
 from cdc.table import TableSchema, TableState
+from cdc.target_names import parked_uri
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.erasure import erase_earlier, is_marked
 from pipelines.sinks.delta.open_targets import OpenTargets

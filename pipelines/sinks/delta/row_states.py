@@ -21,9 +21,9 @@ import structlog
 
 from cdc.change import Operation
 from cdc.errors import MissingBase
-from cdc.naming import ORDINAL_COLUMN, POSITION_COLUMN
 from cdc.position import Position
 from cdc.table import TableState
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.every_change import GenerationEnd
 from pipelines.sinks.delta.key_equality import numbered
 from pipelines.sinks.delta.merge_source import RowShape

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cdc.config import DeadLetterSettings, SinkRule, TableSettings, rule_of, table_settings
-from cdc.config.sinks import HistoryMode
-from cdc.config.target_path import target_path
-from cdc.naming import parked_uri, published_uri
+from cdc.config.sinks import HistoryMode, target_path
 from cdc.table import TableSchema
+from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.contract import NONE_PARKED
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.types import ColumnPolicies, Policy, TypePolicy

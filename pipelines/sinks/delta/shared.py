@@ -23,8 +23,8 @@ from deltalake import DeltaTable
 
 from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
-from cdc.naming import COLUMN_ID_KEY, RELATION_COLUMN
 from cdc.table import TableSchema
+from cdc.target_names import COLUMN_ID_KEY, RELATION_COLUMN
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.schema_evolution import EvolutionPlan, check_key, column_id, without_ids
 from pipelines.sinks.delta.table import DeltaTarget
@@ -163,7 +163,8 @@ class SharedTarget(DeltaTarget):
         if before:
             raise SchemaNotApplicable(
                 f"target {self.uri!r} contains rows of {schema.topic!r} as relation {before[0]!r}, but the table "
-                f"is now relation {schema.relation!r}: it was dropped and created again, or renamed to another table's name",
+                f"is now relation {schema.relation!r}: it was dropped and created again, or renamed to the name "
+                "of another table",
                 remedy="rebuild the sink without the rows of the old table: 'cdc replay SINK'",
             )
         added, ids = merge_columns(self._present, columns, {})

@@ -23,13 +23,13 @@ from deltalake.transaction import AddAction
 
 from cdc.errors import SchemaNotApplicable, SinkFenced
 from cdc.failpoint import hit
-from cdc.naming import parked_uri, published_uri
 from cdc.stores.current_rows import MODE
 from cdc.stores.path_ownership import STAGED
 from cdc.stores.published import Published, TableRecord
 from cdc.stores.table_features import lacking
 from cdc.stores.target_rules import TRANSFORM, TargetRules
 from cdc.table import TableSchema
+from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.erasure import erase_earlier, is_marked, mark_to_erase
 from pipelines.sinks.delta.file_statistics import delta_bounds

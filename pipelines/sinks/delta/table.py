@@ -23,9 +23,9 @@ from deltalake.transaction import AddAction
 from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
 from cdc.failpoint import hit
-from cdc.naming import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, START_COLUMN, column_name
 from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, foreign_table_error
 from cdc.table import TableSchema
+from cdc.target_names import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, START_COLUMN, column_name
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.commit_log import is_newest
 from pipelines.sinks.delta.file_statistics import DataFile

@@ -12,11 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import SinkRule, TableSettings, rule_of
-from cdc.config.columns import ColumnMismatch, left_out_key_columns, missing_key, unknown_columns, with_target_columns
+from cdc.config.column_checks import (
+    ColumnMismatch,
+    left_out_key_columns,
+    missing_key,
+    unknown_columns,
+    with_target_columns,
+)
 from cdc.config.sinks import HistoryMode
 from cdc.errors import TransformFailed
-from cdc.naming import RELATION_COLUMN, column_name
 from cdc.table import TableSchema
+from cdc.target_names import RELATION_COLUMN, column_name
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.delta.merge_source import RowShape
 from pipelines.sinks.delta.partition_values import check_partition_values

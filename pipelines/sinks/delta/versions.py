@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from cdc.change import Operation
 from cdc.config import TableSettings
 from cdc.config.sinks import HistoryMode
-from cdc.naming import (
+from cdc.table import TableSchema
+from cdc.target_names import (
     COMMITTED_COLUMN,
     DELETED_COLUMN,
     END_COLUMN,
@@ -29,7 +30,6 @@ from cdc.naming import (
     TO_COLUMN,
     column_name,
 )
-from cdc.table import TableSchema
 from pipelines.folding.every_change import GenerationEnd
 from pipelines.folding.keyless_fold import row_ids
 from pipelines.sinks.delta.merge_source import RowShape

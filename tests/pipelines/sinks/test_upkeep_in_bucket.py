@@ -7,9 +7,9 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
-from cdc.naming import published_uri
 from cdc.stores.lake import read_target
 from cdc.stores.published import Published
+from cdc.target_names import published_uri
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings

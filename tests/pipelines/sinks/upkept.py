@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cdc.naming import published_uri
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import Published, TableRecord
+from cdc.target_names import published_uri
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings

@@ -14,7 +14,7 @@ from deltalake import write_deltalake
 
 from cdc.catalog import Catalog
 from cdc.config import load_definition
-from cdc.config.verify_options import VerifyMode
+from cdc.config.job_options import VerifyMode
 from cdc.errors import ConfigError, PositionNotReached
 from cdc.log.layout import CommitInfo, LogIdentity
 from cdc.log.segments import SegmentLimits

@@ -9,10 +9,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.errors import SinkFenced, SinkOfAnotherLog
-from cdc.naming import published_uri
 from cdc.position import Position
 from cdc.stores.lake import PUBLISHED_SCHEMA, Lake, list_cuts, read_published
 from cdc.stores.published import Published, TableRecord
+from cdc.target_names import published_uri
 from pipelines.sinks.delta.published import CLEAN_EVERY, PublishedTable
 
 

@@ -1,4 +1,4 @@
-"""Names as paths and columns: cdc/naming.py."""
+"""Names as paths and columns: cdc/target_names.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import InvalidDefinition
-from cdc.naming import column_name, name_of_column, name_of_segment, path_segment, published_uri, target_uri
+from cdc.target_names import column_name, name_of_column, name_of_segment, path_segment, published_uri, target_uri
 
 NAMES = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=20)
 

@@ -10,8 +10,8 @@ from cdc.config.sinks import HistoryMode, SinkRule, TableSettings
 from cdc.config.transform import Transform
 from cdc.config.yaml_document import Key
 from cdc.errors import CdcError, SchemaNotApplicable, TransformFailed
-from cdc.naming import column_name
 from cdc.table import TableSchema
+from cdc.target_names import column_name
 
 CORRECT_RULE: Final = "correct the sink's rule in the definition and start again"
 _LISTS: Final = ("column_list", "except_column_list", "track_history_column_list", "track_history_except_column_list")

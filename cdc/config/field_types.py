@@ -1,4 +1,4 @@
-"""Field types of a definition: names, globs, locations, numbers and switches."""
+"""Building blocks of the models of a definition: their base class, and field types such as names, globs and paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from cdc.config.interpolation import Interpolated
@@ -18,6 +18,19 @@ SCHEMES: Final = ("s3", "s3a", "gs", "abfss", "file")
 """URL schemes of supported stores; a path without a scheme is local."""
 _GLOB: Final = re.compile(r"[^\x00-\x1f\x7f]+\.[^\x00-\x1f\x7f]+\Z")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+class Model(BaseModel):
+    """Base class of all models of a definition."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
+        defer_build=True,  # one validator for a whole definition instead of one more for each of its parts
+    )
 
 
 def invalid(message: str, **context: Any) -> PydanticCustomError:

@@ -1,8 +1,9 @@
-"""Loading of a definition file: a Definition, or all issues of the file at once."""
+"""A definition file: loading and checking, which find all issues at once, and printing without secrets."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +11,23 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from cdc.config.columns import CORRECT_RULE, ColumnMismatch
+from cdc.config.column_checks import CORRECT_RULE, ColumnMismatch
 from cdc.config.cross_checks import disagreements
 from cdc.config.definition import Definition
+from cdc.config.interpolation import Interpolated
 from cdc.config.pydantic_errors import issues_of
+from cdc.config.secret import HIDDEN
+from cdc.config.units import print_seconds, print_size
 from cdc.config.yaml_document import FAULTY, Key, YamlDocument, read_document
 from cdc.errors import ConfigIssue, InvalidDefinition, TransformFailed, UnsetVariable
 
 _BY_SPARK: Final = {"transform", "partition_by", "cluster_by"}
 """Keys whose issues are found completely only by Spark."""
+_SENSITIVE: Final = re.compile(r"secret|password|token|access[._]?key|credential", re.IGNORECASE)
+"""Names of settings that are hidden: Spark's own rule (`spark.redaction.regex`), extended."""
+_URL_PASSWORD: Final = re.compile(r"(://[^:@/]*):[^@/]*@")
+_DURATIONS: Final = (("cuts", "retain"), ("upkeep", "every"), ("upkeep", "vacuum_after"))
+"""Keys of a sink that are durations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,7 @@ class CheckedDefinition:
     """The result of a check: the definition if there is no fatal issue, and all issues."""
 
     definition: Definition | None
-    flaws: tuple[ConfigIssue, ...]
+    issues: tuple[ConfigIssue, ...]
     """All issues in the order of the file, including warnings."""
     written: Any
     """Plain values of the file; text with variables is Interpolated."""
@@ -41,8 +50,8 @@ def load_definition(path: Path, environment: Mapping[str, str] | None = None) ->
     checked = check_definition(path, environment)
     if checked.definition is not None:
         return checked.definition
-    fatal = tuple(flaw for flaw in checked.flaws if flaw.fatal)
-    unset = all(flaw.code == UnsetVariable.code for flaw in fatal)
+    fatal = tuple(issue for issue in checked.issues if issue.fatal)
+    unset = all(issue.code == UnsetVariable.code for issue in fatal)
     raise (UnsetVariable if unset else InvalidDefinition).from_issues(fatal)
 
 
@@ -55,11 +64,11 @@ def check_definition(
     definition = None
     if isinstance(document.values, dict):
         definition = _validated(document, path, environment)
-    elif not document.flaws:
+    elif not document.issues:
         document.note((), "expected a mapping of keys to values")
-    flaws = tuple(sorted(document.flaws, key=lambda flaw: (flaw.line, flaw.column)))
-    sound = definition is not None and not any(flaw.fatal for flaw in flaws)
-    return CheckedDefinition(definition if sound else None, flaws, document.values)
+    issues = tuple(sorted(document.issues, key=lambda issue: (issue.line, issue.column)))
+    sound = definition is not None and not any(issue.fatal for issue in issues)
+    return CheckedDefinition(definition if sound else None, issues, document.values)
 
 
 def issues_in_file(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[ConfigIssue, ...]:
@@ -67,15 +76,15 @@ def issues_in_file(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[Confi
     found = list(misfits)
     if not found:
         return ()
-    document, flaws = read_document(path, os.environ), list[ConfigIssue]()
+    document, issues = read_document(path, os.environ), list[ConfigIssue]()
     for key, error in found:
         # nothing has been written yet, so nothing has to be restarted or rebuilt
         correction = "correct the rule" if error.fix in {CORRECT_RULE, TransformFailed.remedy} else error.fix
         doctor = "cdc doctor --rules" if _BY_SPARK & set(key) else "cdc doctor"
         fix = f"{correction}, then check with '{doctor} -c {path}'"
         # the issue shows the key before the message
-        flaws.append(document.flaw(key, error.message.removeprefix(f"{key[-1]}: "), code=error.code, fix=fix))
-    return tuple(sorted(flaws, key=lambda flaw: (flaw.line, flaw.column)))
+        issues.append(document.issue(key, error.message.removeprefix(f"{key[-1]}: "), code=error.code, fix=fix))
+    return tuple(sorted(issues, key=lambda issue: (issue.line, issue.column)))
 
 
 def unprotected_service(definition: Definition) -> list[ColumnMismatch]:
@@ -91,8 +100,8 @@ def _validated(document: YamlDocument, path: Path, environment: Mapping[str, str
         definition = Definition.model_validate(document.values, context=context)
     except ValidationError as error:
         found = list(issues_of(error.errors(include_url=False), document, Definition.model_json_schema()))
-        explained = {flaw.key for flaw in document.flaws} | set(_misspelt(found))
-        document.flaws.extend(flaw for flaw in found if flaw.key not in explained)
+        explained = {issue.key for issue in document.issues} | set(_misspelt(found))
+        document.issues.extend(issue for issue in found if issue.key not in explained)
         return None
     for key, message in disagreements(definition):
         document.note(key, message)
@@ -101,12 +110,12 @@ def _validated(document: YamlDocument, path: Path, environment: Mapping[str, str
     return definition
 
 
-def _misspelt(flaws: list[ConfigIssue]) -> Iterator[str]:
+def _misspelt(issues: list[ConfigIssue]) -> Iterator[str]:
     """Keys that the file contains under a misspelt name, so that they are not reported as missing."""
-    for flaw in flaws:
-        if flaw.suggestion is not None:
-            above = flaw.key.rpartition(".")[0]
-            yield f"{above}.{flaw.suggestion}" if above else flaw.suggestion
+    for issue in issues:
+        if issue.suggestion is not None:
+            above = issue.key.rpartition(".")[0]
+            yield f"{above}.{issue.suggestion}" if above else issue.suggestion
 
 
 def _where(values: Any, wanted: str, key: Key = ()) -> Key:
@@ -118,3 +127,42 @@ def _where(values: Any, wanted: str, key: Key = ()) -> Key:
         if found := _where(value, wanted, (*key, part)):
             return found
     return ()
+
+
+def printable_definition(definition: Definition, written: Any) -> dict[str, Any]:
+    """Plain values for printing; where a value may contain a password, the text of the file (`written`) is shown."""
+    view = definition.model_dump(mode="json")
+    source, log, spark = view["source"], view["log"], view["spark"]
+    source["heartbeat"] = print_seconds(source["heartbeat"])
+    spark["trigger"] = print_seconds(spark["trigger"])
+    log["commit"] = {"bytes": print_size(log["commit"]["bytes"]), "linger": print_seconds(log["commit"]["linger"])}
+    log["segment"] = {"bytes": print_size(log["segment"]["bytes"]), "every": print_seconds(log["segment"]["every"])}
+    log["compact"] = {name: print_seconds(value) for name, value in log["compact"].items()}
+    log["retain"] = {name: print_seconds(value) for name, value in log["retain"].items()}
+    for sink in view["sinks"]:
+        for part, name in _DURATIONS:
+            if part in sink:
+                sink[part][name] = print_seconds(sink[part][name])
+    view["catalog"]["url"] = _hidden_url(view["catalog"]["url"], _at(written, "catalog", "url"))
+    spark["conf"] = {
+        name: _hidden_setting(name, value, _at(written, "spark", "conf", name)) for name, value in spark["conf"].items()
+    }
+    return view
+
+
+def _at(written: Any, *key: str) -> Any:
+    for part in key:
+        written = written.get(part) if isinstance(written, dict) else None
+    return written
+
+
+def _hidden_url(url: str, written: Any) -> str:
+    if isinstance(written, Interpolated) and "@" in url:
+        return written.written
+    return _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", url)
+
+
+def _hidden_setting(name: str, value: str, written: Any) -> str:
+    if isinstance(written, Interpolated):
+        return written.written
+    return HIDDEN if _SENSITIVE.search(name) else value

@@ -70,14 +70,14 @@ def test_a_secret_is_fetched_by_its_reference_and_never_printed(value: str, tmp_
         + repr(printable_definition(definition, checked.written))
     )
     assert CANARY not in shown
-    assert checked.flaws == ()
+    assert checked.issues == ()
 
 
 def test_a_secret_file_that_all_can_read_is_advice_and_stops_nothing(tmp_path: Path) -> None:
     write(tmp_path, DSN, "db.txt").chmod(0o644)
     checked = check_definition(write(tmp_path, with_dsn("{file: db.txt}")), {})
-    (flaw,) = checked.flaws
-    assert (flaw.line, flaw.fatal) == (3, False)
+    (issue,) = checked.issues
+    assert (issue.line, issue.fatal) == (3, False)
     assert checked.definition is not None
 
 
@@ -154,7 +154,7 @@ def test_the_resolved_view_is_itself_a_definition_that_means_the_same(tmp_path: 
 
 def test_the_shipped_definition_comments_every_key_and_shows_every_default() -> None:
     checked = check_definition(SHOP, {"SHOP_DSN": DSN})
-    assert checked.flaws == ()
+    assert checked.issues == ()
     assert set(checked.written) == set(Definition.model_fields)
     assert set(checked.written["spark"]) == set(Definition.model_fields["spark"].annotation.model_fields)  # type: ignore[union-attr]
     assert set(checked.written["sinks"][0]) == set(DeltaSinkDefinition.model_fields)

@@ -1,0 +1,228 @@
+"""Models of the captured database and of the copy of its existing rows, and the syntax check of a DSN.
+
+The check does not use libpq, because libpq's error messages repeat parts of the password.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Final
+from urllib.parse import parse_qsl, unquote
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from cdc.config.field_types import Identifier, Model, SlotName, Switch, Whole, invalid
+from cdc.config.secret import HIDDEN, Secret
+from cdc.config.units import Bytes, Seconds
+from cdc.table import split_topic, topic
+
+SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+_URL: Final = re.compile(
+    r"postgres(?:ql)?://(?:(?P<user>[^@/?#]*)@)?(?P<host>[^/?#@]*)(?:/(?P<db>[^?#]*))?(?:\?(?P<query>[^#]*))?\Z"
+)
+_PAIR: Final = re.compile(r"\s*([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|[^\s'\\]*(?:\\.[^\s'\\]*)*)", re.DOTALL)
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+class Undecodable(StrEnum):
+    """Policy for text that is not UTF-8, which only an SQL_ASCII database can contain."""
+
+    #: Stop with an error that names table, column and offset.
+    FAIL = "fail"
+    #: Write `base64:` and the base64 of the bytes, also for values that begin with `base64:` themselves.
+    BASE64 = "base64"
+    #: Write U+FFFD for every invalid byte sequence; the original bytes are lost.
+    REPLACE = "replace"
+
+
+def _source_dsn(secret: Secret) -> Secret:
+    check_dsn(secret.reveal())
+    if secret.reference == HIDDEN and contains_password(secret.reveal()):
+        raise invalid("the file contains a password: write ${VAR}, {env: VAR} or {file: PATH}")
+    return secret
+
+
+class Slot(Model):
+    """The replication slot."""
+
+    name: SlotName = ""
+    """Name of the slot on the server; default `cdc_<name of the pipeline>`."""
+    create: Switch = True
+    """Whether the reader may create the slot, and replace it for a new copy. If false, assign an existing slot with
+    `cdc slots adopt`."""
+    failover: Switch = False
+    """Whether standbys synchronize the slot, so that it survives a failover. Requires Postgres 17 or later and
+    `sync_replication_slots` on the standby."""
+
+
+class Manage(StrEnum):
+    """Which publications the reader may alter, that is add tables to or drop tables from."""
+
+    #: Only a publication that this pipeline created.
+    AUTO = "auto"
+    #: Any publication, also one that somebody else created; its other subscribers see the change.
+    ALWAYS = "always"
+    #: No publication; `cdc status` and `cdc doctor` print the SQL to run.
+    NEVER = "never"
+
+
+class Publication(Model):
+    """The publication, which selects the tables that the server sends."""
+
+    name: Identifier = ""
+    """Name of the publication on the server; default `cdc_<name of the pipeline>_pub`."""
+    create: Switch = True
+    """Whether the reader may create the publication."""
+    manage: Manage = Manage.AUTO
+    """Whether the reader may alter the publication: `auto` (only if this pipeline created it), `always` or `never`."""
+
+    @property
+    def alter(self) -> bool | None:
+        """True or false if `manage` decides it for any publication; None: only if this pipeline created it."""
+        return None if self.manage is Manage.AUTO else self.manage is Manage.ALWAYS
+
+
+class OnWalBudget(StrEnum):
+    """What to do when the server keeps more WAL for the slot than the budget."""
+
+    #: Log a warning and continue.
+    WARN = "warn"
+    #: Stop the reader; the slot stays.
+    STOP = "stop"
+
+
+class Source(Model):
+    """The captured Postgres database."""
+
+    dsn: Annotated[Secret, AfterValidator(_source_dsn)]
+    """Connection string, as a URL or as `host=… dbname=…`. Write the password as a reference, for example `${VAR}`."""
+    slot: Slot = Slot()
+    publication: Publication = Publication()
+    heartbeat: Seconds = 10.0
+    """Interval of the heartbeat messages that let an idle source remove WAL; default 10 seconds; 0 turns them off."""
+    undecodable: Undecodable = Undecodable.FAIL
+    """Policy for text that is not UTF-8, which only an SQL_ASCII database can contain: `fail`, `base64` or
+    `replace`."""
+    primary: Annotated[Secret, AfterValidator(_source_dsn)] | None = None
+    """Connection string of the primary if `dsn` is a standby; heartbeats are written there. Default none."""
+    wal_budget: Annotated[Bytes, Field(gt=0)] | None = None
+    """Bytes of WAL that the server may keep for the slot; a warning appears at 80 %. Default no limit."""
+    on_wal_budget: OnWalBudget = OnWalBudget.WARN
+    """What the reader does above `wal_budget`: `warn` or `stop`. It never drops the slot."""
+
+    def current_dsn(self) -> str:
+        """The DSN for a new connection: read again from its secret file; the previous one if that is malformed."""
+        return _current_dsn(self.dsn)
+
+    def current_primary(self) -> str:
+        """The DSN of the server that accepts writes: `primary`, or `dsn` if there is none; read again as above."""
+        return _current_dsn(self.primary or self.dsn)
+
+
+def _current_dsn(secret: Secret) -> str:
+    found = secret.current()
+    try:
+        check_dsn(found)
+    except PydanticCustomError:
+        return secret.reveal()
+    return found
+
+
+class SnapshotMode(StrEnum):
+    """Which rows are copied that existed before the stream began."""
+
+    #: All rows, once, while changes stream.
+    INITIAL = "initial"
+    #: As `initial`, and again in a new epoch when the source can no longer continue the log.
+    WHEN_NEEDED = "when_needed"
+    #: No rows: the log begins with the first change.
+    NO_DATA = "no_data"
+    #: All rows; the reader exits when they are in the log.
+    INITIAL_ONLY = "initial_only"
+
+
+class StandbyLimit(Model):
+    """A standby whose replay lag limits copying."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """The standby's `application_name` in `pg_stat_replication`."""
+    lag: Annotated[Bytes, Field(gt=0)] = 64 * 2**20
+    """Bytes of WAL; copying pauses while the standby's replay lags behind by more. Default 64 MiB."""
+
+
+class SourceLoad(Model):
+    """Limits on the load that copying puts on the source."""
+
+    bytes_per_second: Annotated[Bytes, Field(gt=0)] | None = None
+    """Bytes of row text that copying reads per second; default no limit."""
+    standby: StandbyLimit | None = None
+    """Standby whose replay lag pauses copying; default none."""
+
+
+def _table_name(text: str) -> str:
+    schema, name = split_topic(text)
+    if not schema:
+        raise invalid("expected schema.table, for example public.debezium_signal")
+    return topic(schema, name)
+
+
+class Snapshot(Model):
+    """How existing rows are copied."""
+
+    mode: SnapshotMode = SnapshotMode.INITIAL
+    """Which existing rows are copied: `initial`, `when_needed`, `no_data` or `initial_only`."""
+    parallel: Annotated[Whole, Field(ge=1, le=16)] = 2
+    """Number of connections that read chunks at the same time."""
+    chunk_rows: Annotated[Whole, Field(ge=1, le=1_000_000)] = 50_000
+    """Approximate maximum number of rows in a chunk; a chunk also ends at a few MiB."""
+    beside: Annotated[Bytes, Field(ge=0)] = 8 * 2**20
+    """Size in bytes above which a table is copied in chunks while changes stream. Smaller tables are copied whole
+    before the stream begins. Default 8 MiB."""
+    max_source_load: SourceLoad = SourceLoad()
+    signals: Annotated[str, AfterValidator(_table_name)] | None = None
+    """Captured table whose inserted rows are signals, with the columns id, type and data of Debezium's signaling table;
+    default none."""
+
+
+def check_dsn(dsn: str) -> None:
+    """Raise a validation error, which repeats no part of the DSN, if libpq would reject it."""
+    options = _url_options(dsn) if dsn.startswith(("postgres://", "postgresql://")) else _pairs(dsn)
+    if options.get("sslmode", "prefer") not in SSL_MODES:
+        raise invalid("unknown sslmode: expected one of {modes}", modes=", ".join(SSL_MODES))
+
+
+def contains_password(dsn: str) -> bool:
+    """Whether a well-formed DSN contains a password."""
+    if not dsn.startswith(("postgres://", "postgresql://")):
+        return bool(_pairs(dsn).get("password"))
+    match = _URL.match(dsn)
+    return match is not None and (":" in (match["user"] or "") or bool(_url_options(dsn).get("password")))
+
+
+def _url_options(dsn: str) -> dict[str, str]:
+    if re.search(r"\s", dsn):
+        raise invalid("the DSN contains white space: write it as %20")
+    if _BAD_ESCAPE.search(dsn):
+        raise invalid("the DSN contains a '%' that starts no escape: write it as %25")
+    match = _URL.match(dsn)
+    if match is None:
+        raise invalid("malformed DSN: write @ / ? # in user or password as %40 %2F %3F %23")
+    for port in re.findall(r":([^,:\]]*)(?:,|\Z)", re.sub(r"\[[^\]]*\]", "", match["host"])):
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):  # noqa: PLR2004 - of TCP
+            raise invalid("invalid port in the DSN: expected a number from 1 to 65535")
+    return {name: unquote(value) for name, value in parse_qsl(match["query"] or "", keep_blank_values=True)}
+
+
+def _pairs(dsn: str) -> dict[str, str]:
+    options, at = {}, 0
+    while at < len(dsn.rstrip()):
+        match = _PAIR.match(dsn, at)
+        if match is None or not match[0]:
+            raise invalid("malformed DSN: expected postgresql://user@host/database or host=… dbname=…")
+        options[match[1]] = match[2].strip("'")
+        at = match.end()
+    if not options:
+        raise invalid("malformed DSN: expected postgresql://user@host/database or host=… dbname=…")
+    return options
