@@ -1,1 +1,1 @@
-"""The pure part of verify: canonical text, checksums over buckets of keys, and the row-by-row comparison."""
+"""Verification: compares the targets of a pipeline with the source or with the change log, and repairs mismatches."""

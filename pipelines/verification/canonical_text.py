@@ -1,44 +1,59 @@
-"""Canonical text: what both sides of a comparison become before they are compared.
+"""Canonical text: the one text form of every value, in which verification compares a target with its expected rows.
 
-Written apart from `pipelines.types.rows` on purpose: a mistake there must not hide itself here. The target's
-typed values become the text that Postgres prints under the pinned session settings; the source's text
-stays as it came, except where the target's type says the same value in another way (floats, whose text
-may differ for equal bits; decimals without a declared scale).
+It is the text that Postgres prints under the pinned session settings. Typed values of a target are printed in that
+form. Text of the source is already in that form, with two exceptions that depend on the type in the target: a float,
+whose text can differ for equal bits, becomes its bits; a decimal without a declared scale gets the scale of the target.
+
+This module shares no code with `pipelines.types.rows`, which converts values for the sinks. A conversion error there
+would otherwise be repeated here, and verification would not find it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Final
+from itertools import islice
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.table import Column
+
 _DAY_US: Final = 86_400_000_000
 _FIRST_USUAL_US: Final = -62_135_596_800_000_000
-"""0001-01-01; before it Postgres counts years BC."""
+"""0001-01-01; before it Postgres prints years BC."""
 _LAST_USUAL_US: Final = 253_402_300_799_999_999
-"""The end of 9999; strftime's four digits end here."""
+"""The end of the year 9999, the last one that strftime prints with four digits."""
 _NAN_BITS: Final[dict[int, np.signedinteger]] = {4: np.int32(0x7FC00000), 8: np.int64(0x7FF8000000000000)}
 _QUOTED: Final = frozenset('{},"\\ \t\n\r\v\f')
+DOCUMENTS_AT_ONCE: Final = 4096
+"""Number of search documents in one batch."""
+
+
+class SearchDocument(Protocol):
+    """One document of a search index."""
+
+    @property
+    def source(self) -> Mapping[str, str | None]:
+        """Column name → text."""
 
 
 def target_text(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Typed values of a target as canonical text, one string per row, null for NULL."""
+    """Convert typed values of a target to canonical text: one string per row, null for NULL."""
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     if isinstance(array, pa.ChunkedArray):  # an empty ChunkedArray stays chunked
         array = pa.array([], values.type)
-    for holds, text in _TARGET_TEXT:
-        if holds(array.type):
-            return text(array)
+    for is_of_type, to_text in _TARGET_TEXT:
+        if is_of_type(array.type):
+            return to_text(array)
     return pa.array([None if value is None else str(value) for value in array.to_pylist()], pa.string())
 
 
 def source_text(texts: pa.Array, target: pa.DataType) -> pa.Array:
-    """Postgres' text of a column as canonical text for a target column of that type."""
+    """Convert text of a source column to canonical text; target: the type of the column in the target."""
     if pa.types.is_floating(target):
         return _float_source(texts, target)
     if pa.types.is_decimal(target):
@@ -48,8 +63,8 @@ def source_text(texts: pa.Array, target: pa.DataType) -> pa.Array:
     return texts.cast(pa.string())
 
 
-def source_words(text: str | None, target: pa.DataType) -> str | None:
-    """Canonical text of a column as the source takes it: bits of a float become a number again."""
+def literal_text(text: str | None, target: pa.DataType) -> str | None:
+    """Convert canonical text to a literal that Postgres accepts: the bits of a float become a number again."""
     if text is None or not pa.types.is_floating(target):
         return text
     kind = np.float32 if target.bit_width == 32 else np.float64  # noqa: PLR2004
@@ -57,7 +72,61 @@ def source_words(text: str | None, target: pa.DataType) -> str | None:
     try:
         return str(bits(int(text)).view(kind))
     except ValueError:
-        return text  # it was no float
+        return text  # the source value is not a float
+
+
+def source_batch(rows: pa.RecordBatch, indices: Sequence[int], kinds: Sequence[pa.DataType]) -> pa.RecordBatch:
+    """Convert rows that the decoder made of a COPY to text columns.
+
+    indices: the wanted columns among the sent ones, in the order of the result; kinds: their types in the target.
+    Every image of a COPY has every sent column, in the same order.
+    """
+    images = rows.column("after")
+    offsets = images.offsets.to_numpy()
+    if not len(images):
+        return text_batch([pa.array([], pa.string()) for _ in indices])
+    width = int(offsets[1] - offsets[0])
+    starts = np.arange(len(images), dtype=np.int64) * width + int(offsets[0])
+    columns = [images.items.take(pa.array(starts + index)) for index in indices]
+    return text_batch([source_text(text, kind) for text, kind in zip(columns, kinds, strict=True)])
+
+
+def image_batch(images: pa.Array, columns: Sequence[Column], kinds: Sequence[pa.DataType]) -> pa.RecordBatch:
+    """Convert row images of the log (column id → text) to text columns; kinds: the type of each in the target.
+
+    An image without a column belongs to a row that is older than the column. It gets the value that Postgres gives to
+    such rows.
+    """
+    maps = images.combine_chunks() if isinstance(images, pa.ChunkedArray) else images
+    offsets = maps.offsets.to_numpy()
+    ids = maps.keys.to_numpy()[offsets[0] : offsets[-1]]
+    row_of = np.repeat(np.arange(len(maps)), np.diff(offsets))
+    texts = []
+    for column in columns:
+        of_column = np.flatnonzero(ids == column.id)
+        indices = np.full(len(maps), -1, np.int64)
+        indices[row_of[of_column]] = of_column + offsets[0]
+        found = maps.items.take(pa.array(indices, mask=indices < 0))
+        texts.append(pc.if_else(pa.array(indices < 0), pa.scalar(column.missing, pa.string()), found.cast(pa.string())))
+    return text_batch([source_text(text, kind) for text, kind in zip(texts, kinds, strict=True)])
+
+
+def target_batch(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """Convert typed rows of a target to text columns, in the order of `names`."""
+    return text_batch([target_text(rows.column(name)) for name in names])
+
+
+def document_batches(documents: Iterable[SearchDocument], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Convert search documents to text columns; a column that is absent from a document is null."""
+    remaining = iter(documents)
+    while documents_of_batch := list(islice(remaining, DOCUMENTS_AT_ONCE)):
+        columns = ([document.source.get(name) for document in documents_of_batch] for name in names)
+        yield text_batch([pa.array(column, pa.string()) for column in columns])
+
+
+def text_batch(columns: Sequence[pa.Array]) -> pa.RecordBatch:
+    """A batch of columns that are identified by their index."""
+    return pa.RecordBatch.from_arrays(list(columns), names=[str(index) for index in range(len(columns))])
 
 
 def _bool(array: pa.Array) -> pa.Array:
@@ -69,7 +138,7 @@ def _as_string(array: pa.Array) -> pa.Array:
 
 
 def _float(array: pa.Array) -> pa.Array:
-    """The bits as a number in text: equal exactly when the values are, -0 and NaN included."""
+    """The bits as a number in text: -0 differs from 0, and every NaN equals every other."""
     width = array.type.bit_width // 8
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
     plain = pc.fill_null(array, 0.0).to_numpy(zero_copy_only=False)
@@ -81,12 +150,12 @@ def _float_source(texts: pa.Array, target: pa.DataType) -> pa.Array:
     try:
         return _float(texts.cast(target))
     except pa.ArrowInvalid:
-        return texts.cast(pa.string())  # text that is no float differs from every float
+        return texts.cast(pa.string())  # text that is not a float differs from every float
 
 
 def _decimal(array: pa.Array) -> pa.Array:
     texts = array.cast(pa.string())
-    # Arrow writes small numbers as 1E-10; Postgres never does
+    # Arrow prints small numbers as 1E-10, Postgres never does
     if not pc.any(pc.match_substring(texts, "E")).as_py():
         return texts
     return pa.array([None if v is None else format(v, "f") for v in array.to_pylist()], pa.string())
@@ -101,7 +170,7 @@ def _decimal_source(texts: pa.Array, scale: int) -> pa.Array:
 
 
 def _rescaled(text: str, scale: int) -> str:
-    """The same number with that many decimals; text that would lose digits (or NaN) stays and so differs."""
+    """The number with `scale` decimals. Text that would lose digits, and NaN, stays as it is and so is a mismatch."""
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -118,38 +187,40 @@ def _rescaled(text: str, scale: int) -> str:
 
 def _date(array: pa.Array) -> pa.Array:
     days = array.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
-    return _moments(pc.multiply_checked(days, _DAY_US), "%Y-%m-%d", "")
+    return _timestamps(pc.multiply_checked(days, _DAY_US), "%Y-%m-%d", "")
 
 
 def _timestamp(array: pa.Array) -> pa.Array:
     zone = "+00" if array.type.tz else ""
     micros = array.cast(pa.timestamp("us", tz=array.type.tz)).cast(pa.int64())
-    return _moments(micros, "%Y-%m-%d %H:%M:%S", zone)
+    return _timestamps(micros, "%Y-%m-%d %H:%M:%S", zone)
 
 
-def _moments(micros: pa.Array, form: str, zone: str) -> pa.Array:
+def _timestamps(micros: pa.Array, form: str, zone: str) -> pa.Array:
     usual = pc.and_(pc.greater_equal(micros, _FIRST_USUAL_US), pc.less_equal(micros, _LAST_USUAL_US))
     inside = pc.if_else(usual, micros, 0)
     texts = pc.strftime(inside.cast(pa.timestamp("us")), format=form)
     if "%S" in form:
-        texts = _trimmed(texts)
+        texts = _without_trailing_zeros(texts)
     texts = pc.binary_join_element_wise(texts, zone, "") if zone else texts
     if pc.all(usual, min_count=0).as_py():
         return texts.cast(pa.string())
     pairs = zip(texts.to_pylist(), micros.to_pylist(), usual.to_pylist(), strict=True)
     clock = "%S" in form
-    return pa.array([t if u is not False else _far(m, zone, clock=clock) for t, m, u in pairs], pa.string())
+    return pa.array(
+        [t if u is not False else _outside_usual_years(m, zone, clock=clock) for t, m, u in pairs], pa.string()
+    )
 
 
-def _trimmed(texts: pa.Array) -> pa.Array:
-    """12:00:00.500000 → 12:00:00.5 and 12:00:00.000000 → 12:00:00, as Postgres prints."""
+def _without_trailing_zeros(texts: pa.Array) -> pa.Array:
+    """12:00:00.500000 → 12:00:00.5 and 12:00:00.000000 → 12:00:00, as Postgres prints them."""
     return pc.utf8_rtrim(pc.utf8_rtrim(texts, "0"), ".")
 
 
-def _far(micros: int, zone: str, *, clock: bool) -> str:
-    """A moment before year 1 or after 9999 as Postgres prints it."""
+def _outside_usual_years(micros: int, zone: str, *, clock: bool) -> str:
+    """A timestamp before the year 1 or after 9999, as Postgres prints it."""
     days, rest = divmod(micros, _DAY_US)
-    year, month, day = _civil(days)
+    year, month, day = _civil_from_days(days)
     era = " BC" if year < 1 else ""
     date = f"{1 - year if year < 1 else year:04d}-{month:02d}-{day:02d}"
     if not clock:
@@ -160,7 +231,7 @@ def _far(micros: int, zone: str, *, clock: bool) -> str:
     return f"{date} {time}{tail}{zone}{era}"
 
 
-def _civil(days: int) -> tuple[int, int, int]:
+def _civil_from_days(days: int) -> tuple[int, int, int]:
     """Days since 1970-01-01 → (year, month, day) of the proleptic Gregorian calendar, year 0 = 1 BC.
 
     Hinnant, "chrono-compatible low-level date algorithms", civil_from_days.
@@ -177,7 +248,7 @@ def _civil(days: int) -> tuple[int, int, int]:
 
 def _time(array: pa.Array) -> pa.Array:
     micros = array.cast(pa.time64("us")).cast(pa.int64())
-    return _trimmed(pc.strftime(micros.cast(pa.timestamp("us")), format="%H:%M:%S")).cast(pa.string())
+    return _without_trailing_zeros(pc.strftime(micros.cast(pa.timestamp("us")), format="%H:%M:%S")).cast(pa.string())
 
 
 def _binary(array: pa.Array) -> pa.Array:
@@ -215,7 +286,7 @@ def _arrays(array: pa.Array, elements: list[str]) -> pa.Array:
 
 
 def _element(text: str | None, *, nested: bool) -> str:
-    """One element of an array as Postgres quotes it (manual, section 8.15.6)."""
+    """One element of an array, quoted as Postgres quotes it (manual, section 8.15.6)."""
     if text is None:
         return "NULL"
     if nested or (text and text.upper() != "NULL" and not _QUOTED.intersection(text)):
@@ -224,7 +295,7 @@ def _element(text: str | None, *, nested: bool) -> str:
 
 
 def _list_source(texts: pa.Array, element: pa.DataType) -> pa.Array:
-    """Arrays of floats and decimals are normalised element by element; all others are the text itself."""
+    """Convert arrays of floats and decimals element by element; other arrays stay as they are."""
     while _is_list(element):
         element = element.value_type
     if not (pa.types.is_floating(element) or pa.types.is_decimal(element)):
@@ -233,7 +304,7 @@ def _list_source(texts: pa.Array, element: pa.DataType) -> pa.Array:
 
 
 def _array_source(text: str, element: pa.DataType) -> str:
-    # numbers are never quoted, so the punctuation of the literal is its structure
+    # numbers are never quoted, so every brace and comma belongs to the array
     parts: list[str] = []
     word = ""
     for sign in text:

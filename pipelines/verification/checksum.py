@@ -1,12 +1,18 @@
-"""Checksum: a multiset of rows as (count, sum, sum) per bucket of keys, in constant memory.
+"""Checksums of many rows, which do not depend on the order of the rows: bucket checksums and the server's digest.
 
-Two multisets with equal sums of two independent 64-bit hashes differ with a chance of about 2**-128
-per bucket; the order of the rows does not matter, a duplicate does.
+Both take rows of canonical text and use constant memory. Two different multisets of rows have equal
+checksums with a chance of about 2**-128.
+
+- `Checksum` computes (count, sum, sum) for each bucket of keys. Two of them say in which buckets the sides differ.
+- `digest_of` computes what `cdc.postgres.key_ranges.digest_rows` makes Postgres compute, so no row leaves the source.
+  The two share only this recipe: hash the lengths and texts of the columns of each row with SHA-256; then add up the
+  first and the second 64-bit word of all hashes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from typing import Final
 
 import numpy as np
@@ -14,8 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
 
+from cdc.postgres.key_ranges import Digest, DigestColumn, DigestForm
+from cdc.table import Column
+
 BUCKETS: Final = 1 << 16
-"""3 MB for both sides; one wrong row among 10 M makes 150 rows be compared one by one."""
+"""Both sides take 3 MB. One wrong row of 10 million leads to about 150 rows that are compared one by one."""
 
 _P1: Final = np.uint64(0x9E3779B185EBCA87)
 _P2: Final = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -28,6 +37,15 @@ _U33: Final = np.uint64(33)
 _U35: Final = np.uint64(35)
 _U8: Final = np.uint64(8)
 _SEEDS: Final = (np.uint64(0x2545F4914F6CDD1D), np.uint64(0x9FB21C651E98DF25))
+
+_NULL_TEXT: Final = pa.scalar("-", pa.large_string())
+_EMPTY: Final = pa.scalar("", pa.large_string())
+_COLON: Final = pa.scalar(":", pa.large_string())
+_FLOATS: Final = {700: (DigestForm.BITS_32, pa.float32()), 701: (DigestForm.BITS_64, pa.float64())}
+_NUMERIC: Final = 1700
+_HEADER: Final = 4
+"""Offset of a type modifier, which is (precision << 16 | scale) + 4 (numeric.c, make_numeric_typmod)."""
+_SCALE: Final = 0x7FF
 
 
 @njit(cache=True, nogil=True)
@@ -59,7 +77,7 @@ def _mix_column(lane: np.ndarray, offsets: np.ndarray, content: np.ndarray, vali
                 word = np.uint64(0)
                 filled = 0
         state ^= word * _P1
-        # the length keeps 'ab','c' apart from 'a','bc' and '' apart from NULL
+        # with the length, ('ab','c') and ('a','bc') have different hashes, and so have '' and NULL
         lane[row] = _finish(state * _P2 + np.uint64(stop - start) + np.uint64(1))
 
 
@@ -73,7 +91,7 @@ def _add(sums: np.ndarray, buckets: np.ndarray, first: np.ndarray, second: np.nd
 
 
 def row_hashes(columns: Sequence[pa.Array], seed: int = 0) -> np.ndarray:
-    """One 64-bit hash per row over string columns in their order; seed 0 or 1 picks the hash."""
+    """Compute one 64-bit hash per row over string columns in their order; seed 0 or 1 selects the hash function."""
     lane = np.full(len(columns[0]), _SEEDS[seed], np.uint64)
     for column in columns:
         whole = column.cast(pa.large_string())
@@ -87,7 +105,7 @@ def row_hashes(columns: Sequence[pa.Array], seed: int = 0) -> np.ndarray:
 
 
 def buckets_of(keys: Sequence[pa.Array]) -> np.ndarray:
-    """The bucket of each row, by its key columns (all columns of a keyless table)."""
+    """The bucket of each row; keys: its key columns, or all columns of a table without a key."""
     return (row_hashes(keys) % np.uint64(BUCKETS)).astype(np.int64)
 
 
@@ -98,20 +116,61 @@ class Checksum:
         self._sums = np.zeros((3, BUCKETS), np.uint64)
 
     def add(self, columns: Sequence[pa.Array], keys: Sequence[pa.Array]) -> None:
-        """Take rows in: all their columns in a fixed order, and those of the key."""
+        """Add rows; columns: all columns in a fixed order, keys: the key columns among them."""
         if len(columns[0]):
             _add(self._sums, buckets_of(keys), row_hashes(columns), row_hashes(columns, 1))
 
     @property
     def rows(self) -> int:
-        """Rows taken in."""
+        """Number of rows added."""
         return int(self._sums[0].sum())
 
     @property
     def counts(self) -> np.ndarray:
-        """Rows per bucket."""
+        """Number of rows in each bucket."""
         return self._sums[0]
 
     def differing(self, other: Checksum) -> np.ndarray:
-        """The buckets where the two multisets are not equal, ascending."""
+        """The buckets in which the two sides differ, ascending."""
         return np.flatnonzero((self._sums != other._sums).any(axis=0))
+
+
+def digest_of(batches: Iterable[pa.RecordBatch]) -> Digest:
+    """Compute the digest of rows of text columns."""
+    rows, sums = 0, np.zeros(2, np.uint64)
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        words = b"".join(sha256(text.encode()).digest()[:16] for text in _texts(batch))
+        sums += np.frombuffer(words, ">u8").reshape(-1, 2).astype(np.uint64).sum(axis=0, dtype=np.uint64)
+        rows += batch.num_rows
+    return Digest(rows, int(sums[0]), int(sums[1]))
+
+
+def digest_column(column: Column, kind: pa.DataType) -> DigestColumn | None:
+    """How the server prints a column as canonical text for a target column of type `kind`; None if it cannot."""
+    type_oid, modifier = column.value_type
+    if pa.types.is_floating(kind):
+        form, exact = _FLOATS.get(type_oid, (DigestForm.PRINTED, None))
+        return DigestColumn(column.name, form) if kind == exact else None
+    if pa.types.is_decimal(kind):
+        # a declared scale makes Postgres print every value with that number of decimals
+        declared = modifier >= _HEADER and (modifier - _HEADER) & _SCALE == kind.scale
+        return DigestColumn(column.name) if type_oid == _NUMERIC and declared else None
+    element = kind
+    while pa.types.is_list(element) or pa.types.is_large_list(element):
+        element = element.value_type
+    if element is not kind and (pa.types.is_floating(element) or pa.types.is_decimal(element)):
+        return None  # the server cannot print the numbers inside an array in another form
+    return None if pa.types.is_nested(element) else DigestColumn(column.name)
+
+
+def _texts(batch: pa.RecordBatch) -> list[str]:
+    fields = []
+    for column in batch.columns:
+        text = column.cast(pa.large_string())
+        length = pc.utf8_length(text).cast(pa.large_string())
+        joined = pc.binary_join_element_wise(length, _COLON, text, _EMPTY, null_handling="emit_null")
+        fields.append(pc.if_else(pc.is_valid(text), joined, _NULL_TEXT))
+    whole: list[str] = pc.binary_join_element_wise(*fields, _EMPTY).to_pylist()
+    return whole

@@ -1,4 +1,4 @@
-"""Command: `verify` as it was asked for, checked before anything is opened, and what it prints."""
+"""The verb `verify` of the command line: checks the options before anything is opened, and prints the results."""
 
 from __future__ import annotations
 
@@ -13,154 +13,151 @@ from cdc.config.job_options import Against, VerifyMode
 from cdc.config.units import seconds
 from cdc.errors import ConfigError, ExitCode, VerifyMismatch, complete_remedy
 from cdc.terminal_output import Envelope, ErrorReport, LineMark, line
+from pipelines.verification.compare_table import TableVerdict
 from pipelines.verification.continuous import ContinuousVerification, RangeResult, VerificationSchedule
 from pipelines.verification.repair import RepairResult, repair
-from pipelines.verification.verdict import TableVerdict, VerifyReport
-from pipelines.verification.verify import VerifyOptions, verify
+from pipelines.verification.verify import VerifyOptions, VerifyReport, verify
 
-LEAST: Final = 1.0
-"""Seconds between two passes at least: each takes a slot on the source."""
+MIN_INTERVAL: Final = 1.0
+"""Minimum seconds between the starts of two passes, because each one creates a slot on the source."""
 
 
-def run(asked: argparse.Namespace) -> int:
-    """Verify, once or until stopped; the exit status. Raises ConfigError for what does not go together."""
+def run(arguments: argparse.Namespace) -> int:
+    """Verify once, or repeatedly until stopped; return the exit status. Raises ConfigError for conflicting options."""
     options = VerifyOptions(
-        tables=tuple(asked.tables),
-        sinks=tuple(asked.sink),
-        timeout=asked.timeout,
-        mode=VerifyMode(asked.mode),
-        against=Against(asked.against),
+        tables=tuple(arguments.tables),
+        sinks=tuple(arguments.sink),
+        timeout=arguments.timeout,
+        mode=VerifyMode(arguments.mode),
+        against=Against(arguments.against),
     )
-    schedule = _rhythm(asked)
-    if options.against is Against.LOG and (asked.repair or schedule is not None):
-        wrong = "--repair" if asked.repair else "--every"
+    schedule = _schedule(arguments)
+    if options.against is Against.LOG and (arguments.repair or schedule is not None):
+        conflict = "--repair" if arguments.repair else "--every"
         raise ConfigError(
-            f"{wrong} reads the source, which --against log does not do",
+            f"{conflict} reads the source, which --against log does not do",
             remedy="omit one of them; 'cdc replay SINK' rebuilds a target from the log",
         )
     if schedule is not None:
-        return _continuously(asked, options, schedule)
-    if asked.repair:
-        outcome = repair(load_definition(asked.config), options)
-        return _print_report(asked, outcome.report, outcome.repairs, outcome.to_json(), outcome.summary)
-    report = verify(load_definition(asked.config), options)
-    return _print_report(asked, report, (), report.to_json(), report.summary)
+        return _verify_continuously(arguments, options, schedule)
+    if arguments.repair:
+        outcome = repair(load_definition(arguments.config), options)
+        return _print_report(arguments, outcome.report, outcome.repairs, outcome.to_json(), outcome.summary)
+    report = verify(load_definition(arguments.config), options)
+    return _print_report(arguments, report, (), report.to_json(), report.summary)
 
 
-def _rhythm(asked: argparse.Namespace) -> VerificationSchedule | None:
-    if asked.rate is not None and asked.rate < 1:
-        raise ConfigError(f"--rate {asked.rate}: expected at least 1 row per second")
-    if asked.every is None:
-        if asked.rate is not None:
+def _schedule(arguments: argparse.Namespace) -> VerificationSchedule | None:
+    if arguments.rate is not None and arguments.rate < 1:
+        raise ConfigError(f"--rate {arguments.rate}: expected at least 1 row per second")
+    if arguments.every is None:
+        if arguments.rate is not None:
             raise ConfigError("--rate requires --every", remedy="add an interval, for example --every 1h")
         return None
     try:
-        every = seconds(asked.every)
+        every = seconds(arguments.every)
     except PydanticCustomError as error:
-        raise ConfigError(f"--every {asked.every!r}: {error.message()}", remedy="write 30m or 1h") from None
-    if every < LEAST:
-        raise ConfigError(f"--every {asked.every!r}: expected at least {LEAST:.0f}s")
-    if asked.mode == VerifyMode.COUNT:
+        raise ConfigError(f"--every {arguments.every!r}: {error.message()}", remedy="write 30m or 1h") from None
+    if every < MIN_INTERVAL:
+        raise ConfigError(f"--every {arguments.every!r}: expected at least {MIN_INTERVAL:.0f}s")
+    if arguments.mode == VerifyMode.COUNT:
         raise ConfigError(
             "--every records verified ranges, and equal counts verify nothing",
             remedy="write --mode rows or --mode checksum",
         )
-    return VerificationSchedule(every=every, rate=asked.rate, repair=asked.repair)
+    return VerificationSchedule(every=every, rate=arguments.rate, repair=arguments.repair)
 
 
-def _continuously(asked: argparse.Namespace, options: VerifyOptions, schedule: VerificationSchedule) -> int:
-    definition = load_definition(asked.config)
-    work = ContinuousVerification(definition, options, schedule, _print_range_json if asked.json else _print_range)
-    work.run()
-    return int((ExitCode.FINDING if work.wrong else ExitCode.OK).value)
+def _verify_continuously(arguments: argparse.Namespace, options: VerifyOptions, schedule: VerificationSchedule) -> int:
+    definition = load_definition(arguments.config)
+    report = _print_range_json if arguments.json else _print_range
+    verification = ContinuousVerification(definition, options, schedule, report)
+    verification.run()
+    return int((ExitCode.FINDING if verification.wrong else ExitCode.OK).value)
 
 
 def _print_range_json(range_result: RangeResult) -> None:
     if range_result.error is not None:
         error = ErrorReport.of(range_result.error)
-        _emit(Envelope(command="verify", ok=False, summary=range_result.error.message, error=error))
+        _print_envelope(Envelope(command="verify", ok=False, summary=range_result.error.message, error=error))
     elif range_result.verdict is not None:
-        wrong = None if range_result.verdict.equal else ErrorReport.of(VerifyMismatch(_summary(range_result)))
-        _emit(
-            Envelope(
-                command="verify",
-                ok=wrong is None,
-                summary=_summary(range_result),
-                result=range_result.to_json(),
-                error=wrong,
-            )
-        )
+        summary = _range_summary(range_result, range_result.verdict)
+        mismatch = None if range_result.verdict.equal else ErrorReport.of(VerifyMismatch(summary))
+        result = range_result.to_json()
+        _print_envelope(Envelope(command="verify", ok=mismatch is None, summary=summary, result=result, error=mismatch))
 
 
 def _print_range(range_result: RangeResult) -> None:
     if range_result.error is not None:
         line(LineMark.ADVICE, range_result.error.message, fix=range_result.error.fix)
     elif range_result.verdict is not None:
-        line(LineMark.GOOD if range_result.verdict.equal else LineMark.BAD, _summary(range_result))
+        mark = LineMark.GOOD if range_result.verdict.equal else LineMark.BAD
+        line(mark, _range_summary(range_result, range_result.verdict))
         _print_keys(range_result.verdict)
 
 
-def _summary(range_result: RangeResult) -> str:
-    assert range_result.verdict is not None  # noqa: S101 - both callers looked
-    text = f"{range_result.verdict.sink} {range_result.verdict.topic}: {words(range_result.verdict)}"
-    if range_result.found is None or (range_result.found.first is None and range_result.found.ended is None):
+def _range_summary(range_result: RangeResult, verdict: TableVerdict) -> str:
+    text = f"{verdict.sink} {verdict.topic}: {verdict_text(verdict)}"
+    found = range_result.found
+    if found is None or (found.first is None and found.ended is None):
         return text
-    return f"{text} from {range_result.found.first or 'the beginning'} to {range_result.found.ended or 'the end'}"
+    return f"{text} from {found.first or 'the beginning'} to {found.ended or 'the end'}"
 
 
 def _remedy(report: VerifyReport, file: str) -> str:
-    """What to do; where one table alone is wrong, about that one."""
+    """The remedy of a mismatch; it names sink and table if a single table differs."""
     wrong = [(verdict.sink, verdict.topic) for verdict in report.tables if not verdict.equal]
     sink, topic = wrong[0] if len(wrong) == 1 else (None, None)
     return complete_remedy(VerifyMismatch.remedy, sink=sink, topic=topic, file=file)
 
 
 def _print_report(
-    asked: argparse.Namespace, report: VerifyReport, repairs: Sequence[RepairResult], result: object, summary: str
+    arguments: argparse.Namespace, report: VerifyReport, repairs: Sequence[RepairResult], result: object, summary: str
 ) -> int:
-    if asked.json:
+    if arguments.json:
         error = None if report.equal else ErrorReport.of(VerifyMismatch(summary))
-        _emit(Envelope(command="verify", ok=report.equal, summary=summary, result=result, error=error))
+        _print_envelope(Envelope(command="verify", ok=report.equal, summary=summary, result=result, error=error))
     else:
         for one in repairs:
             line(LineMark.GOOD if one.equal else LineMark.BAD, one.summary)
         for verdict in report.tables:
-            line(LineMark.GOOD if verdict.equal else LineMark.BAD, f"{verdict.sink} {verdict.topic}: {words(verdict)}")
+            mark = LineMark.GOOD if verdict.equal else LineMark.BAD
+            line(mark, f"{verdict.sink} {verdict.topic}: {verdict_text(verdict)}")
             _print_keys(verdict)
-        fix = None if report.equal else _remedy(report, str(asked.config))
+        fix = None if report.equal else _remedy(report, str(arguments.config))
         line(LineMark.GOOD if report.equal else LineMark.BAD, report.summary, fix=fix)
     return int((ExitCode.OK if report.equal else ExitCode.FINDING).value)
 
 
 def _print_keys(verdict: TableVerdict) -> None:
-    for entry in verdict.missing:
-        print("    missing  ", entry)  # noqa: T201
-    for entry in verdict.extra:
-        print("    extra    ", entry)  # noqa: T201
-    for found in verdict.differing:
-        print("    differing", found["key"], "in", ", ".join(found["columns"]))  # noqa: T201
+    for key in verdict.missing:
+        print("    missing  ", key)  # noqa: T201
+    for key in verdict.extra:
+        print("    extra    ", key)  # noqa: T201
+    for entry in verdict.differing:
+        print("    differing", entry["key"], "in", ", ".join(entry["columns"]))  # noqa: T201
     for parked in verdict.parked_keys:
         print("    parked   ", parked)  # noqa: T201
 
 
-def words(verdict: TableVerdict) -> str:
-    """What came of one table, for a person."""
-    apart = f", {verdict.parked:,} keys parked" if verdict.parked else ""
+def verdict_text(verdict: TableVerdict) -> str:
+    """Describe a verdict for a person."""
+    parked = f", {verdict.parked:,} keys parked" if verdict.parked else ""
     found = [f"{count:,} {kind}" for kind, count in verdict.counts.items() if count]
     if found:
         found[0] = found[0] if verdict.complete else f"at least {found[0]}"
-        return f"{verdict.rows:,} rows, {', '.join(found)}{apart}"
+        return f"{verdict.rows:,} rows, {', '.join(found)}{parked}"
     if not verdict.compared:
         return f"{verdict.state}, {complete_remedy(verdict.reason or '', sink=verdict.sink, topic=verdict.topic)}"
     if not verdict.equal:
-        why = f", {verdict.reason}" if verdict.reason else ""
-        return f"{verdict.rows:,} rows and {verdict.target_rows:,} in the target{why}"
+        reason = f", {verdict.reason}" if verdict.reason else ""
+        return f"{verdict.rows:,} rows and {verdict.target_rows:,} in the target{reason}"
     if verdict.mode == VerifyMode.COUNT:
         return f"{verdict.rows:,} rows on both sides"
-    how = " by digest" if verdict.mode == VerifyMode.CHECKSUM else ""
+    by_digest = " by digest" if verdict.mode == VerifyMode.CHECKSUM else ""
     reason = f", {verdict.reason}" if verdict.reason else ""
-    return f"{verdict.rows:,} rows equal{how}{apart}{reason}"
+    return f"{verdict.rows:,} rows equal{by_digest}{parked}{reason}"
 
 
-def _emit(envelope: Envelope) -> None:
+def _print_envelope(envelope: Envelope) -> None:
     print(envelope, flush=True)  # noqa: T201

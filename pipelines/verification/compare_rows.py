@@ -1,7 +1,7 @@
-"""Compare: are two sides the same multiset of rows, and if not, which keys and columns differ.
+"""Comparison of two sides as multisets of rows: whether they are equal, and if not, which keys and columns differ.
 
-The first pass over both sides keeps checksums only. Buckets that differ are read again, a bounded
-number of rows at a time, and compared row by row.
+The first pass over both sides computes checksums per bucket of keys. Further passes read the differing buckets again,
+a limited number of rows at a time, and compare them row by row.
 """
 
 from __future__ import annotations
@@ -17,79 +17,80 @@ import pyarrow as pa
 from pipelines.verification.checksum import BUCKETS, Checksum, buckets_of
 
 LISTED: Final = 20
-"""Keys named per kind of difference, if nobody asks for more; the counts go on."""
+"""Default number of keys that a result lists for each kind of mismatch; the counts have no limit."""
 ROWS_AT_ONCE: Final = 500_000
-"""Rows of both sides held as Python tuples in one pass: below 1 GB for rows of a few hundred bytes."""
+"""Rows of both sides that one pass keeps as Python tuples: below 1 GB for rows of a few hundred bytes."""
 PASSES: Final = 8
-"""Passes over differing buckets; a table that differs nearly everywhere need not be listed to its end."""
+"""Maximum number of passes over differing buckets; a table that differs nearly everywhere is not read to its end."""
 
 Row = tuple[str | None, ...]
 Rows = Callable[[], Iterator[pa.RecordBatch]]
-"""Reads one side from its start: string columns in the shape's order, any batch size."""
+"""Reads one side from its start: string columns in the order of `ComparedColumns`, in batches of any size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedColumns:
-    """What is compared: the columns in order and the places of the key among them (empty: keyless)."""
+    """The compared columns, and the indices of the key columns among them (empty: a table without a key)."""
 
     columns: tuple[str, ...]
     key: tuple[int, ...]
 
     @property
     def identity(self) -> tuple[int, ...]:
-        """The places that say which row it is: the key, or every column of a keyless table."""
+        """Indices of the columns that identify a row: the key, or every column of a table without a key."""
         return self.key or tuple(range(len(self.columns)))
 
 
 @dataclass(slots=True)
-class Differences:
-    """What differs; lists end somewhere, counts do not."""
+class Mismatches:
+    """The mismatches of one table; the lists are limited, the counts are not."""
 
     missing: list[list[str | None]] = field(default_factory=list)
     extra: list[list[str | None]] = field(default_factory=list)
     differing: list[dict[str, Any]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: {"missing": 0, "extra": 0, "differing": 0})
     complete: bool = True
-    """False when PASSES ended before every differing bucket was read: counts are then lower bounds."""
+    """Whether every differing bucket was read; if not, the counts are lower bounds."""
 
-    def note(self, kind: str, entry: Any, room: int) -> None:
-        """Count one difference, and list it while there are fewer than that."""
+    def add(self, kind: str, entry: Any, limit: int) -> None:
+        """Count one mismatch, and list it while the list of its kind is shorter than limit."""
         self.counts[kind] += 1
         listed = getattr(self, kind)
-        if len(listed) < room:
+        if len(listed) < limit:
             listed.append(entry)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The outcome for one table."""
+    """The result for one table."""
 
     source_rows: int
     target_rows: int
-    differences: Differences
+    mismatches: Mismatches
 
     @property
     def equal(self) -> bool:
-        """True when every row and column is the same on both sides."""
-        return not any(self.differences.counts.values()) and self.differences.complete
+        """Whether both sides have the same rows."""
+        return not any(self.mismatches.counts.values()) and self.mismatches.complete
 
 
 def compare(
-    source: Rows, target: Rows, shape: ComparedColumns, listed: int = LISTED, apart: Collection[Row] = frozenset()
+    source: Rows, target: Rows, shape: ComparedColumns, listed: int = LISTED, excluded: Collection[Row] = frozenset()
 ) -> Comparison:
-    """Compare both sides; each is read once, and again only where a bucket differs. Names so many keys of a kind.
+    """Compare both sides; each is read once, and again only for differing buckets.
 
-    apart: keys, in the words that they are compared in, of which nothing is said.
+    listed: maximum number of keys to list for each kind of mismatch. excluded: keys, as canonical text, whose rows are
+    not compared.
     """
     of_source, of_target = _checksum(source, shape), _checksum(target, shape)
     buckets = of_source.differing(of_target)
-    found = Differences()
+    found = Mismatches()
     groups = _groups(buckets, of_source.counts + of_target.counts)
     for group in groups[:PASSES]:
         wanted = np.zeros(BUCKETS, np.bool_)
         wanted[group] = True
         sides = _rows_in(source, wanted, shape), _rows_in(target, wanted, shape)
-        _compare_rows((_others(sides[0], shape, apart), _others(sides[1], shape, apart)), shape, found, listed)
+        _compare_rows((_without(sides[0], shape, excluded), _without(sides[1], shape, excluded)), shape, found, listed)
     found.complete = len(groups) <= PASSES
     return Comparison(of_source.rows, of_target.rows, found)
 
@@ -98,20 +99,20 @@ def _checksum(side: Rows, shape: ComparedColumns) -> Checksum:
     total = Checksum()
     for batch in side():
         columns = batch.columns
-        total.add(columns, [columns[place] for place in shape.identity])
+        total.add(columns, [columns[index] for index in shape.identity])
     return total
 
 
 def _groups(buckets: np.ndarray, counts: np.ndarray) -> list[list[int]]:
     groups: list[list[int]] = []
-    held = ROWS_AT_ONCE
+    rows_of_group = ROWS_AT_ONCE
     for bucket in buckets.tolist():
         rows = int(counts[bucket])
-        if held + rows > ROWS_AT_ONCE:
+        if rows_of_group + rows > ROWS_AT_ONCE:
             groups.append([])
-            held = 0
+            rows_of_group = 0
         groups[-1].append(bucket)
-        held += rows
+        rows_of_group += rows
     return groups
 
 
@@ -119,35 +120,35 @@ def _rows_in(side: Rows, wanted: np.ndarray, shape: ComparedColumns) -> Iterator
     for batch in side():
         if not batch.num_rows:
             continue
-        chosen = wanted[buckets_of([batch.columns[place] for place in shape.identity])]
+        chosen = wanted[buckets_of([batch.columns[index] for index in shape.identity])]
         if chosen.any():
             kept = batch.filter(pa.array(chosen))
             yield from zip(*(column.to_pylist() for column in kept.columns), strict=True)
 
 
-def _others(rows: Iterator[Row], shape: ComparedColumns, apart: Collection[Row]) -> Iterator[Row]:
-    if not apart:
+def _without(rows: Iterator[Row], shape: ComparedColumns, excluded: Collection[Row]) -> Iterator[Row]:
+    if not excluded:
         return rows
-    return (row for row in rows if tuple(row[place] for place in shape.identity) not in apart)
+    return (row for row in rows if tuple(row[index] for index in shape.identity) not in excluded)
 
 
 def _compare_rows(
-    sides: tuple[Iterable[Row], Iterable[Row]], shape: ComparedColumns, found: Differences, listed: int
+    sides: tuple[Iterable[Row], Iterable[Row]], shape: ComparedColumns, found: Mismatches, listed: int
 ) -> None:
-    """Add what differs between the rows of the source and those of the target."""
+    """Add the mismatches between the rows of the source and those of the target to `found`."""
     by_key: defaultdict[Row, Counter[Row]] = defaultdict(Counter)
-    # +1 for every source row, -1 for every target row: what is equal leaves nothing
+    # +1 for every source row, -1 for every target row: equal rows add up to 0
     for rows, sign in zip(sides, (1, -1), strict=True):
         for row in rows:
-            by_key[tuple(row[place] for place in shape.identity)][row] += sign
+            by_key[tuple(row[index] for index in shape.identity)][row] += sign
     for key, balance in by_key.items():
-        lacking = [row for row, n in balance.items() for _ in range(n)]
-        surplus = [row for row, n in balance.items() for _ in range(-n)]
-        paired = min(len(lacking), len(surplus))
-        for ours, theirs in zip(lacking[:paired], surplus[:paired], strict=True):
+        missing = [row for row, n in balance.items() for _ in range(n)]
+        extra = [row for row, n in balance.items() for _ in range(-n)]
+        paired = min(len(missing), len(extra))
+        for ours, theirs in zip(missing[:paired], extra[:paired], strict=True):
             columns = [name for name, a, b in zip(shape.columns, ours, theirs, strict=True) if a != b]
-            found.note("differing", {"key": list(key), "columns": columns}, listed)
-        for _ in lacking[paired:]:
-            found.note("missing", list(key), listed)
-        for _ in surplus[paired:]:
-            found.note("extra", list(key), listed)
+            found.add("differing", {"key": list(key), "columns": columns}, listed)
+        for _ in missing[paired:]:
+            found.add("missing", list(key), listed)
+        for _ in extra[paired:]:
+            found.add("extra", list(key), listed)

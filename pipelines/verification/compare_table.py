@@ -1,128 +1,172 @@
-"""Inspection: one table of one sink held against what it should be, as closely as was asked."""
+"""Comparison of one table of one sink with its expected rows: by count, by digest or row by row."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
 
 from cdc.config.job_options import VerifyMode
 from cdc.errors import SinkUnavailable
-from cdc.postgres.key_ranges import KeyRange
-from cdc.stores.published import TableRecord
+from cdc.postgres.key_ranges import KeyRange, is_ordered_by_bytes
+from cdc.stores.published import TableRecord, TargetState
 from cdc.table import Column, TableSchema
-from pipelines.verification.canonical_text import source_text, source_words
-from pipelines.verification.compare_rows import LISTED, Differences, Rows, compare
-from pipelines.verification.digest import digest_of
-from pipelines.verification.expected_schema import ExpectedSchema
-from pipelines.verification.reference import ComparedRows, Reference
-from pipelines.verification.schedule import in_same_order
-from pipelines.verification.target_rows import TargetRows, why
-from pipelines.verification.verdict import TableVerdict
+from pipelines.verification.canonical_text import literal_text, source_text
+from pipelines.verification.checksum import digest_of
+from pipelines.verification.compare_rows import LISTED, Mismatches, Rows, compare
+from pipelines.verification.expected_rows import ComparedRows, ExpectedRows, ExpectedSchema
+from pipelines.verification.target_rows import TargetRows, refusal_reason
 
-_UNTOLD: Final = "the digests differ; --mode rows names the keys"
+_DIGESTS_DIFFER: Final = "the digests differ; --mode rows names the keys"
+_INTEGER_OIDS: Final = {20, 21, 23}
+_UUID_OID: Final = 2950
+_TEXT_OIDS: Final = {25, 1043}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableVerdict:
+    """The result for one table of one sink; its fields are those of the JSON output."""
+
+    sink: str
+    topic: str
+    equal: bool
+    """Whether no mismatch was found; parked keys are not compared."""
+    rows: int = 0
+    """Number of expected rows at the cut."""
+    target_rows: int = 0
+    state: str = TargetState.STREAMING.value
+    """A TargetState, `absent` when the sink does not list the table, or `unreadable` when its store cannot be read."""
+    reason: str | None = None
+    """Why the table was not compared or not completely, or which columns the target does not have."""
+    mode: str = VerifyMode.ROWS.value
+    """The mode in which the table was compared; it can differ from the requested one."""
+    compared: bool = False
+    """Whether the table was compared; if not, `reason` says why."""
+    missing: list[list[str | None]] = field(default_factory=list)
+    """The first keys that are not in the target."""
+    extra: list[list[str | None]] = field(default_factory=list)
+    """The first keys that are only in the target."""
+    differing: list[dict[str, Any]] = field(default_factory=list)
+    """{"key", "columns"} of the first rows with other values."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Number of mismatches by kind; a lower bound unless `complete`."""
+    complete: bool = True
+    parked: int = 0
+    """Number of keys with dead letters. Their rows are older than the cut, so they are not compared."""
+    parked_keys: list[list[str]] = field(default_factory=list)
+    """The first of these keys."""
+
+    @property
+    def mismatched(self) -> int:
+        """Number of rows that differ, as far as it is known; at least 1 for a table that is not equal."""
+        found = sum(self.counts.values()) or abs(self.rows - self.target_rows)
+        return 0 if self.equal else max(1, found)
+
+
+def refused(sink: str, topic: str, state: str, reason: str) -> TableVerdict:
+    """The verdict of a table that was not compared."""
+    return TableVerdict(sink=sink, topic=topic, equal=False, state=state, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """What is held against what."""
+    """A table of a sink, its expected rows, and the means to compare them."""
 
     sink: str
     record: TableRecord
-    like: ExpectedSchema
-    """What the target should be like."""
-    reference: Reference
+    expected: ExpectedSchema
+    expected_rows: ExpectedRows
     target: TargetRows
 
     @property
     def schema(self) -> TableSchema:
-        """Of the source, as it should be in the target."""
-        return self.like.schema
+        """The schema of the source table."""
+        return self.expected.schema
 
     def __call__(self, mode: VerifyMode, *, within: KeyRange | None = None, listed: int = LISTED) -> TableVerdict:
-        """The verdict over a range, or all rows."""
+        """Compare a range of keys, or all rows; listed: maximum number of keys to list for each kind of mismatch."""
         try:
             return self._verdict(mode, within, listed)
         except SinkUnavailable as exc:
-            return self._refused(why(exc))
+            return self._refused(refusal_reason(exc))
 
     def _verdict(self, mode: VerifyMode, within: KeyRange | None, listed: int) -> TableVerdict:
-        refusal = self.target.refusal or self.like.refusal
+        refusal = self.target.refusal or self.expected.refusal
         if refusal is not None:
             return self._refused(refusal)
         sent = self.schema.sent
-        if not sent:  # its rows are equal to each other: as many are the same multiset
-            return self._counted(mode, ComparedRows(self.schema, (), (), ()), within)
-        present = [place for place, column in enumerate(sent) if self.kind(column) is not None]
-        lacking = [column.name for column in sent if column.id in self.like.names and self.kind(column) is None]
-        if not present or not {column.name for column in self.schema.key} <= {sent[place].name for place in present}:
-            return self._refused(f"the target does not have these key columns: {lacking!r}")
+        if not sent:  # without columns all rows are equal, so the number of rows is the whole comparison
+            return self._compare_counts(mode, ComparedRows(self.schema, (), (), ()), within)
+        present = [index for index, column in enumerate(sent) if self.kind(column) is not None]
+        absent = [column.name for column in sent if column.id in self.expected.names and self.kind(column) is None]
+        if not present or not {column.name for column in self.schema.key} <= {sent[index].name for index in present}:
+            return self._refused(f"the target does not have these key columns: {absent!r}")
         kinds = tuple(kind for column in sent if (kind := self.kind(column)) is not None)
-        masks = tuple(self.like.masks.get(sent[place].id) for place in present)
+        masks = tuple(self.expected.masks.get(sent[index].id) for index in present)
         wanted = ComparedRows(self.schema, tuple(present), kinds, masks)
-        # of parked keys nothing is said, so the rows of the others have to be told from theirs
-        found = None if self.record.parked else self._by_figures(mode, wanted, within)
+        # counts and digests would include the rows of parked keys, which are not compared
+        found = None if self.record.parked else self._compare_totals(mode, wanted, within)
         if found is None:
-            found = self._by_rows(wanted, within, listed)
-        if lacking and self.like.may_lack:
-            return replace(found, reason=f"the target has no columns {lacking!r}, as schema_changes permits")
-        if lacking:
-            return replace(found, equal=False, reason=f"the target does not have these columns: {lacking!r}")
-        return found if self.like.untold is None else replace(found, reason=found.reason or self.like.untold)
+            found = self._compare_row_by_row(wanted, within, listed)
+        if absent and self.expected.may_omit_columns:
+            return replace(found, reason=f"the target has no columns {absent!r}, as schema_changes permits")
+        if absent:
+            return replace(found, equal=False, reason=f"the target does not have these columns: {absent!r}")
+        not_compared = self.expected.not_compared
+        return found if not_compared is None else replace(found, reason=found.reason or not_compared)
 
     def kind(self, column: Column) -> pa.DataType | None:
-        """The target's type of a column; None if it should not or does not have it."""
-        name = self.like.names.get(column.id)
+        """The type of a column in the target; None if the column is not expected there or does not exist."""
+        name = self.expected.names.get(column.id)
         return self.target.kind(name) if name is not None and self.target.has(name) else None
 
     def range_column(self, source: Any) -> str | None:
-        """The column by which both sides are cut into the same ranges, None if there is none."""
+        """The column that divides both sides into the same ranges of keys; None if there is none."""
         if not self.schema.key or not self.target.ranged or (kind := self.kind(self.schema.key[0])) is None:
             return None
         return self.schema.key[0].name if in_same_order(source, self.schema, kind) else None
 
-    def _rows(self, wanted: ComparedRows, within: KeyRange | None) -> Rows:
-        return self.target.rows(self._called(wanted.names), self._there(within))
+    def _target_rows(self, wanted: ComparedRows, within: KeyRange | None) -> Rows:
+        return self.target.rows(self._target_names(wanted.names), self._target_range(within))
 
-    def _count(self, wanted: ComparedRows, within: KeyRange | None) -> int:
-        return self.target.count(self._called(wanted.names), self._there(within))
+    def _count_target(self, wanted: ComparedRows, within: KeyRange | None) -> int:
+        return self.target.count(self._target_names(wanted.names), self._target_range(within))
 
-    def _called(self, names: Sequence[str]) -> list[str]:
-        """Names of columns in the target."""
+    def _target_names(self, names: Sequence[str]) -> list[str]:
         ids = {column.name: column.id for column in self.schema.sent}
-        return [self.like.names[ids[name]] for name in names]
+        return [self.expected.names[ids[name]] for name in names]
 
-    def _there(self, within: KeyRange | None) -> KeyRange | None:
-        return None if within is None else replace(within, column=self._called([within.column])[0])
+    def _target_range(self, within: KeyRange | None) -> KeyRange | None:
+        return None if within is None else replace(within, column=self._target_names([within.column])[0])
 
-    def _by_figures(self, mode: VerifyMode, wanted: ComparedRows, within: KeyRange | None) -> TableVerdict | None:
-        """The verdict without the rows of the reference, None if they are needed."""
+    def _compare_totals(self, mode: VerifyMode, wanted: ComparedRows, within: KeyRange | None) -> TableVerdict | None:
+        """Compare counts or digests, as the mode says; None if the rows themselves have to be compared."""
         if mode is VerifyMode.COUNT:
-            return self._counted(mode, wanted, within)
-        if mode is not VerifyMode.CHECKSUM or (ours := self.reference.digest(wanted, within)) is None:
+            return self._compare_counts(mode, wanted, within)
+        if mode is not VerifyMode.CHECKSUM or (expected := self.expected_rows.digest(wanted, within)) is None:
             return None
-        theirs = digest_of(self._rows(wanted, within)())
-        verdict = self._said(mode, ours == theirs, ours.rows, theirs.rows)
-        return verdict if verdict.equal else replace(verdict, reason=_UNTOLD)
+        actual = digest_of(self._target_rows(wanted, within)())
+        verdict = self._compared(mode, expected == actual, expected.rows, actual.rows)
+        return verdict if verdict.equal else replace(verdict, reason=_DIGESTS_DIFFER)
 
-    def _counted(self, mode: VerifyMode, wanted: ComparedRows, within: KeyRange | None) -> TableVerdict:
-        rows, target_rows = self.reference.count(wanted, within), self._count(wanted, within)
-        return self._said(mode, rows == target_rows, rows, target_rows)
+    def _compare_counts(self, mode: VerifyMode, wanted: ComparedRows, within: KeyRange | None) -> TableVerdict:
+        rows, target_rows = self.expected_rows.count(wanted, within), self._count_target(wanted, within)
+        return self._compared(mode, rows == target_rows, rows, target_rows)
 
-    def _by_rows(self, wanted: ComparedRows, within: KeyRange | None, listed: int) -> TableVerdict:
+    def _compare_row_by_row(self, wanted: ComparedRows, within: KeyRange | None, listed: int) -> TableVerdict:
         shape = wanted.shape
-        kinds = [wanted.kinds[place] for place in shape.identity]
-        parked = _in_words(self.record.parked, kinds)
-        sides = self.reference.rows(wanted, within), self._rows(wanted, within)
+        kinds = [wanted.kinds[index] for index in shape.identity]
+        parked = _canonical_keys(self.record.parked, kinds)
+        sides = self.expected_rows.rows(wanted, within), self._target_rows(wanted, within)
         found = compare(*sides, shape, listed, parked)
-        readable(found.differences, kinds)
-        said = self._said(VerifyMode.ROWS, found.equal, found.source_rows, found.target_rows)
-        apart = {"parked": len(parked), "parked_keys": [list(key) for key in self.record.parked[:listed]]}
-        return replace(said, **asdict(found.differences), **apart)  # type: ignore[arg-type]
+        _make_keys_literals(found.mismatches, kinds)
+        verdict = self._compared(VerifyMode.ROWS, found.equal, found.source_rows, found.target_rows)
+        excluded = {"parked": len(parked), "parked_keys": [list(key) for key in self.record.parked[:listed]]}
+        return replace(verdict, **asdict(found.mismatches), **excluded)  # type: ignore[arg-type]
 
-    def _said(self, mode: VerifyMode, equal: bool, rows: int, target_rows: int) -> TableVerdict:  # noqa: FBT001
+    def _compared(self, mode: VerifyMode, equal: bool, rows: int, target_rows: int) -> TableVerdict:  # noqa: FBT001
         return TableVerdict(
             sink=self.sink,
             topic=self.record.topic,
@@ -134,27 +178,33 @@ class TableComparison:
             compared=True,
         )
 
-    def _refused(self, why: str) -> TableVerdict:
-        return refused(self.sink, self.record.topic, self.record.state, why)
+    def _refused(self, reason: str) -> TableVerdict:
+        return refused(self.sink, self.record.topic, self.record.state, reason)
 
 
-def refused(sink: str, topic: str, state: str, why: str) -> TableVerdict:
-    """The verdict of a table that was not compared."""
-    return TableVerdict(sink=sink, topic=topic, equal=False, state=state, reason=why)
+def in_same_order(source: Any, schema: TableSchema, kind: pa.DataType) -> bool:
+    """Whether the source's index sorts the first key column as the target does, where the column has type `kind`."""
+    column = schema.key[0]
+    type_oid = column.value_type[0]
+    if pa.types.is_integer(kind):
+        return type_oid in _INTEGER_OIDS
+    if not (pa.types.is_string(kind) or pa.types.is_string_view(kind) or pa.types.is_large_string(kind)):
+        return False
+    return type_oid == _UUID_OID or (type_oid in _TEXT_OIDS and is_ordered_by_bytes(source, schema, column.name))
 
 
-def readable(found: Differences, kinds: Sequence[pa.DataType]) -> None:
-    """Name keys in words that the source takes, where they were compared in others."""
+def _make_keys_literals(found: Mismatches, kinds: Sequence[pa.DataType]) -> None:
+    """Replace canonical text in the listed keys by literals that the source accepts."""
     for key in (*found.missing, *found.extra, *(entry["key"] for entry in found.differing)):
-        key[:] = [source_words(text, kind) for text, kind in zip(key, kinds, strict=True)]
+        key[:] = [literal_text(text, kind) for text, kind in zip(key, kinds, strict=True)]
 
 
-def _in_words(keys: Sequence[Sequence[str]], kinds: Sequence[pa.DataType]) -> frozenset[tuple[str | None, ...]]:
-    """Keys as the source prints them, in the words that they are compared in."""
+def _canonical_keys(keys: Sequence[Sequence[str]], kinds: Sequence[pa.DataType]) -> frozenset[tuple[str | None, ...]]:
+    """Keys in the text of the source as keys in canonical text."""
     if not keys:
         return frozenset()
     parts = [
-        source_text(pa.array([key[place] for key in keys], pa.string()), kind).to_pylist()
-        for place, kind in enumerate(kinds)
+        source_text(pa.array([key[index] for key in keys], pa.string()), kind).to_pylist()
+        for index, kind in enumerate(kinds)
     ]
     return frozenset(zip(*parts, strict=True))

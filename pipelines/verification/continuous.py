@@ -1,7 +1,8 @@
-"""Continuous: every table is held against the source again and again, range by range, no faster than is allowed.
+"""Continuous verification: every table is compared with the source in repeated passes, one range of keys at a time.
 
-A cut is held for seconds, however large a table is: each takes a few ranges further, and the catalog keeps how far.
-Whoever starts anew goes on there. What differs is told, and mended if that was asked for, and everything goes on.
+A cut is kept for some seconds only, however large a table is, because the source cannot vacuum newer rows meanwhile.
+Each cut compares the next ranges, and the catalog records the progress, so a restarted process continues there.
+A mismatch is reported, and repaired if the schedule says so; the passes continue in both cases.
 """
 
 from __future__ import annotations
@@ -22,139 +23,168 @@ from cdc.errors import CdcError, ExitCode
 from cdc.position import Position
 from cdc.postgres.key_ranges import KeyRange, next_range_start
 from cdc.snapshot.backfill_state import KEYS
-from pipelines.verification.compare_table import TableComparison
-from pipelines.verification.rate_limit import RateLimitedReference, ReadRateLimit
-from pipelines.verification.repair import Key, Place, RepairResult, RepairRun, keys_of
-from pipelines.verification.schedule import next_place
+from pipelines.verification.compare_table import TableComparison, TableVerdict
+from pipelines.verification.expected_rows import RateLimitedRows, ReadRateLimit
+from pipelines.verification.repair import Key, RepairResult, RepairRun, SinkTable, mismatched_keys
 from pipelines.verification.source_cut import ConsistentCut, consistent_cut
-from pipelines.verification.verdict import TableVerdict
-from pipelines.verification.verify import VerifyOptions, cut_of, forget_others, inspection_at, tables_at
+from pipelines.verification.verify import (
+    VerifyOptions,
+    comparison_at,
+    cut_request,
+    forget_removed_tables,
+    select_tables,
+)
 
-SLICE: Final = 30.0
-"""Seconds after which a cut is given back: while one is held the source can vacuum nothing that is newer."""
+CUT_SECONDS: Final = 30.0
+"""Seconds after which a cut is released: while it is kept, the source cannot vacuum newer rows."""
 RANGE_ROWS: Final = 100_000
-"""Rows of one range: what is read again when one of them differs, and what a stop can lose."""
-LEAST_ROWS: Final = 1_000
-"""Rows of a range where they come slowly."""
+"""Rows of one range: the rows that are read again after a mismatch, and the progress that a stop can lose."""
+MIN_RANGE_ROWS: Final = 1_000
+"""Minimum rows of one range under a low rate limit."""
 RANGE_SECONDS: Final = 10
-"""What a range may take at a slow pace."""
-AGAIN_AFTER: Final = 10.0
-"""Seconds until a cut that was not reached is tried again."""
+"""Approximate seconds for one range under a rate limit."""
+RETRY_SECONDS: Final = 10.0
+"""Maximum seconds until the next attempt after a failed one."""
 
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
-_ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationSchedule:
-    """How often and how fast."""
+    """How often, how fast and how to repair."""
 
     every: float
-    """Seconds from the beginning of a pass over a table to that of the next one."""
+    """Seconds from the start of a pass over a table to the start of the next pass."""
     rate: int | None = None
-    """Rows of the source per second; None: as fast as it goes."""
+    """Maximum rows of the source per second; None: no limit."""
     repair: bool = False
-    """Whether rows that differ are read again for the sink that has them wrong."""
+    """Whether differing rows are read again from the source, for the sink in which they differ."""
     range_rows: int = RANGE_ROWS
 
     @property
     def rows(self) -> int:
-        """About how many rows one range has."""
-        slow = self.range_rows if self.rate is None else max(LEAST_ROWS, self.rate * RANGE_SECONDS)
-        return min(self.range_rows, slow)
+        """Approximate number of rows in one range."""
+        within_rate = self.range_rows if self.rate is None else max(MIN_RANGE_ROWS, self.rate * RANGE_SECONDS)
+        return min(self.range_rows, within_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class PassStart:
+    """The next range of a pass over a table."""
+
+    began: datetime
+    """When the pass began."""
+    number: int = 0
+    first: str | None = None
+    """The first key of the range; None for the first range."""
+
+
+def next_range(passes: Sequence[Sequence[VerifiedRange]], now: datetime, every: float) -> PassStart | None:
+    """The next range of the running pass, or of a new pass that is due; None if no pass is due.
+
+    passes: the recorded ranges of each pass, newest pass first.
+    """
+    if not passes:
+        return PassStart(now)
+    newest = passes[0]
+    if newest[-1].ended is not None:
+        return PassStart(newest[0].began, newest[-1].number + 1, newest[-1].ended)
+    return PassStart(now) if newest[0].began + timedelta(seconds=every) <= now else None
 
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """What is said of a range when it was compared, or of what went wrong."""
+    """The result for one range, or the error that prevented the comparison."""
 
     verdict: TableVerdict | None
     found: VerifiedRange | None = None
-    """None if nothing was compared."""
+    """The catalog record of the range; None if nothing was compared."""
     error: CdcError | None = None
-    """Why nothing was, for now."""
+    """Why nothing was compared in this attempt."""
 
     def to_json(self) -> dict[str, Any]:
-        """The envelope's result: the verdict, and of the range where it lies and where both sides stood."""
-        said = {} if self.verdict is None else asdict(self.verdict)
+        """The result in the JSON envelope: the verdict, the bounds of the range, its position and time."""
+        verdict = {} if self.verdict is None else asdict(self.verdict)
         if self.found is None:
-            return said
+            return verdict
         position, at = str(Position(self.found.position)), self.found.verified_at.isoformat()
-        return {**said, "first": self.found.first, "ended": self.found.ended, "position": position, "verified_at": at}
+        bounds = {"first": self.found.first, "ended": self.found.ended}
+        return {**verdict, **bounds, "position": position, "verified_at": at}
 
 
-class Ended(BaseException):
-    """SIGTERM or SIGINT came."""
+class Stopped(BaseException):
+    """SIGTERM or SIGINT arrived."""
 
 
 class ContinuousVerification:
-    """One process' work; one at a time is enough for a pipeline, and more do no harm."""
+    """Repeated passes over the tables of one pipeline; two processes repeat work, but do no harm."""
 
     def __init__(
         self,
         definition: Definition,
         options: VerifyOptions,
-        rhythm: VerificationSchedule,
-        say: Callable[[RangeResult], None],
+        schedule: VerificationSchedule,
+        report: Callable[[RangeResult], None],
     ) -> None:
-        self._definition, self._rhythm, self._say = definition, rhythm, say
-        self._options = replace(options, listed=KEYS) if rhythm.repair else options
-        self._pace = ReadRateLimit(rhythm.rate)
-        self._refused: dict[Place, datetime] = {}
-        """When a table that could not be compared was looked at."""
-        self._places: list[Place] = []
-        """Of the last cut."""
-        self._again: list[VerifiedRange] = []
-        """Ranges whose rows were read again."""
-        self._tried: set[tuple[Place, datetime, int]] = set()
-        """The same, in this pass over their table: what differs then still is not wrong by accident."""
-        self.wrong: set[Place] = set()
-        """Tables that differ by what is known of them, or that could not be compared."""
+        self._definition, self._schedule, self._report = definition, schedule, report
+        self._options = replace(options, listed=KEYS) if schedule.repair else options
+        self._rate_limit = ReadRateLimit(schedule.rate)
+        self._refused_at: dict[SinkTable, datetime] = {}
+        """When a table that cannot be compared was last reported."""
+        self._tables: list[SinkTable] = []
+        """The tables of the last cut."""
+        self._repaired: list[VerifiedRange] = []
+        """Ranges whose rows were read again, and which have to be compared again."""
+        self._tried: set[tuple[SinkTable, datetime, int]] = set()
+        """Ranges that were repaired in this pass; if one still differs, another attempt would not help."""
+        self.wrong: set[SinkTable] = set()
+        """Tables with a known mismatch, or that could not be compared."""
 
     def run(self) -> None:
-        """Go on until SIGTERM or SIGINT; raises what asking again does not mend."""
-        with _signals(), Catalog.open(self._definition.catalog.url) as catalog:
+        """Repeat rounds until SIGTERM or SIGINT; raises errors of usage, which another attempt does not resolve."""
+        with _stop_signals(), Catalog.open(self._definition.catalog.url) as catalog:
             try:
                 while True:
-                    time.sleep(self._guarded(catalog))
-            except Ended:
+                    time.sleep(self._attempt_round(catalog))
+            except Stopped:
                 return
 
     def round(self, catalog: Catalog) -> None:
         """Compare everything that is due."""
-        while self._slice(catalog):
+        while self._compare_at_cut(catalog):
             pass
 
-    def _guarded(self, catalog: Catalog) -> float:
-        """A round; seconds until the next one."""
+    def _attempt_round(self, catalog: Catalog) -> float:
+        """Run a round; return the seconds until the next one."""
         try:
             self.round(catalog)
         except CdcError as error:
             if error.exit_code is ExitCode.USAGE:
                 raise
-            self._say(RangeResult(None, error=error))
-            return min(AGAIN_AFTER, self._rhythm.every)
-        return self._rest(catalog)
+            self._report(RangeResult(None, error=error))
+            return min(RETRY_SECONDS, self._schedule.every)
+        return self._seconds_until_due(catalog)
 
-    def _rest(self, catalog: Catalog) -> float:
-        now, every = datetime.now(UTC), timedelta(seconds=self._rhythm.every)
-        due = [(self._begun(catalog, place) or now) + every for place in self._places]
-        return max(0.1, (min(due) - now).total_seconds()) if due else self._rhythm.every
+    def _seconds_until_due(self, catalog: Catalog) -> float:
+        now, every = datetime.now(UTC), timedelta(seconds=self._schedule.every)
+        due = [(self._pass_began(catalog, table) or now) + every for table in self._tables]
+        return max(0.1, (min(due) - now).total_seconds()) if due else self._schedule.every
 
-    def _begun(self, catalog: Catalog, place: Place) -> datetime | None:
+    def _pass_began(self, catalog: Catalog, table: SinkTable) -> datetime | None:
         """When the newest pass over a table began; None before the first."""
-        passes = catalog.verified.passes(self._definition.name, *place)
-        begun = [found for found in (self._refused.get(place), *(ranges[0].began for ranges in passes)) if found]
-        return max(begun, default=None)
+        passes = catalog.verified.passes(self._definition.name, *table)
+        began = [found for found in (self._refused_at.get(table), *(ranges[0].began for ranges in passes)) if found]
+        return max(began, default=None)
 
-    def _slice(self, catalog: Catalog) -> bool:
-        """Compare as much as one cut is held for; whether there is more."""
-        at, until, complete = datetime.now(UTC), time.monotonic() + SLICE, True
+    def _compare_at_cut(self, catalog: Catalog) -> bool:
+        """Take a cut and compare what is due, for at most CUT_SECONDS; return whether anything remains."""
+        at, until, complete = datetime.now(UTC), time.monotonic() + CUT_SECONDS, True
         wrong: list[tuple[TableVerdict, VerifiedRange]] = []
-        with consistent_cut(catalog, cut_of(self._definition, self._options)) as cut:
-            for verdict, found in self._compared(catalog, cut, at):
+        with consistent_cut(catalog, cut_request(self._definition, self._options)) as cut:
+            for verdict, found in self._due_ranges(catalog, cut, at):
                 catalog.verified.record(self._definition.name, found)
-                self._note(catalog, verdict, found)
+                self._record_result(catalog, verdict, found)
                 if not verdict.equal:
                     wrong.append((verdict, found))
                 if time.monotonic() >= until:
@@ -162,41 +192,42 @@ class ContinuousVerification:
                     break
         return self._repair(wrong) or not complete
 
-    def _compared(
+    def _due_ranges(
         self, catalog: Catalog, cut: ConsistentCut, at: datetime
     ) -> Iterator[tuple[TableVerdict, VerifiedRange]]:
-        """Range after range of what is due, that table first whose pass began first."""
-        wanted = tables_at(cut, self._definition, self._options)
-        forget_others(catalog, self._definition, self._options, wanted)
-        tables = {(sink.name, topic): (sink, oid) for sink, oid, topic in wanted}
-        self._places = list(tables)
-        begun = {place: self._begun(catalog, place) or _NEVER for place in tables}
-        for place in sorted(tables, key=begun.__getitem__):
-            sink, oid = tables[place]
-            found = inspection_at(cut, sink, oid, place[1])
+        """Compare the due ranges one after the other; the table whose pass began first comes first."""
+        selected = select_tables(cut, self._definition, self._options)
+        forget_removed_tables(catalog, self._definition, self._options, selected)
+        tables = {(sink.name, topic): (sink, oid) for sink, oid, topic in selected}
+        self._tables = list(tables)
+        began = {table: self._pass_began(catalog, table) or _NEVER for table in tables}
+        for table in sorted(tables, key=began.__getitem__):
+            sink, oid = tables[table]
+            found = comparison_at(cut, sink, oid, table[1])
             if not isinstance(found, TableVerdict):
-                paced = replace(found, reference=RateLimitedReference(found.reference, self._pace))
-                yield from self._ranges(catalog, cut, paced, at)
-            elif begun[place] + timedelta(seconds=self._rhythm.every) <= at:
-                self._refused[place] = at
-                self._note(catalog, found, None)
+                limited = replace(found, expected_rows=RateLimitedRows(found.expected_rows, self._rate_limit))
+                yield from self._ranges(catalog, cut, limited, at)
+            elif began[table] + timedelta(seconds=self._schedule.every) <= at:
+                self._refused_at[table] = at
+                self._record_result(catalog, found, None)
 
     def _ranges(
-        self, catalog: Catalog, cut: ConsistentCut, table: TableComparison, at: datetime
+        self, catalog: Catalog, cut: ConsistentCut, comparison: TableComparison, at: datetime
     ) -> Iterator[tuple[TableVerdict, VerifiedRange]]:
-        place = (table.sink, table.record.topic)
-        column = table.range_column(cut.source)
-        for result in [found for found in self._again if (found.sink, found.topic) == place]:
-            self._again.remove(result)
+        table = (comparison.sink, comparison.record.topic)
+        column = comparison.range_column(cut.source)
+        for result in [found for found in self._repaired if (found.sink, found.topic) == table]:
+            self._repaired.remove(result)
             within = None if column is None else KeyRange(column, result.first, result.ended)
-            yield self._one(table, within, replace(result, position=cut.position, verified_at=at))
-        while begin := next_place(catalog.verified.passes(self._definition.name, *place), at, self._rhythm.every):
+            yield self._compare(comparison, within, replace(result, position=cut.position, verified_at=at))
+        while begin := next_range(catalog.verified.passes(self._definition.name, *table), at, self._schedule.every):
             within = None if column is None else KeyRange(column, begin.first)
             if within is not None:
-                within = replace(within, ended=next_range_start(cut.source, table.schema, within, self._rhythm.rows))
+                ended = next_range_start(cut.source, comparison.schema, within, self._schedule.rows)
+                within = replace(within, ended=ended)
             found = VerifiedRange(
-                sink=table.sink,
-                topic=table.record.topic,
+                sink=comparison.sink,
+                topic=comparison.record.topic,
                 began=begin.began if within or begin.first is None else at,
                 number=begin.number if within else 0,
                 first=None if within is None else within.first,
@@ -206,56 +237,56 @@ class ContinuousVerification:
                 position=cut.position,
                 verified_at=at,
             )
-            yield self._one(table, within, found)
+            yield self._compare(comparison, within, found)
 
-    def _one(
-        self, table: TableComparison, within: KeyRange | None, found: VerifiedRange
+    def _compare(
+        self, comparison: TableComparison, within: KeyRange | None, found: VerifiedRange
     ) -> tuple[TableVerdict, VerifiedRange]:
-        verdict = table(self._options.mode, within=within, listed=self._options.listed)
+        verdict = comparison(self._options.mode, within=within, listed=self._options.listed)
         if not verdict.equal and verdict.mode == VerifyMode.CHECKSUM:
-            verdict = table(VerifyMode.ROWS, within=within, listed=self._options.listed)
+            verdict = comparison(VerifyMode.ROWS, within=within, listed=self._options.listed)
         return verdict, replace(found, rows=verdict.rows, mismatched=verdict.mismatched)
 
-    def _note(self, catalog: Catalog, verdict: TableVerdict, found: VerifiedRange | None) -> None:
-        place = (verdict.sink, verdict.topic)
+    def _record_result(self, catalog: Catalog, verdict: TableVerdict, found: VerifiedRange | None) -> None:
+        table = (verdict.sink, verdict.topic)
         if not verdict.equal:
-            self.wrong.add(place)
+            self.wrong.add(table)
         elif found is not None:
-            newest = catalog.verified.passes(self._definition.name, *place)[0]
+            newest = catalog.verified.passes(self._definition.name, *table)[0]
             if newest[-1].ended is None and not any(one.mismatched for one in newest):
-                self.wrong.discard(place)
-        self._say(RangeResult(verdict, found))
+                self.wrong.discard(table)
+        self._report(RangeResult(verdict, found))
 
     def _repair(self, wrong: Sequence[tuple[TableVerdict, VerifiedRange]]) -> bool:
-        """Have what differs read again, and remember which ranges that was; whether there was anything."""
-        if not self._rhythm.repair:
+        """Have the reader read the differing rows again; return whether there are ranges to compare again."""
+        if not self._schedule.repair:
             return False
         run = RepairRun(self._definition, self._options.timeout)
-        asked: dict[Place, RepairResult] = {}
-        wanted: dict[Place, list[Key]] = {}
+        repairs: dict[SinkTable, RepairResult] = {}
+        wanted: dict[SinkTable, list[Key]] = {}
         for verdict, found in wrong:
-            place, one = (verdict.sink, verdict.topic), run.begun(verdict)
-            mark = (place, found.began, found.number)
-            if one.reason is not None or mark in self._tried:
+            table, result = (verdict.sink, verdict.topic), run.assess(verdict)
+            attempt = (table, found.began, found.number)
+            if result.reason is not None or attempt in self._tried:
                 continue
-            self._tried.add(mark)
-            self._again.append(found)
-            asked.setdefault(place, one)
-            wanted[place] = [*wanted.get(place, ()), *keys_of(verdict)][:KEYS]
-        run.carry_out(wanted, asked)
+            self._tried.add(attempt)
+            self._repaired.append(found)
+            repairs.setdefault(table, result)
+            wanted[table] = [*wanted.get(table, ()), *mismatched_keys(verdict)][:KEYS]
+        run.carry_out(wanted, repairs)
         return bool(wanted)
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """The first SIGTERM or SIGINT inside the block raises Ended; what is being given back then is not disturbed."""
+def _stop_signals() -> Iterator[None]:
+    """Raise Stopped at the first SIGTERM or SIGINT inside the block; later ones do not interrupt the cleanup."""
 
-    def end(_number: int, _frame: FrameType | None) -> None:
-        for number in _ENDING:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        raise Ended
+        raise Stopped
 
-    before = {number: signal.signal(number, end) for number in _ENDING}
+    before = {number: signal.signal(number, stop) for number in _STOP_SIGNALS}
     try:
         yield
     finally:

@@ -1,10 +1,9 @@
-"""Cut: the same instant of the source and of its sinks, while both go on.
+"""A consistent cut: one position at which both the source and the sinks can be read, while changes continue.
 
-A temporary slot's exported snapshot sees exactly the transactions whose commit record lies below its
-consistent point c. A commit at c itself is not seen, so a sink that ends a batch at c − 1 holds the same rows.
-The request goes to the apply process as a command; a heartbeat moves the log past c, so that the
-batch ends. A sink that had published beyond c − 1 before it read the command cannot go back: then
-another snapshot is taken.
+The exported snapshot of a temporary replication slot sees exactly the transactions whose commit record is below the
+slot's consistent point c. It does not see a commit at c itself, so a sink that ends a batch at c - 1 has the same rows.
+A command asks the apply process for such a batch, and a heartbeat moves the log past c, so that the batch can end.
+A sink that published beyond c - 1 before it read the command cannot go back; then another snapshot is taken.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from cdc.stores.published import Published
 from cdc.table import TableSchema
 
 ATTEMPTS: Final = 10
-"""Snapshots taken before a sink that runs ahead each time is an error."""
+"""Maximum number of snapshots, if a sink has passed each one before."""
 SILENT_AFTER: Final = 10.0
-"""Seconds without a report after which the apply process counts as gone; it reports every second."""
+"""Seconds without a report after which a process counts as stopped; it reports every second."""
 POLL: Final = 0.05
-"""Seconds between two looks at the commands: the wait is for another process, through a database."""
+"""Seconds between two reads of the commands, which another process answers in the catalog."""
 PASSED: Final = "passed"
-"""Why a sink refuses: it had published beyond the cut."""
+"""Reason of a refused command: the sink had published beyond the cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptCutAt:
-    """One sink at the cut."""
+    """One sink at the cut, which is kept until it is released."""
 
     record: Published
     handle: str
-    """How the engine finds the cut again; given back with a release."""
+    """Identifies the kept versions to the sink; the release command returns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +56,17 @@ class ConsistentCut:
 
     position: Position
     source: Any
-    """A connection of cdc.postgres inside a transaction that sees the snapshot; for one thread."""
+    """A connection inside a transaction that sees the snapshot; for one thread."""
     sinks: Mapping[str, KeptCutAt]
     publication: str
-    """Which columns and rows of the source are meant to be in the sinks."""
+    """The publication, which decides which columns and rows the sinks should contain."""
     rows_of: Callable[[TableSchema], Iterator[memoryview]]
-    """Reads those rows of a table, as copy_table gives them."""
+    """Reads the published rows of a table in the format of COPY."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutRequest:
-    """What to hold against each other."""
+    """The source tables and the sinks of a cut."""
 
     pipeline: str
     dsn: str
@@ -77,41 +76,40 @@ class CutRequest:
     publication: str
     epoch: int
     timeout: float
-    """Seconds for all attempts together."""
+    """Maximum seconds of all attempts together."""
 
 
 @contextmanager
 def consistent_cut(catalog: Catalog, request: CutRequest) -> Iterator[ConsistentCut]:
-    """Take a cut and keep it readable inside the block; raises PositionNotReached when the deadline passes."""
+    """Take a cut that stays readable inside the block; raises PositionNotReached after the timeout."""
     deadline = time.monotonic() + request.timeout
     for _ in range(ATTEMPTS):
         require_apply(catalog, request.pipeline)
         with connect(request.dsn, autocommit=False, application_name="cdc verify") as source:
             commands: dict[str, int] = {}
             try:
-                position = _ask(catalog, request, source, commands)
-                kept = _wait(catalog, request, commands, deadline)
+                position = _request_batches(catalog, request, source, commands)
+                kept = _wait_for_sinks(catalog, request, commands, deadline)
                 if kept is not None:
                     yield ConsistentCut(
                         position, source, kept, request.publication, published_rows(source, request.publication)
                     )
                     return
             except SnapshotInvalidated:
-                continue  # a TRUNCATE came between snapshot and lock: take another
+                continue  # a TRUNCATE was committed between snapshot and lock
             finally:
                 _release(catalog, request.pipeline, commands)
     raise PositionNotReached(
-        f"a sink was already after each of {ATTEMPTS} snapshots of the source",
-        remedy="verify again when the load is lower",
+        f"a sink had published beyond each of {ATTEMPTS} snapshots", remedy="verify again when the load is lower"
     )
 
 
 def require_apply(catalog: Catalog, pipeline: str) -> None:
-    """Raise PositionNotReached unless the apply process reported lately: nobody else ends a batch."""
+    """Raise PositionNotReached if the apply process, which ends the batches, has not reported recently."""
     seen = next((p.reported_at for p in catalog.processes.ls(pipeline) if p.process == "apply"), None)
     if seen is None:
         raise PositionNotReached(
-            f"the apply process of pipeline {pipeline!r} has never run", remedy="start 'cdc run' and try again"
+            f"the apply process of pipeline {pipeline!r} has never run", remedy="start 'cdc run', then verify again"
         )
     age = (datetime.now(UTC) - seen).total_seconds()
     if age > SILENT_AFTER:
@@ -121,11 +119,11 @@ def require_apply(catalog: Catalog, pipeline: str) -> None:
         )
 
 
-def _ask(catalog: Catalog, request: CutRequest, source: Any, commands: dict[str, int]) -> Position:
-    """Take a snapshot into `source` and ask every sink for it; the commands are noted as they are posted."""
+def _request_batches(catalog: Catalog, request: CutRequest, source: Any, commands: dict[str, int]) -> Position:
+    """Open a snapshot in `source` and request a batch end of every sink; adds each command to `commands` at once."""
     with create_slot(request.dsn, f"cdc_verify_{uuid.uuid4().hex[:12]}", temporary=True) as exported:
         position = Position.of(exported.consistent_point - 1, request.epoch)
-        # before anything else: every millisecond from here on a sink may pass the cut
+        # first of all, because a sink may pass the cut at any moment
         for sink in request.sinks:
             commands[sink] = catalog.commands.post(request.pipeline, "cut", {"sink": sink, "position": int(position)})
         begin_snapshot(source, exported.name)
@@ -135,24 +133,24 @@ def _ask(catalog: Catalog, request: CutRequest, source: Any, commands: dict[str,
     return position
 
 
-def _wait(
+def _wait_for_sinks(
     catalog: Catalog, request: CutRequest, commands: Mapping[str, int], deadline: float
 ) -> dict[str, KeptCutAt] | None:
-    """The sinks at the cut, or None when one of them had passed it."""
+    """Wait until all sinks are at the cut; return them, or None if one of them had passed it."""
     while True:
         found = {sink: _finished(catalog, command) for sink, command in commands.items()}
         refused = {sink: c for sink, c in found.items() if c is not None and c.state is CommandState.FAILED}
         for sink, command in refused.items():
             reason = (command.result or {}).get("reason")
             if reason != PASSED:
-                raise PositionNotReached(f"sink {sink!r} cannot stop at the cut: {reason}")
+                raise PositionNotReached(f"sink {sink!r} cannot end a batch at the cut: {reason}")
         if refused:
             return None
         if all(found.values()):
             return {sink: _kept(command) for sink, command in found.items() if command is not None}
         if time.monotonic() >= deadline:
             raise PositionNotReached(
-                _why(catalog, request, [sink for sink, command in found.items() if command is None])
+                _timeout_message(catalog, request, [sink for sink, command in found.items() if command is None])
             )
         require_apply(catalog, request.pipeline)
         time.sleep(POLL)
@@ -168,7 +166,7 @@ def _kept(command: Command) -> KeptCutAt:
     return KeptCutAt(Published.from_json(json.dumps(result["record"])), str(result["handle"]))
 
 
-def _why(catalog: Catalog, request: CutRequest, sinks: Sequence[str]) -> str:
+def _timeout_message(catalog: Catalog, request: CutRequest, sinks: Sequence[str]) -> str:
     states = {
         sink.sink: f" ({sink.state}: {sink.reason})" for sink in catalog.sinks.ls(request.pipeline) if sink.reason
     }
@@ -178,7 +176,7 @@ def _why(catalog: Catalog, request: CutRequest, sinks: Sequence[str]) -> str:
 
 def _release(catalog: Catalog, pipeline: str, commands: Mapping[str, int]) -> None:
     for sink, command in commands.items():
-        catalog.commands.finish(command, {"reason": "abandoned"}, ok=False)  # one that is finished stays as it is
+        catalog.commands.finish(command, {"reason": "abandoned"}, ok=False)  # no effect on a finished command
         found = catalog.commands.get(command)
         if found is not None and found.state is CommandState.DONE:
             handle = (found.result or {})["handle"]

@@ -1,4 +1,4 @@
-"""Targets: what a sink holds of one table at one moment, as batches of canonical text."""
+"""The rows of a table in a sink at one version, as batches of canonical text: a Delta table or a search index."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from cdc.stores.current_rows import APPEND, CurrentRows, quote_identifier, quote
 from cdc.stores.published import TableRecord
 from cdc.stores.search_index import SearchIndex
 from cdc.target_names import POSITION_COLUMN, column_name
-from pipelines.verification.canonical_rows import document_batches, target_batch
+from pipelines.verification.canonical_text import document_batches, target_batch
 from pipelines.verification.compare_rows import Rows
 
 _BOUNDS: Final = ((">=", "first"), ("<", "ended"))
 
 
 class TargetRows(Protocol):
-    """One table of a sink; columns go by the names that they have there as the source's would."""
+    """The rows of one table of a sink. Columns have their names of `ExpectedSchema.names`."""
 
     ranged: bool
-    """Whether a range of keys can be read without the rest."""
+    """Whether a range of keys can be read alone."""
 
     @property
     def refusal(self) -> str | None:
-        """Why what it holds cannot be compared; None if it can."""
+        """Why the rows cannot be compared; None if they can."""
 
     def has(self, name: str) -> bool:
-        """Whether there is a column for that source column."""
+        """Whether the target has the column."""
 
     def kind(self, name: str) -> pa.DataType:
-        """The type of that column."""
+        """The type of the column."""
 
     def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:
-        """Reads the columns of a range, or of all rows, as canonical text."""
+        """Read the columns of a range, or of all rows, as canonical text."""
 
     def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:
-        """How many rows there are; the first of the names, if there is one, is a column that there is."""
+        """Count the rows; the first of the names, if there is any, has to be a column of the target."""
 
 
 class DeltaTargetRows:
-    """A table in Delta at one version, perhaps one of many in one target."""
+    """A table in a Delta target at one version; the target may contain other tables as well."""
 
     ranged = True
 
     def __init__(self, record: TableRecord, version: int | None, key: Sequence[str]) -> None:
-        """version: of the record's target, None for the newest; key: names of the key's columns."""
+        """version: version of the target, None for the newest; key: names of the key columns."""
         self._table = CurrentRows(record.target, version, record.relation)
         self._key = [column_name(name) for name in key]
 
     @property
     def refusal(self) -> str | None:
-        """Why what it holds cannot be compared; None if it can."""
+        """Why the rows cannot be compared; None if they can."""
         if self._table.unread is not None:
             return f"delta-rs does not read the target: {self._table.unread}"
         if not self._table.known:
@@ -64,15 +64,15 @@ class DeltaTargetRows:
         return None
 
     def has(self, name: str) -> bool:
-        """Whether there is a column for that source column."""
+        """Whether the target has the column."""
         return column_name(name) in self._table.kinds
 
     def kind(self, name: str) -> pa.DataType:
-        """The type of that column."""
+        """The type of the column."""
         return self._table.kinds[column_name(name)]
 
     def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:
-        """Reads the columns of a range, or of all rows, as canonical text."""
+        """Read the columns of a range, or of all rows, as canonical text."""
         columns = [column_name(name) for name in names]
 
         def rows() -> Iterator[pa.RecordBatch]:
@@ -82,8 +82,8 @@ class DeltaTargetRows:
         return rows
 
     def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:
-        """How many rows there are."""
-        # the table's own count forgets deletion vectors
+        """Count the rows."""
+        # the row count in the Delta log ignores deletion vectors
         columns = [column_name(names[0])] if names else [POSITION_COLUMN]
         found = self._table.read(columns, self._key, self._where(within))
         return sum(batch.num_rows for batch in found)
@@ -102,7 +102,7 @@ class DeltaTargetRows:
 
 
 class UnreadableTarget:
-    """A table whose target cannot be opened."""
+    """A table whose target cannot be opened: it has no rows and no columns."""
 
     ranged = False
 
@@ -111,41 +111,41 @@ class UnreadableTarget:
 
     @property
     def refusal(self) -> str | None:
-        """Why it cannot be opened."""
+        """Why the target cannot be opened."""
         return self._refusal
 
     def has(self, _name: str) -> bool:
-        """Nobody knows."""
+        """Whether the target has the column: unknown, so False."""
         return False
 
     def kind(self, _name: str) -> pa.DataType:
-        """Nothing."""
+        """The null type."""
         return pa.null()
 
-    def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:  # noqa: ARG002 - there are none
-        """None."""
+    def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:  # noqa: ARG002 - there are no rows
+        """Read no rows."""
         return lambda: iter(())
 
     def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:  # noqa: ARG002 - as above
-        """None."""
+        """Count no rows."""
         return 0
 
 
 def delta_target(record: TableRecord, version: int | None, key: Sequence[str]) -> TargetRows:
-    """As DeltaTarget; one that cannot be opened is refused, so that the others are compared."""
+    """Open a table of a Delta sink; an error becomes a refusal of this table, so that the others are compared."""
     try:
         return DeltaTargetRows(record, version, key)
     except SinkUnavailable as exc:
-        return UnreadableTarget(why(exc))
+        return UnreadableTarget(refusal_reason(exc))
 
 
-def why(exc: CdcError) -> str:
-    """Why a target is not compared."""
+def refusal_reason(exc: CdcError) -> str:
+    """The reason in the verdict of a table whose target cannot be read."""
     return f"{exc.code} {exc.message} → {exc.fix}"
 
 
 class SearchTargetRows:
-    """A table's documents in an index at one moment: values are text, as the source sent them."""
+    """The documents of a table in an opened search index. Values are text, as the source sent them."""
 
     ranged = False
 
@@ -154,19 +154,19 @@ class SearchTargetRows:
 
     @property
     def refusal(self) -> str | None:
-        """None: an index holds rows as they are."""
+        """Always None: an index stores the current rows only."""
         return None
 
     def has(self, _name: str) -> bool:
-        """A document holds every column of its table."""
+        """Always true: a document stores every column of its table."""
         return True
 
     def kind(self, _name: str) -> pa.DataType:
-        """Text."""
+        """The string type."""
         return pa.string()
 
-    def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:  # noqa: ARG002 - never a part
-        """Reads the columns; a column that a document lacks is null."""
+    def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:  # noqa: ARG002 - never a range
+        """Read the columns of all documents; a column that is absent from a document is null."""
 
         def rows() -> Iterator[pa.RecordBatch]:
             return document_batches(self._index.documents(self._topic), names)
@@ -174,5 +174,5 @@ class SearchTargetRows:
         return rows
 
     def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:  # noqa: ARG002 - as above
-        """How many documents there are."""
+        """Count the documents."""
         return sum(batch.num_rows for batch in self.rows(names[:1])())

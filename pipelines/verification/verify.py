@@ -1,8 +1,8 @@
-"""verify: is every row and column of every sink what the source holds at the same instant, or what the log says.
+"""Verification: whether every row and column of every sink equals the source at one position, or the change log.
 
-Exact while the workload runs: proof.cut brings source and sinks to one position, proof.inspection holds each table
-against its source there. Against the log nothing is asked of either: a sink stands where it last published. Nothing of
-the sinks' own conversion is used; what is equal here is equal twice told.
+The comparison is exact while changes continue: `source_cut.py` ends a batch of every sink at the position of a
+snapshot of the source, and `compare_table.py` compares each table there. Against the log, each sink is compared at the
+position that it has published. No code of the sinks converts the values, so an error there is not repeated here.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
@@ -27,55 +27,84 @@ from cdc.stores.published import TableRecord, TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema, matches, matches_name
 from pipelines.verification.compare_rows import LISTED
-from pipelines.verification.compare_table import TableComparison, refused
-from pipelines.verification.expected_schema import ExpectedSchema
-from pipelines.verification.log_reference import LARGE, ExpectedState, LogTable, SinkState, standing, targets_at_rest
-from pipelines.verification.reference import SourceTable
+from pipelines.verification.compare_table import TableComparison, TableVerdict, refused
+from pipelines.verification.expected_rows import ExpectedSchema, SourceRows
+from pipelines.verification.log_rows import LARGE, FoldedLog, LogRows, SinkAtRest, open_at_rest, targets_at_rest
 from pipelines.verification.source_cut import ConsistentCut, CutRequest, KeptCutAt, consistent_cut
-from pipelines.verification.target_rows import SearchTargetRows, TargetRows, delta_target, why
-from pipelines.verification.verdict import UNREADABLE, TableVerdict, VerifyReport
+from pipelines.verification.target_rows import SearchTargetRows, TargetRows, delta_target, refusal_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TIMEOUT: Final = 60.0
-"""Seconds until the sinks have to stand at the cut."""
+"""Default seconds until the sinks have to reach the cut."""
+UNREADABLE: Final = "unreadable"
+"""State in the verdicts of all tables of a sink whose store cannot be read."""
 
-Wanted = tuple[DeltaSinkDefinition | SearchSinkDefinition, int, str]
-"""Sink, OID and topic of a table that is to be compared."""
+SelectedTable = tuple[DeltaSinkDefinition | SearchSinkDefinition, int, str]
+"""Sink, OID and topic of a table to compare."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What to verify; empty means all."""
+    """What to compare and how; empty globs and sinks mean all."""
 
     tables: tuple[str, ...] = ()
-    """Globs over `schema.table`; a bare name means that table in any schema."""
+    """Globs over `schema.table`; a name without schema means that table in any schema."""
     sinks: tuple[str, ...] = ()
     timeout: float = TIMEOUT
     listed: int = LISTED
-    """Keys named per kind of difference, per table and sink."""
+    """Maximum number of keys to list for each kind of mismatch, per table and sink."""
     mode: VerifyMode = VerifyMode.ROWS
     against: Against = Against.SOURCE
     large: int = LARGE
-    """Against the log: rows of a table that are folded without Spark."""
+    """Against the log: maximum rows of a table in the log that are folded without Spark."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The verdicts of one verification."""
+
+    position: Position
+    """The cut. Against the log: the lowest published position of a compared sink."""
+    tables: tuple[TableVerdict, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every table is equal in every sink."""
+        return all(verdict.equal for verdict in self.tables)
+
+    @property
+    def summary(self) -> str:
+        """One line for a person."""
+        equal = sum(verdict.equal for verdict in self.tables)
+        rows = sum(verdict.rows for verdict in self.tables)
+        parked = sum(verdict.parked for verdict in self.tables)
+        not_compared = f", {parked:,} parked keys not compared" if parked else ""
+        return f"{equal}/{len(self.tables)} tables equal, {rows:,} rows at {self.position}{not_compared}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The result in the JSON envelope."""
+        return {"position": str(self.position), "tables": [asdict(verdict) for verdict in self.tables]}
 
 
 def verify(definition: Definition, options: VerifyOptions) -> VerifyReport:
-    """Compare; raises PositionNotReached when the sinks cannot be brought to one position with the source.
+    """Compare the selected tables once.
 
-    What was compared with the source row by row, or by digest, is kept in the catalog.
+    The catalog records every table that was compared with the source row by row or by digest.
+    Raises PositionNotReached if the sinks do not reach a common position with the source.
     """
     if options.against is Against.LOG:
-        return _with_log(definition, options)
+        return _verify_against_log(definition, options)
     began = datetime.now(UTC)
-    with Catalog.open(definition.catalog.url) as catalog, consistent_cut(catalog, cut_of(definition, options)) as cut:
-        wanted = tables_at(cut, definition, options)
-        forget_others(catalog, definition, options, wanted)
-        inspections = [inspection_at(cut, sink, oid, topic) for sink, oid, topic in wanted]
+    request = cut_request(definition, options)
+    with Catalog.open(definition.catalog.url) as catalog, consistent_cut(catalog, request) as cut:
+        selected = select_tables(cut, definition, options)
+        forget_removed_tables(catalog, definition, options, selected)
+        comparisons = [comparison_at(cut, sink, oid, topic) for sink, oid, topic in selected]
         verdicts = [
             found if isinstance(found, TableVerdict) else found(options.mode, listed=options.listed)
-            for found in inspections
+            for found in comparisons
         ]
         for verdict in verdicts:
             if verdict.compared and verdict.mode != VerifyMode.COUNT:
@@ -83,8 +112,8 @@ def verify(definition: Definition, options: VerifyOptions) -> VerifyReport:
     return VerifyReport(cut.position, tuple(verdicts))
 
 
-def chosen_sinks(definition: Definition, options: VerifyOptions) -> list[DeltaSinkDefinition | SearchSinkDefinition]:
-    """The sinks that were asked for; raises ConfigError for one that the definition does not have, or for none."""
+def select_sinks(definition: Definition, options: VerifyOptions) -> list[DeltaSinkDefinition | SearchSinkDefinition]:
+    """The sinks that the options name; raises ConfigError for an unknown sink or a definition without sinks."""
     sinks = [sink for sink in definition.sinks if not options.sinks or sink.name in options.sinks]
     if unknown := set(options.sinks) - {sink.name for sink in sinks}:
         names = [sink.name for sink in definition.sinks]
@@ -94,9 +123,9 @@ def chosen_sinks(definition: Definition, options: VerifyOptions) -> list[DeltaSi
     return sinks
 
 
-def cut_of(definition: Definition, options: VerifyOptions) -> CutRequest:
-    """The cut that the sinks are asked for; raises as chosen_sinks does, and PositionNotReached for an empty log."""
-    sinks = chosen_sinks(definition, options)
+def cut_request(definition: Definition, options: VerifyOptions) -> CutRequest:
+    """The request for a cut of the selected sinks; raises as select_sinks, and PositionNotReached for an empty log."""
+    sinks = select_sinks(definition, options)
     durable = LogReader(definition.log.root).durable
     if durable is None:
         raise PositionNotReached("the log is still empty: its initial snapshot has not ended")
@@ -112,55 +141,57 @@ def cut_of(definition: Definition, options: VerifyOptions) -> CutRequest:
     )
 
 
-def tables_at(cut: ConsistentCut, definition: Definition, options: VerifyOptions) -> list[Wanted]:
-    """Everything that is to be compared; raises ConfigError if that is nothing."""
+def select_tables(cut: ConsistentCut, definition: Definition, options: VerifyOptions) -> list[SelectedTable]:
+    """The tables to compare, for each sink; raises ConfigError if there are none."""
     captured = match_tables(cut.source, definition.patterns, definition.excludes)
     found = [
         (sink, oid, str(name))
-        for sink in chosen_sinks(definition, options)
+        for sink in select_sinks(definition, options)
         for oid, name in captured
-        if _is_wanted(str(name), sink, options)
+        if _is_selected(str(name), sink, options)
     ]
     if not found:
-        raise _nothing(options)
+        raise _no_table_error(options)
     return found
 
 
-def forget_others(catalog: Catalog, definition: Definition, options: VerifyOptions, wanted: Sequence[Wanted]) -> None:
-    """Let what is known be of tables that there are; where only some were asked for, nothing is said of the others."""
+def forget_removed_tables(
+    catalog: Catalog, definition: Definition, options: VerifyOptions, selected: Sequence[SelectedTable]
+) -> None:
+    """Delete recorded results of tables that no longer exist; does nothing if the options select tables by name."""
     if options.tables:
         return
-    for sink in {sink.name for sink, _, _ in wanted}:
-        catalog.verified.retain(definition.name, sink, [topic for known, _, topic in wanted if known.name == sink])
+    for name in {sink.name for sink, _, _ in selected}:
+        catalog.verified.retain(definition.name, name, [topic for sink, _, topic in selected if sink.name == name])
 
 
-def _is_wanted(topic: str, sink: DeltaSinkDefinition | SearchSinkDefinition, options: VerifyOptions) -> bool:
+def _is_selected(topic: str, sink: DeltaSinkDefinition | SearchSinkDefinition, options: VerifyOptions) -> bool:
     return matches(topic, sink.tables) and (not options.tables or matches_name(topic, options.tables))
 
 
-def _nothing(options: VerifyOptions) -> ConfigError:
+def _no_table_error(options: VerifyOptions) -> ConfigError:
     return ConfigError(f"no captured table matches {list(options.tables)!r}", remedy="'cdc status' lists the tables")
 
 
-def inspection_at(
+def comparison_at(
     cut: ConsistentCut, sink: DeltaSinkDefinition | SearchSinkDefinition, oid: int, topic: str
 ) -> TableComparison | TableVerdict:
-    """How a table is held against the source at a cut, or why it cannot be."""
+    """The comparison of a table with the source at a cut, or the verdict that it cannot be compared."""
     kept = cut.sinks[sink.name]
     record = next((one for one in kept.record.tables.values() if _oid(one) == oid), None)
     if record is None:
         return refused(sink.name, topic, "absent", "the sink does not list the table")
     if record.state != TargetState.STREAMING or record.position != cut.position:
-        return refused(sink.name, topic, record.state, record.reason or _unready(record))
+        return refused(sink.name, topic, record.state, record.reason or _not_at_cut(record))
     schema = published_schema(cut.source, oid, cut.publication, relation=record.relation)
     if schema is None:
         return refused(sink.name, topic, record.state, "the source has no such table")
-    like = ExpectedSchema.of(sink, schema)
-    return TableComparison(sink.name, record, like, SourceTable(cut), _target(sink, kept, record, like))
+    expected = ExpectedSchema.of(sink, schema)
+    return TableComparison(sink.name, record, expected, SourceRows(cut), _target(sink, kept, record, expected))
 
 
 def whole_range(verdict: TableVerdict, began: datetime, position: Position) -> VerifiedRange:
-    """A verdict over a whole table as the catalog keeps it: a pass of one range."""
+    """A verdict over a whole table as a catalog record: a pass with a single range."""
     return VerifiedRange(
         sink=verdict.sink,
         topic=verdict.topic,
@@ -173,83 +204,83 @@ def whole_range(verdict: TableVerdict, began: datetime, position: Position) -> V
 
 
 def _target(
-    sink: DeltaSinkDefinition | SearchSinkDefinition, kept: KeptCutAt, record: TableRecord, like: ExpectedSchema
+    sink: DeltaSinkDefinition | SearchSinkDefinition, kept: KeptCutAt, record: TableRecord, expected: ExpectedSchema
 ) -> TargetRows:
     if isinstance(sink, SearchSinkDefinition):
         return SearchTargetRows(SearchIndex.open(kept.handle), record.topic)
     version = json.loads(kept.handle).get(record.target, record.version)
-    return delta_target(record, version, like.key)
+    return delta_target(record, version, expected.key)
 
 
-def _unready(record: TableRecord) -> str:
+def _not_at_cut(record: TableRecord) -> str:
     if record.state == TargetState.SNAPSHOTTING:
         return "a full copy of the table has not ended"
-    return f"stands at {Position(record.position)}"
+    return f"the table is at position {Position(record.position)}"
 
 
 def _oid(record: TableRecord) -> int:
-    """OID of now; without a schema that of the first sight, which is the same inside the first epoch."""
+    """The OID of the table now; without a schema the one of its first version, which is the same in the first epoch."""
     return record.relation & 0xFFFFFFFF if record.schema is None else TableSchema.from_json(record.schema).oid
 
 
-def _with_log(definition: Definition, options: VerifyOptions) -> VerifyReport:
-    sinks = chosen_sinks(definition, options)
+def _verify_against_log(definition: Definition, options: VerifyOptions) -> VerifyReport:
+    sinks = select_sinks(definition, options)
     log = LogReader(definition.log.root)
-    with _sessions(definition) as spark:
+    with _lazy_session(definition) as spark:
         verdicts, positions = list[TableVerdict](), [log.durable or Position(0)]
         for sink in sinks:
             try:
-                stand = standing(sink)
+                at_rest = open_at_rest(sink)
             except SinkUnavailable as exc:
-                verdicts += _all_refused(log, sink, options, exc)
+                verdicts += _unreadable_sink(log, sink, options, exc)
                 continue
-            verdicts += _sink_with_log(log, sink, stand, options, spark)
-            positions.append(Position(stand.record.position))
+            verdicts += _compare_sink_with_log(log, sink, at_rest, options, spark)
+            positions.append(Position(at_rest.record.position))
     if not verdicts:
-        raise _nothing(options)
+        raise _no_table_error(options)
     return VerifyReport(min(positions), tuple(verdicts))
 
 
-def _all_refused(
+def _unreadable_sink(
     log: LogReader, sink: DeltaSinkDefinition | SearchSinkDefinition, options: VerifyOptions, exc: SinkUnavailable
 ) -> list[TableVerdict]:
-    """The verdicts of a sink whose store cannot be read, so that the others are compared."""
+    """The verdicts of a sink whose store cannot be read; the other sinks are compared all the same."""
     topics = sorted(schema.topic for schema in log.schemas().values() if not schema.removed)
-    wanted = [topic for topic in topics if _is_wanted(topic, sink, options)]
-    return [refused(sink.name, topic, UNREADABLE, why(exc)) for topic in wanted]
+    selected = [topic for topic in topics if _is_selected(topic, sink, options)]
+    return [refused(sink.name, topic, UNREADABLE, refusal_reason(exc)) for topic in selected]
 
 
-def _sink_with_log(
+def _compare_sink_with_log(
     log: LogReader,
     sink: DeltaSinkDefinition | SearchSinkDefinition,
-    stand: SinkState,
+    at_rest: SinkAtRest,
     options: VerifyOptions,
     spark: Callable[[], SparkSession],
 ) -> Iterator[TableVerdict]:
-    upto = Position(stand.record.position)
-    state = ExpectedState(log, sink, upto, spark, options.large)
-    targets = targets_at_rest(log, sink, stand)
+    upto = Position(at_rest.record.position)
+    state = FoldedLog(log, sink, upto, spark, options.large)
+    targets = targets_at_rest(log, sink, at_rest)
     for table in state.tables():
-        if table.schema.removed or not _is_wanted(table.topic, sink, options):
+        if table.schema.removed or not _is_selected(table.topic, sink, options):
             continue
-        record = stand.record.tables.get(table.relation)
+        record = at_rest.record.tables.get(table.relation)
         if record is None:
             yield refused(sink.name, table.topic, "absent", "the sink does not list the table")
         elif record.state != TargetState.STREAMING or record.position != upto:
-            yield refused(sink.name, table.topic, record.state, record.reason or _unready(record))
+            yield refused(sink.name, table.topic, record.state, record.reason or _not_at_cut(record))
         else:
-            like = ExpectedSchema.of(sink, table.schema)
-            found = TableComparison(sink.name, record, like, LogTable(state, table), targets[table.relation])
+            expected = ExpectedSchema.of(sink, table.schema)
+            found = TableComparison(sink.name, record, expected, LogRows(state, table), targets[table.relation])
             yield found(options.mode, listed=options.listed)
 
 
 @contextmanager
-def _sessions(definition: Definition) -> Iterator[Callable[[], SparkSession]]:
-    """Starts the session when it is first asked for, and ends it behind the block."""
+def _lazy_session(definition: Definition) -> Iterator[Callable[[], SparkSession]]:
+    """Yield a function that starts the Spark session at its first call; the session stops at the end of the block."""
     started: list[SparkSession] = []
 
     def session() -> SparkSession:
-        # late: whoever compares with the source, or small tables, does without Spark
+        # imported late: a comparison with the source, or of small tables, needs no Spark
         starting = import_module("pipelines.runtime.session")
         if not started:
             settings = starting.SparkSettings.of(definition, f"cdc-{definition.name}-verify")

@@ -31,10 +31,10 @@ from tests.faults.capture import Captured
 class Applying:
     """The apply process of a definition in a thread, without Spark; `resting` lets go of the sinks for a while."""
 
-    def __init__(self, held: Captured, reports: Sequence[str] = ("apply", "reader")) -> None:
+    def __init__(self, captured: Captured, reports: Sequence[str] = ("apply", "reader")) -> None:
         """reports: the processes that are said to run."""
         self._reports = reports
-        self._definition, self._catalog = held.definition, Catalog.open(held.definition.catalog.url)
+        self._definition, self._catalog = captured.definition, Catalog.open(captured.definition.catalog.url)
         self._stop, self._turn = Event(), RLock()
         self._sinks: list[tuple[SinkLoop, Sink]] = []
         self._failures: list[BaseException] = []
@@ -94,19 +94,19 @@ class Applying:
 
 def with_sinks(folder: Path, database: str) -> Captured:
     """What is in the database, copied; to be applied to a lake and an index."""
-    held = Captured(folder, database)
-    with held.path.open("a") as definition:
+    captured = Captured(folder, database)
+    with captured.path.open("a") as definition:
         definition.write(
             f"sinks:\n- {{name: lake, type: delta, path: '{folder}/lake/{{schema}}/{{table}}'}}\n"
             f"- {{name: find, type: search, path: '{folder}/find', tables: [public.t, public.u]}}\n"
         )
-    held.copy()
-    return held
+    captured.copy()
+    return captured
 
 
-def spoil_lake(held: Captured) -> None:
+def spoil_lake(captured: Captured) -> None:
     """Rows removed, changed, and added with a place and without one."""
-    t = DeltaTable(str(held.folder / "lake" / "public" / "t"))
+    t = DeltaTable(str(captured.folder / "lake" / "public" / "t"))
     t.delete("id IN (7, 8, 300)")
     t.update(updates={"v": "'bad'"}, predicate="id = 9 OR id = 301")
     row = t.to_pyarrow_table(filters=[("id", "=", 10)])
@@ -114,7 +114,7 @@ def spoil_lake(held: Captured) -> None:
         stray = row.set_column(0, "id", pa.array([number], pa.int32()))
         place = stray.schema.get_field_index("_position")
         write_deltalake(t, stray.set_column(place, "_position", pa.array([position], pa.int64())), mode="append")
-    DeltaTable(str(held.folder / "lake" / "public" / "u")).update(
+    DeltaTable(str(captured.folder / "lake" / "public" / "u")).update(
         updates={"v": "'bad'"}, predicate="place > 0.65 AND place < 0.75"
     )
 
@@ -123,10 +123,10 @@ STRAY = {("20", "5.00"): None, ("21", "5.25"): "bad", ("9999", "1.00"): "bad"}
 """A document removed, one changed, one of a row that never was."""
 
 
-def spoil_index(held: Captured, documents: Mapping[tuple[str, str], str | None]) -> None:
+def spoil_index(captured: Captured, documents: Mapping[tuple[str, str], str | None]) -> None:
     """By key what is put there; None takes one away."""
-    relation = next(s.relation for s in held.log.schemas().values() if s.name == "t")
-    index = tantivy.Index(layout(), str(held.folder / "find"))
+    relation = next(s.relation for s in captured.log.schemas().values() if s.name == "t")
+    index = tantivy.Index(layout(), str(captured.folder / "find"))
     writer: Any = index.writer(heap_size=32 << 20, num_threads=1)
     for key, image in documents.items():
         identity = document_id(relation, key)
@@ -145,8 +145,8 @@ def spoil_index(held: Captured, documents: Mapping[tuple[str, str], str | None])
     del writer
 
 
-def verified(held: Captured, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
-    status = main(["verify", *options, "--json", "-c", str(held.path)])
+def verified(captured: Captured, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
+    status = main(["verify", *options, "--json", "-c", str(captured.path)])
     said = [text for text in capsys.readouterr().out.splitlines() if text.startswith('{"command"')]
     found: dict[str, Any] = json.loads(said[-1])
     return status, found

@@ -19,8 +19,8 @@ from cdc.config import Definition, load_definition
 from cdc.postgres.connection import connect
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.stores.published import Published, TableRecord
-from pipelines.verification.verdict import TableVerdict, VerifyReport
-from pipelines.verification.verify import VerifyOptions, verify
+from pipelines.verification.compare_table import TableVerdict
+from pipelines.verification.verify import VerifyOptions, VerifyReport, verify
 
 TABLE = """
 CREATE TABLE public.kinds (id int PRIMARY KEY, small smallint, big bigint, yes boolean, half real,

@@ -24,8 +24,8 @@ from cdc.postgres.key_ranges import (
 )
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.table import Column, TableSchema
-from pipelines.verification.canonical_rows import source_batch
-from pipelines.verification.digest import digest_column, digest_of
+from pipelines.verification.canonical_text import source_batch
+from pipelines.verification.checksum import digest_column, digest_of
 from tests.postgres.samples import SAMPLES
 
 KINDS = {

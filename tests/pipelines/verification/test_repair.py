@@ -1,4 +1,4 @@
-"""verify --repair: what another hand did to a target is undone row by row, while the source and the sinks go on."""
+"""verify --repair: changes that another client made in a target are repaired row by row, while the pipeline runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.pipelines.applying import STRAY, Applying, spoil_index, spoil_lake, v
 from tests.snapshot.reader_with_backfills import Running
 
 
-@pytest.fixture(name="held")
-def _held(tmp_path: Path, database: str) -> Captured:
+@pytest.fixture(name="captured")
+def _captured(tmp_path: Path, database: str) -> Captured:
     """Two tables, one with a key of two columns, in a lake and an index."""
     run_sql(
         database,
@@ -57,69 +57,69 @@ def workload(dsn: str) -> Iterator[Callable[[], int]]:
         writer.join()
 
 
-def test_rows_that_another_hand_removed_added_and_changed_are_mended_while_all_goes_on(
-    held: Captured, capsys: pytest.CaptureFixture[str]
+def test_rows_that_another_client_removed_added_and_changed_are_repaired_while_the_pipeline_runs(
+    captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Running(held) as running, Applying(held) as applying, workload(held.dsn) as written:
+    with Running(captured) as running, Applying(captured) as applying, workload(captured.dsn) as written:
         running.until(lambda: written() > 50)
         with applying.resting():
-            spoil_lake(held)
-            spoil_index(held, STRAY)
+            spoil_lake(captured)
+            spoil_index(captured, STRAY)
         before = written()
-        status, found = verified(held, capsys, "--repair")
+        status, found = verified(captured, capsys, "--repair")
         assert (status, found["ok"]) == (0, True), found
         running.until(lambda: written() > before + 50)
-        status, after = verified(held, capsys)
+        status, after = verified(captured, capsys)
         assert (status, after["ok"]) == (0, True), after
-        asked = running.catalog.commands.ls("held", BACKFILL)
-    mended = {(one["sink"], one["topic"]): one for one in found["result"]["repaired"]["tables"]}
-    assert mended.keys() == {("lake", "public.t"), ("lake", "public.u"), ("find", "public.t")}
-    # rows of the workload may have healed by themselves
-    lake, index = mended["lake", "public.t"], mended["find", "public.t"]
+        requested = running.catalog.commands.ls("held", BACKFILL)
+    repaired = {(one["sink"], one["topic"]): one for one in found["result"]["repaired"]["tables"]}
+    assert repaired.keys() == {("lake", "public.t"), ("lake", "public.u"), ("find", "public.t")}
+    # later changes of the workload may have repaired some rows
+    lake, index = repaired["lake", "public.t"], repaired["find", "public.t"]
     assert (lake["extra"], lake["missing"] >= 2, lake["differing"] >= 1) == (2, True, True)
     assert (index["extra"], index["missing"], index["differing"]) == (1, 1, 1)
-    assert all(one["equal"] and one["keys"] for one in mended.values())
-    numbers = sorted(number for one in mended.values() for number in one["backfills"])
-    assert {command.payload["sink"] for command in asked if command.id in numbers} == {"lake", "find"}
+    assert all(one["equal"] and one["keys"] for one in repaired.values())
+    numbers = sorted(number for one in repaired.values() for number in one["backfills"])
+    assert {command.payload["sink"] for command in requested if command.id in numbers} == {"lake", "find"}
     assert all(table["equal"] for table in found["result"]["tables"])
     assert len(found["result"]["tables"]) == 4
 
 
-def test_nothing_is_asked_for_what_is_equal_and_what_cannot_be_mended_is_said_with_the_way_out(
-    held: Captured, capsys: pytest.CaptureFixture[str]
+def test_equal_tables_request_nothing_and_what_cannot_be_repaired_is_reported_with_a_remedy(
+    captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Running(held) as running, Applying(held) as applying:
-        running.until(lambda: verified(held, capsys)[0] == 0)
-        status, found = verified(held, capsys, "--repair")
+    with Running(captured) as running, Applying(captured) as applying:
+        running.until(lambda: verified(captured, capsys)[0] == 0)
+        status, found = verified(captured, capsys, "--repair")
         assert (status, found["result"]["repaired"]) == (0, {"position": None, "tables": []})
         with applying.resting():
-            t, u = (str(held.folder / "lake" / "public" / name) for name in "tu")
+            t, u = (str(captured.folder / "lake" / "public" / name) for name in "tu")
             row = DeltaTable(t).to_pyarrow_table(filters=[("id", "=", 10)])
             write_deltalake(t, row, mode="append")  # a key twice: both are replaced, none goes
             DeltaTable(u).delete()
-            spoil_index(held, {("x", "1.00"): "bad"})
-        status, found = verified(held, capsys, "--repair")
-        mended = {(one["sink"], one["topic"]): one for one in found["result"]["repaired"]["tables"]}
+            spoil_index(captured, {("x", "1.00"): "bad"})
+        status, found = verified(captured, capsys, "--repair")
+        repaired = {(one["sink"], one["topic"]): one for one in found["result"]["repaired"]["tables"]}
         assert (status, found["error"]["code"]) == (4, "CDC-6001")
-        twice = mended["lake", "public.t"]
+        twice = repaired["lake", "public.t"]
         assert (twice["equal"], twice["keys"], twice["extra"], twice["reason"]) == (False, 1, 1, None)
-        assert mended["lake", "public.u"]["reason"] == (
+        assert repaired["lake", "public.u"]["reason"] == (
             "more than 10,000 keys differ → cdc replay lake --tables 'public.u'"
         )
-        no_key = mended["find", "public.t"]["reason"]
+        no_key = repaired["find", "public.t"]["reason"]
         assert no_key.startswith("invalid key 'x,1.00' of 'public.t'")
         assert no_key.endswith("→ cdc replay find")
         assert all(len(table["missing"]) <= LISTED for table in found["result"]["tables"])
         assert running.catalog.commands.pending("held", BACKFILL) == []
-        assert main(["verify", "t", "--sink", "lake", "--repair", "-c", str(held.path)]) == 4
+        assert main(["verify", "t", "--sink", "lake", "--repair", "-c", str(captured.path)]) == 4
         assert "lake public.t: 1 keys read again, still not equal" in capsys.readouterr().out
 
 
-def test_without_a_reader_nothing_is_asked(held: Captured, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_reader_no_backfill_is_requested(captured: Captured, capsys: pytest.CaptureFixture[str]) -> None:
     """It runs, but does not say so."""
-    with Running(held) as running, Applying(held, reports=("apply",)) as applying:
-        running.until(lambda: verified(held, capsys)[0] == 0)
+    with Running(captured) as running, Applying(captured, reports=("apply",)) as applying:
+        running.until(lambda: verified(captured, capsys)[0] == 0)
         with applying.resting():
-            spoil_index(held, STRAY)
-        status, found = verified(held, capsys, "--repair")
+            spoil_index(captured, STRAY)
+        status, found = verified(captured, capsys, "--repair")
     assert (status, found["error"]["code"]) == (1, "CDC-5003")

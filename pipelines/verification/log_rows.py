@@ -1,6 +1,7 @@
-"""From the log: the rows that a table has at a position by what the log says, and what a sink says it holds there.
+"""Expected rows from the change log, and the state of a sink at rest, for `cdc verify --against log`.
 
-Nothing asks the source and nothing asks the apply process: a version of a Delta table and an opened index stand still.
+Neither the source nor the apply process is involved. A sink is compared at its published position, because a version of
+a Delta table and an opened index do not change.
 """
 
 from __future__ import annotations
@@ -27,56 +28,56 @@ from cdc.table import TableSchema
 from pipelines.folding.fold import FOLDED_ARROW, fold
 from pipelines.folding.keyless_fold import net_changes
 from pipelines.replaying.log_contents import TableContents, read_contents
-from pipelines.verification.canonical_rows import image_batch
+from pipelines.verification.canonical_text import image_batch
 from pipelines.verification.compare_rows import Rows
-from pipelines.verification.expected_schema import ExpectedSchema
-from pipelines.verification.reference import ComparedRows
+from pipelines.verification.expected_rows import ComparedRows, ExpectedSchema
 from pipelines.verification.target_rows import SearchTargetRows, TargetRows, delta_target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LARGE: Final = 200_000
-"""Rows of the log that are folded in this process at once: about a second, and 200 MB. More go to Spark."""
+"""Maximum rows of a table in the log that this process folds: about a second, and 200 MB. Spark folds larger tables."""
 
 
 @dataclass(frozen=True, slots=True)
-class SinkState:
-    """A sink as it stands by itself."""
+class SinkAtRest:
+    """A sink at its published position."""
 
     record: Published
     index: SearchIndex | None
-    """The opened index of a search sink: later commits do not change it."""
+    """The opened index of a search sink, which later commits do not change; None for a Delta sink."""
 
 
-def standing(sink: DeltaSinkDefinition | SearchSinkDefinition) -> SinkState:
-    """What the sink last published; raises PositionNotReached if it never has."""
+def open_at_rest(sink: DeltaSinkDefinition | SearchSinkDefinition) -> SinkAtRest:
+    """Read what the sink last published; raises PositionNotReached if it has published nothing."""
     index = SearchIndex.open(sink.path) if isinstance(sink, SearchSinkDefinition) else None
     record = Lake.open(sink.path).published() if index is None else index.published
     if record is None:
         raise PositionNotReached(
-            f"sink {sink.name!r} has published nothing yet", remedy="start 'cdc run' and try again"
+            f"sink {sink.name!r} has published nothing yet", remedy="start 'cdc run', then verify again"
         )
-    return SinkState(record, index)
+    return SinkAtRest(record, index)
 
 
 def targets_at_rest(
-    log: LogReader, sink: DeltaSinkDefinition | SearchSinkDefinition, stand: SinkState
+    log: LogReader, sink: DeltaSinkDefinition | SearchSinkDefinition, at_rest: SinkAtRest
 ) -> dict[int, TargetRows]:
-    """The tables that the sink says are exact, by relation.
+    """Open the streaming tables of the sink, by relation.
 
-    What another hand did to a Delta table since it was published is looked at as well, if nothing else can be on its
-    way: while the log holds no more than the sink has, nobody of ours writes.
+    A Delta table is opened at its newest version if the sink has published all of the log: then apply writes nothing,
+    and a commit of another client is found as well. Otherwise it is opened at the published version.
     """
-    exact = [table for table in stand.record.tables.values() if table.state == TargetState.STREAMING]
-    if stand.index is not None:
-        return {table.relation: SearchTargetRows(stand.index, table.topic) for table in exact}
-    newest = {table.relation: delta_target(table, None, _key(sink, table)) for table in exact}
-    log.refresh()  # behind it: what was open before saw nothing of what has come since
-    if log.durable is not None and log.durable <= stand.record.position:
+    streaming = [table for table in at_rest.record.tables.values() if table.state == TargetState.STREAMING]
+    if at_rest.index is not None:
+        return {table.relation: SearchTargetRows(at_rest.index, table.topic) for table in streaming}
+    newest = {table.relation: delta_target(table, None, _key(sink, table)) for table in streaming}
+    # refreshed after the tables were opened: if nothing is durable beyond the published position, apply wrote nothing
+    log.refresh()
+    if log.durable is not None and log.durable <= at_rest.record.position:
         return {**newest}
-    versions = stand.record.versions
-    return {table.relation: delta_target(table, versions.get(table.target), _key(sink, table)) for table in exact}
+    versions = at_rest.record.versions
+    return {table.relation: delta_target(table, versions.get(table.target), _key(sink, table)) for table in streaming}
 
 
 def _key(sink: DeltaSinkDefinition | SearchSinkDefinition, table: TableRecord) -> list[str]:
@@ -84,25 +85,25 @@ def _key(sink: DeltaSinkDefinition | SearchSinkDefinition, table: TableRecord) -
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedState:
-    """The log as one sink should show it at a position."""
+class FoldedLog:
+    """The tables of a sink at a position, folded from the log."""
 
     log: LogReader
     sink: DeltaSinkDefinition | SearchSinkDefinition
     upto: Position
     spark: Callable[[], SparkSession]
-    """Starts the session at the first call, for a table with more than LARGE rows."""
+    """Returns the session, and starts it at the first call; only for a table with more than `large` rows."""
     large: int = LARGE
 
     def tables(self) -> list[TableContents]:
-        """The sink's tables."""
+        """The tables of the sink in the log."""
         return read_contents(self.log, self.upto, sink=self.sink.name, globs=self.sink.tables)
 
     def folded(self, table: TableContents) -> Iterator[pa.Table]:
-        """Its rows as FOLDED_ARROW, in parts."""
+        """Fold the rows of a table; yields them in parts with the schema FOLDED_ARROW."""
         if table.rows <= self.large:
-            return iter([self._here(table)])
-        # late: most tables do without Spark, which takes a second to import
+            return iter([self._fold_here(table)])
+        # imported late: most tables need no Spark, whose import takes a second
         folding, source = (
             import_module("pipelines.replaying.large_table_fold"),
             import_module("pipelines.source.data_source"),
@@ -111,7 +112,7 @@ class ExpectedState:
         parts: Iterator[pa.Table] = folding.collect_parts(folding.fold_table(rows, table, self.sink.name))
         return parts
 
-    def _here(self, table: TableContents) -> pa.Table:
+    def _fold_here(self, table: TableContents) -> pa.Table:
         only = TableSelection(relations=(table.relation, table.relation))
         read = self.log.rows(Position(0), self.upto, only=only)
         rows = pa.Table.from_batches(read, LOG_SCHEMA).filter(pc.field("relation") == table.relation)
@@ -121,15 +122,15 @@ class ExpectedState:
         return folded.filter(pc.field("op") == "u").cast(FOLDED_ARROW)
 
 
-class LogTable:
-    """One table as the log says it is."""
+class LogRows:
+    """The rows of a table by the log."""
 
-    def __init__(self, state: ExpectedState, table: TableContents) -> None:
+    def __init__(self, state: FoldedLog, table: TableContents) -> None:
         self._state, self._table = state, table
 
     def rows(self, wanted: ComparedRows, _within: KeyRange | None = None) -> Rows:
-        """Reads the columns as canonical text; what the log does not know of a row is null."""
-        columns = [wanted.schema.sent[place] for place in wanted.places]
+        """Read the columns as canonical text; a value that the log does not contain is null."""
+        columns = [wanted.schema.sent[index] for index in wanted.indices]
 
         def rows() -> Iterator[pa.RecordBatch]:
             for part in self._state.folded(self._table):
@@ -139,9 +140,9 @@ class LogTable:
         return rows
 
     def count(self, _wanted: ComparedRows, _within: KeyRange | None = None) -> int:
-        """How many rows there are."""
+        """Count the rows."""
         return sum(part.num_rows for part in self._state.folded(self._table))
 
     def digest(self, _wanted: ComparedRows, _within: KeyRange | None = None) -> Digest | None:
-        """None: the rows have to be read."""
+        """Always None: a digest would require reading the rows."""
         return None

@@ -23,8 +23,8 @@ TABLES = ("versions", "changes", "marked", "hidden")
 PARKED = ("parks", "waits")
 
 
-@pytest.fixture(name="held")
-def _held(tmp_path: Path, database: str) -> Captured:
+@pytest.fixture(name="captured")
+def _captured(tmp_path: Path, database: str) -> Captured:
     """The same rows in four tables, each kept in another way."""
     for name in TABLES:
         run_sql(
@@ -38,12 +38,12 @@ def _held(tmp_path: Path, database: str) -> Captured:
             f"CREATE TABLE {name} (id int PRIMARY KEY, n numeric(5,2))",
             f"INSERT INTO {name} VALUES (1, 1), (2, 2)",
         )
-    held = Captured(tmp_path, database)
-    with held.path.open("a") as definition:
+    captured = Captured(tmp_path, database)
+    with captured.path.open("a") as definition:
         lake = f"{{name: lake, type: delta, path: '{tmp_path}/lake/{{schema}}/{{table}}', rules: [{RULES}]}}"
         definition.write(f"sinks:\n- {lake}\n")
-    held.copy()
-    return held
+    captured.copy()
+    return captured
 
 
 def change(database: str) -> None:
@@ -61,27 +61,27 @@ def change(database: str) -> None:
 
 
 def test_the_rows_of_now_are_compared_whatever_a_target_keeps_of_the_past(
-    held: Captured, capsys: pytest.CaptureFixture[str]
+    captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Running(held), Applying(held) as applying:
-        change(held.dsn)
+    with Running(captured), Applying(captured) as applying:
+        change(captured.dsn)
         for options in ((), ("--mode", "checksum")):
-            status, found = verified(held, capsys, *options)
+            status, found = verified(captured, capsys, *options)
             assert status == 0, found
             apart = {table["topic"]: table["parked_keys"] for table in found["result"]["tables"] if table["parked"]}
             assert apart == {f"public.{name}": [["1"]] for name in PARKED}
-        end = held.log.durable
+        end = captured.log.durable
         assert end is not None
-        lake = Lake.open(f"{held.folder}/lake/{{schema}}/{{table}}")
+        lake = Lake.open(f"{captured.folder}/lake/{{schema}}/{{table}}")
         until(lambda: (r := lake.published()) and r.position >= end, "the lake")
-        assert verified(held, capsys, "--against", "log")[0] == 0
+        assert verified(captured, capsys, "--against", "log")[0] == 0
         with applying.resting():
             for name in TABLES:
-                DeltaTable(str(held.folder / "lake" / "public" / name)).update(
+                DeltaTable(str(captured.folder / "lake" / "public" / name)).update(
                     updates={"v": "'bad'"}, predicate="id = 33"
                 )
-        status, found = verified(held, capsys)
+        status, found = verified(captured, capsys)
         tables = found["result"]["tables"]
         wrong = {table["topic"]: table["counts"]["differing"] for table in tables if not table["equal"]}
         assert (status, wrong) == (4, {f"public.{name}": 1 for name in TABLES})
-        assert verified(held, capsys, "--repair")[0] == 0
+        assert verified(captured, capsys, "--repair")[0] == 0

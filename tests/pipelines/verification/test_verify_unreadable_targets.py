@@ -19,8 +19,8 @@ from tests.fixtures.waiting import until
 from tests.pipelines.applying import Applying, verified
 
 
-@pytest.fixture(name="held")
-def _held(tmp_path: Path, database: str) -> Captured:
+@pytest.fixture(name="captured")
+def _captured(tmp_path: Path, database: str) -> Captured:
     """Two tables with a key and one without a column, captured and applied to a lake."""
     run_sql(
         database,
@@ -32,47 +32,47 @@ def _held(tmp_path: Path, database: str) -> Captured:
         "ALTER TABLE z REPLICA IDENTITY FULL",
         "INSERT INTO z DEFAULT VALUES",
     )
-    held = Captured(tmp_path, database)
-    with held.path.open("a") as definition:
+    captured = Captured(tmp_path, database)
+    with captured.path.open("a") as definition:
         definition.write(f"sinks:\n- {{name: lake, type: delta, path: '{tmp_path}/lake/{{schema}}/{{table}}'}}\n")
-    held.copy()
+    captured.copy()
     run_sql(database, "INSERT INTO z DEFAULT VALUES", "INSERT INTO z DEFAULT VALUES", "UPDATE t SET v = 'w'")
-    apply(held)
-    return held
+    apply(captured)
+    return captured
 
 
-def apply(held: Captured) -> None:
+def apply(captured: Captured) -> None:
     """Bring the lake to where the source is."""
-    end = held.stream()
-    with Applying(held):
-        lake = Lake.open(f"{held.folder}/lake/{{schema}}/{{table}}")
+    end = captured.stream()
+    with Applying(captured):
+        lake = Lake.open(f"{captured.folder}/lake/{{schema}}/{{table}}")
         until(lambda: (r := lake.published()) and r.position >= end, lambda: "the lake")
 
 
-def place(held: Captured, table: str) -> Path:
-    return held.folder / "lake" / "public" / table
+def place(captured: Captured, table: str) -> Path:
+    return captured.folder / "lake" / "public" / table
 
 
-def live_file(held: Captured) -> Path:
+def live_file(captured: Captured) -> Path:
     """A data file that the newest version of t has."""
-    return Path(DeltaTable(str(place(held, "t"))).file_uris()[0].removeprefix("file://"))
+    return Path(DeltaTable(str(place(captured, "t"))).file_uris()[0].removeprefix("file://"))
 
 
 DAMAGES: dict[str, Callable[[Captured], Any]] = {
-    "file missing": lambda held: live_file(held).unlink(),
-    "file cut off": lambda held: live_file(held).write_bytes(live_file(held).read_bytes()[:200]),
-    "file overwritten": lambda held: live_file(held).write_bytes(b"PAR1" + b"\xff" * 500 + b"PAR1"),
-    "log missing": lambda held: shutil.rmtree(place(held, "t") / "_delta_log"),
-    "all missing": lambda held: shutil.rmtree(place(held, "t")),
+    "file missing": lambda captured: live_file(captured).unlink(),
+    "file cut off": lambda captured: live_file(captured).write_bytes(live_file(captured).read_bytes()[:200]),
+    "file overwritten": lambda captured: live_file(captured).write_bytes(b"PAR1" + b"\xff" * 500 + b"PAR1"),
+    "log missing": lambda captured: shutil.rmtree(place(captured, "t") / "_delta_log"),
+    "all missing": lambda captured: shutil.rmtree(place(captured, "t")),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_a_target_that_cannot_be_read_is_named_and_the_others_are_compared(
-    held: Captured, capsys: pytest.CaptureFixture[str], damage: Callable[[Captured], Any]
+    captured: Captured, capsys: pytest.CaptureFixture[str], damage: Callable[[Captured], Any]
 ) -> None:
-    damage(held)
-    status, found = verified(held, capsys, "--against", "log")
+    damage(captured)
+    status, found = verified(captured, capsys, "--against", "log")
     tables = {table["topic"]: table for table in found["result"]["tables"]}
     assert (status, found["error"]["code"]) == (4, "CDC-6001")
     assert {topic: table["equal"] for topic, table in tables.items()} == {
@@ -84,12 +84,12 @@ def test_a_target_that_cannot_be_read_is_named_and_the_others_are_compared(
 
 
 def test_a_sink_whose_record_cannot_be_read_does_not_keep_others_from_being_compared(
-    held: Captured, capsys: pytest.CaptureFixture[str]
+    captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with held.path.open("a") as definition:
-        definition.write(f"- {{name: find, type: search, path: '{held.folder}/nowhere', tables: [public.u]}}\n")
-    assert [sink.name for sink in load_definition(held.path).sinks] == ["lake", "find"]
-    status, found = verified(held, capsys, "--against", "log")
+    with captured.path.open("a") as definition:
+        definition.write(f"- {{name: find, type: search, path: '{captured.folder}/nowhere', tables: [public.u]}}\n")
+    assert [sink.name for sink in load_definition(captured.path).sinks] == ["lake", "find"]
+    status, found = verified(captured, capsys, "--against", "log")
     states = {(t["sink"], t["topic"]): (t["equal"], t["state"]) for t in found["result"]["tables"]}
     assert status == 4
     assert states == {
@@ -102,21 +102,21 @@ def test_a_sink_whose_record_cannot_be_read_does_not_keep_others_from_being_comp
 
 @pytest.mark.parametrize("against", ["log", "source"])
 def test_a_table_without_columns_is_equal_while_it_has_as_many_rows(
-    held: Captured, capsys: pytest.CaptureFixture[str], against: str
+    captured: Captured, capsys: pytest.CaptureFixture[str], against: str
 ) -> None:
-    run_sql(held.dsn, "INSERT INTO z DEFAULT VALUES")
-    apply(held)
-    with held.reading(), Applying(held):
+    run_sql(captured.dsn, "INSERT INTO z DEFAULT VALUES")
+    apply(captured)
+    with captured.reading(), Applying(captured):
         for rows, status in ((4, 0), (3, 4)):
             for mode in ("rows", "checksum", "count"):
-                got, found = verified(held, capsys, "--against", against, "--mode", mode, "z")
+                got, found = verified(captured, capsys, "--against", against, "--mode", mode, "z")
                 (z,) = found["result"]["tables"]
                 assert (got, z["equal"], z["rows"], z["target_rows"]) == (status, status == 0, 4, rows), z
-            lose_one(held)
+            lose_one(captured)
 
 
-def lose_one(held: Captured) -> None:
+def lose_one(captured: Captured) -> None:
     """What a careless hand does to the table without columns."""
-    z = DeltaTable(str(place(held, "z")))
+    z = DeltaTable(str(place(captured, "z")))
     first = min((row["_position"], row["_ordinal"]) for row in pa.table(z.scan()).to_pylist())
     z.delete(f"_position = {first[0]} AND _ordinal = {first[1]}")

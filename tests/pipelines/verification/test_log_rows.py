@@ -1,4 +1,4 @@
-"""verify --against log: what sinks hold is what the log says of it, and nobody asks the source."""
+"""verify --against log: the rows of the sinks are those of the folded log, without the source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from cdc.position import Position
 from cdc.stores.lake import Lake
 from cdc.stores.search_index import SearchIndex
-from pipelines.verification.log_reference import ExpectedState
+from pipelines.verification.log_rows import FoldedLog
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
@@ -21,8 +21,8 @@ from tests.pipelines.applying import STRAY, Applying, spoil_index, spoil_lake, v
 LARGE_TEXT = "repeat(md5('x'), 400)"
 
 
-@pytest.fixture(name="held")
-def _held(tmp_path: Path, database: str) -> Captured:
+@pytest.fixture(name="captured")
+def _captured(tmp_path: Path, database: str) -> Captured:
     """Three tables with changes of every kind behind them, applied; then their source is gone."""
     run_sql(
         database,
@@ -36,7 +36,7 @@ def _held(tmp_path: Path, database: str) -> Captured:
         "ALTER TABLE bag REPLICA IDENTITY FULL",
         "INSERT INTO bag SELECT 'v' || i % 3, i % 2 FROM generate_series(1, 60) i",
     )
-    held = with_sinks(tmp_path, database)
+    captured = with_sinks(tmp_path, database)
     run_sql(
         database,
         "UPDATE u SET v = NULL WHERE place < 2",
@@ -48,28 +48,28 @@ def _held(tmp_path: Path, database: str) -> Captured:
         "DELETE FROM bag WHERE ctid IN (SELECT ctid FROM bag WHERE v = 'v1' LIMIT 5)",
         "UPDATE bag SET n = 'NaN' WHERE v = 'v2' AND n = 0",
     )
-    end = held.stream()
-    with Applying(held):
+    end = captured.stream()
+    with Applying(captured):
         lake, index = Lake.open(f"{tmp_path}/lake/{{schema}}/{{table}}"), tmp_path / "find"
         until(lambda: (r := lake.published()) and r.position >= end, lambda: "the lake")
         until(lambda: (r := SearchIndex.open(index).published) and r.position >= end, lambda: "the index")
-    held.path.write_text(held.path.read_text().replace(database, "postgresql://nobody@127.0.0.1:1/gone"))
-    return held
+    captured.path.write_text(captured.path.read_text().replace(database, "postgresql://nobody@127.0.0.1:1/gone"))
+    return captured
 
 
-def test_without_its_source_every_sink_is_held_against_the_log_and_what_differs_is_named(
-    held: Captured, capsys: pytest.CaptureFixture[str]
+def test_without_its_source_every_sink_is_compared_with_the_log_and_mismatches_are_named(
+    captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, found = verified(held, capsys, "--against", "log")
+    status, found = verified(captured, capsys, "--against", "log")
     tables = {(table["sink"], table["topic"]): table for table in found["result"]["tables"]}
     assert (status, len(tables)) == (0, 5), found
     assert {table["rows"] for (_, topic), table in tables.items() if topic == "public.t"} == {343}
-    assert verified(held, capsys, "--against", "log", "--mode", "count")[0] == 0
-    spoil_lake(held)
-    spoil_index(held, STRAY)
-    bag = DeltaTable(str(held.folder / "lake" / "public" / "bag"))
+    assert verified(captured, capsys, "--against", "log", "--mode", "count")[0] == 0
+    spoil_lake(captured)
+    spoil_index(captured, STRAY)
+    bag = DeltaTable(str(captured.folder / "lake" / "public" / "bag"))
     write_deltalake(bag, pa.table(bag.scan()).slice(0, 1), mode="append")
-    status, found = verified(held, capsys, "--against", "log")
+    status, found = verified(captured, capsys, "--against", "log")
     wrong = {(t["sink"], t["topic"]): t["counts"] for t in found["result"]["tables"] if not t["equal"]}
     assert status == 4
     assert wrong == {
@@ -81,10 +81,10 @@ def test_without_its_source_every_sink_is_held_against_the_log_and_what_differs_
 
 
 @pytest.mark.slow
-def test_a_large_table_is_folded_by_spark_to_the_same_rows(held: Captured, spark: SparkSession) -> None:
-    sink = held.definition.sinks[0]
-    state = ExpectedState(held.log, sink, held.log.durable or Position(0), lambda: spark, large=0)
-    here = ExpectedState(held.log, sink, state.upto, lambda: spark)
+def test_a_large_table_is_folded_by_spark_to_the_same_rows(captured: Captured, spark: SparkSession) -> None:
+    sink = captured.definition.sinks[0]
+    state = FoldedLog(captured.log, sink, captured.log.durable or Position(0), lambda: spark, large=0)
+    here = FoldedLog(captured.log, sink, state.upto, lambda: spark)
     for table in state.tables():
         sides = [
             sorted(str((row["key"], sorted(row["after"]))) for part in one.folded(table) for row in part.to_pylist())

@@ -1,0 +1,233 @@
+"""What the target of a table should contain: its columns by the definition, and its rows as the source has them.
+
+`ExpectedSchema` applies the rules of the definition, so a column that a rule drops is not missing in the target.
+What only Spark or a function of the user can compute is not compared, and the verdict says so.
+`ExpectedRows` is the interface of a comparison; `log_rows.py` implements it from the change log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, Transform, rule_of, table_settings
+from cdc.config.sinks import SchemaChanges, TableSettings
+from cdc.errors import TransformFailed
+from cdc.pgoutput.copy_decoder import CopyDecoder
+from cdc.postgres.key_ranges import Digest, KeyRange, can_digest, count_rows, digest_rows, range_rows
+from cdc.table import TableSchema
+from pipelines.transform.table_transform import TableTransform
+from pipelines.verification.canonical_text import source_batch, text_batch
+from pipelines.verification.checksum import digest_column
+from pipelines.verification.compare_rows import ComparedColumns, Rows
+from pipelines.verification.source_cut import ConsistentCut
+
+Masking = Callable[[pa.Array], pa.Array]
+"""Converts an array of text to the masked text, of the same length."""
+_FILTERED: Final = "rows are filtered by an expression of Spark SQL, which verify does not evaluate"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSchema:
+    """The columns that the target of one table should have."""
+
+    schema: TableSchema
+    """The schema of the source table."""
+    names: Mapping[int, str]
+    """Column id → name in the target, before `column_name` replaces characters; only columns that it should have."""
+    masks: Mapping[int, Masking] = field(default_factory=dict)
+    """Column id → mask."""
+    refusal: str | None = None
+    """Why the rows cannot be compared; None if they can."""
+    not_compared: str | None = None
+    """Which columns of the target are not compared; None if all are."""
+    may_omit_columns: bool = False
+    """Whether the target may be without columns that were added to the source table."""
+
+    @property
+    def key(self) -> list[str]:
+        """Names of the key columns in the target."""
+        return [self.names[column.id] for column in self.schema.key if column.id in self.names]
+
+    @classmethod
+    def of(cls, sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> ExpectedSchema:
+        """Apply the sink's settings and the table's rule to the schema of the source table."""
+        if isinstance(sink, SearchSinkDefinition):
+            return cls(schema, {column.id: column.name for column in schema.sent})
+        settings, rule = table_settings(schema.topic, sink, sink.rules), rule_of(schema.topic, sink.rules)
+        wanted = {column.id: column.name for column in schema.sent if _is_wanted(column.name, settings)}
+        may_omit = settings.schema_changes is SchemaChanges.IGNORE
+        if rule is None or rule.transform is None:
+            return cls(schema, wanted, may_omit_columns=may_omit)
+        try:
+            transformed = TableTransform.of(rule.transform, schema)
+        except TransformFailed as exc:
+            return cls(schema, wanted, refusal=exc.message)
+        names = {column.id: column.name for column in transformed.schema.sent if column.id in wanted}
+        return cls(
+            schema,
+            names,
+            transformed.masks,
+            refusal=_refusal(rule.transform),
+            not_compared=_not_compared(rule.transform),
+            may_omit_columns=may_omit,
+        )
+
+
+def _is_wanted(name: str, settings: TableSettings) -> bool:
+    listed = not settings.column_list or name in settings.column_list
+    return listed and name not in settings.except_column_list
+
+
+def _refusal(rule: Transform) -> str | None:
+    if rule.python is not None:
+        return f"rows pass through {rule.python!r}, which can change any column but the key"
+    return None if rule.where is None else _FILTERED
+
+
+def _not_compared(rule: Transform) -> str | None:
+    return f"computed columns are not compared: {sorted(rule.computed)!r}" if rule.computed else None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRows:
+    """Which columns of a table are compared, and the types and masks they have in the target."""
+
+    schema: TableSchema
+    """The schema of the source table, as the publication sends it."""
+    indices: tuple[int, ...]
+    """Indices of the compared columns among the sent columns."""
+    kinds: tuple[pa.DataType, ...]
+    """Their types in the target."""
+    masks: tuple[Masking | None, ...]
+    """Their masks; None for a column without a mask."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns at the source."""
+        return tuple(self.schema.sent[index].name for index in self.indices)
+
+    def masked(self, texts: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns with the masks applied, as the target should have them."""
+        if not any(self.masks):
+            return texts
+        return text_batch(
+            [text if mask is None else mask(text) for text, mask in zip(texts.columns, self.masks, strict=True)]
+        )
+
+    @property
+    def shape(self) -> ComparedColumns:
+        """The columns with the indices of the key columns among them; all key columns have to be compared."""
+        names = self.names
+        return ComparedColumns(names, tuple(names.index(column.name) for column in self.schema.key))
+
+
+class ExpectedRows(Protocol):
+    """The rows that the target of one table should contain."""
+
+    def rows(self, wanted: ComparedRows, within: KeyRange | None = None) -> Rows:
+        """Read the columns of a range, or of all rows, as canonical text."""
+
+    def count(self, wanted: ComparedRows, within: KeyRange | None = None) -> int:
+        """Count the rows."""
+
+    def digest(self, wanted: ComparedRows, within: KeyRange | None = None) -> Digest | None:
+        """Compute the digest of the columns; None if that requires reading the rows."""
+
+
+class SourceRows:
+    """The rows of a source table at a cut."""
+
+    def __init__(self, cut: ConsistentCut) -> None:
+        self._cut = cut
+
+    def rows(self, wanted: ComparedRows, within: KeyRange | None = None) -> Rows:
+        """Read the columns of a range, or of all rows, as canonical text."""
+        schema = wanted.schema
+
+        def chunks() -> Iterator[memoryview]:
+            if within is None:
+                return self._cut.rows_of(schema)
+            return range_rows(self._cut.source, schema, self._cut.publication, within)
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            decoder = CopyDecoder(schema, position=self._cut.position, xid=0, committed_at=0, first_ordinal=0)
+            for chunk in chunks():
+                batch = decoder.feed(chunk)
+                if batch is not None:
+                    yield wanted.masked(source_batch(batch, wanted.indices, wanted.kinds))
+            decoder.finish()
+
+        return rows
+
+    def count(self, wanted: ComparedRows, within: KeyRange | None = None) -> int:
+        """Let the server count the rows."""
+        return count_rows(self._cut.source, wanted.schema, self._cut.publication, within)
+
+    def digest(self, wanted: ComparedRows, within: KeyRange | None = None) -> Digest | None:
+        """Let the server compute the digest of the columns; None if it cannot do so for one of them."""
+        sent = [wanted.schema.sent[index] for index in wanted.indices]
+        pairs = zip(sent, wanted.kinds, strict=True)
+        columns = [digest_column(column, kind) for column, kind in pairs]
+        known = [column for column in columns if column is not None]
+        if any(wanted.masks) or len(known) < len(columns) or not can_digest(self._cut.source):
+            return None
+        return digest_rows(self._cut.source, wanted.schema, self._cut.publication, known, within)
+
+
+class ReadRateLimit:
+    """A limit on the rows per second that all reads together may take; None: no limit."""
+
+    def __init__(
+        self,
+        rate: int | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.rate = rate
+        self._clock, self._sleep = clock, sleep
+        self._due = 0.0
+
+    def wait(self, rows: int) -> None:
+        """Wait until the limit allows the rows that were just read."""
+        if not self.rate:
+            return
+        now = self._clock()
+        self._due = max(self._due, now) + rows / self.rate
+        self._sleep(self._due - now)
+
+
+class RateLimitedRows:
+    """Expected rows that are read within a rate limit."""
+
+    def __init__(self, expected: ExpectedRows, limit: ReadRateLimit) -> None:
+        self._expected, self._limit = expected, limit
+
+    def rows(self, wanted: ComparedRows, within: KeyRange | None = None) -> Rows:
+        """Read the columns, and wait after every batch."""
+        read = self._expected.rows(wanted, within)
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for batch in read():
+                yield batch
+                self._limit.wait(batch.num_rows)
+
+        return rows
+
+    def count(self, wanted: ComparedRows, within: KeyRange | None = None) -> int:
+        """Count the rows, then wait as if they had been read."""
+        rows = self._expected.count(wanted, within)
+        self._limit.wait(rows)
+        return rows
+
+    def digest(self, wanted: ComparedRows, within: KeyRange | None = None) -> Digest | None:
+        """Compute the digest, then wait as if its rows had been read."""
+        digest = self._expected.digest(wanted, within)
+        if digest is not None:
+            self._limit.wait(digest.rows)
+        return digest

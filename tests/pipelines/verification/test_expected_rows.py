@@ -1,0 +1,76 @@
+"""The columns that a target should have by the definition, and the rate limit of reads."""
+
+from __future__ import annotations
+
+import shutil
+
+import pyarrow as pa
+import pytest
+
+from cdc.config.job_options import VerifyMode
+from cdc.postgres.connection import connect
+from pipelines.verification.expected_rows import ReadRateLimit
+from tests.pipelines.kinds import Ground, replaced, typed
+
+
+def test_rows_are_read_no_faster_than_the_limit() -> None:
+    slept: list[float] = []
+    now = [100.0]
+    limit = ReadRateLimit(10, clock=lambda: now[0], sleep=slept.append)
+    for at, rows in ((100.0, 20), (101.0, 5), (110.0, 1)):
+        now[0] = at
+        limit.wait(rows)
+    assert slept == pytest.approx([2.0, 1.5, 0.1])
+    ReadRateLimit(None, sleep=slept.append).wait(10**9)
+    assert len(slept) == 3
+
+
+@pytest.mark.parametrize(("rows", "extra"), [(2, []), (3, [["3"]])])
+def test_rows_and_columns_outside_the_publication_are_not_expected(
+    ground: Ground, rows: int, extra: list[list[str]]
+) -> None:
+    with connect(ground.dsn) as conn:
+        conn.execute("CREATE PUBLICATION cdc_kinds_pub FOR TABLE public.kinds (id, words) WHERE (id < 3)")
+    verdict = ground.verify(typed().select(["id", "words", "_position"]).slice(0, rows))
+    assert verdict.equal is not bool(extra), verdict
+    assert (verdict.rows, verdict.extra) == (2, extra)
+
+
+@pytest.mark.parametrize("mode", [VerifyMode.ROWS, VerifyMode.CHECKSUM])
+def test_a_rule_is_applied_to_the_expected_columns(ground: Ground, mode: VerifyMode) -> None:
+    ground.rule(
+        "except_column_list: ['yes'], transform: {drop: [doc], rename: {id: nr, big: huge}, mask: {words: redact}}"
+    )
+    rows = replaced(typed(), "words", ["***", "***", None]).drop_columns(["doc", "yes"])
+    rows = rows.rename_columns({"id": "nr", "big": "huge"})
+    assert ground.verify(rows, mode=mode).equal
+    shutil.rmtree(ground.target)
+    verdict = ground.verify(replaced(rows, "words", ["***", None, None]), mode=mode)
+    assert (verdict.mode, verdict.differing) == ("rows", [{"key": ["2"], "columns": ["words"]}])
+    shutil.rmtree(ground.target)
+    assert (
+        ground.verify(rows.drop_columns(["huge"]), mode=mode).reason
+        == "the target does not have these columns: ['big']"
+    )
+
+
+@pytest.mark.parametrize(
+    ("transform", "reason"),
+    [
+        ("where: 'id > 1'", "rows are filtered by an expression of Spark SQL, which verify does not evaluate"),
+        ("python: 'os.path:join'", "rows pass through 'os.path:join', which can change any column but the key"),
+        ("drop: [nothing]", "drop: table 'public.kinds' has no column 'nothing', or the publication does not send it"),
+    ],
+)
+def test_a_table_that_cannot_be_compared_is_refused_with_the_reason(
+    ground: Ground, transform: str, reason: str
+) -> None:
+    ground.rule(f"transform: {{{transform}}}")
+    verdict = ground.verify(typed())
+    assert (verdict.equal, verdict.compared, verdict.reason) == (False, False, reason)
+
+
+def test_computed_columns_are_named_as_not_compared(ground: Ground) -> None:
+    ground.rule("transform: {computed: {twice: 'small * 2'}}")
+    verdict = ground.verify(typed().append_column("twice", pa.array([0, 0, 0])))
+    assert (verdict.equal, verdict.reason) == (True, "computed columns are not compared: ['twice']")

@@ -1,0 +1,94 @@
+"""Current rows of a target: in every history mode, and targets that cannot be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cdc.config.job_options import VerifyMode
+from pipelines.__main__ import main
+from tests.pipelines.kinds import Ground, replaced, typed
+from tests.pipelines.replayed import made
+from tests.pipelines.sinks.asked import ask
+
+
+def history_rows(**columns: list[object]) -> pa.Table:
+    """The first row and the third, a deleted one and an older state of the first, with the columns of a mode."""
+    rows = typed()
+    old, deleted = (
+        replaced(rows, "words", ["old", None, None]).slice(0, 1),
+        replaced(rows, "id", [4, 5, 6]).slice(0, 1),
+    )
+    found = pa.concat_tables([rows, old, deleted, deleted])
+    for name, values in columns.items():
+        found = found.append_column(name, pa.array(values))
+    return found
+
+
+# of what history_rows() gives: three rows of now, one of before, and a row that came and went
+HISTORIES = {
+    "scd2": {"__END_AT": [None, None, None, 3, 4, 5]},
+    "append": {
+        "_op": ["u", "r", "c", "c", "c", "d"],
+        "_ordinal": [1, 0, 0, 0, 0, 2],
+        "_generation": pa.nulls(6, pa.int64()),
+    },
+}
+
+
+@pytest.mark.parametrize("keeping", [*HISTORIES, "soft_delete"])
+@pytest.mark.parametrize("mode", [VerifyMode.ROWS, VerifyMode.CHECKSUM])
+def test_only_current_rows_of_a_history_are_compared(ground: Ground, keeping: str, mode: VerifyMode) -> None:
+    if keeping == "soft_delete":
+        rows = history_rows(_deleted=[False] * 6).slice(0, 5).filter(pa.array([True, True, True, False, True]))
+        rows = rows.set_column(rows.num_columns - 1, "_deleted", pa.array([False, False, False, True]))
+    else:
+        rows = history_rows(**HISTORIES[keeping])
+    verdict = ground.kept(keeping, rows, mode=mode)
+    assert (verdict.equal, verdict.rows, verdict.target_rows) == (True, 3, 3), verdict
+    verdict = ground.kept(keeping, rows.slice(1), mode=mode)
+    assert not verdict.equal
+
+
+@pytest.mark.parametrize(
+    ("op", "position", "generation", "missing"),
+    [
+        ("t", 1, None, [["2"], ["3"]]),  # at the truncate's place, and not behind it as the first is
+        ("g", 9, 1, []),
+        ("g", 9, 2, [["1"], ["2"], ["3"]]),
+    ],
+)
+def test_rows_before_a_truncate_or_a_full_copy_are_not_current(
+    ground: Ground, op: str, position: int, generation: int | None, missing: list[list[str]]
+) -> None:
+    control = pa.table({"_op": [op], "_position": [position], "_ordinal": [0]})
+    control = control.append_column("_generation", pa.array([generation], pa.int64()))
+    rows = pa.concat_tables([history_rows(**HISTORIES["append"]), control], promote_options="default")
+    assert sorted(ground.kept("append", rows).missing) == missing
+
+
+def test_a_target_of_an_unknown_mode_is_refused(ground: Ground) -> None:
+    verdict = ground.kept("guesses", typed())
+    assert (verdict.equal, verdict.compared) == (False, False)
+    assert verdict.reason == "the target has mode 'guesses', which does not identify the current rows"
+
+
+def test_a_target_with_features_that_delta_rs_does_not_read_is_refused_and_the_others_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ground = made(tmp_path / "shop")
+    ground.drive("lake")
+    ask(f"{ground.folder}/lake/shop/orders", ["typeWidening"])
+    status = main(["verify", "-c", f"{ground.folder}/shop.yaml", "--sink", "lake", "--against", "log", "--json"])
+
+    tables = json.loads(capsys.readouterr().out.splitlines()[-1])["result"]["tables"]
+    found = {table["topic"]: (table["equal"], table["reason"]) for table in tables}
+    assert status == 4
+    assert found["shop.items"] == (True, None)
+    assert found["shop.orders"] == (
+        False,
+        "delta-rs does not read the target: Unsupported table features required: [TypeWidening]",
+    )
