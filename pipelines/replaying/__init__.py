@@ -1,1 +1,1 @@
-"""A target made anew from the log alone."""
+"""Replay: rebuilds the target of a sink from the change log alone."""

@@ -1,4 +1,4 @@
-"""Folded: the rows of one large table at a position, as Spark folds them from the log, in parts that fit the driver."""
+"""Fold of one large table by Spark: the rows that the table has at a position, in parts that fit into the driver."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ _IMAGE: Final = "image"
 
 
 def fold_table(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
-    """Log rows of a table from the beginning on → its rows as FOLDED; only those of a partial table can be incomplete.
+    """Fold all log rows of a table to its current rows with the schema FOLDED.
 
-    Of a table without a key equal rows that came and went are in one part: none is looked for in another.
+    Only a table with partial images can have incomplete rows. For a table without a key, equal images are in the same
+    part, so inserts and deletes of a row cancel out there.
     """
     of_table = rows.where(F.col("relation") == table.relation)
     return _fold_keyed(of_table, table, sink) if table.schema.key else _fold_keyless(of_table, table, sink)
 
 
 def collect_parts(folded: DataFrame) -> Iterator[pa.Table]:
-    """A frame of folded rows, one partition after the other, never two of them on the driver."""
+    """Yield the partitions of a frame on the driver, one after the other."""
 
     def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held = list(batches)
-        if not held:
+        received = list(batches)
+        if not received:
             return
-        rows = pa.Table.from_batches(held)
+        rows = pa.Table.from_batches(received)
         written = pa.BufferOutputStream()
         with pa.ipc.new_stream(written, rows.schema) as stream:
             stream.write_table(rows)
@@ -50,12 +51,12 @@ def collect_parts(folded: DataFrame) -> Iterator[pa.Table]:
 
 
 def _fold_keyed(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
-    alive = fold_frame(rows, sink=sink, statistics=table.statistics).where("op = 'u'")
+    current = fold_frame(rows, sink=sink, statistics=table.statistics).where("op = 'u'")
     if table.statistics.partial and table.schema.state is TableState.SNAPSHOTTING:
-        # what the log does not complete waits for its copy: a part put before may hold another row of its old key
-        alive = alive.where("complete")
-    # said as a literal, Spark knows without a job that there are no incomplete rows
-    return alive if table.statistics.partial else alive.withColumn("complete", F.lit(True))
+        # an incomplete row waits for the running copy, because a base row in the target may belong to another row
+        current = current.where("complete")
+    # the literal saves the Spark job that looks for incomplete rows
+    return current if table.statistics.partial else current.withColumn("complete", F.lit(True))
 
 
 def _fold_keyless(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
@@ -63,14 +64,14 @@ def _fold_keyless(rows: DataFrame, table: TableContents, sink: str) -> DataFrame
     changed = changed.where(F.col("op").isin("u", "d"))
     schema = table.schema
 
-    def known(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def add_image_text(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = pa.Table.from_batches([batch])
             yield from rows.append_column(_IMAGE, image_texts(rows, schema)).to_batches()
 
-    def left(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if held := list(batches):
-            yield from net_changes(pa.Table.from_batches(held), schema).drop_columns([_IMAGE]).to_batches()
+    def cancel_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if received := list(batches):
+            yield from net_changes(pa.Table.from_batches(received), schema).drop_columns([_IMAGE]).to_batches()
 
-    by_image = changed.mapInArrow(known, StructType([*FOLDED, StructField(_IMAGE, StringType())]))
-    return by_image.repartition(_IMAGE).mapInArrow(left, FOLDED)
+    by_image = changed.mapInArrow(add_image_text, StructType([*FOLDED, StructField(_IMAGE, StringType())]))
+    return by_image.repartition(_IMAGE).mapInArrow(cancel_out, FOLDED)

@@ -1,6 +1,6 @@
-"""Contents: what the log holds of every table up to a position, from one pass over narrow columns.
+"""What the log contains of every table up to a position, from one pass over narrow columns.
 
-It decides how a table is built anew, and it is what a dry run prints.
+The numbers decide how a replay builds a table, and a dry run prints them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from cdc.table import TableSchema, matches
 from pipelines.folding.range_statistics import STATISTICS_COLUMNS, RangeStatistics, addressed_to, collect_statistics
 
 _KEYS: Final = ("key", "old_key")
-_MARKS: Final = pa.array(["t", "g"])
+_TRUNCATES_AND_GENERATIONS: Final = pa.array(["t", "g"])
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 
 
 @dataclass(frozen=True, slots=True)
 class TableContents:
-    """One table's part of the log."""
+    """The part of the log that belongs to one table."""
 
     schema: TableSchema
-    """In force at the position."""
+    """The version of the table at the position."""
     rows: int
-    """Of changes, before any fold."""
+    """Number of changes, before any fold."""
     size: int
-    """Bytes of the log's files, by the table's share of their rows."""
+    """Bytes in the files of the log, estimated by the table's share of their rows."""
     statistics: RangeStatistics
 
     @property
@@ -49,15 +49,15 @@ class TableContents:
 
     @property
     def generation(self) -> int | None:
-        """Where the last whole copy began, None while none has ended."""
+        """The position where the last complete copy began; None if none has ended."""
         fence = self.statistics.fences.get(self.relation)
         return None if fence is None or fence.generation < 0 else fence.generation
 
 
 def read_contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[str]) -> list[TableContents]:
-    """What the log holds up to a position for a sink, whose globs say which tables, largest table first.
+    """Read what the log contains for a sink up to a position; the table with most rows comes first.
 
-    A table belongs to a sink while its name of that moment matches, as it does when the sink is applied.
+    A change belongs to the sink if the name of its table at that time matches a glob, as in the apply process.
     """
     rows: Counter[int] = Counter()
     size: Counter[int] = Counter()
@@ -69,11 +69,15 @@ def read_contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[
         for entry in counted.to_pylist():
             rows[entry["values"]] += entry["counts"]
             size[entry["values"]] += file.size * entry["counts"] // max(1, file.rows)
-        # a table without rows still is a table
+        # a table without rows is listed as well
         rows.update(dict.fromkeys(found["relation"].drop_null().unique().to_pylist(), 0))
         partial |= set(found.filter(found["partial"])["relation"].unique().to_pylist())
-        moved = pc.and_(found["partial"], pc.is_valid(found["old_key"]))
-        special.append(found.filter(pc.or_(moved, pc.is_in(found["op"], _MARKS))).select(STATISTICS_COLUMNS))
+        partial_key_changes = pc.and_(found["partial"], pc.is_valid(found["old_key"]))
+        special.append(
+            found.filter(pc.or_(partial_key_changes, pc.is_in(found["op"], _TRUNCATES_AND_GENERATIONS))).select(
+                STATISTICS_COLUMNS
+            )
+        )
     statistics = dict(_statistics_by_relation(special, sink))
     schemas = log.schemas(upto)
     listed = [
@@ -90,7 +94,7 @@ def read_contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[
 
 
 def _narrow(file: LogFile, upto: Position) -> pa.Table:
-    """The columns of the statistics and `topic`; keys are read only where a partial image can have moved."""
+    """Read the columns of the statistics and `topic`; keys only from files with partial images, which may move keys."""
     names = [name for name in (*STATISTICS_COLUMNS, "topic") if file.partial or name not in _KEYS]
     rows = read_file(file, Position(0), upto, names)
     for name in _KEYS:
@@ -100,7 +104,7 @@ def _narrow(file: LogFile, upto: Position) -> pa.Table:
 
 
 def filter_sink_rows(rows: pa.Table, sink: str, globs: Sequence[str]) -> pa.Table:
-    """The rows, with `topic` and `address`, that are meant for a sink and of its tables."""
+    """The rows of the sink's tables, without rows that are addressed to another sink."""
     topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and matches(topic, globs)]
     wanted = pc.is_in(rows["topic"], pa.array(topics, pa.string()))
     return rows.filter(pc.and_(addressed_to(rows["address"], sink), wanted))

@@ -1,9 +1,12 @@
-"""Rebuild: fill an empty staged sink from the change log alone, table by table, in bounded memory.
+"""Rebuild: fills an empty staged sink from the change log alone, table by table, in limited memory.
 
-Small tables are read and folded on the driver, several at a time. A large one is folded in Spark; where the executors
-can write the target they do, in one append. Elsewhere the folded rows come to the driver in parts, and
-each part is a batch of its own. Such batches need ends that order them, and all rows may be of one transaction: the
-ends are counted 1, 2, 3 …, below every position that a log can hold, until the last one is the real one.
+- Small tables are folded on the driver, several at a time.
+- Spark folds a large table. If the executors can write the target, they do so in one append.
+- Otherwise the folded rows come to the driver in parts, and each part is a batch of its own.
+- A table with history is applied change by change.
+
+A batch needs an end position, but all rows of a table may be of one transaction. Therefore the parts end at 1, 2, 3 and
+so on, which is below every position of a log; the last one ends at the real position.
 """
 
 from __future__ import annotations
@@ -33,8 +36,7 @@ from pipelines.folding.every_change import as_copied_rows
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import ControlEvents, split_by_table
 from pipelines.replaying.large_table_fold import collect_parts, fold_table
-from pipelines.replaying.latest_row_files import write_latest_files
-from pipelines.replaying.latest_rows import LatestRowsQuery, latest_rows_frame
+from pipelines.replaying.latest_rows import LatestRowsQuery, latest_rows_frame, write_latest_files
 from pipelines.replaying.log_contents import TableContents
 from pipelines.sinks.contract import ParkingSink, Sink, SparkAwaited, TableBatch
 from pipelines.sinks.delta.bulk_load import BulkLoad
@@ -46,77 +48,77 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LARGE: Final = 200_000
-"""Rows of the log that are folded on the driver at once: about a second, and 200 MB. A larger table goes to Spark."""
+"""Maximum rows of the log that the driver folds at once: about a second, and 200 MB. Spark folds larger tables."""
 PART: Final = 200_000
-"""Rows of the log behind one part that Spark hands to the driver; the fold only makes it smaller."""
+"""Rows of the log in one part that Spark sends to the driver; the fold can only make it smaller."""
 PART_BYTES: Final = 32 << 20
-"""Bytes of the log behind one part that executors write, several times as much in a worker's memory."""
-_FROM_SPARK: Final = (PySparkException, Py4JJavaError)
-"""A task's error comes as the one from a query and as the other from a write."""
+"""Bytes of the log in one part that an executor writes; in the memory of a worker it is several times as large."""
+_SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
+"""The error of a task is the first in a query, and the second in a write."""
 _REFUSED: Final = re.compile(r"ValueNotRepresentable: ([^\n]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """The log as one sink sees it."""
+    """The part of the log that belongs to one sink."""
 
     log: LogReader
     sink: str
-    """Its name: a backfill may be addressed to it."""
+    """Name of the sink; rows of a backfill can be addressed to it."""
     globs: tuple[str, ...]
     keeps_history: Callable[[str], bool] | None = None
-    """Of which tables, by topic, every change is wanted; None: of none."""
+    """Predicate over topics: whether the sink stores every change of the table. None: of no table."""
 
     def frame(self, spark: SparkSession, after: Position, upto: Position) -> DataFrame:
-        """The rows of the sink's tables in (after, upto]."""
+        """The log rows of the sink's tables in (after, upto]."""
         return rows_between(spark, self.log, self.globs, after, upto)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildContext:
-    """What a rebuild works with."""
+    """The Spark session, the report of progress and the limits of a rebuild."""
 
     spark: Callable[[], SparkSession]
-    """Starts the session at the first call, which takes seconds: small tables do without."""
-    frames: Callable[[], bool]
-    """Whether executors can write the target; asked when a table is large."""
-    say: Callable[[TableContents, float], None] = lambda _table, _seconds: None
-    """Called when a table is there, with how long it took, its share of a group's time for a small one."""
+    """Returns the session; the first call starts it, which takes seconds. Small tables need none."""
+    executors_can_write: Callable[[], bool]
+    """Whether executors can write the target; called for a large table."""
+    report_table: Callable[[TableContents, float], None] = lambda _table, _seconds: None
+    """Called when a table is built, with its seconds. A small table gets its share of the time of its group."""
     large: int = LARGE
     part: int = PART
 
 
 class Rebuild:
-    """One pass over the tables; the sink is open and empty."""
+    """Builds tables in an open, empty sink."""
 
-    def __init__(self, source: LogSource, sink: Sink, means: RebuildContext) -> None:
-        self._source, self._sink, self._means = source, sink, means
+    def __init__(self, source: LogSource, sink: Sink, context: RebuildContext) -> None:
+        self._source, self._sink, self._context = source, sink, context
         self._quarantine = Quarantine(sink)
         self._records: dict[int, TableRecord] = {}
         self._end = 0
-        """Of the last part."""
+        """The end of the last part."""
 
     def __call__(self, tables: Sequence[TableContents], upto: Position) -> Published:
-        """Bring every table to upto and publish; a table that cannot be built is listed as failed."""
+        """Build every table up to `upto` and publish them; a table that cannot be built is published as failed."""
         latest = [table for table in tables if not self._keeps_history(table)]
-        kept = [[table] for table in tables if self._keeps_history(table)]
-        for group in [*group_tables(latest, self._means.large), *kept]:
+        with_history = [[table] for table in tables if self._keeps_history(table)]
+        for group in [*group_tables(latest, self._context.large), *with_history]:
             began = time.monotonic()
-            if group in kept:
-                self._guarded(group[0], lambda table: self._change_by_change(table, upto), upto)
-            elif sum(table.rows for table in group) <= self._means.large:
-                self._on_driver(group, upto)
+            if group in with_history:
+                self._build(group[0], lambda table: self._apply_every_change(table, upto), upto)
+            elif sum(table.rows for table in group) <= self._context.large:
+                self._build_on_driver(group, upto)
             else:
-                self._guarded(group[0], lambda large: self._in_spark(large, upto), upto)
+                self._build(group[0], lambda large: self._build_in_spark(large, upto), upto)
             share = (time.monotonic() - began) / max(1, sum(table.rows for table in group))
             for table in group:
-                self._means.say(table, share * table.rows)
+                self._context.report_table(table, share * table.rows)
             hit("replay_after_build")
         built = Published(upto, self._source.log.committed_at(upto), dict(self._records))
         self._sink.publish(built)
         return built
 
-    def _on_driver(self, group: Sequence[TableContents], upto: Position) -> None:
+    def _build_on_driver(self, group: Sequence[TableContents], upto: Position) -> None:
         wanted = pa.array([table.relation for table in group])
         log, topics = self._source.log, self._source.globs
         found = [
@@ -126,7 +128,9 @@ class Rebuild:
         batch = split_by_table(fold(pa.Table.from_batches(found, LOG_SCHEMA), sink=self._source.sink))
         with ThreadPoolExecutor(self._sink.parallel) as pool:
             merges = [
-                pool.submit(self._guarded, table, lambda own: self._last(own, batch.rows_of(own.relation), upto), upto)
+                pool.submit(
+                    self._build, table, lambda own: self._apply_last(own, batch.rows_of(own.relation), upto), upto
+                )
                 for table in group
             ]
         for merge in merges:
@@ -136,20 +140,20 @@ class Rebuild:
         wanted = self._source.keeps_history
         return wanted is not None and wanted(table.topic)
 
-    def _change_by_change(self, table: TableContents, upto: Position) -> TableRecord:
-        """A target that keeps every version or every change: what the log has of them, from where it has them."""
+    def _apply_every_change(self, table: TableContents, upto: Position) -> TableRecord:
+        """Apply every change that the log has, for a target that stores every version or every change."""
         source, after = self._source, Position(0)
         trimmed = source.log.compacted if source.log.oldest > 0 else None
-        if trimmed is not None and table.schema.key and table.rows > self._means.large:
-            # the state that history begins with, which may be more than the driver holds
-            for part in collect_parts(self._folded(self._means.spark(), table, trimmed.horizon)):
-                self._part(table, as_copied_rows(part))
+        if trimmed is not None and table.schema.key and table.rows > self._context.large:
+            # history begins with the state at the horizon, which may not fit into the memory of the driver
+            for part in collect_parts(self._folded(self._context.spark(), table, trimmed.horizon)):
+                self._apply_part(table, as_copied_rows(part))
             after = trimmed.horizon
         fold = RangeFolder(source.log, source.sink, source.globs, source.keeps_history)
-        record = self._last(table, None, upto) if after == upto else None
+        record = self._apply_last(table, None, upto) if after == upto else None
         for batch, end in fold.slices(None, after, upto, table.relation):
             controls = batch.controls.get(table.relation, ControlEvents())
-            said = TableBatch(
+            changes = TableBatch(
                 schema=table.schema,
                 rows=batch.rows_of(table.relation),
                 frame=None,
@@ -159,32 +163,32 @@ class Rebuild:
                 endings=controls.endings,
                 since=batch.since,
             )
-            record = self._quarantine.apply(record or self._records.get(table.relation), said)
-        assert record is not None  # noqa: S101 - upto is behind 0
+            record = self._quarantine.apply(record or self._records.get(table.relation), changes)
+        assert record is not None  # noqa: S101 - upto is after 0, so there is a batch
         return record
 
-    def _in_spark(self, table: TableContents, upto: Position) -> TableRecord:
-        spark = self._means.spark()
-        parts = -(-table.rows // self._means.part)
+    def _build_in_spark(self, table: TableContents, upto: Position) -> TableRecord:
+        spark = self._context.spark()
+        parts = -(-table.rows // self._context.part)
         shuffled = spark.conf.get("spark.sql.shuffle.partitions")
         spark.conf.set("spark.sql.shuffle.partitions", str(max(parts, int(shuffled))))
         try:
-            if table.schema.key and self._means.frames():
+            if table.schema.key and self._context.executors_can_write():
                 self._sink.attach(spark)
                 try:
-                    return self._by_executors(spark, table, upto)
-                except _FROM_SPARK as exc:
-                    # part by part its rows come to the driver, where those that are refused are parked
+                    return self._write_by_executors(spark, table, upto)
+                except _SPARK_ERRORS as exc:
+                    # try again in parts, because only the driver can park refused rows
                     parks = isinstance(self._sink, ParkingSink) and self._sink.parking_limits(table.schema).stop_at
                     if _refused_value(exc) is None or not parks:
                         raise
             for part in collect_parts(self._folded(spark, table, upto)):
-                self._part(table, part)
-            return self._last(table, None, upto)
+                self._apply_part(table, part)
+            return self._apply_last(table, None, upto)
         finally:
             spark.conf.set("spark.sql.shuffle.partitions", shuffled)
 
-    def _by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
+    def _write_by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
         shape = self._sink.parts.targets.shape(table.schema) if isinstance(self._sink, DeltaSink) else None
         if isinstance(self._sink, DeltaSink) and shape is not None and shape.by_rows and not table.statistics.partial:
             wanted = LatestRowsQuery(table, self._source.sink, self._source.globs, int(upto), shape)
@@ -194,10 +198,10 @@ class Rebuild:
             try:
                 if folder is None:
                     return load.fill(whole, latest_rows_frame(spark, files, wanted))
-                parts = max(-(-table.rows // self._means.part), -(-table.size // PART_BYTES))
+                parts = max(-(-table.rows // self._context.part), -(-table.size // PART_BYTES))
                 return load.adopt(whole, write_latest_files(spark, files, wanted, folder, parts))
-            except _FROM_SPARK as exc:
-                # the value may be one that a later change replaced
+            except _SPARK_ERRORS as exc:
+                # a later change may have replaced the value, so the fold decides
                 if _refused_value(exc) is None:
                     raise
         return self._sink.apply(_whole_batch(table, None, self._folded(spark, table, upto), upto))
@@ -205,22 +209,22 @@ class Rebuild:
     def _folded(self, spark: SparkSession, table: TableContents, upto: Position) -> DataFrame:
         return fold_table(self._source.frame(spark, Position(0), upto), table, self._source.sink)
 
-    def _part(self, table: TableContents, rows: pa.Table) -> None:
+    def _apply_part(self, table: TableContents, rows: pa.Table) -> None:
         self._end += 1
         part = TableBatch(schema=table.schema, rows=rows, frame=None, after=self._end - 1, upto=self._end)
         record = self._quarantine.apply(self._records.get(table.relation), part)
         self._sink.publish(Published(self._end, 0, {**self._records, table.relation: record}))
         self._records[table.relation] = record
 
-    def _last(self, table: TableContents, rows: pa.Table | None, upto: Position) -> TableRecord:
+    def _apply_last(self, table: TableContents, rows: pa.Table | None, upto: Position) -> TableRecord:
         whole = replace(_whole_batch(table, rows, None, upto), after=self._end)
         return self._quarantine.apply(self._records.get(table.relation), whole)
 
-    def _guarded(self, table: TableContents, build: Callable[[TableContents], TableRecord], upto: Position) -> None:
+    def _build(self, table: TableContents, build: Callable[[TableContents], TableRecord], upto: Position) -> None:
         try:
             check_captured(table.schema)
-            self._records[table.relation] = with_progress_state(self._built(table, build), upto)
-        except _FROM_SPARK as exc:
+            self._records[table.relation] = with_progress_state(self._attach_and_build(table, build), upto)
+        except _SPARK_ERRORS as exc:
             refused = _refused_value(exc)
             if refused is None:
                 raise
@@ -230,25 +234,25 @@ class Rebuild:
                 raise
             self._records[table.relation] = failed_record(None, table.schema, exc)
 
-    def _built(self, table: TableContents, build: Callable[[TableContents], TableRecord]) -> TableRecord:
+    def _attach_and_build(self, table: TableContents, build: Callable[[TableContents], TableRecord]) -> TableRecord:
         try:
             return build(table)
         except SparkAwaited:
-            self._sink.attach(self._means.spark())
+            self._sink.attach(self._context.spark())
             return build(table)
 
 
 def group_tables(tables: Sequence[TableContents], large: int) -> list[list[TableContents]]:
     """The tables in groups whose rows together are at most `large`; a larger table is a group of one."""
-    packed: list[list[TableContents]] = []
-    held = 0
+    groups: list[list[TableContents]] = []
+    rows = 0
     for table in tables:
-        if not packed or held + table.rows > large:
-            packed.append([])
-            held = 0
-        packed[-1].append(table)
-        held += table.rows
-    return packed
+        if not groups or rows + table.rows > large:
+            groups.append([])
+            rows = 0
+        groups[-1].append(table)
+        rows += table.rows
+    return groups
 
 
 def _whole_batch(table: TableContents, rows: pa.Table | None, frame: DataFrame | None, upto: Position) -> TableBatch:
@@ -256,6 +260,6 @@ def _whole_batch(table: TableContents, rows: pa.Table | None, frame: DataFrame |
 
 
 def _refused_value(exc: Exception) -> ValueNotRepresentable | None:
-    """The error that a task raised over a value, of which Spark hands on only the text."""
+    """The error that a task raised for a value; Spark forwards only its text."""
     found = _REFUSED.search(str(exc))
     return None if found is None else ValueNotRepresentable(found[1])

@@ -1,1 +1,1 @@
-"""What a cluster is given to run; a folder of its own, for Python puts the folder of a script before all others."""
+"""Entry points that spark-submit runs, in a folder of their own: Python searches the folder of a script first."""

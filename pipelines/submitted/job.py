@@ -1,4 +1,4 @@
-"""`spark-submit … pipelines/submitted/job.py VERB -c FILE`: `python -m pipelines`, in a session that was submitted."""
+"""`spark-submit … pipelines/submitted/job.py VERB -c FILE`: runs `python -m pipelines` in a submitted session."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipelines.__main__ import main
 
 
 def job() -> None:
-    """Run the verb of the command line; raises SystemExit unless all went well, as schedulers want to hear it."""
+    """Run the verb of the command line; raises SystemExit only after a failure, as schedulers expect."""
     configure_by_environment()
     if status := main(submitted=True):
         sys.exit(status)

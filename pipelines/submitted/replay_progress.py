@@ -1,7 +1,7 @@
-"""Told: a replay that was submitted, as the catalog has it: a command that says how far it is, and what came of it.
+"""A replay that runs on a cluster, recorded in the catalog as a command with its progress and its result.
 
-Nobody sees what a driver prints on a cluster, nor that it died: the command is there from the first moment, and the
-lease that its payload names lasts as long as the driver, so that one without is known to have ended.
+The output of a driver on a cluster is not visible to the operator, and neither is its death. The command is posted when
+the driver starts. The lease that its payload names ends with the driver, so a command without lease has ended.
 """
 
 from __future__ import annotations
@@ -15,64 +15,66 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import JOB_LEASE, REPLAY
 from cdc.config import Definition
 from cdc.errors import CdcError, SinkError
-from pipelines.replaying.outcome import ReplayReport
+from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import ReportLine, replay
-from pipelines.replaying.request import ReplayOptions
+from pipelines.replaying.report import ReplayReport
 from pipelines.runtime.replay_pause import leased
 from pipelines.runtime.sink_lease import holder
 
 
-def replay_with_progress(definition: Definition, options: ReplayOptions, say: ReportLine) -> ReplayReport:
-    """replay(), which is told to the catalog as well."""
+def replay_with_progress(definition: Definition, options: ReplayOptions, report_line: ReportLine) -> ReplayReport:
+    """Run replay(), and record its progress and its result in the catalog as well."""
     with (
         Catalog.open(definition.catalog.url) as catalog,
-        _post_replay_command(catalog, definition.name, options) as told,
+        _post_replay_command(catalog, definition.name, options) as command,
     ):
 
         def both(text: str) -> None:
-            say(text)
-            told.say(text)
+            report_line(text)
+            command.record_progress(text)
 
         report = replay(definition, options, both, at_once=True)
         error = None if report.ok else SinkError(report.summary).to_json()
-        told.outcome = {"ok": report.ok, "summary": report.summary, "result": report.to_json(), "error": error}
+        command.result = {"ok": report.ok, "summary": report.summary, "result": report.to_json(), "error": error}
     return report
 
 
 class _ReplayCommand:
-    """One command that is being carried out."""
+    """The command of a running replay."""
 
     def __init__(self, catalog: Catalog, number: int) -> None:
         self._catalog, self._number = catalog, number
-        self.outcome: dict[str, Any] = {}
+        self.result: dict[str, Any] = {}
 
-    def say(self, text: str) -> None:
-        """How far it has come; a catalog that is away for a moment misses a line."""
+    def record_progress(self, text: str) -> None:
+        """Record a line of progress; it is lost if the catalog cannot be reached."""
         with suppress(CdcError):
             self._catalog.commands.record(self._number, {"summary": text})
 
-    def end(self) -> None:
-        """What came of it; without a word in a catalog that is away, its lease runs out."""
+    def finish(self) -> None:
+        """Record the result; if the catalog cannot be reached, the end of the lease marks the end of the replay."""
         with suppress(CdcError):
-            self._catalog.commands.finish(self._number, self.outcome, ok=self.outcome["ok"])
+            self._catalog.commands.finish(self._number, self.result, ok=self.result["ok"])
 
 
 @contextmanager
 def _post_replay_command(catalog: Catalog, pipeline: str, options: ReplayOptions) -> Iterator[_ReplayCommand]:
     lease = f"replay {pipeline} by {holder()}"
     with leased(catalog, lease, f"{lease} runs already"):
-        told = _ReplayCommand(catalog, catalog.commands.post(pipeline, REPLAY, {**asdict(options), JOB_LEASE: lease}))
+        command = _ReplayCommand(
+            catalog, catalog.commands.post(pipeline, REPLAY, {**asdict(options), JOB_LEASE: lease})
+        )
         try:
-            yield told
+            yield command
         except CdcError as error:
-            told.outcome = _failed_outcome(error)
+            command.result = _failed_result(error)
             raise
         except BaseException as error:
-            told.outcome = _failed_outcome(CdcError(f"ended by {type(error).__name__}"))
+            command.result = _failed_result(CdcError(f"ended by {type(error).__name__}"))
             raise
         finally:
-            told.end()
+            command.finish()
 
 
-def _failed_outcome(error: CdcError) -> dict[str, Any]:
+def _failed_result(error: CdcError) -> dict[str, Any]:
     return {"ok": False, "summary": error.message, "result": None, "error": error.to_json()}

@@ -23,7 +23,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
 from pipelines.fold_range import RangeFolder
-from pipelines.open_sink import MAX_ROWS
+from pipelines.opened_sink import MAX_ROWS
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.session import SparkSettings, has_delta, spark_session

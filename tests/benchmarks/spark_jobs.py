@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 from cdc.config import Definition, load_definition
 from cdc.log.compacted_state import read_compacted_state
 from cdc.log.reader import LogReader
+from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
-from pipelines.replaying.request import ReplayOptions
 from pipelines.runtime.session import SparkSettings, has_delta, spark_session
 
 Told = dict[str, Any]

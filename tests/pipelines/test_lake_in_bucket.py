@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from cdc.config import WriterChoice, load_definition
 from cdc.errors import DeltaJarMissing
 from cdc.stores.lake import Lake
+from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
-from pipelines.replaying.request import ReplayOptions
 from pipelines.sink_factory import build_sink
 from pipelines.sinks.delta.merge import has_file_system
 from tests.fixtures.s3 import KEY, KEY_ID, S3

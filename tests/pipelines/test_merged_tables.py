@@ -11,8 +11,8 @@ from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
 from cdc.stores.lake import Lake
 from pipelines.__main__ import main
+from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
-from pipelines.replaying.request import ReplayOptions
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.pipelines.applying import Applying, verified
@@ -21,8 +21,8 @@ from tests.snapshot.reader_with_backfills import Running
 SHARDS = ("s1", "s2", "s3")
 
 
-@pytest.fixture(name="held")
-def _held(tmp_path: Path, database: str) -> Captured:
+@pytest.fixture(name="captured")
+def _captured(tmp_path: Path, database: str) -> Captured:
     """Three shards with the same keys, and a table beside them; one of the shards has a column more."""
     for shard in SHARDS:
         run_sql(
@@ -36,23 +36,23 @@ def _held(tmp_path: Path, database: str) -> Captured:
         "CREATE TABLE t (id int PRIMARY KEY)",
         "INSERT INTO t VALUES (1)",
     )
-    held = Captured(tmp_path, database)
-    with held.path.open("a") as definition:
+    captured = Captured(tmp_path, database)
+    with captured.path.open("a") as definition:
         definition.write(
             f"sinks:\n- {{name: lake, type: delta, path: '{tmp_path}/lake/{{schema}}/{{table}}', rules: "
             f"[{{match: 'public.s*', path: '{tmp_path}/lake/public/shards', merge_tables: true}}]}}\n"
         )
-    held.copy()
-    return held
+    captured.copy()
+    return captured
 
 
-def shards(held: Captured) -> DeltaTable:
-    return DeltaTable(str(held.folder / "lake/public/shards"))
+def shards(captured: Captured) -> DeltaTable:
+    return DeltaTable(str(captured.folder / "lake/public/shards"))
 
 
-def work(held: Captured) -> None:
+def work(captured: Captured) -> None:
     """Changes of every kind in every shard, some of them in one transaction; one shard is emptied."""
-    with connect(held.dsn) as conn:
+    with connect(captured.dsn) as conn:
         for shard in SHARDS:
             conn.execute(f"UPDATE {shard} SET v = v || '!' WHERE id % 3 = 0")
             conn.execute(f"DELETE FROM {shard} WHERE id % 5 = 0")
@@ -65,46 +65,49 @@ def work(held: Captured) -> None:
 
 
 def test_shards_are_equal_to_their_source_and_mended_and_built_anew_by_table(
-    held: Captured, capsys: pytest.CaptureFixture[str]
+    captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Running(held) as running, Applying(held) as applying:
-        work(held)
-        running.until(lambda: verified(held, capsys)[0] == 0)
-        with connect(held.dsn) as conn:
+    with Running(captured) as running, Applying(captured) as applying:
+        work(captured)
+        running.until(lambda: verified(captured, capsys)[0] == 0)
+        with connect(captured.dsn) as conn:
             conn.execute("ALTER TABLE s1 ADD more int DEFAULT 7")
             conn.execute("ALTER TABLE s2 ADD own text DEFAULT 'y'")
-        work(held)
-        running.until(lambda: verified(held, capsys)[0] == 0)
+        work(captured)
+        running.until(lambda: verified(captured, capsys)[0] == 0)
         with applying.resting():
-            shards(held).delete("id < 20 AND v <> 'late'")
-            shards(held).update(updates={"v": "'bad'"}, predicate="id = 104")
-        status, found = verified(held, capsys)
+            shards(captured).delete("id < 20 AND v <> 'late'")
+            shards(captured).update(updates={"v": "'bad'"}, predicate="id = 104")
+        status, found = verified(captured, capsys)
         wrong = {table["topic"] for table in found["result"]["tables"] if not table["equal"]}
         assert (status, wrong) == (4, {"public.s1", "public.s3"})
-        status, found = verified(held, capsys, "--repair")
+        status, found = verified(captured, capsys, "--repair")
         assert (status, found["ok"]) == (0, True), found
         with applying.resting():
-            shards(held).delete("id > 50")
-            assert replay(held.definition, ReplayOptions(sink="lake")).ok
-        work(held)
-        running.until(lambda: verified(held, capsys)[0] != 1)  # the apply process has reported again
-        status, found = verified(held, capsys)
+            shards(captured).delete("id > 50")
+            assert replay(captured.definition, ReplayOptions(sink="lake")).ok
+        work(captured)
+        running.until(lambda: verified(captured, capsys)[0] != 1)  # the apply process has reported again
+        status, found = verified(captured, capsys)
         assert (status, found["ok"]) == (0, True), found
-        assert verified(held, capsys, "--against", "log")[0] == 0
-    assert Lake.open(f"{held.folder}/lake/{{schema}}/{{table}}").query("select * from shards").read_all().num_rows > 300
+        assert verified(captured, capsys, "--against", "log")[0] == 0
+    assert (
+        Lake.open(f"{captured.folder}/lake/{{schema}}/{{table}}").query("select * from shards").read_all().num_rows
+        > 300
+    )
 
 
 def test_a_replay_takes_all_tables_of_a_target_or_none_and_never_elsewhere(
-    held: Captured, capsys: pytest.CaptureFixture[str]
+    captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Running(held) as running, Applying(held):
-        running.until(lambda: verified(held, capsys)[0] == 0)
+    with Running(captured) as running, Applying(captured):
+        running.until(lambda: verified(captured, capsys)[0] == 0)
     with pytest.raises(ConfigError, match=r"'public.s1' shares its target with 'public.s2'") as told:
-        replay(held.definition, ReplayOptions(sink="lake", tables=("s1",)))
+        replay(captured.definition, ReplayOptions(sink="lake", tables=("s1",)))
     assert "--tables public.s1 --tables public.s2 --tables public.s3" in told.value.fix
-    assert main(["replay", "lake", "--into", str(held.folder / "apart"), "-c", str(held.path)]) == 2
-    assert replay(held.definition, ReplayOptions(sink="lake", tables=("t",))).ok
-    assert replay(held.definition, ReplayOptions(sink="lake", tables=("s?",))).ok
+    assert main(["replay", "lake", "--into", str(captured.folder / "apart"), "-c", str(captured.path)]) == 2
+    assert replay(captured.definition, ReplayOptions(sink="lake", tables=("t",))).ok
+    assert replay(captured.definition, ReplayOptions(sink="lake", tables=("s?",))).ok
     assert len(
-        {shard["_relation"] for shard in shards(held).to_pyarrow_table(columns=["_relation"]).to_pylist()}
+        {shard["_relation"] for shard in shards(captured).to_pyarrow_table(columns=["_relation"]).to_pylist()}
     ) == len(SHARDS)

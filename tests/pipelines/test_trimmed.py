@@ -24,8 +24,8 @@ from cdc.service.status import pipeline_status
 from cdc.stores.published import TargetState
 from pipelines.apply import SinkLoop
 from pipelines.fold_range import RangeFolder
+from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
-from pipelines.replaying.request import ReplayOptions
 from pipelines.runtime.consumer_registration import REPLAY, registered_for_replay, target_uuid
 from pipelines.runtime.cut_requests import CUT, CutRequests
 from pipelines.runtime.progress import SinkFigures
@@ -35,7 +35,7 @@ from pipelines.sinks.contract import Sink
 from pipelines.source.data_source import rows_between
 from tests.fixtures.waiting import until
 from tests.pipelines.replayed import FIGURES, ITEMS, ORDERS
-from tests.pipelines.replaying.test_rebuild import delta, rebuilt, tables_of
+from tests.pipelines.replaying.rebuilt_tables import delta, rebuilt, tables_of
 from tests.pipelines.trimmed import KEEP, NOBODY, Twins, brought_up, driven
 
 
@@ -191,7 +191,7 @@ def test_a_state_of_the_past_that_was_folded_away_is_refused(twins: Twins) -> No
     into = str(twins.cut.folder / "past")
     with pytest.raises(ConfigError, match="is before"):
         replay(twins.cut.definition, ReplayOptions(sink="lake", end=str(Position(1_200)), into=into))
-    with pytest.raises(ConfigError, match=f"stands at {Position(end)}"):
+    with pytest.raises(ConfigError, match=f"is at {Position(end)}, but the log"):
         replay(twins.cut.definition, ReplayOptions(sink="lake", tables=("orders",)))
 
 

@@ -11,8 +11,8 @@ import pytest
 from cdc.log import consumers
 from cdc.log.consumers import Consumer
 from cdc.position import Position
+from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
-from pipelines.replaying.request import ReplayOptions
 from tests.pipelines.trimmed import KEEP, NOBODY, Twins, brought_up, driven
 
 SINKS = ("lake", "find")

@@ -1,4 +1,4 @@
-"""A table without a key, from a real source to a Delta target and built anew from the log: the same multiset."""
+"""A table without a key, from a real source to a Delta target and rebuilt from the log: the same multiset."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ CHANGES = (
 EMPTIED = ("BEGIN; INSERT INTO bag VALUES (1); TRUNCATE bag; INSERT INTO bag VALUES (2), (2); COMMIT",)
 
 
-@pytest.fixture(name="held")
-def _held(tmp_path: Path, database: str) -> Captured:
+@pytest.fixture(name="captured")
+def _captured(tmp_path: Path, database: str) -> Captured:
     run_sql(database, *MADE)
-    held = Captured(tmp_path, database)
-    held.copy()
-    return held
+    captured = Captured(tmp_path, database)
+    captured.copy()
+    return captured
 
 
-def source_rows(held: Captured) -> Counter[str]:
-    return Counter(str(row) for (row,) in rows_of(held.dsn, "SELECT to_json(bag) FROM bag"))
+def source_rows(captured: Captured) -> Counter[str]:
+    return Counter(str(row) for (row,) in rows_of(captured.dsn, "SELECT to_json(bag) FROM bag"))
 
 
 def target_rows(published: Published | None) -> Counter[str]:
@@ -67,33 +67,35 @@ def target_rows(published: Published | None) -> Counter[str]:
     return Counter(str({name: value for name, value in row.items() if name[0] != "_"}) for row in rows)
 
 
-def rebuilt(held: Captured, spark: SparkSession | None) -> Published:
+def rebuilt(captured: Captured, spark: SparkSession | None) -> Published:
     """By Spark in several parts where there is one, else on the driver."""
-    log = LogReader(held.folder / "log")
+    log = LogReader(captured.folder / "log")
     upto = log.durable or Position(0)
-    with closing(DeltaSink(DeltaSettings("anew", f"{held.folder}/anew{spark is None}/{{schema}}/{{table}}"))) as sink:
+    with closing(
+        DeltaSink(DeltaSettings("rebuilt", f"{captured.folder}/rebuilt{spark is None}/{{schema}}/{{table}}"))
+    ) as sink:
         sink.open(log.log_id)
         limits = {} if spark is None else {"large": 10, "part": 25}
-        means = RebuildContext(spark=lambda: spark, frames=lambda: True, **limits)  # type: ignore[arg-type, return-value]
-        tables = read_contents(log, upto, sink="anew", globs=("*.*",))
-        return Rebuild(LogSource(log, "anew", ("*.*",)), sink, means)(tables, upto)
+        means = RebuildContext(spark=lambda: spark, executors_can_write=lambda: True, **limits)  # type: ignore[arg-type, return-value]
+        tables = read_contents(log, upto, sink="rebuilt", globs=("*.*",))
+        return Rebuild(LogSource(log, "rebuilt", ("*.*",)), sink, means)(tables, upto)
 
 
-def test_the_target_has_every_row_as_often_as_the_source(held: Captured, spark: SparkSession) -> None:
-    log, lake = LogReader(held.folder / "log"), Lake.open(f"{held.folder}/lake/{{schema}}/{{table}}")
-    sink = DeltaSink(DeltaSettings("lake", f"{held.folder}/lake/{{schema}}/{{table}}"))
-    with Catalog.open(held.definition.catalog.url) as catalog, closing(sink):
+def test_the_target_has_every_row_as_often_as_the_source(captured: Captured, spark: SparkSession) -> None:
+    log, lake = LogReader(captured.folder / "log"), Lake.open(f"{captured.folder}/lake/{{schema}}/{{table}}")
+    sink = DeltaSink(DeltaSettings("lake", f"{captured.folder}/lake/{{schema}}/{{table}}"))
+    with Catalog.open(captured.definition.catalog.url) as catalog, closing(sink):
         progress = SinkFigures("held", "lake", metrics.Metrics())
         loop = SinkLoop(sink, RangeFolder(log, "lake", ("*.*",)), CutRequests(catalog, "held"), progress)
         loop.open()
         for changes in ((), *CHANGES):
-            run_sql(held.dsn, *changes)
-            held.stream()
+            run_sql(captured.dsn, *changes)
+            captured.stream()
             loop.advance()
-            assert target_rows(lake.published()) == source_rows(held)
-        assert target_rows(rebuilt(held, None)) == target_rows(rebuilt(held, spark)) == source_rows(held)
-        run_sql(held.dsn, *EMPTIED)
-        held.stream()
+            assert target_rows(lake.published()) == source_rows(captured)
+        assert target_rows(rebuilt(captured, None)) == target_rows(rebuilt(captured, spark)) == source_rows(captured)
+        run_sql(captured.dsn, *EMPTIED)
+        captured.stream()
         loop.advance()
-        assert target_rows(lake.published()) == source_rows(held)
+        assert target_rows(lake.published()) == source_rows(captured)
         loop.drain()

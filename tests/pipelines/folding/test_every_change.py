@@ -19,9 +19,9 @@ from pipelines.apply import SinkLoop
 from pipelines.fold_range import RangeFolder
 from pipelines.folding.folded_batch import FoldedBatch
 from pipelines.replaying.log_contents import read_contents
+from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.replay import replay
-from pipelines.replaying.request import ReplayOptions
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sink_factory import build_sink, keeps_history
@@ -65,7 +65,7 @@ def rebuilt(ground: Ground, asked: DeltaSinkDefinition, means: RebuildContext | 
     upto = Position(log.durable or 0)
     sink.open(log.log_id)
     source = LogSource(log, asked.name, asked.tables, keeps_history(asked))
-    alone = RebuildContext(spark=lambda: pytest.fail("no Spark is needed"), frames=lambda: False)
+    alone = RebuildContext(spark=lambda: pytest.fail("no Spark is needed"), executors_can_write=lambda: False)
     built = Rebuild(source, sink, means or alone)(read_contents(log, upto, sink=asked.name, globs=asked.tables), upto)
     sink.close()
     return built
@@ -208,7 +208,7 @@ def test_the_state_at_the_horizon_may_be_more_than_the_driver_holds(tmp_path: Pa
     asked = wanted(tmp_path, "lake", [{"match": "*.*", "stored_as_scd_type": 2}])
     found = tables(applied(twins.cut, asked, [horizon, end]))
     anew = wanted(tmp_path, "anew", asked.model_dump()["rules"])
-    means = RebuildContext(spark=lambda: spark, frames=lambda: False, large=1, part=10)
+    means = RebuildContext(spark=lambda: spark, executors_can_write=lambda: False, large=1, part=10)
     assert tables(rebuilt(twins.cut, anew, means)) == found
 
 

@@ -12,8 +12,8 @@ from cdc.config import load_definition
 from cdc.errors import SinkError
 from cdc.failpoint import VARIABLE
 from cdc.table import TableState
+from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
-from pipelines.replaying.request import ReplayOptions
 from tests.fixtures import forked
 from tests.log.rows import row
 from tests.pipelines.replayed import END, ITEMS, ORDERS, Ground, change, delta_rows, made, schemas

@@ -15,20 +15,13 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published import Published, TargetState
 from pipelines.replaying.log_contents import read_contents
+from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.replay import replay
-from pipelines.replaying.request import ReplayOptions
 from pipelines.runtime.session import has_delta
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from tests.pipelines.replayed import END, Ground, change, delta_rows, made
-
-
-@pytest.fixture
-def ground(tmp_path: Path) -> Ground:
-    """A log with a history; its source does not exist."""
-    return made(tmp_path)
-
+from tests.pipelines.replayed import END, Ground, change, delta_rows
 
 SALT = Secret("pepper", {"env": "SALT"})
 MASKED: dict[str, Any] = {"transform": {"rename": {"note": "words"}, "mask": {"note": "sha256"}, "salt": SALT}}
@@ -48,7 +41,7 @@ def rebuilt(ground: Ground, sink: DeltaSink, spark: SparkSession, large: int = 1
     tables = read_contents(log, upto, sink=sink.name, globs=("shop.items",))
     sink.attach(spark)
     sink.open(log.log_id)
-    means = RebuildContext(spark=lambda: spark, frames=lambda: has_delta(spark), large=large, part=10)
+    means = RebuildContext(spark=lambda: spark, executors_can_write=lambda: has_delta(spark), large=large, part=10)
     built = Rebuild(LogSource(log, sink.name, ("shop.items",)), sink, means)(tables, upto)
     sink.close()
     return built

@@ -1,4 +1,4 @@
-"""Request: what a replay was asked for, checked against definition, log and sink before anything is started."""
+"""The plan of a replay: its options checked against definition, log and sink, before anything is started."""
 
 from __future__ import annotations
 
@@ -26,46 +26,46 @@ LATEST: Final = "latest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """What a person asked for."""
+    """The options of `cdc replay`."""
 
     sink: str
     start: str = BEGINNING
     """`beginning`, a position or an ISO 8601 time."""
     end: str = LATEST
-    """`latest`, a position (included) or an ISO 8601 time."""
+    """`latest`, a position, which is included, or an ISO 8601 time."""
     tables: tuple[str, ...] = ()
-    """Globs over `schema.table`; a bare name means that table in any schema, none means all."""
+    """Globs over `schema.table`; a name without schema means that table in any schema. Empty: all tables."""
     into: str | None = None
-    """Where the new target is kept; None puts it in the place of the old one."""
+    """Directory for the new target; None: it replaces the old one."""
     dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """What will be done."""
+    """The sink, the tables and the positions of a replay."""
 
     wanted: DeltaSinkDefinition | SearchSinkDefinition
     log: LogReader
     tables: tuple[TableContents, ...]
     upto: Position
-    """Where the new target stands when the bulk of it is built."""
-    standing: Published | None
-    """The sink's record as it is now."""
+    """The position up to which the new target is built; later changes are applied afterwards."""
+    published: Published | None
+    """The published record of the sink; None if it has published nothing."""
     options: ReplayOptions
 
     @property
     def partial(self) -> bool:
-        """Whether only some of the sink's tables were asked for."""
+        """Whether the options select some of the sink's tables."""
         return bool(self.options.tables)
 
     @property
     def globs(self) -> tuple[str, ...]:
-        """Which tables the new target follows."""
+        """Globs of the tables in the new target."""
         return tuple(exact_glob(table.topic) for table in self.tables) if self.partial else self.wanted.tables
 
 
 def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
-    """The request; raises ConfigError naming the sink, table, position or path that cannot be, and the way out."""
+    """Check the options; raises ConfigError with a remedy for an impossible sink, table, position or path."""
     wanted = next((sink for sink in definition.sinks if sink.name == options.sink), None)
     if wanted is None:
         names = ", ".join(repr(sink.name) for sink in definition.sinks) or "none"
@@ -74,20 +74,22 @@ def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
     oldest, durable = _log_range(log)
     _check_start(log, options, oldest, durable)
     upto = _end_position(log, options.end, oldest, durable)
-    standing = _published_record(wanted)
+    published = _published_record(wanted)
     if options.into is None:
-        upto = _end_in_place(wanted, options, standing, upto)
+        upto = _end_in_place(wanted, options, published, upto)
     _check_state_available(log, options, upto)
     found = read_contents(log, upto, sink=wanted.name, globs=wanted.tables)
     tables = [table for table in found if not options.tables or matches_name(table.topic, options.tables)]
     missing = [glob for glob in options.tables if not any(matches_name(table.topic, (glob,)) for table in tables)]
     if missing or not tables:
         known = ", ".join(table.topic for table in found) or "none"
-        asked = missing[0] if missing else wanted.tables[0]
-        raise ConfigError(f"no table of sink {wanted.name!r} in the log matches {asked!r}", remedy=f"it has: {known}")
+        glob = missing[0] if missing else wanted.tables[0]
+        raise ConfigError(
+            f"no table of sink {wanted.name!r} in the log matches {glob!r}", remedy=f"name one of its tables: {known}"
+        )
     _check_shared_targets(wanted, options, found, tables)
     return ReplayPlan(
-        wanted=wanted, log=log, tables=tuple(tables), upto=upto, standing=standing, options=_normalize_path(options)
+        wanted=wanted, log=log, tables=tuple(tables), upto=upto, published=published, options=_normalize_path(options)
     )
 
 
@@ -95,9 +97,9 @@ def _check_shared_targets(
     wanted: DeltaSinkDefinition | SearchSinkDefinition,
     options: ReplayOptions,
     found: Sequence[TableContents],
-    asked: Sequence[TableContents],
+    selected: Sequence[TableContents],
 ) -> None:
-    """Raise ConfigError for a target of many tables that would come out as less than all of them, or elsewhere."""
+    """Raise ConfigError for a shared target, unless the replay rebuilds all of its tables in place."""
     if not isinstance(wanted, DeltaSinkDefinition):
         return
     uris = {
@@ -105,7 +107,7 @@ def _check_shared_targets(
         for table in found
         if (rule := rule_of(table.topic, wanted.rules)) is not None and rule.merge_tables
     }
-    for table in asked:
+    for table in selected:
         if table.relation not in uris:
             continue
         if options.into is not None:
@@ -113,11 +115,11 @@ def _check_shared_targets(
                 f"table {table.topic!r} shares its target with other tables, so --into cannot rebuild it",
                 remedy="omit --into, or name the tables that share no target with --tables",
             )
-        beside = {other.topic for other in found if uris.get(other.relation) == uris[table.relation]}
-        if left := sorted(beside - {other.topic for other in asked}):
+        sharing = {other.topic for other in found if uris.get(other.relation) == uris[table.relation]}
+        if left := sorted(sharing - {other.topic for other in selected}):
             raise ConfigError(
                 f"table {table.topic!r} shares its target with {left[0]!r}, so both must be rebuilt together",
-                remedy=f"write {' '.join(f'--tables {topic}' for topic in sorted(beside))}, or omit --tables",
+                remedy=f"write {' '.join(f'--tables {topic}' for topic in sorted(sharing))}, or omit --tables",
             )
 
 
@@ -130,7 +132,9 @@ def _log_range(log: LogReader) -> tuple[Position, Position]:
     durable = log.durable
     files = [] if durable is None else log.files(Position(0), durable)
     if durable is None or not files:
-        raise ConfigError("the log is still empty: its first copy has not ended", remedy="wait for it: 'cdc status'")
+        raise ConfigError(
+            "the log is still empty: its first copy has not ended", remedy="wait until 'cdc status' shows its end"
+        )
     return min(file.first for file in files), durable
 
 
@@ -180,15 +184,15 @@ def _check_state_available(log: LogReader, options: ReplayOptions, upto: Positio
 
 
 def _parse_position(log: LogReader, text: str, option: str) -> Position:
-    """A position, or the last one before what was committed after a time."""
-    moment = parse_point_in_time(text, option)
-    return moment if isinstance(moment, Position) else position_before(log, moment)
+    """The given position, or the last position before the changes committed after the given time."""
+    point = parse_point_in_time(text, option)
+    return point if isinstance(point, Position) else position_before(log, point)
 
 
-def position_before(log: LogReader, moment: datetime) -> Position:
-    """The last position before the first transaction that was committed later than a moment."""
+def position_before(log: LogReader, time: datetime) -> Position:
+    """The last position before the first transaction that was committed later than `time`."""
     durable = log.durable or Position(0)
-    return time_index.position_before(log.files(Position(0), durable), durable, int(moment.timestamp() * 1_000_000))
+    return time_index.position_before(log.files(Position(0), durable), durable, int(time.timestamp() * 1_000_000))
 
 
 def _published_record(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Published | None:
@@ -203,13 +207,13 @@ def _published_record(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Pub
 def _end_in_place(
     wanted: DeltaSinkDefinition | SearchSinkDefinition,
     options: ReplayOptions,
-    standing: Published | None,
+    published: Published | None,
     upto: Position,
 ) -> Position:
     if not options.tables:
-        if standing is not None and upto < standing.position:
+        if published is not None and upto < published.position:
             raise ConfigError(
-                f"sink {wanted.name!r} is at {Position(standing.position)} and cannot go back to {upto}",
+                f"sink {wanted.name!r} is at {Position(published.position)} and cannot go back to {upto}",
                 remedy="write --into PATH to build a separate target",
             )
         return upto
@@ -218,7 +222,7 @@ def _end_in_place(
             f"search sink {wanted.name!r} is one index, so single tables cannot be rebuilt in it",
             remedy="omit --tables, or write --into PATH",
         )
-    if standing is None:
+    if published is None:
         raise ConfigError(
             f"sink {wanted.name!r} has published nothing yet, so single tables cannot be rebuilt in it",
             remedy="omit --tables, or write --into PATH",
@@ -226,7 +230,7 @@ def _end_in_place(
     if options.end != LATEST:
         raise ConfigError(
             f"single tables of sink {wanted.name!r} can only be rebuilt up to the position of the other tables, "
-            f"{Position(standing.position)}",
+            f"{Position(published.position)}",
             remedy="omit --to, or write --into PATH",
         )
-    return Position(standing.position)
+    return Position(published.position)

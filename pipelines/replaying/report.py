@@ -1,4 +1,4 @@
-"""Outcome: what a replay did, or what it would do, for a person and for a program."""
+"""The report of a replay or of its dry run: rows, bytes, seconds and state of each table."""
 
 from __future__ import annotations
 
@@ -9,41 +9,40 @@ from typing import Any, Final
 from cdc.position import Position
 from cdc.stores.published import Published, TableRecord, TargetState
 from pipelines.replaying.log_contents import TableContents
+from pipelines.replaying.plan import ReplayPlan
 from pipelines.replaying.rebuild import LARGE
-from pipelines.replaying.request import ReplayPlan
 
 ROWS_PER_SECOND: Final = {"delta": 200_000, "search": 8_000}
-"""Of the log, by type of sink, on two cores with ten columns; what an estimate of time rests on."""
+"""Rows of the log by type of sink, measured on two cores with ten columns; for the estimates of a dry run."""
 SPARK_SECONDS: Final = 15.0
-"""Until Spark is up and warm, when a table is large enough to need it."""
-
+"""Estimated start of the Spark session, which a large table needs."""
 
 _COPIES_NOTE: Final = (
-    "a rule acts on the targets of its own sink: the change log has the values as the source sent them, and so have "
-    "other sinks and copies that were made of the target"
+    "a rule changes only the targets of its own sink: the change log still has the values of the source, and so may "
+    "other sinks and copies of the target"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedTable:
-    """One table of a replay, done or only planned."""
+    """One table of a replay or of a dry run."""
 
     topic: str
     rows: int
-    """In the log, before the fold."""
+    """Number of rows in the log, before the fold."""
     bytes: int
-    """Of the log's files."""
+    """Bytes of the table in the files of the log."""
     seconds: float
-    """How long it took, or is expected to take."""
+    """Measured or estimated duration."""
     state: str
-    """A TargetState, or `estimate_report`."""
+    """A TargetState, or `planned` in a dry run."""
     target: str | None = None
     reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """The outcome of one run."""
+    """The result of one replay; its fields are those of the JSON output."""
 
     sink: str
     position: Position
@@ -52,7 +51,7 @@ class ReplayReport:
     seconds: float
     tables: tuple[ReplayedTable, ...]
     notes: tuple[str, ...] = ()
-    """What else a person has to know, a sentence each."""
+    """Further information for the operator, a sentence each."""
 
     @property
     def ok(self) -> bool:
@@ -61,7 +60,7 @@ class ReplayReport:
 
     @property
     def rows(self) -> int:
-        """Of the log."""
+        """Number of rows in the log."""
         return sum(table.rows for table in self.tables)
 
     @property
@@ -70,7 +69,7 @@ class ReplayReport:
         what = f"{len(self.tables)} tables of {self.sink}, {self.rows:,} rows of the log up to {self.position}"
         if self.dry_run:
             size = sum(table.bytes for table in self.tables)
-            return f"would build {what}, {size:,} bytes, in about {self.seconds:,.0f} s; nothing was done"
+            return f"would build {what}, {size:,} bytes, in about {self.seconds:,.0f} s; nothing was changed"
         where = "in place" if self.into is None else f"into {self.into}"
         rate = f"{self.rows / max(self.seconds, 1e-3):,.0f} rows/s"
         copying = sum(table.state == TargetState.SNAPSHOTTING for table in self.tables)
@@ -78,37 +77,37 @@ class ReplayReport:
         return f"built {what}, {where}, in {self.seconds:,.1f} s, {rate}{rest}"
 
     def to_json(self) -> dict[str, Any]:
-        """The envelope's result."""
+        """The result in the JSON envelope."""
         return asdict(self) | {"position": str(self.position), "rows": self.rows}
 
 
-def estimate_report(request: ReplayPlan) -> ReplayReport:
-    """What a dry run says."""
-    rate = ROWS_PER_SECOND[request.wanted.type]
+def estimate_report(plan: ReplayPlan) -> ReplayReport:
+    """The report of a dry run."""
+    rate = ROWS_PER_SECOND[plan.wanted.type]
     tables = [
         ReplayedTable(topic=table.topic, rows=table.rows, bytes=table.size, seconds=table.rows / rate, state="planned")
-        for table in request.tables
+        for table in plan.tables
     ]
     start = SPARK_SECONDS if any(table.rows > LARGE for table in tables) else 0.0
-    return _report(request, request.upto, start + sum(table.seconds for table in tables), tables)
+    return _report(plan, plan.upto, start + sum(table.seconds for table in tables), tables)
 
 
-def final_report(request: ReplayPlan, published: Published, seconds: Mapping[int, float], took: float) -> ReplayReport:
-    """What was done; seconds: by relation, how long each table took; took: all of it."""
+def final_report(plan: ReplayPlan, published: Published, seconds: Mapping[int, float], took: float) -> ReplayReport:
+    """The report of a finished replay; seconds: by relation, took: of the whole replay."""
     tables = [
-        _table(table, published.tables[table.relation], seconds.get(table.relation, 0.0)) for table in request.tables
+        _table(table, published.tables[table.relation], seconds.get(table.relation, 0.0)) for table in plan.tables
     ]
-    return _report(request, Position(published.position), took, tables)
+    return _report(plan, Position(published.position), took, tables)
 
 
 def erased_files_notes(erased: Mapping[str, int], tables: Iterable[TableRecord]) -> list[str]:
-    """What was removed because the rules hide it, and where it still is; erased: by target."""
+    """Say which files were removed because the rules hide their values; erased: target → number of files."""
     topics: dict[str, list[str]] = {}
     for table in tables:
         topics.setdefault(table.target, []).append(table.topic)
     notes = [
         f"{', '.join(topics.get(target, [target]))}: removed its earlier cuts and {files} "
-        f"{'file' if files == 1 else 'files'} of its target, which have what its rules hide now"
+        f"{'file' if files == 1 else 'files'} of its target, which had values that its rules hide now"
         for target, files in erased.items()
     ]
     return [*notes, _COPIES_NOTE] if notes else []
@@ -126,12 +125,12 @@ def _table(table: TableContents, record: TableRecord, seconds: float) -> Replaye
     )
 
 
-def _report(request: ReplayPlan, position: Position, seconds: float, tables: Sequence[ReplayedTable]) -> ReplayReport:
+def _report(plan: ReplayPlan, position: Position, seconds: float, tables: Sequence[ReplayedTable]) -> ReplayReport:
     return ReplayReport(
-        sink=request.wanted.name,
+        sink=plan.wanted.name,
         position=position,
-        into=request.options.into,
-        dry_run=request.options.dry_run,
+        into=plan.options.into,
+        dry_run=plan.options.dry_run,
         seconds=seconds,
         tables=tuple(tables),
     )

@@ -1,0 +1,178 @@
+"""The new target of a replay: staged targets that replace the old ones, or a directory of its own (`--into`).
+
+A staged target is built next to the old one and replaces it in one step. `split_records` decides which tables are
+replaced, and which tables of the sink keep their targets.
+
+A directory of its own contains a marker file while a replay fills it. After a crash, a second run of the same replay
+may empty such a directory; any other directory has to be empty or missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
+from cdc.config.field_types import fixed_part, placeholders
+from cdc.errors import ConfigError, SinkError
+from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.table import TableSchema
+from pipelines.sink_factory import build_sink, delta_settings
+from pipelines.sinks.contract import Sink
+from pipelines.sinks.delta.swap import StagedDelta
+from pipelines.sinks.search.swap import StagedSearch
+from pipelines.sinks.table_state import with_progress_state
+
+UNFINISHED: Final = "_unfinished_replay"
+"""Marker file in a directory that a replay is filling; it contains the owner."""
+
+
+class StagedTarget(Protocol):
+    """New targets of a sink, until `put` replaces the old ones or `discard` is called."""
+
+    @property
+    def sink(self) -> Sink:
+        """The sink that fills the new targets."""
+
+    @property
+    def erased(self) -> Mapping[str, int]:
+        """Target → number of files removed because its rules hide their values; set when `put` returns."""
+
+    def forget_earlier(self, schemas: dict[int, TableSchema]) -> None:
+        """Remove staged targets of an earlier process that never replaced the old ones."""
+
+    def standing(self, log_id: str) -> Published | None:
+        """The published record of the sink; from now on no driver can change it."""
+
+    def put(self, built: Published, rest: dict[int, TableRecord]) -> Published:
+        """Replace the targets of `built` and publish them with the records of `rest`."""
+
+    def discard(self) -> None:
+        """Close what is open."""
+
+
+def stage_target(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> StagedTarget:
+    """Create the staged targets of a sink; nothing is written yet."""
+    if isinstance(wanted, DeltaSinkDefinition):
+        return StagedDelta(delta_settings(wanted))
+    return StagedSearch(wanted.name, wanted.path, wanted.fields, wanted.dead_letters)
+
+
+def split_records(
+    wanted: DeltaSinkDefinition | SearchSinkDefinition, built: Published, current: Published | None
+) -> tuple[Published, dict[int, TableRecord]]:
+    """Split a build into (the tables whose targets are replaced, the records of the other tables at the same cut).
+
+    current: the published record of the sink. Raises SinkError if a table would be lost: its build failed, and the
+    target with its rows is replaced.
+    """
+    good = {r: record for r, record in built.tables.items() if record.state != TargetState.FAILED}
+    before = {} if current is None else current.tables
+    if not isinstance(wanted, DeltaSinkDefinition):
+        _check_no_table_lost(built, before, ", or write --into PATH")
+        return replace(built, tables=good), {r: built.tables[r] for r in built.tables.keys() - good.keys()}
+    replaced = _other_tables_in_replaced_targets(wanted, good.values(), before)
+    _check_no_table_lost(built, replaced, ", or exclude the table from its rule")
+    staying = before.keys() - good.keys() - replaced.keys()
+    rest = {r: record for r, record in built.tables.items() if r not in good and r not in staying}
+    rest |= {r: _at_new_cut(before[r], built) for r in staying}
+    return replace(built, tables=good), rest
+
+
+def _at_new_cut(record: TableRecord, built: Published) -> TableRecord:
+    """The record of a table whose target stays: it advances if it has no changes, and lags if its build failed."""
+    lags = record.relation in built.tables or record.state == TargetState.FAILED
+    position = record.position if lags else max(record.position, built.position)
+    return with_progress_state(replace(record, position=position), built.position)
+
+
+def _other_tables_in_replaced_targets(
+    wanted: DeltaSinkDefinition, good: Iterable[TableRecord], before: Mapping[int, TableRecord]
+) -> dict[int, TableRecord]:
+    """The records of tables that share a target with a built table, but were not built themselves."""
+    settings = delta_settings(wanted)
+    rebuilt = {record.relation: settings.uri_of(TableSchema.from_json(record.schema or "")) for record in good}
+    return {r: record for r, record in before.items() if r not in rebuilt and record.target in rebuilt.values()}
+
+
+def _check_no_table_lost(built: Published, replaced: Mapping[int, TableRecord], alternative: str) -> None:
+    for relation, record in built.tables.items():
+        before = replaced.get(relation)
+        if record.state == TargetState.FAILED and before is not None and before.state != TargetState.FAILED:
+            raise SinkError(
+                f"table {record.topic!r} cannot be rebuilt, and it shares its target with other tables: "
+                f"{record.reason}",
+                remedy=f"the old target is unchanged; correct what the reason names{alternative}",
+            )
+
+
+def build_sink_at(wanted: DeltaSinkDefinition | SearchSinkDefinition, path: str) -> Sink:
+    """Build the sink with a directory of its own, for all of its tables."""
+    if not isinstance(wanted, DeltaSinkDefinition):
+        return build_sink(wanted.model_copy(update={"path": absolute_path(path)}))
+    # targets whose path comes from a rule are below the directory as well
+    rules = tuple(rule.model_copy(update={"path": None, "pattern": None}) for rule in wanted.rules)
+    return build_sink(wanted.model_copy(update={"path": table_template(path), "rules": rules}))
+
+
+def table_template(path: str) -> str:
+    """The path template of a Delta sink: the given template, or one below the given directory."""
+    absolute = absolute_path(path)
+    return absolute if "table" in placeholders(absolute) else f"{absolute}/{{schema}}/{{table}}"
+
+
+def absolute_path(path: str) -> str:
+    """Make a local path absolute; a URI stays as it is."""
+    return path if "://" in path else os.path.abspath(path)  # noqa: PTH100 - Path would fold the slashes of a URI
+
+
+def check_directory(path: str, owner: str) -> None:
+    """Raise ConfigError unless the directory is missing, empty, or was left unfinished by a replay of `owner`."""
+    system, base = _open_filesystem(path)
+    if system.get_file_info(base).type == pafs.FileType.File:
+        raise ConfigError(f"--into {path!r} is a file", remedy="name a directory that does not exist yet")
+    if _entries(system, base) and _read_owner(system, base) != owner:
+        raise ConfigError(
+            f"--into {path!r} is not empty", remedy="name a directory that does not exist yet or is empty"
+        )
+
+
+@contextmanager
+def fill_directory(path: str, owner: str) -> Iterator[None]:
+    """Create or empty the directory; it is marked as unfinished until the block ends without an error.
+
+    Raises ConfigError as check_directory does.
+    """
+    check_directory(path, owner)
+    system, base = _open_filesystem(path)
+    system.create_dir(base, recursive=True)
+    for entry in _entries(system, base):
+        if entry.base_name != UNFINISHED:  # the marker goes last: without it nobody could empty the directory
+            (system.delete_dir if entry.type == pafs.FileType.Directory else system.delete_file)(entry.path)
+    with system.open_output_stream(f"{base}/{UNFINISHED}") as marker:
+        marker.write(owner.encode())
+    yield
+    system.delete_file(f"{base}/{UNFINISHED}")
+
+
+def _open_filesystem(path: str) -> tuple[pafs.FileSystem, str]:
+    system, base = pafs.FileSystem.from_uri(fixed_part(absolute_path(path)))
+    return system, base
+
+
+def _entries(system: pafs.FileSystem, base: str) -> list[pafs.FileInfo]:
+    return list(system.get_file_info(pafs.FileSelector(base, allow_not_found=True)))
+
+
+def _read_owner(system: pafs.FileSystem, base: str) -> str | None:
+    try:
+        with system.open_input_stream(f"{base}/{UNFINISHED}") as marker:
+            return bytes(marker.read()).decode()
+    except (FileNotFoundError, pa.ArrowException):
+        return None

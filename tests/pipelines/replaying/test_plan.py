@@ -1,0 +1,48 @@
+"""The plan of a replay: where it ends, and options that are refused before anything is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cdc.errors import ConfigError
+from pipelines.replaying.plan import ReplayOptions
+from pipelines.replaying.replay import replay
+from tests.pipelines.replayed import Ground
+
+
+def test_a_time_ends_before_what_was_committed_after_it(ground: Ground) -> None:
+    moment = "2023-11-14T22:13:20.001250+00:00"  # the log's times are 1.7e9 s and its positions in µs
+    report = replay(ground.definition, ReplayOptions(sink="lake", end=moment, into=str(ground.folder / "past")))
+    assert 1_200 <= report.position < 1_300
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "unknown sink 'nowhere'": {"sink": "nowhere"},
+    "matches 'shop.nothing'": {"tables": ("shop.orders", "shop.nothing")},
+    "before the log's oldest position, 0/3E8": {"start": "0/10"},
+    "after the end of the log, 0/578": {"start": "1/0"},
+    "one row per key": {"start": "0/4B0"},
+    "is outside the log": {"end": "1/0"},
+    "malformed --to 'yesterday'": {"end": "yesterday"},
+    "malformed lsn": {"end": "x/y"},
+    "cannot go back to 0/4B0": {"end": "0/4B0"},
+    "only be rebuilt up to the position of the other tables": {"end": "0/578", "tables": ("orders",)},
+    "is one index": {"sink": "find", "tables": ("orders",)},
+    "is not empty": {"into": "lake"},
+    "is a file": {"into": "shop.yaml"},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_refused_by_name_with_status_2_and_nothing_is_started(ground: Ground, message: str) -> None:
+    ground.drive("lake")
+    options: dict[str, Any] = {"sink": "lake"} | BAD[message]
+    if "into" in options:
+        options["into"] = str(ground.folder / str(options["into"]))
+    before = sorted(ground.folder.rglob("*"))
+    with pytest.raises(ConfigError, match=message) as refused:
+        replay(ground.definition, ReplayOptions(**options))
+    assert refused.value.exit_code.value == 2
+    assert sorted(ground.folder.rglob("*")) == before
