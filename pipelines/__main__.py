@@ -22,7 +22,7 @@ from cdc.process_logs import configure_by_environment
 from cdc.terminal_output import Envelope, ErrorReport, LineMark, emit, error_to_report, fail, line
 
 INTERRUPTED: Final = 130
-"""Exit status after SIGINT, as shells report it: 128 + 2."""
+"""Exit status after SIGINT: 128 + 2, as shells report it."""
 
 
 def main(argv: Sequence[str] | None = None, *, submitted: bool = False) -> int:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None, *, submitted: bool = False) -> int:
 
     An apply process without --once ends with 5 instead of 1 for an error that a restart does not resolve.
 
-    submitted: by spark-submit to a cluster, which waits for a Spark session and whose output nobody reads.
+    submitted: whether spark-submit started the process on a cluster, which expects a Spark session.
     """
     arguments = _parser().parse_args(argv, argparse.Namespace(submitted=submitted))
     try:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None, *, submitted: bool = False) -> int:
             return int(arguments.run(arguments))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as exc:  # noqa: BLE001 - reported with a code
+    except Exception as exc:  # noqa: BLE001 - every error is reported with a code
         error = error_to_report(exc, logs=arguments.verb == "apply")
         error.fix = complete_remedy(error.fix, file=str(arguments.config))
         fail(arguments.verb, error, json=getattr(arguments, "json", False))
@@ -144,19 +144,15 @@ def _apply(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     definition, preflight = load_definition(arguments.config), import_module("pipelines.preflight")
-    starting, there = (
-        import_module("pipelines.runtime.session"),
-        import_module("cdc.capture.startup_checks").defined_tables(definition),
-    )
-    tables = list(
-        import_module("cdc.stores.sink_preflight").fed(definition, there, {sink.name for sink in definition.sinks})
-    )
-    with ExitStack() as ended:
+    runtime, sink_preflight = import_module("pipelines.runtime.session"), import_module("cdc.stores.sink_preflight")
+    defined = import_module("cdc.capture.startup_checks").defined_tables(definition)
+    tables = list(sink_preflight.fed(definition, defined, {sink.name for sink in definition.sinks}))
+    with ExitStack() as stack:
 
         @cache
         def session() -> Any:
-            spark = starting.spark_session(preflight.local_settings(definition))
-            ended.callback(spark.stop)
+            spark = runtime.spark_session(preflight.local_settings(definition))
+            stack.callback(spark.stop)
             return spark
 
         found = preflight.find_unresolved_rules(tables, session)
@@ -166,9 +162,9 @@ def _check(arguments: argparse.Namespace) -> int:
     return int(ExitCode.OK.value)
 
 
-def _select_sinks(definition: Definition, wanted: Sequence[str], trigger: str | None) -> Definition:
-    """The definition with the sinks and the trigger of one process; raises ConfigError for an unknown sink."""
-    sinks, spark = chosen_sinks(definition, wanted), definition.spark
+def _select_sinks(definition: Definition, names: Sequence[str], trigger: str | None) -> Definition:
+    """Reduce the definition to the sinks and the trigger of one process; raises ConfigError for an unknown sink."""
+    sinks, spark = chosen_sinks(definition, names), definition.spark
     if checked_trigger(trigger) not in {None, ONCE}:
         spark = spark.model_copy(update={"trigger": seconds(trigger)})
     return definition.model_copy(update={"sinks": sinks, "spark": spark})
@@ -203,11 +199,11 @@ def _replay(arguments: argparse.Namespace) -> int:
 def _compact(arguments: argparse.Namespace) -> int:
     definition, job = load_definition(arguments.config), import_module("pipelines.compaction.compact")
     root, session = definition.log.root, None
-    # a submitted compaction runs on executors, however small it is
+    # a submitted compaction always runs on executors, even if it is small
     limits = job.CompactionLimits(large=0) if arguments.submitted else job.CompactionLimits()
     if arguments.submitted or job.is_large(root, everything=arguments.everything):
-        starting = import_module("pipelines.runtime.session")
-        session = starting.spark_session(starting.SparkSettings.of(definition, f"cdc-{definition.name}-compact"))
+        runtime = import_module("pipelines.runtime.session")
+        session = runtime.spark_session(runtime.SparkSettings.of(definition, f"cdc-{definition.name}-compact"))
     try:
         outcome = job.compact(session, root, everything=arguments.everything, limits=limits)
     finally:
@@ -226,18 +222,18 @@ def _print_replay(arguments: argparse.Namespace, report: Any) -> None:
             estimate = f"{table.rows:>14,} rows {table.bytes:>16,} bytes {table.seconds:>8,.0f} s"
             line(LineMark.GOOD, f"{table.topic:32} {estimate}")
         elif table.reason:
-            why = complete_remedy(table.reason, sink=arguments.sink, topic=table.topic, file=str(arguments.config))
-            line(LineMark.BAD, f"{table.topic}: {table.state}, {why}")
+            reason = complete_remedy(table.reason, sink=arguments.sink, topic=table.topic, file=str(arguments.config))
+            line(LineMark.BAD, f"{table.topic}: {table.state}, {reason}")
     for note in report.notes:
         line(LineMark.ADVICE, note)
     line(LineMark.GOOD if report.ok else LineMark.BAD, report.summary)
 
 
-def _config_path(given: Sequence[str]) -> str:
-    """The path of the definition, which remedies in the log name."""
+def _config_path(argv: Sequence[str]) -> str:
+    """The path of the definition, for the remedies in log lines."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("-c", "--config", default=str(DEFAULT_CONFIG))
-    return str(parser.parse_known_args(given)[0].config)
+    return str(parser.parse_known_args(argv)[0].config)
 
 
 if __name__ == "__main__":

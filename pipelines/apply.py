@@ -51,7 +51,7 @@ class SinkLoop:
         self._lock = RLock()
         self._drained = False
         self.needs_reopen = False
-        """Whether a stopped table can continue: a new loop on the same sink catches it up from its position."""
+        """Whether a stopped table can continue; then the runner opens the sink again, and the table catches up."""
 
     @property
     def position(self) -> Position:
@@ -60,7 +60,7 @@ class SinkLoop:
 
     @property
     def published(self) -> bool:
-        """Whether the sink holds anything yet."""
+        """Whether the sink has published anything."""
         return self.position > 0
 
     @property
@@ -98,7 +98,7 @@ class SinkLoop:
             self._answer_cut_requests()
             cuts = [cut.position for cut in self._cuts.between(self._sink.name, self.position, end)]
             while self.position < end:
-                # rare: a requested cut, and a table that a crash left ahead: its base rows are known from there on
+                # both are rare: a requested cut, and the position of a table that is ahead of the others after a crash
                 ahead = [table.position for table in self._published.tables.values()]
                 stops = (stop for stop in (*cuts, *ahead) if self._log.leads(self.position, Position(stop)))
                 upto = Position(min([end, *stops]))

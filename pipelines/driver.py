@@ -26,7 +26,7 @@ from cdc.config import Definition
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown, LogInaccessible, as_cdc_error
 from cdc.log.reader import LogReader
 from pipelines.compaction.compaction_worker import CompactionWorker
-from pipelines.open_sink import SinkParts
+from pipelines.opened_sink import SinkParts
 from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import ProgressReporter
@@ -37,7 +37,7 @@ from pipelines.sink_factory import without_throttle
 from pipelines.source.data_source import register
 
 POLL: Final = 0.5
-"""Seconds between two steps of a runner, each of which asks the catalog three things."""
+"""Seconds between two steps of a runner; each step sends three queries to the catalog."""
 STEP: Final = 0.1
 """Seconds between two attempts to apply a small range before the first batch of the query."""
 COMPACTION_EXIT: Final = 5.0
@@ -51,9 +51,9 @@ Check = Callable[[LogReader, Callable[[], SparkSession]], None]
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
-    """When the process ends."""
+    """The conditions under which the process ends."""
 
-    asked: Event
+    stop: Event
     """Set by SIGTERM or SIGINT."""
     once: bool = False
     """Whether the process also ends when every sink has all that was durable when the process began."""
@@ -62,10 +62,10 @@ class StopCondition:
 
 
 def main(definition: Definition, *, once: bool = False, check: Check | None = None) -> int:
-    """Run until SIGTERM or SIGINT; a batch that has begun is finished first.
+    """Run until SIGTERM or SIGINT; a running batch ends first.
 
-    once: also stop when every sink has all that is durable now. Raises the error for which a sink was given up, and
-    what check raises.
+    once: also stop when every sink has applied all that is durable now. Raises the error for which a sink was given up,
+    and the errors of `check`.
     """
     stop = Event()
 
@@ -116,7 +116,7 @@ def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, e
 
 
 def _stop_session(starting: Future[SparkSession]) -> None:
-    """End Spark if it is there; a signal to the whole process group may have ended its JVM before."""
+    """Stop the Spark session if it has started; a signal to the process group may have ended its JVM already."""
     if starting.exception() is None:
         with suppress(Py4JError, OSError):
             starting.result().stop()
@@ -140,7 +140,7 @@ def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkPa
     with ThreadPoolExecutor(max(1, len(runners)), thread_name_prefix="sink") as pool:
         threads = [pool.submit(_run_sink, runner, ended) for runner in runners]
         try:
-            while not end.asked.wait(STEP) and not parts.has_spark_failed and not any(one.done() for one in threads):
+            while not end.stop.wait(STEP) and not parts.has_spark_failed and not any(one.done() for one in threads):
                 if goal is not None and all(runner.has_applied(goal) for runner in runners):
                     break
         finally:
@@ -149,8 +149,8 @@ def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkPa
         thread.result()
     for runner in runners:
         runner.stop()
-    if parts.has_spark_failed and not end.asked.is_set():
-        parts.starting.result()  # raises why
+    if parts.has_spark_failed and not end.stop.is_set():
+        parts.starting.result()  # raises the error of the start
     if goal is not None and (errors := [runner.final_error for runner in runners if runner.final_error is not None]):
         raise errors[0]
 
@@ -166,7 +166,7 @@ def _run_sink(runner: SinkRunner, ended: Event) -> None:
 
 
 def _wait_for_log(definition: Definition, end: StopCondition) -> bool:
-    while not end.asked.is_set():
+    while not end.stop.is_set():
         try:
             if LogReader(definition.log.root).durable is not None:
                 return True
@@ -178,5 +178,5 @@ def _wait_for_log(definition: Definition, end: StopCondition) -> bool:
             if end.once:
                 raise
             log.debug("no log yet", path=definition.log.path)
-        end.asked.wait(POLL)
+        end.stop.wait(POLL)
     return False

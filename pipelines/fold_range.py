@@ -1,4 +1,4 @@
-"""Folding of one range for one sink: in this process while that is faster than a Spark job, in Spark otherwise."""
+"""Folds one range of the log for one sink: in this process if that is faster than a Spark job, otherwise in Spark."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from pipelines.folding.spark_fold import fold_frame
 from pipelines.source.data_source import rows_between
 
 SMALL: Final = 50_000
-"""Maximum rows of the log files in a range that is folded on the driver."""
+"""Maximum rows in the log files of a range that is folded on the driver."""
 WHOLE_BYTES: Final = 192 << 20
-"""Maximum bytes of those files if no image is partial, whatever their rows.
+"""Maximum bytes in the log files of a range without partial images; its number of rows does not matter.
 
-Two million rows take three seconds, and ten in Spark on two cores. They take three times as much memory as on disk.
-Partial images are folded row by row."""
+Two million rows take three seconds here, and ten seconds in Spark on two cores. In memory they are three times as
+large as on disk. Ranges with partial images are excluded because they are folded row by row."""
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 
 
 class RangeFolder:
-    """Folds ranges of one log for one sink; the caller refreshes the view of the log."""
+    """Folds ranges of one log for one sink; the caller refreshes the log reader."""
 
     def __init__(
         self,
@@ -63,9 +63,10 @@ class RangeFolder:
     def __call__(
         self, rows: DataFrame | SparkSession | None, after: Position, upto: Position, relation: int | None = None
     ) -> FoldedBatch:
-        """Fold the range (after, upto]; rows: a frame of the log that contains it, or a session to read it with.
+        """Fold the range (after, upto].
 
-        A small range does not need them. relation: the one that is wanted; the result may contain others.
+        rows: a frame of the log that contains the range, or a session to read it with; a small range needs neither.
+        relation: fold at least this relation; None: all.
         """
         since = self._since(after)
         if self.is_small(after, upto):
@@ -102,9 +103,9 @@ class RangeFolder:
     def slices(
         self, session: SparkSession | None, after: Position, upto: Position, relation: int
     ) -> Iterator[tuple[FoldedBatch, int]]:
-        """The range of one relation as batches with their end positions: one, or several for a table with history.
+        """Yield the range of one relation as batches with their end positions; a table with history has several.
 
-        Several batches need no session: each has about SMALL rows, or one transaction.
+        Each of several batches has about SMALL rows, or a single transaction, so they need no session.
         """
         if relation not in self._with_history_at(upto):
             yield self(session, after, upto, relation), int(upto)
@@ -119,7 +120,7 @@ class RangeFolder:
     def _frame(
         self, rows: DataFrame | SparkSession, after: Position, upto: Position, relation: int | None
     ) -> DataFrame:
-        # a frame that was planned before the log was trimmed has other rows than the statistics describe
+        # a frame planned before a trim has other rows than those that the statistics describe
         if not isinstance(rows, DataFrame):
             rows = rows_between(rows, self.log, self._tables, after, upto)
         elif after < self.log.oldest:
@@ -129,7 +130,7 @@ class RangeFolder:
     def _in_spark(
         self, rows: DataFrame, within: tuple[Position, Position], kept: AbstractSet[int], since: Position
     ) -> pa.Table:
-        """Fold the range, except for the single changes of tables with history."""
+        """Fold the range, without the single changes of tables with history."""
         after, upto = within
         rows = rows.where((F.col("position") > int(after)) & (F.col("position") <= int(upto)))
         if kept:
@@ -160,23 +161,23 @@ class RangeFolder:
 
 
 def latest_topics(rows: pa.Table) -> dict[int, str]:
-    """Relation → its topic in the latest row."""
+    """Relation → topic, from the latest row of each relation."""
     named = rows.select(["relation", "topic", "position"]).filter(pc.is_valid(rows["relation"]))
     found = named.group_by(["relation", "topic"]).aggregate([("position", "max")]).sort_by("position_max")
     return dict(zip(found["relation"].to_pylist(), found["topic"].to_pylist(), strict=True))
 
 
 def single_changes(rows: pa.Table | pa.RecordBatch, kept: AbstractSet[int], since: Position) -> Any:
-    """Which log rows are changes that are not folded: those of relations with history, after the position `since`.
+    """A mask of the log rows that are not folded: changes of the relations `kept` after the position `since`.
 
-    Rows without a key are not folded before it either, because equal rows may occur more than once.
+    Their rows without a key are never folded, because equal rows may occur more than once.
     """
     of_kept = pc.and_(pc.is_in(rows["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(rows["op"], _ROWS))
     return pc.and_(of_kept, pc.or_(pc.greater(rows["position"], int(since)), pc.is_null(rows["key"])))
 
 
 def with_copied(folded: pa.Table, kept: AbstractSet[int]) -> pa.Table:
-    """Folded rows; those of relations with history as a snapshot of the table would have them."""
+    """Folded rows, where rows of the relations `kept` look like rows of a snapshot of the table."""
     state = pc.and_(
         pc.is_in(folded["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(folded["op"], pa.array(["u", "d"]))
     )

@@ -1,4 +1,4 @@
-"""Past and present of a Delta sink in Spark: all its tables as they were together at one cut."""
+"""Tables of a Delta sink as Spark frames or views, all at one past or present cut: the Python API for notebooks."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ if TYPE_CHECKING:
 
 
 def cut(sink: DeltaSinkDefinition | str, moment: Moment | str = "published") -> Published:
-    """The record of the last kept cut with nothing that came after `moment`: where each table stood, in what state.
+    """The record of the last kept cut that is not after `moment`, with the position and state of each table.
 
-    sink: of a definition, or its path with the placeholders. moment: `published` or `latest`, the newest cut; a
-    position, a time, or either as text. Raises ConfigError for other text, CutUnavailable where no cut is kept.
+    sink: a sink of a definition, or its path template. moment: a position, a time, or either as text; `published` and
+    `latest` mean the newest cut. Raises ConfigError for other text, and CutUnavailable if no such cut is kept.
     """
-    found = moment if isinstance(moment, Position | datetime) else parse_at(moment)
+    point = moment if isinstance(moment, Position | datetime) else parse_at(moment)
     lake = Lake.open(sink if isinstance(sink, str) else sink.path)
-    return lake.cut(ReadAt.PUBLISHED if found is ReadAt.LATEST else found)
+    return lake.cut(ReadAt.PUBLISHED if point is ReadAt.LATEST else point)
 
 
 def at(
     spark: SparkSession, sink: DeltaSinkDefinition | str, moment: Moment | str | Published = "published"
 ) -> dict[str, DataFrame]:
-    """Topic → the rows of the table at one cut, as `cut` finds it, for every table that belongs to the cut.
+    """Topic → frame with the rows of the table, for every table of one cut.
 
-    A target that several tables share is there as well, under the name of its directory, if all of them belong to it.
-    moment: also a record that `cut` gave. The frames are read lazily, at versions that are kept as long as the cut is.
-    Left out are tables that were being copied or had stopped at that cut (the record has their state), and, if the sink
-    of a definition is given, tables whose rows were made under other rules (`cdc.stores.target_rules`).
+    A target that several tables share is included under the name of its directory, if all of its tables are in the cut.
+    moment: as for `cut`, or a record that `cut` returned. Spark reads the frames when they are used, at versions that
+    are kept as long as the cut.
+
+    Tables that were being copied or had stopped at the cut are left out. With a sink of a definition, so are tables
+    whose rows were written under other rules (`cdc.stores.target_rules`).
     Raises as `cut`, and DeltaJarMissing for a session without Delta.
     """
     record = moment if isinstance(moment, Published) else cut(sink, moment)
     versions = record.versions
-    named = {table.topic: [table] for table in sorted(record.tables.values(), key=lambda table: table.topic)}
-    named = {**tables_by_shared_target(record.tables.values()), **named}
+    tables_by_name = {table.topic: [table] for table in sorted(record.tables.values(), key=lambda table: table.topic)}
+    tables_by_name = {**tables_by_shared_target(record.tables.values()), **tables_by_name}
     lake = Lake.open(sink) if isinstance(sink, str) else Lake.open(sink.path, TargetRules.of(sink))
     return {
         name: _frame(spark, parts, versions[parts[0].target])
-        for name, parts in named.items()
+        for name, parts in tables_by_name.items()
         if all(part.state == TargetState.STREAMING for part in parts)
         and lake.is_shown(parts, versions[parts[0].target])
     }
@@ -56,10 +58,10 @@ def at(
 def views(
     spark: SparkSession, sink: DeltaSinkDefinition | str, moment: Moment | str | Published = "published"
 ) -> dict[str, str]:
-    """Make a temporary view of every table of one cut; topic → name of its view.
+    """Create a temporary view for every table of one cut; returns topic → name of the view.
 
-    Views have no schema: a table's is called as the table where no other schema has one of that name, else
-    `schema__table`. One that has the name already is replaced. Raises as `at`.
+    A view has the name of its table. If tables of several schemas have that name, the view is named `schema__table`.
+    Existing views with these names are replaced. Raises as `at`.
     """
     record = moment if isinstance(moment, Published) else cut(sink, moment)
     frames = at(spark, sink, record)
@@ -73,5 +75,5 @@ def _frame(spark: SparkSession, parts: Sequence[TableRecord], version: int) -> D
     rows = require_delta(spark).read.format("delta").option("versionAsOf", version).load(parts[0].target)
     if RELATION_COLUMN not in rows.columns:
         return rows
-    # rows of another table in the same target may be ahead of the cut
+    # rows of other tables in the same target may be newer than the cut
     return rows.where(rows[RELATION_COLUMN].isin(*(part.relation for part in parts)))

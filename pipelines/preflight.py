@@ -1,4 +1,8 @@
-"""Checking: a definition's sinks held against the tables there are, before anything is written to a target."""
+"""Checks of a new sink against the tables that exist, before anything is written to its target.
+
+Only sinks that have not published anything are checked. A sink that has begun continues after any change of its
+definition; a table that cannot continue stops alone.
+"""
 
 from __future__ import annotations
 
@@ -28,33 +32,30 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SessionProvider = Callable[[], "SparkSession"]
-"""Gives a session, which is waited for where there is an expression and nowhere else."""
-_ORDERS: Final = (("cluster_by", "partition_by"), ("partition_by", "cluster_by"), ("", "cluster_by"))
-"""(key that is left aside, key that is then at fault): each by itself first, then both."""
+"""Returns the Spark session and waits for it; called only if a rule has an expression."""
+_LAYOUT_CHECKS: Final = (("cluster_by", "partition_by"), ("partition_by", "cluster_by"), ("", "cluster_by"))
+"""(ignored key, key that an error then belongs to): first each key alone, then both together."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewSinkCheck:
-    """The sinks of a process that may begin some of them."""
+    """The check of the new sinks of one apply process."""
 
     definition: Definition
-    """All of it: places in the file go by it."""
+    """The whole definition, whose keys locate an error in the file."""
     config: Path
-    """The file."""
+    """Path of the definition file."""
     sinks: Collection[str]
-    """Names of those that are the process' own."""
+    """Names of the sinks that the process fills."""
 
     def check(self, log: LogReader, session: SessionProvider) -> None:
-        """Raise InvalidDefinition for what is wrong with a Delta sink that has not published anything yet.
-
-        One that has goes on whatever came since, and a table that cannot go on with it stops alone.
-        """
+        """Raise InvalidDefinition for every error in a Delta sink that has not published anything."""
         new = {one.name for one in self.definition.sinks if one.name in self.sinks and _is_new(one)}
         tables = tables_in(log) if new else []
-        places = taken(self.definition, tables, new, log.log_id)
+        occupied = taken(self.definition, tables, new, log.log_id)
         found = [
             *misfits_of(self.definition, tables, new),
-            *(one for one in places if not isinstance(one.error, SinkUnavailable)),
+            *(one for one in occupied if not isinstance(one.error, SinkUnavailable)),
             *find_unresolved_rules(fed(self.definition, tables, new), session),
         ]
         if found:
@@ -66,13 +67,13 @@ def _is_new(sink: Sink) -> bool:
 
 
 def local_settings(definition: Definition) -> SparkSettings:
-    """Of a session that looks and moves nothing: in this process, whatever cluster the definition names."""
+    """Settings of a small local session that only resolves expressions, even if the definition names a cluster."""
     settings = SparkSettings.of(definition, f"cdc-{definition.name}-check")
     return replace(settings, master="local[1]", download=False)
 
 
 def find_unresolved_rules(tables: Iterable[SinkTables], session: SessionProvider) -> list[ColumnMismatch]:
-    """What of the tables' rules a sink could not carry out, without what cdc.stores.sink_preflight finds."""
+    """The keys of rules that a sink could not apply; `cdc.stores.sink_preflight` finds the others without Spark."""
     return [ColumnMismatch(one.key(*key), error) for one in tables for key, error in _refusals(one, session)]
 
 
@@ -81,11 +82,11 @@ def _refusals(one: SinkTables, session: SessionProvider) -> Iterator[ColumnMisma
     if rule is None or any(column_mismatches(one.schema, rule, one.settings)):
         return
     policy = DeltaSettings(one.sink.name, one.sink.path, table=one.sink, rules=one.sink.rules).types_of(schema.topic)
-    if rule.transform is not None and (found := list(_of_transform(rule.transform, schema, policy, session))):
+    if rule.transform is not None and (found := list(_transform_refusals(rule.transform, schema, policy, session))):
         yield from found
         return
-    for aside, key in _ORDERS if rule.partition_by or rule.cluster_by else ():
-        shapes = TablePlans([rule.model_copy(update={aside: ()} if aside else {})])
+    for ignored, key in _LAYOUT_CHECKS if rule.partition_by or rule.cluster_by else ():
+        shapes = TablePlans([rule.model_copy(update={ignored: ()} if ignored else {})])
         if rule.transform is not None and rule.transform.needs_spark:
             shapes.spark = session()
         try:
@@ -95,7 +96,7 @@ def _refusals(one: SinkTables, session: SessionProvider) -> Iterator[ColumnMisma
             return
 
 
-def _of_transform(
+def _transform_refusals(
     rule: Transform, schema: TableSchema, policy: Policy, session: SessionProvider
 ) -> Iterator[ColumnMismatch]:
     try:
@@ -103,12 +104,12 @@ def _of_transform(
     except TransformFailed as exc:
         yield ColumnMismatch(("transform", "python"), exc)
         return
-    alone: list[tuple[Key, dict[str, Any]]] = [
+    single_expressions: list[tuple[Key, dict[str, Any]]] = [
         (("computed", name), {"computed": {name: sql}, "where": None}) for name, sql in rule.computed.items()
     ]
     if rule.where is not None:
-        alone.append((("where",), {"computed": {}}))
-    for key, only in alone:
+        single_expressions.append((("where",), {"computed": {}}))
+    for key, only in single_expressions:
         try:
             resolved(rule.model_copy(update=only), held, schema.topic, session())
         except TransformFailed as exc:

@@ -8,7 +8,7 @@ the log that are small enough to be folded and merged in this process.
     CLOSED           closed   open the sink once the back-off after a failure is over
     STANDBY          closed   ask for the lease, which another apply process has
     PAUSED           closed   confirm to the replay that the sink is closed
-    HALTED           closed   nothing: the failure would come again
+    HALTED           closed   nothing: another attempt would fail in the same way
     DIRECT           open     apply small ranges; start the query when the session is there
     AWAITING_SPARK   open     start the query when the session is there: the next range needs it
     WARMING          open     apply small ranges until the first batch of the query begins
@@ -27,12 +27,12 @@ the log that are small enough to be folded and merged in this process.
       every state but STANDBY    LEASE_LOST      ▶ STANDBY   LEASE_GAINED ▶ CLOSED
       every other state          REPLAY_BEGAN    ▶ PAUSED    REPLAY_ENDED ▶ CLOSED
 
-In every open state a step also releases snapshots that nobody reads any more, answers commands about dead letters and
+In every open state a step also releases cuts that verification no longer reads, answers commands about dead letters and
 registers the applied position. `_fire` is the one place that changes the state: it looks the event up in
 `TRANSITIONS`, closes the sink when the new state is a closed one, and does what entering that state requires.
 A pair that is not in the table is a defect and raises KeyError.
 
-Only the runner's own thread fires events. Spark's thread leaves facts on the `OpenSink` that the next step reads, and
+Only the runner's own thread fires events. Spark's thread leaves facts on the `OpenedSink` that the next step reads, and
 the main thread reads `is_standby`, `final_error` and `has_applied`.
 """
 
@@ -53,7 +53,7 @@ from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import CdcError, LogTrimmed, Reaction, SinkError, SinkInUse
 from cdc.position import Position
 from pipelines.dead_letters.requests import DeadLetterCommands
-from pipelines.open_sink import OpenSink, SinkParts
+from pipelines.opened_sink import OpenedSink, SinkParts
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.sink_lease import LEASE
 from pipelines.runtime.worker_errors import worker_error
@@ -95,7 +95,7 @@ class Event(Enum):
     QUERY_STARTED = auto()
     FIRST_BATCH = auto()
     REOPEN = auto()
-    """A table that had stopped can go on: the sink is opened again to catch it up."""
+    """A stopped table can continue: the sink is opened again, and the table catches up."""
     FAILED = auto()
     FAILED_FOR_GOOD = auto()
     """As FAILED, but another attempt would fail in the same way."""
@@ -174,7 +174,7 @@ class SinkRunner:
         self.progress = SinkFigures(definition.name, sink.name, parts.figures)
         self._requests = None if parts.catalog is None else DeadLetterCommands(definition, parts.catalog, self.progress)
         self._state = State.CLOSED
-        self._opened: OpenSink | None = None
+        self._opened: OpenedSink | None = None
         """Set in the open states, and in no other."""
         self._failures = Failures()
         self._standby_since = 0.0
@@ -226,7 +226,7 @@ class SinkRunner:
             self._step_open()
 
     def apply_small_range(self) -> bool:
-        """Apply what the log holds if that needs no Spark and no query does it; return whether there was anything."""
+        """Apply the next range if it needs no Spark and no query applies it; return whether the position advanced."""
         opened = self._opened
         if opened is None:
             return False
@@ -308,15 +308,15 @@ class SinkRunner:
         return "" if self._parts.leases is None else self._parts.leases.other_holder(self._settings.name)
 
     def _open(self) -> None:
-        self._opened = OpenSink(self._definition, self._settings, self._parts, self.progress)
+        self._opened = OpenedSink(self._definition, self._settings, self._parts, self.progress)
         self._fire(Event.OPENED)
         self._opened.register(at_once=True)
 
-    def _start_query(self, opened: OpenSink) -> None:
+    def _start_query(self, opened: OpenedSink) -> None:
         opened.start_query(self._parts.starting.result())
         self._fire(Event.QUERY_STARTED)
 
-    def _advance(self, opened: OpenSink) -> None:
+    def _advance(self, opened: OpenedSink) -> None:
         try:
             opened.loop.advance()
         except SparkAwaited:
@@ -343,7 +343,7 @@ class SinkRunner:
     def _classify(self, exc: Exception) -> tuple[CdcError, bool]:
         """(the error to report for an exception, whether another attempt would fail in the same way)."""
         if isinstance(exc, LogTrimmed):
-            # a batch may also end at a position that was removed while the log still leads on from the sink's
+            # the end of the batch may have been trimmed, although the sink can continue from its own position
             is_final = self._opened is not None and self._opened.is_trimmed()
             return log_trimmed_error(exc, self._settings.name), is_final
         if isinstance(exc, CdcError):

@@ -1,4 +1,4 @@
-"""Sinks and their settings, built from the sinks of a definition."""
+"""Builds sinks from their definitions, and answers what a definition means for the apply process."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def needs_spark(sink: DeltaSinkDefinition | SearchSinkDefinition) -> bool:
 
 
 def keeps_history(sink: DeltaSinkDefinition | SearchSinkDefinition) -> Callable[[str], bool] | None:
-    """A predicate over topics: whether the sink stores every change of the table. None: of no table."""
+    """Return a predicate over topics: whether the sink stores every change of the table. None: of no table."""
     if not isinstance(sink, DeltaSinkDefinition):
         return None
-    latest = (settings_with_rule(sink, rule).history_mode is HistoryMode.LATEST for rule in (None, *sink.rules))
-    if all(latest):
+    only_latest = (settings_with_rule(sink, rule).history_mode is HistoryMode.LATEST for rule in (None, *sink.rules))
+    if all(only_latest):
         return None
     return lambda topic: table_settings(topic, sink, sink.rules).history_mode is not HistoryMode.LATEST

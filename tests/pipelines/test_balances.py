@@ -62,10 +62,10 @@ END;
 def _bank(tmp_path: Path, database: str) -> Captured:
     """The bank, of which even small tables are copied in chunks."""
     make_bank(database)
-    held = Captured(tmp_path, database)
-    with held.path.open("a") as definition:
+    captured = Captured(tmp_path, database)
+    with captured.path.open("a") as definition:
         definition.write(IN_CHUNKS)
-    return held
+    return captured
 
 
 def make_bank(database: str) -> None:
@@ -86,9 +86,9 @@ def pgbench() -> str:
 
 
 @contextmanager
-def paid(held: Captured) -> Iterator[None]:
+def paid(captured: Captured) -> Iterator[None]:
     """Three clients pay in and out all the while."""
-    script, output = held.folder / "tpcb.sql", held.folder / "pgbench.out"
+    script, output = captured.folder / "tpcb.sql", captured.folder / "pgbench.out"
     script.write_text(SCRIPT)
     command = [
         pgbench(),
@@ -105,7 +105,7 @@ def paid(held: Captured) -> Iterator[None]:
         "900",
     ]
     with output.open("wb") as said:
-        child = subprocess.Popen([*command, held.dsn], stdout=said, stderr=said)
+        child = subprocess.Popen([*command, captured.dsn], stdout=said, stderr=said)
     try:
         yield
         assert child.poll() is None, output.read_text()
@@ -172,22 +172,22 @@ class Auditor:
         while self.loop.position < end:
             self.next()
 
-    def settle(self, held: Captured) -> None:
+    def settle(self, captured: Captured) -> None:
         """Apply what is left, when nobody pays any more; the books are those of the source then."""
         while self.next():
             pass
         published = self.lake.published()
         assert published is not None
-        ((total, count),) = rows_of(held.dsn, "SELECT sum(delta), count(*) FROM pgbench_history")
+        ((total, count),) = rows_of(captured.dsn, "SELECT sum(delta), count(*) FROM pgbench_history")
         assert count > 0
         assert self.sums(published) == dict.fromkeys(BALANCES, total)
 
 
 @contextmanager
-def audited(held: Captured, running: Running) -> Iterator[Auditor]:
+def audited(captured: Captured, running: Running) -> Iterator[Auditor]:
     """A sink over the log, and who reads it."""
-    template = f"{held.folder}/lake/{{schema}}/{{table}}"
-    log = LogReader(held.folder / "log")
+    template = f"{captured.folder}/lake/{{schema}}/{{table}}"
+    log = LogReader(captured.folder / "log")
     with closing(DeltaSink(DeltaSettings("lake", template))) as sink:
         fold = RangeFolder(log, "lake", ("*.*",))
         loop = SinkLoop(

@@ -36,14 +36,14 @@ CHANGES = (
 
 def test_a_row_that_comes_in_without_what_did_not_change_waits_for_it(tmp_path: Path, database: str) -> None:
     run_sql(database, *MADE)
-    held = Captured(tmp_path, database)
-    held.write(slot=f"s_{database.rpartition('/')[2]}", more="  publication: {name: filtered}\n")
-    held.copy()
+    captured = Captured(tmp_path, database)
+    captured.write(slot=f"s_{database.rpartition('/')[2]}", more="  publication: {name: filtered}\n")
+    captured.copy()
     sinks: list[Sink] = [
         DeltaSink(DeltaSettings("lake", f"{tmp_path}/lake/{{schema}}/{{table}}")),
         SearchSink("find", tmp_path / "find", dead_letters=DeadLetterSettings()),
     ]
-    with Catalog.open(held.definition.catalog.url) as catalog, ExitStack() as opened:
+    with Catalog.open(captured.definition.catalog.url) as catalog, ExitStack() as opened:
         loops = []
         for sink in sinks:
             fold = RangeFolder(LogReader(tmp_path / "log"), sink.name, ("*.*",))
@@ -55,7 +55,7 @@ def test_a_row_that_comes_in_without_what_did_not_change_waits_for_it(tmp_path: 
             opened.callback(loops[-1].drain)
         for changes in ((), *CHANGES):
             run_sql(database, *changes)
-            held.stream()
+            captured.stream()
             for loop in loops:
                 loop.advance()
         lacking = [next(iter(loop._published.tables.values())) for loop in loops]

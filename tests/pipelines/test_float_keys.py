@@ -66,10 +66,10 @@ def _place(row: dict[str, Any]) -> tuple[int, int]:
 
 def test_what_is_there_in_each_mode_is_what_the_source_has(tmp_path: Path, database: str) -> None:
     run_sql(database, *MADE)
-    held = Captured(tmp_path, database)
-    held.copy()
+    captured = Captured(tmp_path, database)
+    captured.copy()
     loops = {}
-    with Catalog.open(held.definition.catalog.url) as catalog, ExitStack() as opened:
+    with Catalog.open(captured.definition.catalog.url) as catalog, ExitStack() as opened:
         for keeping, settings in ALL_SETTINGS.items():
             sink = DeltaSink(DeltaSettings(keeping.value, f"{tmp_path}/{keeping}/{{schema}}/{{table}}", table=settings))
             every = None if keeping is HistoryMode.LATEST else lambda _: True
@@ -82,7 +82,7 @@ def test_what_is_there_in_each_mode_is_what_the_source_has(tmp_path: Path, datab
             opened.callback(loops[keeping].drain)
         for changes in ((), *CHANGES):
             run_sql(database, *changes)
-            held.stream()
+            captured.stream()
             there = sorted(f"{k!r} {n} {note}" for k, n, note in rows_of(database, "SELECT * FROM zero"))
             for keeping, loop in loops.items():
                 loop.advance()

@@ -29,9 +29,9 @@ from tests.snapshot.reader_with_backfills import Running
 class Driver:
     """The driver of one Delta sink, which opens it again when the loop says so, as the apply process does."""
 
-    def __init__(self, held: Captured, catalog: Catalog) -> None:
-        self._held, self._catalog = held, catalog
-        self._place = f"{held.folder}/lake/{{schema}}/{{table}}"
+    def __init__(self, captured: Captured, catalog: Catalog) -> None:
+        self._held, self._catalog = captured, catalog
+        self._place = f"{captured.folder}/lake/{{schema}}/{{table}}"
         self._loop: SinkLoop | None = None
 
     def advance(self) -> TableRecord:
@@ -71,9 +71,9 @@ class Driver:
 
 
 @contextmanager
-def driven(held: Captured) -> Iterator[Driver]:
-    with Catalog.open(held.definition.catalog.url) as catalog, closing(catalog):
-        driver = Driver(held, catalog)
+def driven(captured: Captured) -> Iterator[Driver]:
+    with Catalog.open(captured.definition.catalog.url) as catalog, closing(catalog):
+        driver = Driver(captured, catalog)
         try:
             yield driver
         finally:
@@ -87,9 +87,9 @@ CURES = {
 }
 
 
-def changed(held: Captured, *statements: str) -> None:
-    with Running(held) as running:
-        run_sql(held.dsn, *statements)
+def changed(captured: Captured, *statements: str) -> None:
+    with Running(captured) as running:
+        run_sql(captured.dsn, *statements)
         running.caught_up()
 
 
@@ -99,15 +99,15 @@ def test_columns_that_differed_in_case_stop_a_table_until_one_of_them_is_gone(
     tmp_path: Path, database: str, cure: str, restarted: bool
 ) -> None:
     run_sql(database, 'CREATE TABLE t (id int PRIMARY KEY, a int, "A" int)', "INSERT INTO t VALUES (1, 2, 3)")
-    held = Captured(tmp_path, database)
-    held.copy()
-    with driven(held) as driver:
+    captured = Captured(tmp_path, database)
+    captured.copy()
+    with driven(captured) as driver:
         stopped = driver.advance()
         assert (stopped.state, (stopped.reason or "")[:8]) == (TargetState.FAILED, "CDC-3005")
         if restarted:
             driver.stop()
         name = "u" if "RENAME TO u" in cure else "t"
-        changed(held, *cure.split("; "), f"INSERT INTO {name} (id, a) VALUES (2, 20)")
+        changed(captured, *cure.split("; "), f"INSERT INTO {name} (id, a) VALUES (2, 20)")
         record = driver.advance()
         assert (record.state, record.reason) == (TargetState.STREAMING, None)
         assert [(row["id"], row["a"]) for row in driver.rows(record)] == [(1, 2), (2, 20)]

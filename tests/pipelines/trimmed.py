@@ -16,7 +16,7 @@ from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.position import Position
 from pipelines.compaction.compact import compact
-from pipelines.open_sink import SinkParts
+from pipelines.opened_sink import SinkParts
 from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses

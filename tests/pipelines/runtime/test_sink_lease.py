@@ -15,7 +15,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.position import Position
-from pipelines.open_sink import SinkParts
+from pipelines.opened_sink import SinkParts
 from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses

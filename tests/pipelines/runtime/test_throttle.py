@@ -18,7 +18,7 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.position import Position
 from cdc.stores.published import Published, TargetState
-from pipelines.open_sink import SinkParts
+from pipelines.opened_sink import SinkParts
 from pipelines.runner import SinkRunner, State
 from pipelines.runtime.cut_requests import CUT, CutRequests
 from pipelines.runtime.progress import SinkFigures

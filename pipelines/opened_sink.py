@@ -1,8 +1,8 @@
-"""An open sink: its loop over the change log, its streaming query, and its registration as a consumer of the log.
+"""An opened sink: its loop over the change log, its streaming query, and its registration as a consumer of the log.
 
-`SinkRunner` creates one when it opens the sink and closes it for good; it is never opened a second time.
-Methods are called from the runner's thread, except for `_apply_micro_batch`, which Spark calls from a thread of its
-own. That thread hands two facts over: the first batch has begun, and the exception that ended a batch.
+`SinkRunner` creates an `OpenedSink` when it opens the sink, and closes it once; it never opens the same one again.
+The runner's thread calls the methods, except for `_apply_micro_batch`, which a thread of Spark calls. That thread
+stores two facts for the runner: the first batch has begun, and which exception ended a batch.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class SinkParts:
         return self.starting.done() and self.starting.exception() is not None
 
 
-class OpenSink:
-    """One open sink and everything that is closed with it."""
+class OpenedSink:
+    """One opened sink with everything that has to be closed together with it."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class OpenSink:
 
     @property
     def has_stopped_query(self) -> bool:
-        """Whether the streaming query has ended by itself."""
+        """Whether the streaming query has ended, although the runner did not stop it."""
         return self._query is not None and not self._query.isActive
 
     @property
@@ -136,7 +136,7 @@ class OpenSink:
         return self._query is not None and bool(self._query.lastProgress)
 
     def register(self, *, at_once: bool = False) -> None:
-        """Report to the log up to where every table of the sink has it, so that retention may go on from there."""
+        """Register the position that every table has reached, so that retention can trim the log below it."""
         applied = self.loop.consumed_position
         self._registration.report(applied, pinned_in(self._log, applied), at_once=at_once)
 
@@ -160,7 +160,7 @@ class OpenSink:
         )
         self._query = (
             rows.writeStream.foreachBatch(self._apply_micro_batch)
-            # on this machine, whatever the cluster's default store; not quoted: Hadoop reads %20 as part of the name
+            # on this machine, even if a cluster has another default store; unquoted, because Hadoop does not decode %20
             .option("checkpointLocation", f"file://{self._checkpoint}")
             .queryName(f"{self._definition.name}-{self._settings.name}")
             .trigger(processingTime=f"{int(self._definition.spark.trigger * 1000)} milliseconds")
@@ -216,7 +216,8 @@ class OpenSink:
             self.loop(rows, end)
             hit("before_commits")
             if self._throttle is not None:
-                self._throttle.wait()  # here, so that Spark plans the next batch when it may begin, with all rows then
+                # inside the batch, so that Spark plans the next one afterwards, with all rows that are durable then
+                self._throttle.wait()
         except Exception as exc:
             self._batch_error = exc  # Spark forwards only its text
             raise

@@ -17,7 +17,7 @@ from cdc.catalog import Catalog
 from cdc.errors import SinkOfAnotherLog
 from cdc.position import Position
 from pipelines.__main__ import main
-from pipelines.open_sink import SinkParts
+from pipelines.opened_sink import SinkParts
 from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.open_sink import FirstBatchGate
+from pipelines.opened_sink import FirstBatchGate
 
 
 def test_an_owner_may_enter_twice_and_the_other_waits_until_it_leaves() -> None:
