@@ -20,7 +20,7 @@ def replace(path: Path | StoredObject, content: bytes) -> None:
     """Replace the content of a file atomically; after an OSError the file has either the old or the new content.
 
     On a disk the content is first written to a hidden file in the same directory; only a killed process leaves that
-    file. An object store replaces atomically by itself; raises LogUnreachable and LogInaccessible there.
+    file. An object store replaces every object atomically; raises LogUnreachable and LogInaccessible there.
     """
     if not isinstance(path, Path):
         path.write_bytes(content)

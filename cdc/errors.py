@@ -508,7 +508,7 @@ class SinkUnavailable(SinkError):
 
     code = "CDC-3003"
     reaction = Reaction.RETRY
-    remedy = "check the log of the store; the sink retries by itself"
+    remedy = "check the log of the store; the sink retries until it answers"
 
 
 class SinkOfAnotherLog(SinkError):
@@ -658,7 +658,7 @@ class LogUnwritable(LogError):
 
     code = "CDC-4005"
     reaction = Reaction.RETRY
-    remedy = "free space at log.path or repair its storage; the reader resumes by itself"
+    remedy = "free space at log.path or repair its storage; the reader then resumes without a restart"
 
 
 class LogUnreachable(LogError):
@@ -666,7 +666,7 @@ class LogUnreachable(LogError):
 
     code = "CDC-4010"
     reaction = Reaction.RETRY
-    remedy = "check that the object store of log.path is running and reachable; the reader retries by itself"
+    remedy = "check that the object store of log.path is running and reachable; the reader retries until it answers"
 
 
 class LogInaccessible(LogError):

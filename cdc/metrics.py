@@ -67,7 +67,7 @@ HEALTH: Final = Metric(
 COMPILING: Final = Metric(
     "cdc_reader_compiling",
     Kind.GAUGE,
-    "1 while the reader compiles or loads its decoder, which takes up to 20 s the first time on a machine",
+    "1 while the reader compiles or loads its decoder, which takes at most 20 s the first time on a machine",
 )
 REPORT_AGE: Final = Metric(
     "cdc_report_age_seconds",
@@ -394,7 +394,7 @@ class Metrics:
             self._observed.setdefault((metric.name, labels), HistogramValues(metric)).add(value)
 
     def value(self, metric: Metric, *labels: str) -> float | None:
-        """The figure as it stands; None before it was first set."""
+        """The current value; None before it was first set."""
         with self._lock:
             return self._values.get((metric.name, labels))
 

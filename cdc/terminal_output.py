@@ -39,7 +39,7 @@ _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 1
     code: f"\\u{code:04x}" for code in _MARKS
 }
 _CONTROL_IN_JSON: Final = {code: f"\\u{code:04x}" for code in (*range(127, 160), *_MARKS)}
-"""Characters that the JSON encoder does not escape by itself."""
+"""Characters that the JSON encoder does not escape."""
 
 TRACEBACK: Final = "CDC_TRACEBACK"
 """Environment variable that makes commands print the traceback of an unexpected failure."""

@@ -190,7 +190,7 @@ def _errors_page() -> str:
     )
     return _page(
         "Error codes",
-        "A code stands in every error message, in `cdc status`, on the page and in `cdc_errors_total{code}`. "
+        "Every error message contains a code; so do `cdc status`, the page and `cdc_errors_total{code}`. "
         "`cdc explain CODE` prints one of these rows. A code links to its section of the [runbook](../RUNBOOK.md). "
         "A reader, apply or server process that stops for a cause that stays ends with status 5 where the table has 1.",
         sections,

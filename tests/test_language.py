@@ -38,6 +38,22 @@ WORDS: Final = {
 """Word to avoid → how it is spelled; an underscore counts as a space."""
 ENDINGS: Final = (".py", ".md", ".yaml", ".yml", ".html", ".sql", ".service", ".toml")
 RIGHT: Final[dict[tuple[str, str], str]] = {
+    ("cdc/README.md", "beside"): "`snapshot.beside` is a key of definitions",
+    ("cdc/cli/consumers.py", "held"): "`holds_bytes` is a JSON field",
+    ("cdc/cli/doctor.py", "flaw"): "`flaws` is a JSON field",
+    ("cdc/cli/validate.py", "flaw"): "`flaws` is a JSON field",
+    ("cdc/config/source.py", "beside"): "`snapshot.beside` is a key of definitions",
+    ("cdc/metrics.py", "held"): "names of metrics stay the same: dashboards and alerts use them",
+    ("cdc/service/api/prometheus_metrics.py", "held"): "constants named after cdc_log_held_bytes and holds_bytes",
+    ("cdc/service/log_status.py", "held"): "`holds_bytes` is a JSON field",
+    ("cdc/service/log_status_reader.py", "held"): "`holds_bytes` is a JSON field",
+    ("cdc/terminal_output.py", "flaw"): "`flaws` is a JSON field",
+    ("config/shop.yaml", "beside"): "`snapshot.beside` is a key of definitions",
+    ("deploy/RUNBOOK.md", "held"): "names of metrics",
+    ("deploy/guides/monitor.md", "held"): "names of metrics",
+    ("deploy/prometheus/cdc.rules.yml", "held"): "names of metrics",
+    ("deploy/reference/definition.md", "beside"): "`snapshot.beside` is a key of definitions",
+    ("deploy/reference/metrics.md", "held"): "names of metrics",
     ("pipelines/__main__.py", "flaw"): "a field of the JSON output",
 }
 """(path, word) → why the word is right there."""

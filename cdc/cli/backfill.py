@@ -242,7 +242,7 @@ def _send_action(job: int, verb: str, *, config: Path, json: bool) -> None:
         send_action(catalog, definition.name, job, BackfillAction(verb), getuser())
         reader = reader_state(catalog, definition.name)
     later = "" if reader == "running" else f"; the reader is {reader}: it acts when it runs"
-    summary = f"asked backfill {job} to {verb}{later}"
+    summary = f"requested to {verb} backfill {job}{later}"
     emit(f"backfill {verb}", json=json, summary=summary, result={"id": job, "reader": reader})
 
 

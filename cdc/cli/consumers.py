@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List the consumers: position, distance from the end, bytes that they hold back, and last heartbeat."""
+    """List the consumers with position, lag, the bytes that the log retains for them, and the last heartbeat."""
     from dataclasses import asdict
     from datetime import UTC, datetime
 
@@ -46,7 +46,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
         emit("consumers ls", json=True, summary=summary, result=result)
         return
     if found.consumers:
-        head = ("name", "state", "position", "behind", "holds back", "last heartbeat", "")
+        head = ("name", "state", "position", "behind", "retains", "last heartbeat", "")
         for text in aligned([head, *map(_cells, found.consumers)]):
             echo(text)
     emit("consumers ls", json=False, summary=summary)
@@ -83,7 +83,7 @@ def _cells(one: ConsumerLine) -> tuple[str, ...]:
     from cdc.cli.log_retention import lag_text
     from cdc.service import number_format
 
-    holds = number_format.format_size(one.holds_bytes) if one.holds_bytes else "nothing"
+    retained = number_format.format_size(one.holds_bytes) if one.holds_bytes else "nothing"
     ago = f"{number_format.format_age(one.seen_seconds)} ago"
     filled = "" if one.pinned is None else "filled from the compacted log"
-    return one.name, one.state, one.position, lag_text(one) or "at the end", holds, ago, filled
+    return one.name, one.state, one.position, lag_text(one) or "at the end", retained, ago, filled

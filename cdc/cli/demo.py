@@ -35,7 +35,7 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON envelope on the last line; progress goes to standard error.")
     ] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the state folder after the demo ends.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the files of the demo after it ends.")] = False,
     pg: Annotated[int, typer.Option(help="Major version of the embedded Postgres: 16 or 18.")] = 18,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Run only the log, `cdc tail` and the page.")] = False,
     port: Annotated[int, typer.Option(help="Port of the page; if it is taken, the next free one is used.")] = 8083,

@@ -100,7 +100,7 @@ def retry(
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Retry rows after their cause is fixed."""
+    """Apply parked rows again, after the cause was corrected."""
     from cdc.catalog.dead_letter_requests import DeadLetterAction
 
     if bool(letters) == everything:
@@ -138,7 +138,7 @@ def _send_request(
     waiting = [letter.id for letter in letters if letter.id not in outcomes]
     command = f"dlq {verb.value}"
     refused = [letter for letter in letters if outcomes.get(letter.id) == "parked"]
-    summary = f"asked to {verb.value} {len(letters)} of {len(known)} dead letters"
+    summary = f"requested to {verb.value} {len(letters)} of {len(known)} dead letters"
     summary += f", {len(refused)} refused again" if refused else ""
     if json:
         result = {"commands": posted, "letters": outcomes, "waiting": waiting}

@@ -38,8 +38,8 @@ def doctor(
 ) -> None:
     """Check source and targets without changing anything.
 
-    It checks rights, settings, slot, publication, tables and columns. Exit status 3 if the source cannot be captured, 2
-    if only the definition of a sink is wrong, 4 if everything works but the slot may soon be lost.
+    It checks rights, settings, slot, publication, tables and columns. The exit status is 3 if the source cannot be
+    captured, 2 if only the definition of a sink is wrong, and 4 if everything works but the slot may soon be lost.
     """
     from cdc.capture.startup_checks import defined_tables, mask_problems, rule_problems
     from cdc.capture.startup_checks import find_problems as problems_of
@@ -129,7 +129,7 @@ def _next_command(definition: Definition, config: Path, *, rules: bool) -> str:
 def _print_envelope(problems: list[PreflightProblem], issues: list[ConfigIssue]) -> None:
     fatal = [problem for problem in problems if problem.fatal]
     to_fix = len(fatal) + len(issues)
-    summary = f"{to_fix} to fix, {len(problems) - len(fatal)} to know" if problems or issues else NO_PROBLEMS
+    summary = f"{to_fix} to fix, {len(problems) - len(fatal)} warnings" if problems or issues else NO_PROBLEMS
     result = {"problems": [asdict(problem) for problem in problems], "flaws": [asdict(issue) for issue in issues]}
     error = None
     if fatal:

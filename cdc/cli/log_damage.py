@@ -28,7 +28,7 @@ SourceOption = Annotated[
     bool, typer.Option("--source", help="Also check at the source that the log was written from it.")
 ]
 FileArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="Path of the file in the log, as 'cdc log verify' names it.")
+    str, typer.Argument(metavar="FILE", help="Path of the file in the log, as 'cdc log verify' prints it.")
 ]
 
 
@@ -98,11 +98,11 @@ def _system_id(definition: Definition) -> str:
 def drop_file(
     file: FileArgument, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False
 ) -> None:
-    """Remove a damaged file from the log. Stop the reader and the apply process first; a running one is fenced off.
+    """Remove a damaged file from the log. Stop the reader and the apply process first.
 
     Nothing is lost if the file's changes are compacted, or can be compacted again. Otherwise every table in it is
     marked needs_resync, 'cdc tables resync' copies it again, and consumers of the log get an error instead of wrong
-    data. An undamaged file is refused. If the command is killed, run it again.
+    data. The command refuses an undamaged file. If it is killed, run it again.
     """
     from dataclasses import asdict
 
@@ -125,7 +125,7 @@ def _question(damaged: Damaged) -> str:
     return {
         RecoveryWay.TRIMMED: f"trim the log up to the file's segment: {span} is compacted, and nothing is lost",
         RecoveryWay.START_OVER: "compact the log from its beginning again: all changes are there, and nothing is lost",
-        RecoveryWay.GIVEN_UP: f"give up {damaged.file.rows:,} rows at {span}, and mark their tables needs_resync",
+        RecoveryWay.GIVEN_UP: f"lose {damaged.file.rows:,} rows at {span}, and mark their tables needs_resync",
     }[damaged.way]
 
 
@@ -133,10 +133,10 @@ def _summary(done: Dropped) -> str:
     from cdc.log.audit.damaged_file import RecoveryWay
 
     if done.way is RecoveryWay.TRIMMED:
-        return f"{done.file} left the log with its segment; its changes are compacted, start the reader"
+        return f"removed {done.file} with its segment: its changes are compacted; start the reader"
     if done.way is RecoveryWay.START_OVER:
-        return f"{done.file} left the log; start the apply process, which compacts the log again from its beginning"
+        return f"removed {done.file}; start the apply process, which compacts the log again from its beginning"
     if not done.marked:
-        return f"{done.file} left the log; it contained no row of a captured table, start the reader"
+        return f"removed {done.file}, which contained no row of a captured table; start the reader"
     resync = shlex.join(["cdc", "tables", "resync", *done.marked])
-    return f"{done.file} left the log, marked needs_resync: {', '.join(done.marked)}; start the reader, then: {resync}"
+    return f"removed {done.file}, marked needs_resync: {', '.join(done.marked)}; start the reader, then: {resync}"

@@ -33,7 +33,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would 
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: JsonOption = False) -> None:
-    """List what the log keeps: the runs of its compacted part, and the segments of single changes."""
+    """List the content of the log: the runs of its compacted part, and the segments of single changes."""
     from dataclasses import asdict
     from datetime import UTC, datetime
 
@@ -72,9 +72,9 @@ def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False
 
 
 def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, json: JsonOption = False) -> None:
-    """Remove what is compacted and read by every consumer: segments at once, their files after a grace.
+    """Remove segments that are compacted and that every consumer has read; delete their files after log.retain.grace.
 
-    The reader does both by itself; this command does not wait for its next turn.
+    The reader does the same regularly; this command does it now.
     """
     from dataclasses import asdict
 

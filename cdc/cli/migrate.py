@@ -57,7 +57,7 @@ def down(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Downgrade the catalog to a revision. Tables of later revisions are dropped; positions and data are not in it."""
+    """Downgrade the catalog to a revision. It drops the tables of later ones, which have neither positions nor rows."""
     from cdc.catalog import revision as revisions
 
     if not yes:

@@ -26,8 +26,8 @@ AtOption = Annotated[
     str,
     typer.Option(
         "--at",
-        help="What to read: 'published' reads all tables at the newest common position, a position or "
-        "a time reads them as of then, 'latest' reads each table as it is now.",
+        help="Version to read: 'published' reads all tables at the newest published cut, a position or "
+        "a time reads them at that cut, 'latest' reads each table as it is now.",
     ),
 ]
 SinkOption = Annotated[str | None, typer.Option("--sink", help="Delta sink to query; without it the first one.")]

@@ -17,7 +17,7 @@ TablesOption = Annotated[
 ]
 IntoOption = Annotated[
     str | None,
-    typer.Option("--into", metavar="PATH", help="Build the new target at this path and leave the old one alone."),
+    typer.Option("--into", metavar="PATH", help="Build the new target at this path, and do not change the old one."),
 ]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print rows, bytes and expected time, and change nothing.")
@@ -41,8 +41,8 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Rebuild a sink's target from the log alone.
 
-    The source is not read, and the switch to the new target is one step. A running apply process releases the sink for
-    the switch and continues with the new target. A table that could not be built keeps its old target, and the exit
+    The source is not read. The new target replaces the old one in one step. A running apply process pauses the sink for
+    this step and continues with the new target. A table that could not be rebuilt keeps its old target, and the exit
     status is 1.
     """
     import subprocess

@@ -52,8 +52,8 @@ def run(
 ) -> None:
     """Run reader, apply process and server on this machine.
 
-    They are child processes, restarted when they fail. A process that stopped for good is restarted every five minutes,
-    and at once when the definition changes, a cdc command changes something, or SIGUSR1 arrives.
+    Each is a child process that is restarted when it fails. A process that waits for an operator is restarted every
+    five minutes, and at once when the definition changes, a cdc command changes something, or SIGUSR1 arrives.
 
     ^C and SIGTERM let each process finish its batch; a second ^C ends them at once. With snapshot.mode initial_only the
     reader exits when everything is copied, and the others continue.

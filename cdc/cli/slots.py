@@ -54,8 +54,8 @@ def register(app: typer.Typer) -> None:
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """List the server's slots, the WAL that they retain, its limits, and whether the pipeline's slot matches the log.
 
-    Exit status 4 if the pipeline's slot is lost or may soon be; to estimate the time left the command measures WAL for
-    a second.
+    The exit status is 4 if the pipeline's slot is lost or may soon be lost. The command measures the WAL rate for a
+    second to estimate the time left.
     """
     from cdc.capture.startup_checks import check_log
     from cdc.config import load_definition

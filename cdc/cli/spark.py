@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 SinkOption = Annotated[list[str] | None, typer.Option("--sink", help="Apply only this sink; may be repeated.")]
 TriggerOption = Annotated[
     str | None,
-    typer.Option("--trigger", metavar="5s|once", help="Time between batches; 'once' applies what is there and ends."),
+    typer.Option(
+        "--trigger",
+        metavar="5s|once",
+        help="Time between the starts of two batches; 'once' applies all changes of the log and ends.",
+    ),
 ]
 ScheduleOption = Annotated[
     str | None,
@@ -201,7 +205,7 @@ def _job(
         into=options.get("into"),
         trigger=checked_trigger(trigger),
     )
-    if schedule is not None and not job.ends_by_itself:
+    if schedule is not None and not job.is_bounded:
         raise ConfigError("a scheduled run must end", remedy="add --trigger once")
     return job
 

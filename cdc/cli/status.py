@@ -45,8 +45,8 @@ def status(
 ) -> None:
     """Show the state of the pipeline and its problems.
 
-    It prints processes, lags, sinks and tables, and a remedy under each problem. Exit status 4 when the pipeline is
-    down: the reader or the apply process failed, has stopped, or does not report.
+    It prints processes, lags, sinks and tables, and a remedy under each problem. The exit status is 4 if the pipeline
+    is down: the reader or the apply process failed, has stopped, or does not report.
     """
     import sys
 

@@ -131,14 +131,16 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
         emit(
             "tables skip",
             json=True,
-            summary=f"{'skipped' if answer else 'asked to skip'} {named}",
+            summary=f"{'skipped' if answer else 'requested to skip'} {named}",
             result=result,
             ok=ok,
         )
     elif failed is not None:
         line(LineMark.BAD, f"{failed['code']} {failed['message']}", fix=failed["suggestion"])
     elif answer is None:
-        line(LineMark.ADVICE, f"asked the reader to skip {named}; it has not done so yet", fix=WATCH.format(config))
+        line(
+            LineMark.ADVICE, f"requested to skip {named}; the reader has not confirmed it yet", fix=WATCH.format(config)
+        )
     else:
         line(LineMark.GOOD, f"{named}: live without a copy", fix=WATCH.format(config))
     if not ok:

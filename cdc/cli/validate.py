@@ -16,7 +16,7 @@ from cdc.terminal_output import Envelope, ErrorReport, LineMark, echo, line
 Paths = Annotated[list[Path] | None, typer.Argument(help="Definition files, or directories of them.")]
 Named = Annotated[
     list[Path] | None,
-    typer.Option("--config", "-c", help="Definition file or directory, named by option as in every other command."),
+    typer.Option("--config", "-c", help="Check this definition file or directory, as the argument does."),
 ]
 
 

@@ -64,10 +64,10 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Compare every sink with the source at one position.
 
-    Exit status 4 when a row or a column differs. With --repair the running reader reads differing rows again, only for
-    the sink that is wrong: missing and wrong rows are written, rows that the source does not have are deleted. The exit
-    status is that of the last comparison. With --every it repeats until SIGTERM, and a later start continues where the
-    last one stopped; 'cdc status' shows up to when each table is verified.
+    The exit status is 4 if a row or a column differs. With --repair the running reader reads differing rows again,
+    only for the sink that is wrong: it writes missing and wrong rows, and deletes rows that the source does not have.
+    The exit status is then that of the last comparison. With --every the command repeats until SIGTERM, and the next
+    start continues where the last one stopped; 'cdc status' shows up to when each table is verified.
     """
     import sys
 

@@ -122,7 +122,7 @@ def _spec(job: SparkJob, pods: PodSettings) -> dict[str, Any]:
         "arguments": job.arguments(str(DEFINITIONS / job.config.name)),
         "deps": {"jars": [f"local://{jar}" for jar in jars]} if jars else fetched,
         "sparkConf": conf,
-        "restartPolicy": {"type": "Never"} if job.ends_by_itself else {"type": "Always"},
+        "restartPolicy": {"type": "Never"} if job.is_bounded else {"type": "Always"},
         "volumes": _volumes(job, pods, secrets),
         "driver": {
             "cores": 1,
@@ -158,4 +158,4 @@ def _volumes(job: SparkJob, pods: PodSettings, secrets: list[str]) -> list[dict[
 def _trigger(job: SparkJob, schedule: str | None) -> dict[str, Any]:
     if schedule is not None:
         return {"schedule": {"quartz_cron_expression": schedule, "timezone_id": "UTC"}}
-    return {} if job.ends_by_itself else {"continuous": {"pause_status": "UNPAUSED"}}
+    return {} if job.is_bounded else {"continuous": {"pause_status": "UNPAUSED"}}

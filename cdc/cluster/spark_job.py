@@ -100,7 +100,7 @@ class SparkJob:
         return f"{self.name}-apply" if self.action is SparkAction.APPLY else self.application_name
 
     @property
-    def ends_by_itself(self) -> bool:
+    def is_bounded(self) -> bool:
         """Whether the job ends without being stopped."""
         return self.action is not SparkAction.APPLY or self.trigger == ONCE
 

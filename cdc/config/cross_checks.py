@@ -1,4 +1,4 @@
-"""Checks of keys of a definition against each other, after every key by itself is valid."""
+"""Checks of the keys of a definition against each other, after each single key was found valid."""
 
 from __future__ import annotations
 

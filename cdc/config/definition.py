@@ -204,7 +204,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _beside_the_log(log: str) -> str:
+def _catalog_next_to(log: str) -> str:
     """Default URL of the catalog; empty if the log is in an object store, where SQLite cannot be."""
     return "" if is_remote(log) else "sqlite:///" + sibling_path(log.removeprefix("file://"), "catalog.db")
 
@@ -256,6 +256,6 @@ class Definition(Model):
             update={
                 "source": source.model_copy(update={"slot": slot, "publication": publication}),
                 "spark": self.spark.model_copy(update={"checkpoint": checkpoint}),
-                "catalog": CatalogLocation.model_construct(url=self.catalog.url or _beside_the_log(self.log.path)),
+                "catalog": CatalogLocation.model_construct(url=self.catalog.url or _catalog_next_to(self.log.path)),
             }
         )

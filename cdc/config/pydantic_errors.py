@@ -82,7 +82,7 @@ def _untagged(loc: tuple[str | int, ...], schema: Mapping[str, Any]) -> tuple[Ke
 
 
 def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    # an optional part is `anyOf` of itself and null
+    # an optional model is `anyOf` of the model and null
     while parts := [part for part in (node, *node.get("anyOf", ())) if "$ref" in part]:
         node = schema["$defs"][parts[0]["$ref"].rpartition("/")[2]]
     return node

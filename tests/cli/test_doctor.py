@@ -90,7 +90,7 @@ def test_what_lies_in_a_targets_place_is_told_with_place_table_and_fix(
 
     outcome = run(capsys, "doctor", "-c", path, "--json")
     told = {issue["key"]: issue for issue in outcome.envelope["result"]["flaws"]}
-    assert (outcome.status, outcome.envelope["ok"], outcome.envelope["summary"]) == (2, False, "2 to fix, 0 to know")
+    assert (outcome.status, outcome.envelope["ok"], outcome.envelope["summary"]) == (2, False, "2 to fix, 0 warnings")
     assert {(issue["code"], issue["path"]) for issue in told.values()} == {("CDC-3017", str(path))}
     assert told["sinks.0.path"]["message"] == (
         f"table 'shop.orders' cannot be written there: the Delta table at {str(theirs)!r} was not created by cdc: "

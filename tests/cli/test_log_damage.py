@@ -49,7 +49,7 @@ def test_nothing_is_done_without_a_yes(tmp_path: Path, capsys: pytest.CaptureFix
     before = LogReader(folder.root).version
     outcome = run(capsys, "log", "drop-file", file, "-c", folder.path)
     assert outcome.status == 2
-    assert "give up 2 rows at 0/96 to 0/96, and mark their tables needs_resync" in outcome.errors
+    assert "lose 2 rows at 0/96 to 0/96, and mark their tables needs_resync" in outcome.errors
     assert LogReader(folder.root).version == before
 
 
