@@ -101,7 +101,7 @@ class SchemaTracker:
             if before is None and seen.is_partition(message.oid):
                 return None
             schema = resolve_relation(conn, message, known, self._epoch, seen)
-            current = seen.sights.get(message.oid)
+            current = seen.states.get(message.oid)
             return schema if current is None else _compared(schema, current)
 
         schema = self._query(answer)
@@ -229,4 +229,4 @@ def _after_catalog_check(schema: TableSchema, current: CatalogState | None) -> T
 
 
 def _compared(schema: TableSchema, current: CatalogState) -> TableSchema:
-    return replace(with_state(schema, schema, find_divergence(schema, current)), standing=current.standing)
+    return replace(with_state(schema, schema, find_divergence(schema, current)), standing=current.fingerprint)

@@ -1,8 +1,8 @@
-"""Compiled loop over libpq's PQgetCopyData: all buffered messages become one FrameBatch, without objects per message.
+"""Receiver of CopyData messages: a compiled loop over libpq's PQgetCopyData, without a Python object per message.
 
-psycopg offers no such call, so this module calls the functions by address in the libpq that psycopg loaded.
-`PQgetCopyData` with async = 1 and `PQconsumeInput` never block and access only the connection, which no other thread
-uses.
+The loop copies all buffered messages into one FrameBatch. psycopg has no such call, so this module calls the functions
+by address in the libpq that psycopg loaded. `PQgetCopyData` with async = 1 and `PQconsumeInput` never block. They use
+only the connection, which no other thread uses.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ def _call(typing_context: Any, address: Any, first: Any, second: Any, third: Any
 def _drain(
     addresses: np.ndarray, limit: int, buffer: np.ndarray, offsets: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, int, int, bool]:
-    """Addresses: PGconn, PQgetCopyData, PQfreemem, memcpy, …; what comes goes behind the first `count` messages.
+    """Append the buffered messages to the first `count` messages of the buffer.
 
-    Gives bytes and offsets (larger arrays where those were too small), the number of messages, status, reply request.
+    `addresses` contains PGconn, PQgetCopyData, PQfreemem, memcpy and more. Returns the buffer and the offsets (larger
+    arrays if these were too small), the number of messages, the status, and whether a keepalive requests a reply.
     """
     connection, get_copy_data, free, copy = addresses[:4]
     message = np.zeros(1, np.int64)
@@ -105,23 +106,24 @@ def _drain(
 
 @numba.njit(nogil=True, cache=True)
 def _gather(
-    addresses: np.ndarray, waiting: np.ndarray, limit: int, held: tuple[np.ndarray, np.ndarray, int]
+    addresses: np.ndarray, pollfd: np.ndarray, limit: int, previous: tuple[np.ndarray, np.ndarray, int]
 ) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """As _drain, and waits for input in between; PENDING if none comes for PATIENCE_MS.
+    """Append messages as _drain does, and wait for more input; returns PENDING after PATIENCE_MS without input.
 
-    Addresses: those of _drain, then PQconsumeInput, poll, usleep; waiting: a `pollfd`; held: bytes, offsets, messages.
+    `addresses` contains those of _drain, then PQconsumeInput, poll and usleep. `previous` contains the buffer, its
+    offsets and the number of its messages.
     """
-    buffer, offsets, count = held
+    buffer, offsets, count = previous
     connection, consume, poll, rest = addresses[0], addresses[4], addresses[5], addresses[6]
     while True:
         buffer, offsets, count, status, _ = _drain(addresses, limit, buffer, offsets, count)
-        if status != PENDING or np.int32(_call(poll, waiting.ctypes.data, 1, PATIENCE_MS)) <= 0:
+        if status != PENDING or np.int32(_call(poll, pollfd.ctypes.data, 1, PATIENCE_MS)) <= 0:
             return buffer, offsets, count, status
         _call(rest, REST_US, 0, 0)
         for _ in range(READS):
             if np.int32(_call(consume, connection, 0, 0)) != 1:
                 return buffer, offsets, count, _BROKEN
-            if np.int32(_call(poll, waiting.ctypes.data, 1, 0)) <= 0:
+            if np.int32(_call(poll, pollfd.ctypes.data, 1, 0)) <= 0:
                 break
 
 
@@ -136,9 +138,9 @@ class CopyDrain:
     def take(self, limit: int = LIMIT) -> Drained:
         """All messages that libpq has buffered; stops at the first message that reaches the limit."""
         if self._functions is None:
-            return _plain(self._pgconn, limit)
+            return _drain_in_python(self._pgconn, limit)
         addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
-        buffer, offsets, count, status, reply = _drain(addresses, limit, *_room(self._hint), 0)
+        buffer, offsets, count, status, reply = _drain(addresses, limit, *_empty_buffers(self._hint), 0)
         frames = FrameBatch(buffer[: offsets[count]], offsets[: count + 1])
         # a quarter more than last time: growing costs a copy, untouched pages cost nothing
         self._hint = max(_FIRST_BUFFER, frames.nbytes + frames.nbytes // 4)
@@ -154,7 +156,7 @@ class LineDrain:
     def __init__(self, pgconn: Any) -> None:
         self._pgconn = pgconn
         self._functions = load_functions()
-        self._buffer, self._offsets = _room(_FIRST_BUFFER)
+        self._buffer, self._offsets = _empty_buffers(_FIRST_BUFFER)
         self._count = 0
 
     @property
@@ -168,11 +170,11 @@ class LineDrain:
         Raises OperationalError if the connection breaks.
         """
         if self._functions is None:
-            return self._gather_plain(limit)
+            return self._gather_in_python(limit)
         addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
-        held = self._buffer, self._offsets, self._count
+        previous = self._buffer, self._offsets, self._count
         self._buffer, self._offsets, self._count, status = _gather(
-            addresses, _waiting(self._pgconn.socket), limit, held
+            addresses, _pollfd(self._pgconn.socket), limit, previous
         )
         if status == _BROKEN:
             self._pgconn.consume_input()
@@ -184,33 +186,34 @@ class LineDrain:
         self._count = 0
         return lines
 
-    def _gather_plain(self, limit: int) -> int:
+    def _gather_in_python(self, limit: int) -> int:
         poll = select.poll()
         poll.register(self._pgconn.socket, select.POLLIN)
         while True:
-            frames, status, _ = _plain(self._pgconn, limit - self.nbytes)
-            held = self._buffer[: self.nbytes]
-            self._offsets = np.append(self._offsets[: self._count], frames.offsets + held.size)
-            self._buffer, self._count = np.append(held, frames.buffer), self._count + len(frames)
+            frames, status, _ = _drain_in_python(self._pgconn, limit - self.nbytes)
+            lines = self._buffer[: self.nbytes]
+            self._offsets = np.append(self._offsets[: self._count], frames.offsets + lines.size)
+            self._buffer, self._count = np.append(lines, frames.buffer), self._count + len(frames)
             if status != PENDING or not poll.poll(PATIENCE_MS):
                 return status
             self._pgconn.consume_input()
 
 
-def _waiting(descriptor: int) -> np.ndarray:
+def _pollfd(descriptor: int) -> np.ndarray:
     """A C `pollfd` that waits for input, as its bytes."""
     fields = [("fd", np.int32), ("events", np.int16), ("revents", np.int16)]
     return np.array([(descriptor, select.POLLIN, 0)], fields).view(np.uint8)
 
 
-def _room(nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+def _empty_buffers(nbytes: int) -> tuple[np.ndarray, np.ndarray]:
     """Empty buffers for messages of `nbytes` bytes in total, and for their offsets."""
     offsets = np.empty(256, np.int64)
     offsets[0] = 0
     return np.empty(nbytes, np.uint8), offsets
 
 
-def _plain(pgconn: Any, limit: int) -> Drained:
+def _drain_in_python(pgconn: Any, limit: int) -> Drained:
+    """Extract messages as _drain does, if the C functions cannot be called by address."""
     frames: list[bytes] = []
     used, length = 0, 1
     while used < limit:
@@ -231,8 +234,8 @@ def load_functions() -> tuple[int, ...] | None:
         if library.PQlibVersion() != pq.version() or ctypes.sizeof(ctypes.c_void_p) != np.dtype(np.int64).itemsize:
             raise OSError("the libpq that was found is not the one that psycopg uses")  # noqa: TRY301 - one handler
         # compile now, which takes seconds on the first run of an installation, and not while a server waits
-        _drain(np.zeros(4, np.int64), 0, *_room(1), 0)
-        _gather(np.zeros(7, np.int64), _waiting(0), 0, (*_room(1), 0))
+        _drain(np.zeros(4, np.int64), 0, *_empty_buffers(1), 0)
+        _gather(np.zeros(7, np.int64), _pollfd(0), 0, (*_empty_buffers(1), 0))
         called = (library.PQgetCopyData, library.PQfreemem, standard.memcpy, library.PQconsumeInput)
         return tuple(map(_address, (*called, standard.poll, standard.usleep)))
     except (OSError, AttributeError, TypeError) as error:

@@ -36,7 +36,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "wal_level": "logical",
     "max_replication_slots": "40",
     "max_wal_senders": "40",
-    # a crash of the machine may lose a demo; a crash of the server does not
+    # a crash of the machine may lose the data; a crash of the server does not
     "fsync": "off",
     "full_page_writes": "off",
     # off would delay decoding until the WAL writer's next round
@@ -49,13 +49,13 @@ SETTINGS: Final[Mapping[str, str]] = {
 START_TIMEOUT: Final = 60.0
 STOP_TIMEOUT: Final = 60.0
 ATTEMPTS: Final = 3
+"""Number of attempts to start on a free port: another process may use the port first."""
 SOCKET_PATH: Final = 107
-"""Bytes that the path of a Unix socket may have."""
-"""Starts with a port of our own choice: another process may take it in between."""
+"""Maximum number of bytes in the path of a Unix socket."""
 _SIGNALS: Final = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _POLL: Final = 0.02
 _BUILTIN_LOCALE: Final = 17
-"""First version with a locale provider that needs nothing of the operating system."""
+"""First version with a locale provider that is independent of the operating system."""
 VARIABLE: Final = "CDC_PG_BIN"
 ACCOUNTS: Final = ("postgres", "nobody", "daemon")
 """Candidates in order of preference: Postgres' own account, then accounts without privileges."""
@@ -65,10 +65,10 @@ _MAJOR: Final = re.compile(rb"(\d+)")
 
 
 class EmbeddedPostgres:
-    """One cluster on a private Unix socket, superuser `postgres`, trusted without a password; tcp: on 127.0.0.1, too.
+    """One cluster with superuser `postgres` and no password, on a private Unix socket; with `tcp` also on 127.0.0.1.
 
-    A context manager: starts on entry, on exit stops and removes its data. stop() alone keeps them, so that
-    start() goes on with them: a crash is stop("immediate") and start().
+    A context manager: it starts the server on entry; on exit it stops the server and removes the data. stop() keeps the
+    data, so that start() can continue with them. stop("immediate") and start() simulate a crash.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class EmbeddedPostgres:
         self.version = version
         self.port = port or 0
         self._directory = directory
-        self._wanted_port = port
+        self._requested_port = port
         self._tcp = tcp
         self._settings = {**SETTINGS, **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,12 +91,12 @@ class EmbeddedPostgres:
         self._account: Account | None = None
         self._programs = Path()
         self._root: Path | None = None
-        self._made: list[Path] = []
+        self._created_folders: list[Path] = []
 
     def start(self) -> None:
-        """Make the cluster if there is none, start it, wait until it takes connections.
+        """Start the server and wait until it accepts connections; creates the cluster on the first call.
 
-        Raises EmbeddedUnavailable without programs of this version, or if the server does not come up.
+        Raises EmbeddedUnavailable if there are no binaries of this version, or if the server does not start.
         """
         if self._process is not None and self._process.poll() is None:
             return
@@ -104,16 +104,16 @@ class EmbeddedPostgres:
         if self._root is None:
             self._prepare()
         for attempt in range(ATTEMPTS):
-            self.port = self._wanted_port or self.port or _free_port()
+            self.port = self._requested_port or self.port or _free_port()
             if self._launch():
                 return
-            if self._wanted_port or "Address already in use" not in self._log_tail():
+            if self._requested_port or "Address already in use" not in self._log_tail():
                 break
             self.port = 0 if attempt < ATTEMPTS - 1 else self.port
         raise EmbeddedUnavailable(f"postgres {self.version} did not start: {self._log_tail()}")
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server and wait for its end; data stay. Modes: smart, fast, immediate (as a crash)."""
+        """Stop the server, wait for its end and keep its data. Modes: smart, fast, immediate (as a crash)."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -126,15 +126,15 @@ class EmbeddedPostgres:
                 process.wait(STOP_TIMEOUT)
 
     def close(self) -> None:
-        """Stop, and remove everything that was made: data, socket, temporary copies."""
+        """Stop the server, and remove everything that it created: data, socket, temporary copies."""
         atexit.unregister(self.close)
         self.stop()
-        for folder in [*self._temporary, *reversed(self._made)]:
+        for folder in [*self._temporary, *reversed(self._created_folders)]:
             shutil.rmtree(folder, ignore_errors=True)
-        self._temporary, self._made, self._root = [], [], None
+        self._temporary, self._created_folders, self._root = [], [], None
 
     def dsn(self, database: str = "postgres") -> str:
-        """Where it is: over TCP if it has that, else by its socket."""
+        """DSN of a database: over TCP if the server listens there, otherwise over its socket."""
         name = quote(database, safe="")
         if self._tcp:
             return f"postgresql://postgres@127.0.0.1:{self.port}/{name}"
@@ -142,22 +142,22 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int | None:
-        """Of the postmaster; None while it is down."""
+        """Process id of the postmaster; None while it does not run."""
         return self._process.pid if self._process is not None else None
 
     @property
     def socket_directory(self) -> Path:
-        """The folder of its Unix socket; its path is short, see SOCKET_PATH."""
+        """Folder of the Unix socket; its path is shorter than SOCKET_PATH."""
         return self._root_folder / "s"
 
     @property
     def programs(self) -> Path:
-        """The folder of its programs (pg_ctl, pg_basebackup, …), as far as the distribution has them."""
+        """Folder of the binaries (pg_ctl, pg_basebackup, …) that the distribution contains."""
         return self._programs
 
     @property
     def data_directory(self) -> Path:
-        """The cluster's folder; owned by the account that it runs under."""
+        """Folder of the cluster's data; the account that runs the server owns it."""
         return self._root_folder / "data"
 
     def __enter__(self) -> Self:
@@ -181,59 +181,59 @@ class EmbeddedPostgres:
 
     def _prepare(self) -> None:
         self._account = server_account()
-        self._programs = self._reachable_programs(find_binaries(self.version))
-        self._root = self._root_within_reach()
+        self._programs = self._reachable_binaries(find_binaries(self.version))
+        self._root = self._create_root()
         self.socket_directory.mkdir(mode=0o700)
         self._own(self.socket_directory)
         locale = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"] if self.version >= _BUILTIN_LOCALE else []
-        made = self._run(
+        initdb = self._run(
             "initdb", "-D", str(self.data_directory), "-U", "postgres", "--auth-local=trust",
             f"--auth-host={'trust' if self._tcp else 'reject'}", "--encoding=UTF8", "--locale=C", *locale, "--no-sync",
         )  # fmt: skip
-        if made.returncode != 0:
+        if initdb.returncode != 0:
             raise EmbeddedUnavailable(f"initdb of postgres {self.version} failed: {self._log_tail()}")
 
-    def _reachable_programs(self, programs: Path) -> Path:
+    def _reachable_binaries(self, programs: Path) -> Path:
         if is_reachable(programs / "postgres", self._account):
             return programs
         root = self._temporary_folder()
         tree = programs.parent
-        # at the same distance from the bundled libraries, which the programs find by a relative path
+        # the binaries find the bundled libraries by a relative path, so the copy has the same folder structure
         home = root / "packages" / tree.parent.name / tree.name
         shutil.copytree(tree, home, symlinks=True)
         libraries = tree.parent.with_name(f"{tree.parent.name}.libs")
         if libraries.is_dir():
             shutil.copytree(libraries, root / "packages" / libraries.name, symlinks=True)
-        for place in (root / "packages").rglob("*"):
-            # an installation under a narrow umask is for its owner alone
-            self._own(place)
+        for path in (root / "packages").rglob("*"):
+            # if the installation has a restrictive umask, only the owner can read it
+            self._own(path)
         return home / programs.name
 
-    def _root_within_reach(self) -> Path:
-        """The wanted folder, or a temporary one if the account cannot get there or its path is too long."""
-        wanted = self._directory.absolute()
-        socket_file = wanted / f"postgres-{self.version}" / "s" / ".s.PGSQL.65535"
-        too_long = len(os.fsencode(socket_file)) > SOCKET_PATH or "," in str(wanted) or '"' in str(wanted)
-        parent = next(p for p in (wanted, *wanted.parents) if p.exists())
+    def _create_root(self) -> Path:
+        """Create the requested folder, or a temporary one if the account cannot reach it or its path is too long."""
+        requested = self._directory.absolute()
+        socket_file = requested / f"postgres-{self.version}" / "s" / ".s.PGSQL.65535"
+        too_long = len(os.fsencode(socket_file)) > SOCKET_PATH or "," in str(requested) or '"' in str(requested)
+        parent = next(p for p in (requested, *requested.parents) if p.exists())
         if too_long or (self._account is not None and not is_reachable(parent, self._account)):
             return self._temporary_folder()
-        missing = [p for p in (wanted, *wanted.parents) if not p.exists()]
-        wanted.mkdir(parents=True, exist_ok=True)
-        self._made += reversed(missing)
+        missing = [p for p in (requested, *requested.parents) if not p.exists()]
+        requested.mkdir(parents=True, exist_ok=True)
+        self._created_folders += reversed(missing)
         for folder in missing:
-            # under a narrow umask they are for us alone, and the account has to pass
+            # with a restrictive umask only the current account could enter them
             self._own(folder)
-        root = wanted / f"postgres-{self.version}"
+        root = requested / f"postgres-{self.version}"
         root.mkdir(mode=0o700)
-        self._made.append(root)
+        self._created_folders.append(root)
         self._own(root)
         return root
 
     def _temporary_folder(self) -> Path:
-        # the usual place may be deep, as TMPDIR says it, and a socket's path has to be short
-        usual = Path(tempfile.gettempdir(), "cdc-pg-12345678", "s", ".s.PGSQL.65535")
-        place = "/tmp" if len(os.fsencode(usual)) > SOCKET_PATH else None  # noqa: S108 - mkdtemp makes a private folder
-        folder = Path(tempfile.mkdtemp(prefix="cdc-pg-", dir=place))
+        # TMPDIR may be a long path, and the path of a socket has to be short
+        socket_file = Path(tempfile.gettempdir(), "cdc-pg-12345678", "s", ".s.PGSQL.65535")
+        parent = "/tmp" if len(os.fsencode(socket_file)) > SOCKET_PATH else None  # noqa: S108 - mkdtemp makes a private folder
+        folder = Path(tempfile.mkdtemp(prefix="cdc-pg-", dir=parent))
         self._temporary.append(folder)
         self._own(folder)
         return folder
@@ -257,12 +257,12 @@ class EmbeddedPostgres:
         return False
 
     def _is_ours(self) -> bool:
-        """Whether the server that answers is this one: another may listen on the port that ours did not get."""
+        """Whether this server answers; another server may listen on the port if this one failed to bind it."""
         lines = (self.data_directory / "postmaster.pid").read_text().splitlines()
         return len(lines) > 7 and lines[7].strip() == "ready"  # noqa: PLR2004 - line 8 is the state
 
     def _popen(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
-        # its own session: Ctrl-C in the terminal is for us, and we stop the server when we are ready
+        # a separate session: ^C in the terminal must not reach the server; this process stops it later
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [str(self._programs / program), *arguments],
@@ -334,13 +334,13 @@ def find_binaries(version: int) -> Path:
     raise EmbeddedUnavailable(f"no binaries of postgres {version} found")
 
 
-def is_reachable(path: Path, who: Account | None) -> bool:
+def is_reachable(path: Path, account: Account | None) -> bool:
     """Whether the account can read and enter the path, by the permission bits of the path and its parents."""
-    if who is None:
+    if account is None:
         return os.access(path, os.R_OK | os.X_OK)
     for directory in (path.resolve(), *path.resolve().parents):
         status = directory.stat()
-        shift = 6 if status.st_uid == who.uid else 3 if status.st_gid == who.gid else 0
+        shift = 6 if status.st_uid == account.uid else 3 if status.st_gid == account.gid else 0
         if not status.st_mode >> shift & 0o1:
             return False
     return True

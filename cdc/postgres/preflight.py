@@ -166,8 +166,8 @@ def _read(conn: psycopg.Connection, wants: SourceRequirements) -> _Source:
     settings: tuple[Any, ...] | None = conn.execute(_SETTINGS).fetchone()
     assert settings is not None  # noqa: S101 - a SELECT without FROM has one row
     tables = match_tables(conn, wants.patterns, wants.exclude)
-    asked = {"tables": [oid for oid, _ in tables], "publication": wants.publication}
-    rights = {row[0]: row[1:] for row in conn.execute(_RIGHTS, asked)}
+    parameters = {"tables": [oid for oid, _ in tables], "publication": wants.publication}
+    rights = {row[0]: row[1:] for row in conn.execute(_RIGHTS, parameters)}
     slot = slot_status(conn, wants.slot)
     fields: list[Any] = [conn, wants, *settings, slot, tables, rights]
     return _Source(*fields)
@@ -306,13 +306,13 @@ def _publication(source: _Source) -> Iterator[PreflightProblem]:
         return
     subject, allowed = f"publication {wants.publication}", found.is_alterable(wants.control)
     may_change = allowed and found.owned and not source.standby
-    lacking = [] if found.everything else missing_tables(source.conn, wants.publication, names)
-    if lacking and not (may_change and all(_owned(source, table) for table in lacking)):
+    missing = [] if found.everything else missing_tables(source.conn, wants.publication, names)
+    if missing and not (may_change and all(_owned(source, table) for table in missing)):
         why = (
             f", and role {source.role!r} does not own publication and tables" if allowed else f", and it {NOT_ALTERED}"
         )
-        listed = ", ".join(map(str, lacking))
-        yield _failed(subject, f"does not contain {listed}{why}", addition_sql(wants.publication, lacking))
+        listed = ", ".join(map(str, missing))
+        yield _failed(subject, f"does not contain {listed}{why}", addition_sql(wants.publication, missing))
     if not found.operations:
         statement = sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate');")
         yield _failed(

@@ -45,12 +45,12 @@ _SCHEMAS: Final = """
 """
 
 
-_OLDEST: Final = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text, pg_snapshot_xmax(pg_current_snapshot())::text"
-_HOLDERS: Final = """
+_XIDS: Final = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text, pg_snapshot_xmax(pg_current_snapshot())::text"
+_OPEN_TRANSACTIONS: Final = """
     SELECT format('pid %s (xid %s)', pid, backend_xid) FROM pg_stat_activity WHERE backend_xid IS NOT NULL
     UNION ALL SELECT format('prepared transaction %L (xid %s)', gid, transaction) FROM pg_prepared_xacts
 """
-_ASK_EVERY: Final = 0.05
+_POLL_INTERVAL: Final = 0.05
 """Seconds between two polls; SQL offers nothing to wait for the end of transactions."""
 NOT_ALTERED: Final = "is not altered by this pipeline (source.publication.manage)"
 """Part of messages about publications that only their owner may alter."""
@@ -149,17 +149,20 @@ def wait_for_older_transactions(conn: psycopg.Connection, patience: float) -> No
         _, horizon = _xids(conn)
         while (oldest := _xids(conn)[0]) < horizon:
             if time.monotonic() >= deadline:
-                listed = ", ".join(text for (text,) in conn.execute(_HOLDERS)) or f"somebody with xid {oldest}"
+                listed = (
+                    ", ".join(text for (text,) in conn.execute(_OPEN_TRANSACTIONS))
+                    or f"a transaction with xid {oldest}"
+                )
                 raise SlotBlocked(
                     f"transactions from before the tables were published are still open after {patience:.0f} s: "
                     f"{listed}"
                 )
-            time.sleep(_ASK_EVERY)
+            time.sleep(_POLL_INTERVAL)
 
 
 def _xids(conn: psycopg.Connection) -> tuple[int, int]:
     """The oldest open xid, and the next xid to be assigned."""
-    row = conn.execute(_OLDEST).fetchone()
+    row = conn.execute(_XIDS).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
     return int(row[0]), int(row[1])
 
@@ -168,35 +171,39 @@ def _publish(conn: psycopg.Connection, name: str, tables: Sequence[TableName], c
     found = read_publication(conn, name)
     with map_errors():
         if found is None:
-            _make(conn, name, tables, control)
+            _create_publication(conn, name, tables, control)
             return
-        lacking = [] if found.everything else missing_tables(conn, name, tables)
+        missing = [] if found.everything else missing_tables(conn, name, tables)
         by_leaf = [] if found.via_root else partitioned_tables(conn, tables)
         if not found.is_alterable(control):
-            _refuse(name, lacking, by_leaf)
+            _refuse(name, missing, by_leaf)
             return
         if not found.via_root:
             conn.execute(_via_root(name))
-        if lacking:
-            conn.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), _names(lacking)))
+        if missing:
+            conn.execute(
+                sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), _table_list(missing))
+            )
 
 
-def _make(conn: psycopg.Connection, name: str, tables: Sequence[TableName], control: PublicationControl) -> None:
+def _create_publication(
+    conn: psycopg.Connection, name: str, tables: Sequence[TableName], control: PublicationControl
+) -> None:
     if not control.create:
         raise PreflightFailed(
             f"publication {name!r} does not exist", remedy=creation_sql(name, tables, control.pipeline)
         )
     with conn.transaction():
-        conn.execute(_create(name, tables))
+        conn.execute(_creation(name, tables))
         conn.execute(_comment(name, control.pipeline))
 
 
-def _refuse(name: str, lacking: Sequence[TableName], by_leaf: Sequence[TableName]) -> None:
+def _refuse(name: str, missing: Sequence[TableName], by_leaf: Sequence[TableName]) -> None:
     """Raise PreflightFailed if a publication that may not be altered does not send all tables under their names."""
-    if lacking:
-        listed = ", ".join(map(str, lacking))
+    if missing:
+        listed = ", ".join(map(str, missing))
         raise PreflightFailed(
-            f"publication {name!r} {NOT_ALTERED} and does not contain {listed}", remedy=addition_sql(name, lacking)
+            f"publication {name!r} {NOT_ALTERED} and does not contain {listed}", remedy=addition_sql(name, missing)
         )
     if by_leaf:
         listed = ", ".join(map(str, by_leaf))
@@ -232,7 +239,7 @@ def drop_table(conn: psycopg.Connection, name: str, table: TableName) -> None:
 
 def creation_sql(name: str, tables: Sequence[TableName], pipeline: str) -> str:
     """The statements that create the publication of a pipeline, for an operator to run."""
-    return f"{_create(name, tables).as_string(None)}; {comment_sql(name, pipeline)}"
+    return f"{_creation(name, tables).as_string(None)}; {comment_sql(name, pipeline)}"
 
 
 def comment_sql(name: str, pipeline: str) -> str:
@@ -248,7 +255,7 @@ def _comment(name: str, pipeline: str) -> sql.Composed:
 
 def addition_sql(name: str, tables: Sequence[TableName]) -> str:
     """The statement that adds the tables, for an operator to run."""
-    statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {};").format(sql.Identifier(name), _names(tables))
+    statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {};").format(sql.Identifier(name), _table_list(tables))
     return statement.as_string(None)
 
 
@@ -261,14 +268,14 @@ def _via_root(name: str) -> sql.Composed:
     return sql.SQL("ALTER PUBLICATION {} SET (publish_via_partition_root = true)").format(sql.Identifier(name))
 
 
-def _create(name: str, tables: Sequence[TableName]) -> sql.Composed:
-    members = sql.SQL(" FOR TABLE {}").format(_names(tables)) if tables else sql.SQL("")
+def _creation(name: str, tables: Sequence[TableName]) -> sql.Composed:
+    members = sql.SQL(" FOR TABLE {}").format(_table_list(tables)) if tables else sql.SQL("")
     return sql.SQL("CREATE PUBLICATION {}{} WITH (publish_via_partition_root = true)").format(
         sql.Identifier(name), members
     )
 
 
-def _names(tables: Sequence[TableName]) -> sql.Composed:
+def _table_list(tables: Sequence[TableName]) -> sql.Composed:
     # without ONLY inheritance children would be added too, whether or not a rule matches them
     return sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(*table)) for table in tables)
 
@@ -289,7 +296,7 @@ def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication
     listed = {oid: columns for oid, columns in found if columns is not None}
     computed = conn.info.server_version >= COMPUTED_SENT
     return {
-        oid: _known_by_sent(
+        oid: _without_unsent_key(
             replace(schema, columns=_sent(schema.columns, listed[oid], computed=computed)) if oid in listed else schema
         )
         for oid, schema in schemas.items()
@@ -311,7 +318,7 @@ def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[Tabl
     return rows_of
 
 
-def _known_by_sent(schema: TableSchema) -> TableSchema:
+def _without_unsent_key(schema: TableSchema) -> TableSchema:
     """Without key if REPLICA IDENTITY is FULL and a key column is not sent: then whole rows identify rows."""
     if schema.replica_identity is not ReplicaIdentity.FULL or not any(column.generated for column in schema.key):
         return schema

@@ -70,10 +70,10 @@ def read_source_state(dsn: str, slot: str, publication: str, tables: Collection[
 def publication_status(conn: psycopg.Connection, name: str, tables: Collection[int]) -> PublicationStatus | None:
     """The publication of that name; None if there is none."""
     with map_errors():
-        # read the publication last: if it is dropped in between, report it as dropped and not as lacking tables
-        asked = {"tables": sorted(tables), "name": name}
-        missing = [topic(*row) for row in conn.execute(_UNPUBLISHED, asked)]
-        by_leaf = [topic(*row) for row in conn.execute(_BY_LEAF, asked)]
+        # read the publication last: if it is dropped in between, report that and not missing tables
+        parameters = {"tables": sorted(tables), "name": name}
+        missing = [topic(*row) for row in conn.execute(_UNPUBLISHED, parameters)]
+        by_leaf = [topic(*row) for row in conn.execute(_BY_LEAF, parameters)]
         found = conn.execute(_PUBLICATION, [name]).fetchone()
     if found is None:
         return None

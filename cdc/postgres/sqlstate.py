@@ -98,7 +98,7 @@ RULES: Final = (
     ErrorRule("XX000", "unrecognized pgoutput option", _OPERATOR, errors.PreflightFailed, _NEWER),
     ErrorRule("XX000", "invalid memory alloc request size", _SLOW, errors.UndecodableWal, _TOO_LARGE),
     ErrorRule("XX", "", _SLOW, errors.UndecodableWal),
-    # a message of 1 GiB; an actual lack of memory has another SQLSTATE
+    # a message of 1 GiB; if the server is out of memory, the SQLSTATE is another one
     ErrorRule("54000", "", _SLOW, errors.UndecodableWal, _TOO_LARGE),
     ErrorRule("22021", "", _SLOW, errors.UndecodableWal),
     # a character of the database's encoding without a UTF-8 equivalent

@@ -1,8 +1,8 @@
-"""Tables of the source: matching of patterns, schemas from the catalogue, and schemas for Relation messages.
+"""Tables of the source: pattern matching, and schemas from the catalogue and for Relation messages.
 
-pgoutput sends no attribute numbers, and the catalogue shows the current state, while the stream may be behind. So
-`column_identity` compares a message with the catalogue and the previous schema. A schema that cannot be proved is
-flagged NEEDS_RESYNC, never guessed.
+pgoutput sends no attribute numbers. The catalogue contains the current state, but the stream may be behind. So
+`column_identity` compares a message with the catalogue and the previous schema. It flags a schema that cannot be proved
+as NEEDS_RESYNC.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TABLES: Final = """
     ORDER BY n.nspname, c.relname
 """
 # temporary tables of sessions are ignored
-_UNFIT: Final = """
+_UNCAPTURABLE: Final = """
     SELECT c.oid, n.nspname, c.relname, c.relkind::text, rn.nspname, r.relname
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     LEFT JOIN pg_class r ON c.relispartition AND r.oid = pg_partition_root(c.oid)
@@ -53,7 +53,8 @@ class CatalogView:
     """Transactions that committed up to this LSN did not see a later version of the catalogue."""
     tables: Mapping[int, CatalogTable]
     """Table definitions by OID."""
-    sights: Mapping[int, CatalogState]
+    states: Mapping[int, CatalogState]
+    """Table states by OID; see `unstreamed_changes`."""
 
     def is_partition(self, oid: int) -> bool:
         """Whether the table is a partition of another one."""
@@ -90,20 +91,20 @@ def uncapturable_tables(
     A partition is not reported if a rule matches or excludes its root.
     """
     with map_errors():
-        found = conn.execute(_UNFIT).fetchall()
-    unfit = []
+        found = conn.execute(_UNCAPTURABLE).fetchall()
+    refused = []
     for oid, schema, name, kind, *root in found:
         table = TableName(schema, name)
         if not matches(str(table), patterns) or matches(str(table), exclude):
             continue
         if root[0] is None:
-            unfit.append(UncapturableTable(oid, table, *_unfit(table, kind)))
+            refused.append(UncapturableTable(oid, table, *_uncapturable(table, kind)))
         elif not matches(over := str(TableName(*root)), [*patterns, *exclude]):
-            unfit.append(UncapturableTable(oid, table, f"is a partition of {over}: add that to 'tables'", None))
-    return unfit
+            refused.append(UncapturableTable(oid, table, f"is a partition of {over}: add that to 'tables'", None))
+    return refused
 
 
-def _unfit(table: TableName, kind: str) -> tuple[str, str | None]:
+def _uncapturable(table: TableName, kind: str) -> tuple[str, str | None]:
     if kind == "f":
         return "is a foreign table: its changes are not in the WAL of this server", None
     statement = sql.SQL("ALTER TABLE {} SET LOGGED;").format(sql.Identifier(*table))
@@ -149,9 +150,9 @@ def read_schemas(
     """Read the schemas of several tables, by OID, with the OID as relation id; dropped tables are left out."""
     seen = read_catalog_view(conn, oids, publication)
     return {
-        oid: replace(table_schema(seen.tables[oid], oid, oid), standing=seen.sights[oid].standing)
+        oid: replace(table_schema(seen.tables[oid], oid, oid), standing=seen.states[oid].fingerprint)
         for oid in oids
-        if oid in seen.tables and oid in seen.sights
+        if oid in seen.tables and oid in seen.states
     }
 
 
@@ -194,7 +195,7 @@ def resolve_relation(
     """
     now = (seen or read_catalog_view(conn, [message.oid], None)).tables.get(message.oid)
     facts = {a.type_oid: a.type for a in now.live if a.type is not None} if now else {}
-    if lacking := [column.type_oid for column in message.columns if column.type_oid not in facts]:
+    if unknown_types := [column.type_oid for column in message.columns if column.type_oid not in facts]:
         with map_errors():
-            facts |= read_types(conn, lacking)
+            facts |= read_types(conn, unknown_types)
     return identify_columns(message, now, known, facts, epoch)

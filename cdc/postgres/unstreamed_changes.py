@@ -1,8 +1,10 @@
-"""Drift: what changes rows at the source without a word in the stream, found by comparing marks of the catalogue.
+"""Unstreamed changes: changes of rows at the source that the stream does not contain, found by catalogue comparison.
 
-The question is one query over all tables; the answer is pure. What moves a table's file is mostly harmless: VACUUM
-FULL and CLUSTER keep every row, TRUNCATE is in the stream. So a new file alone proves nothing and is not flagged; with
-a column that was altered it is a rewrite, and an emptied leaf is one that the stream does not name.
+One query reads the state of all tables. A pure function compares the state of a table with the previous one.
+
+Most causes of a new file (`relfilenode`) are harmless: VACUUM FULL and CLUSTER keep every row, and TRUNCATE is in the
+stream. So a new file alone is not reported. A new file together with an altered column is a rewrite, which can change
+values. A leaf partition with an empty new file was truncated alone, which the stream does not contain.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.system_catalog import WITNESS
 from cdc.table import CatalogFingerprint, TableSchema
 
-# a leaf came with its rows if it was attached, or if a partitioned table between it and this one was;
-# a table made by CREATE TABLE … PARTITION OF has one writer of its first rows of the catalogue; ATTACH changes the
-# columns of a table that was there, in a later transaction or a later command (system columns it leaves alone)
+# A leaf was attached with its rows if it, or a partitioned table between it and the root, was attached.
+# CREATE TABLE … PARTITION OF writes all catalogue rows of the new table in one command.
+# ATTACH updates the columns of an existing table in a later transaction or command, except its system columns.
 _LEAVES: Final = """
     SELECT json_agg(json_build_array(l.oid, l.relfilenode::bigint, l.relpersistence, l.reltuples = -1, l.xmin::text,
         pg_relation_size(l.oid) > 0 AND EXISTS (
@@ -36,7 +38,7 @@ _LEAVES: Final = """
     FROM pg_partition_tree(c.oid) p JOIN pg_class l ON l.oid = p.relid
     WHERE p.isleaf AND p.relid <> c.oid
 """
-# a computed column has values for old rows as well; those count where the publication sends it, from version 18
+# a new generated column has values for old rows, which count if the publication sends it (from version 18 on)
 _COLUMNS: Final = r"""
     SELECT json_agg(json_build_array(a.attnum, a.xmin::text, a.atthasmissing,
         (a.atthasdef OR a.attidentity::text <> '' OR a.attnotnull) AND CASE a.attgenerated::text
@@ -62,10 +64,10 @@ _PUBLISHED: Final = """
     FROM pg_publication p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
     WHERE p.pubname = %(publication)s
 """
-_OF_SCHEMA: Final = """(SELECT 'schema ' || s.oid FROM pg_publication_namespace s
+_BY_SCHEMA: Final = """(SELECT 'schema ' || s.oid FROM pg_publication_namespace s
                         WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)"""
 # the topmost published ancestor, as pgoutput chooses it
-_SENT_AS: Final = """
+_SENT_NAME: Final = """
     SELECT format('%%s.%%s', quote_ident(an.nspname), quote_ident(ac.relname))
     FROM pg_publication p CROSS JOIN pg_partition_ancestors(c.oid) WITH ORDINALITY up (relid, step)
     JOIN pg_class ac ON ac.oid = up.relid JOIN pg_namespace an ON an.oid = ac.relnamespace
@@ -76,10 +78,10 @@ _SENT_AS: Final = """
 """
 _IN_SCHEMA: Final = """
     EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = ac.relnamespace) OR"""
-_SIGHTS: Final = f"""
+_STATES: Final = f"""
     SELECT c.oid, n.nspname, c.relname, c.relpersistence::text, c.relfilenode::bigint,
            ({_COLUMNS}), CASE WHEN c.relkind = 'p' THEN ({_LEAVES}) END, ({_PUBLISHED}),
-           CASE WHEN c.relispartition THEN ({_SENT_AS}) END, ({WITNESS})
+           CASE WHEN c.relispartition THEN ({_SENT_NAME}) END, ({WITNESS})
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%(oids)s)
 """
 _SCHEMAS_PUBLISHED: Final = 150000
@@ -89,21 +91,21 @@ _MEMBER: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class CatalogState:
-    """One table in one look at the catalogue: its marks, and the evidence of what they mean."""
+    """State of one table in the catalogue: its fingerprint, and facts that explain a difference."""
 
     schema: str
     name: str
-    standing: CatalogFingerprint
+    fingerprint: CatalogFingerprint
     labels: Mapping[int, tuple[str, ...]]
     """Enum labels by attnum."""
     filled: frozenset[int]
-    """Columns that may have come with values for old rows which the catalogue does not show."""
+    """Attnums of columns that may have been added with values for old rows, without `attmissingval`."""
     emptied: Mapping[int, str]
-    """Leaves whose file nobody has measured since it was made, as TRUNCATE leaves it, with the xmin that did it."""
+    """Leaves without statistics (`reltuples` = -1), as after TRUNCATE, with the xmin of their `pg_class` row."""
     attached: frozenset[int]
-    """Leaves with rows that were tables of their own before."""
+    """Leaves that contain rows and were separate tables before."""
     stored: frozenset[int]
-    """Columns that are not computed."""
+    """Attnums of columns that are not generated."""
     unlogged: bool
     publication: str
     sent_as: str | None
@@ -114,23 +116,23 @@ class CatalogState:
 def read_catalog_states(
     conn: psycopg.Connection, oids: Sequence[int], publication: str | None
 ) -> dict[int, CatalogState]:
-    """The tables that still exist, by OID, in one statement and so at one moment."""
-    schema = _OF_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else "NULL"
+    """States of the tables that still exist, by OID; read in one statement, so that they are consistent."""
+    schema = _BY_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else "NULL"
     published_schema = _IN_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else ""
-    query = _SIGHTS.replace("{schema}", schema).replace("{published_schema}", published_schema)
+    query = _STATES.replace("{schema}", schema).replace("{published_schema}", published_schema)
     with map_errors():
         rows = conn.execute(query.encode(), {"oids": list(oids), "publication": publication}).fetchall()
-    return {row[0]: _sight(row[1:], publication or "") for row in rows}
+    return {row[0]: _state(row[1:], publication or "") for row in rows}
 
 
-def _sight(row: Sequence[Any], publication: str) -> CatalogState:
+def _state(row: Sequence[Any], publication: str) -> CatalogState:
     schema, name, persistence, file, columns, leaves, published, sent_as, witness = row
     columns, leaves = columns or [], leaves or []
     unlogged = persistence == "u" or any(leaf[2] == "u" for leaf in leaves)
     return CatalogState(
         schema=schema,
         name=name,
-        standing=CatalogFingerprint(
+        fingerprint=CatalogFingerprint(
             persistence="u" if unlogged else persistence,
             file=file,
             attributes=tuple((number, xmin) for number, xmin, missing, *_ in columns if not missing),
@@ -151,9 +153,9 @@ def _sight(row: Sequence[Any], publication: str) -> CatalogState:
 
 
 def find_divergence(known: TableSchema, now: CatalogState) -> str | None:
-    """Why rows of the log may not be those of the source any more; None if nothing speaks for it.
+    """The reason why rows of the log may differ from the source; None if there is no sign of it.
 
-    `known.standing` is the look before; without one only what can be seen at once is said.
+    `known.standing` is the previous fingerprint. Without it, only the current state is checked.
     """
     return next(_reasons(known, now), None)
 
@@ -164,56 +166,56 @@ def _reasons(known: TableSchema, now: CatalogState) -> Iterator[str]:
         if not column.keeps_labels(now.labels.get(column.id, ())):
             yield f"labels of the enum of {column.name!r} were renamed"
         if column.generated and column.id in now.stored:
-            yield f"column {column.name!r} is no longer computed: the values of old rows were not in the stream"
+            yield f"column {column.name!r} is no longer generated: the stream has no values of old rows"
     if now.unlogged:
         yield "the table, or a partition of it, is unlogged: its rows are not in the stream"
     before = known.standing
     if before is None:
         return
     if before.persistence == "u":
-        yield "the table was unlogged: the rows of that time were not in the stream"
-    if known.witness is None or known.witness != now.witness:  # else the event trigger says which rewrite it was
-        yield from _rewrites(known, before, now)
-    yield from _leaves(before, now)
-    if now.publication and before.published != now.standing.published:
-        yield from _publication(before.published, now)
+        yield "the table was unlogged: its rows of that time were not in the stream"
+    if known.witness is None or known.witness != now.witness:  # otherwise a DDL message reports every rewrite
+        yield from _rewrite_reasons(known, before, now)
+    yield from _leaf_reasons(before, now)
+    if now.publication and before.published != now.fingerprint.published:
+        yield from _publication_reasons(before.published, now)
 
 
-def _rewrites(known: TableSchema, before: CatalogFingerprint, now: CatalogState) -> Iterator[str]:
-    files, leaves = now.standing.file, dict(now.standing.leaves)
+def _rewrite_reasons(known: TableSchema, before: CatalogFingerprint, now: CatalogState) -> Iterator[str]:
+    files, leaves = now.fingerprint.file, dict(now.fingerprint.leaves)
     if before.file == files and all(leaves.get(leaf, file) == file for leaf, file in before.leaves):
         return
     names = {column.id: column.name for column in known.columns}
-    xmins = dict(now.standing.attributes)
+    xmins = dict(now.fingerprint.attributes)
     for number, xmin in before.attributes:
         if xmins.get(number, xmin) != xmin:
             name = names.get(number, number)
-            yield f"the table was rewritten and column {name!r} altered: its stored values may have changed"
+            yield f"the table was rewritten and column {name!r} was altered: its stored values may have changed"
     highest = max((number for number, _ in before.attributes), default=0)
     if any(number > highest and number not in names for number in now.filled):
-        yield "the table was rewritten and a column added: it came with values for old rows"
+        yield "the table was rewritten and a column was added with values for old rows"
 
 
-def _leaves(before: CatalogFingerprint, now: CatalogState) -> Iterator[str]:
-    was, leaves = dict(before.leaves), dict(now.standing.leaves)
-    if gone := sorted(was.keys() - leaves.keys()):
-        yield f"partitions were detached or dropped with their rows: OID {', '.join(map(str, gone))}"
-    if come := sorted((leaves.keys() - was.keys()) & now.attached):
-        yield f"partitions were attached with rows: OID {', '.join(map(str, come))}"
-    links = dict(now.standing.links)
-    if again := [leaf for leaf, xmins in before.links if links.get(leaf, xmins) != xmins]:
-        yield f"partitions were detached and attached again: OID {', '.join(map(str, again))}"
+def _leaf_reasons(before: CatalogFingerprint, now: CatalogState) -> Iterator[str]:
+    was, leaves = dict(before.leaves), dict(now.fingerprint.leaves)
+    if removed := sorted(was.keys() - leaves.keys()):
+        yield f"partitions were detached or dropped with their rows: OID {', '.join(map(str, removed))}"
+    if attached := sorted((leaves.keys() - was.keys()) & now.attached):
+        yield f"partitions were attached with rows: OID {', '.join(map(str, attached))}"
+    links = dict(now.fingerprint.links)
+    if reattached := [leaf for leaf, xmins in before.links if links.get(leaf, xmins) != xmins]:
+        yield f"partitions were detached and attached again: OID {', '.join(map(str, reattached))}"
     common = was.keys() & leaves.keys()
     emptied = {leaf for leaf in common if leaves[leaf] != was[leaf] and leaf in now.emptied}
-    # a truncate of the root empties all of them in one transaction, and that one is in the stream
+    # a truncate of the root empties all leaves in one transaction, and the stream contains it
     if emptied and not (emptied == common and len({now.emptied[leaf] for leaf in emptied}) == 1):
-        yield f"partitions were truncated by themselves: OID {', '.join(map(str, sorted(emptied)))}"
+        yield f"partitions were truncated without their root: OID {', '.join(map(str, sorted(emptied)))}"
 
 
-def _publication(before: tuple[str, ...] | None, now: CatalogState) -> Iterator[str]:
-    after = now.standing.published
+def _publication_reasons(before: tuple[str, ...] | None, now: CatalogState) -> Iterator[str]:
+    after = now.fingerprint.published
     if after is None:
-        yield f"publication {now.publication!r} no longer has the table"
+        yield f"publication {now.publication!r} no longer contains the table"
         return
     if before is None:
         return

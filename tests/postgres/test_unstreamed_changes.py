@@ -25,7 +25,7 @@ DRIFTS: dict[str, tuple[LiteralString, ...]] = {
     "altered": ("ALTER TABLE t ALTER b TYPE int USING b * 2",),
     "values for old rows": ("ALTER TABLE t ADD COLUMN late float8 DEFAULT random()",),
     "labels": ("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",),
-    "truncated by themselves": ("TRUNCATE p1",),
+    "truncated without their root": ("TRUNCATE p1",),
     "detached or dropped": ("ALTER TABLE p DETACH PARTITION p1",),
     "dropped with their rows": ("DROP TABLE p1",),
     "attached with rows": (
@@ -41,7 +41,7 @@ DRIFTS: dict[str, tuple[LiteralString, ...]] = {
         ),
     ),
     "is unlogged": ("ALTER PUBLICATION pub DROP TABLE t", "ALTER TABLE t SET UNLOGGED"),
-    "no longer has the table": ("ALTER PUBLICATION pub DROP TABLE t",),
+    "no longer contains the table": ("ALTER PUBLICATION pub DROP TABLE t",),
     "removed the table and added it again": ("ALTER PUBLICATION pub DROP TABLE t", "ALTER PUBLICATION pub ADD TABLE t"),
     "now publishes insert": ("ALTER PUBLICATION pub SET (publish = 'insert')",),
     "altered back": (
