@@ -31,7 +31,7 @@ def add_positions(exc: Located, definition: Definition) -> Located:
     """The error with the positions of slot and log; unchanged if the source does not answer or has no such slot."""
     source = definition.source
     try:
-        with connect(source.current_dsn(), application_name="cdc identify", patience=ANSWER_TIMEOUT) as conn:
+        with connect(source.current_dsn(), application_name="cdc identify", timeout=ANSWER_TIMEOUT) as conn:
             slot = slot_status(conn, source.slot.name)
     except CdcError:
         return exc

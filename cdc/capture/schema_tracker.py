@@ -135,7 +135,7 @@ class SchemaTracker:
                 return question(self._conn)
             except SourceUnreachable:
                 self.close()
-        self._conn = connect(self._dsn, application_name="cdc catalogue", patience=ANSWER_TIMEOUT)
+        self._conn = connect(self._dsn, application_name="cdc catalogue", timeout=ANSWER_TIMEOUT)
         return question(self._conn)
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class SchemaTracker:
             self._check = self._checker.submit(self._read_catalog, list(self._checked))
 
     def _read_catalog(self, oids: list[int]) -> dict[int, CatalogState]:
-        with connect(self._dsn, application_name="cdc drift", patience=ANSWER_TIMEOUT) as conn:
+        with connect(self._dsn, application_name="cdc drift", timeout=ANSWER_TIMEOUT) as conn:
             return read_catalog_states(conn, oids, self._publication)
 
     def _changed(self, schema: TableSchema, before: TableSchema) -> Iterator[TableSchema]:

@@ -225,7 +225,7 @@ class StatusReporter(Thread):
             return
         try:
             if self._source is None:
-                self._source = connect(source.current_dsn(), application_name="cdc reporter", patience=ANSWER_TIMEOUT)
+                self._source = connect(source.current_dsn(), application_name="cdc reporter", timeout=ANSWER_TIMEOUT)
                 self._open.callback(self._source.close)
             if source.heartbeat and time.monotonic() >= self._heartbeat_due:
                 self._send_heartbeat()
@@ -249,7 +249,7 @@ class StatusReporter(Thread):
                 emit_message(self._source, HEARTBEAT_PREFIX, self._definition.name)
             return
         if self._primary is None:
-            self._primary = connect(source.current_primary(), application_name="cdc heartbeat", patience=ANSWER_TIMEOUT)
+            self._primary = connect(source.current_primary(), application_name="cdc heartbeat", timeout=ANSWER_TIMEOUT)
             self._open.callback(self._primary.close)
         emit_message(self._primary, HEARTBEAT_PREFIX, self._definition.name)
         log_standby_snapshot(self._primary)

@@ -27,11 +27,11 @@ STEP_TEXTS: Final = {
 
 
 class StepSequence:
-    """The steps of the tour."""
+    """The steps that run during the workload."""
 
-    def __init__(self, past: TimeTravelStep, stop: Event) -> None:
-        self._time_travel, self._stop = past, stop
-        self._workspace, self._screen = past.queries.workspace, past.screen
+    def __init__(self, time_travel: TimeTravelStep, stop: Event) -> None:
+        self._time_travel, self._stop = time_travel, stop
+        self._workspace, self._screen = time_travel.queries.workspace, time_travel.screen
 
     def run(self) -> list[Step]:
         """Run the steps until the demo is stopped; a step that fails counts as not equal."""
@@ -60,16 +60,25 @@ class StepSequence:
 
     def _backfill(self) -> int:
         """Backfill some orders into the lake only."""
-        asked = ("backfill", "shop.orders", "--keys", RANGE, "--sink", "lake", "-c", str(self._workspace.definition))
-        text = self._run([sys.executable, "-m", "cdc", *asked, "--json"])
-        job, waited = int(text["id"]), Event()
+        arguments = (
+            "backfill",
+            "shop.orders",
+            "--keys",
+            RANGE,
+            "--sink",
+            "lake",
+            "-c",
+            str(self._workspace.definition),
+        )
+        result = self._run([sys.executable, "-m", "cdc", *arguments, "--json"])
+        job, never = int(result["id"]), Event()
         with Catalog.open(self._workspace.catalog_url) as catalog:
             while (found := catalog.commands.get(job)) is None or found.state == "pending":
-                waited.wait(POLL_INTERVAL)
-        result: dict[str, Any] = found.result or {}
-        if result.get("state") != "done":
-            raise ChildFailed(f"the backfill ended as {result.get('state')}: {result.get('error')}")
-        return sum(table["rows"] for table in result["tables"].values())
+                never.wait(POLL_INTERVAL)
+        copied: dict[str, Any] = found.result or {}
+        if copied.get("state") != "done":
+            raise ChildFailed(f"the backfill ended as {copied.get('state')}: {copied.get('error')}")
+        return sum(table["rows"] for table in copied["tables"].values())
 
     def _replay(self) -> int:
         """Rebuild the search index from the log."""
@@ -83,5 +92,5 @@ class StepSequence:
             )
         if ended.returncode:
             raise ChildFailed(f"{' '.join(line[2:5])} ended with status {ended.returncode}: {last_line(output)}")
-        text: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])["result"]
-        return text
+        result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])["result"]
+        return result

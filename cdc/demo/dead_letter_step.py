@@ -1,4 +1,4 @@
-"""Dead letter step: a row that the lake cannot store is quarantined, retried, and repaired at the source."""
+"""Dead letter step: the lake refuses a row, which becomes a dead letter, is retried, and is repaired at the source."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COMMENT: Final = "SELECT comment FROM shop.orders WHERE id = {}"
 
 @dataclass(slots=True)
 class DeadLetterStep:
-    """Breaks one order and repairs it; nothing else may write to the shop meanwhile."""
+    """Breaks one order and repairs it; the workload must not write to the shop at the same time."""
 
     queries: LakeQueries
     screen: Terminal
@@ -45,11 +45,11 @@ class DeadLetterStep:
     _order: int = 0
 
     def run(self) -> list[Step]:
-        """Run both parts; the order is repaired at the source even if quarantining it failed."""
+        """Run both parts; the second repairs the order at the source even if the first failed."""
         return [run_step(self.screen, "parked", self.park), run_step(self.screen, "retried", self.retry)]
 
     def park(self) -> StepResult:
-        """Set one order's total to NaN, comment another order, and wait until only the first is quarantined."""
+        """Set the total of one order to NaN, comment another one, and wait until the first is a dead letter."""
         self._wait_for_lake()
         self._order, other = self._run("newest_order")
         (before,) = self._run("break_order", order=self._order)
@@ -58,18 +58,18 @@ class DeadLetterStep:
         letter = Wait(self.screen, "parked", self.wait_seconds).until(
             f"order {self._order} is in dead letters", self._letter
         )
-        kept = self._in_lake(_TOTAL, self._order) == before
+        is_kept = self._in_lake(_TOTAL, self._order) == before
         is_other_applied = self._in_lake(_COMMENT, other) == OTHER_COMMENT
         text = (
             f"order {self._order} got a total of NaN: {letter.code}, dead letter {letter.id}; the lake "
-            f"{'keeps' if kept else 'LOST'} its {before:,}, "
+            f"{'keeps' if is_kept else 'LOST'} its {before:,}, "
             f"order {other} {'is applied' if is_other_applied else 'IS NOT APPLIED'}"
         )
         facts = {"letter": letter.id, "key": list(letter.key), "code": letter.code, "others_go_on": is_other_applied}
-        return StepResult(text, self._hint(f"dlq show {letter.id}"), kept and is_other_applied, 1, facts)
+        return StepResult(text, self._hint(f"dlq show {letter.id}"), is_kept and is_other_applied, 1, facts)
 
     def retry(self) -> StepResult:
-        """Retry the row unchanged, which must be refused; then repair it at the source."""
+        """Retry the unchanged row, which the lake must refuse again; then repair it at the source."""
         if not self._order:
             raise UnknownName("the shop has no order to break", remedy="let the workload place one")
         letter = self._letter()
@@ -102,8 +102,8 @@ class DeadLetterStep:
 
     def _letter(self) -> DeadLetter | None:
         letters = self.catalog.dead_letters.ls(PIPELINE)
-        mine = (self.queries.name, TABLE, (str(self._order),))
-        return next((letter for letter in letters if (letter.sink, letter.topic, letter.key) == mine), None)
+        order = (self.queries.name, TABLE, (str(self._order),))
+        return next((letter for letter in letters if (letter.sink, letter.topic, letter.key) == order), None)
 
     def _run(self, name: str, **parameters: object) -> tuple[Any, ...]:
         """Run one statement in its own transaction and return the row that it returns."""

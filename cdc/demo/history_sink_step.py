@@ -1,4 +1,4 @@
-"""History step: a sink added at the end and built from the log alone, with every product price as SCD type 2."""
+"""History step: a new sink with every version of the products (SCD type 2), which is built from the log alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PRICES: Final = f'SELECT price FROM shop.products WHERE id = {{}} ORDER BY "{ST
 
 @dataclass(slots=True)
 class HistorySinkStep:
-    """The third sink, filled inside the context by a second apply process next to the running one."""
+    """The history sink; inside the context a second apply process fills it."""
 
     queries: LakeQueries
     """Queries of the lake, which has the latest state."""
@@ -41,8 +41,8 @@ class HistorySinkStep:
 
     def __post_init__(self) -> None:
         workspace = self.queries.workspace
-        filled = pipelines_command("apply", workspace.definition, "--sink", HISTORY)
-        self._children = DemoProcesses(workspace, [Child(HISTORY, tuple(filled))])
+        command = pipelines_command("apply", workspace.definition, "--sink", HISTORY)
+        self._children = DemoProcesses(workspace, [Child(HISTORY, tuple(command))])
 
     def __enter__(self) -> Self:
         self.queries.workspace.add_history()
@@ -50,7 +50,7 @@ class HistorySinkStep:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._children.kill()  # it is done, and killing a sink at any time is safe
+        self._children.kill()  # the step is over, and killing an apply process is safe at any time
 
     def run(self) -> list[Step]:
         """Build the sink and compare it with the lake."""
@@ -58,30 +58,30 @@ class HistorySinkStep:
         return [run_step(self.screen, HISTORY, self.compare)]
 
     def compare(self) -> StepResult:
-        """Wait until both sinks have the whole log, then compare latest state and open versions of one table."""
+        """Wait until both sinks have the whole log; then compare the latest state with the open versions of a table."""
         last = write_marker(self.dsn, "closing")
-        past = LakeQueries(self.queries.workspace, HISTORY)
+        history = LakeQueries(self.queries.workspace, HISTORY)
         wait = Wait(self.screen, HISTORY, BUILD_SECONDS)
         wait.until(
             f"lake and {HISTORY} have all of the log",
-            lambda: self.queries.has_reached(self.catalog, last) and past.has_reached(self.catalog, last),
+            lambda: self.queries.has_reached(self.catalog, last) and history.has_reached(self.catalog, last),
         )
-        return self.compare_now(past)
+        return self.compare_now(history)
 
-    def compare_now(self, past: LakeQueries) -> StepResult:
-        """Compare the present rows of the two sinks; at the same position they must be equal."""
-        now, open_now = self.queries.rows(_NOW), past.rows(_OPEN)
-        counted = past.rows(_COUNTED)
+    def compare_now(self, history: LakeQueries) -> StepResult:
+        """Compare the current rows of the two sinks, which must be equal at the same position."""
+        now, open_now = self.queries.rows(_NOW), history.rows(_OPEN)
+        counted = history.rows(_COUNTED)
         product, versions = counted[0]
         latest = next(price for key, price, _ in now if key == product)
-        prices = [price for (price,) in past.rows(_PRICES.format(product))]
+        prices = [price for (price,) in history.rows(_PRICES.format(product))]
         text = (
             f"product {product}: SCD1 {_price_list([latest])} · SCD2 {_price_list(prices)}; "
             f"{len(now)} rows, {sum(n for _, n in counted)} versions, {len(open_now)} of them open"
             f"{', the same' if now == open_now else ': NOT EQUAL'}"
         )
-        asked = f"select price, {FROM_COLUMN}, {TO_COLUMN} from shop.products where id = {product} order by 2"
-        hint = terminal.cdc_command(f'query "{asked}" --sink {HISTORY}', self.queries.workspace.definition)
+        query = f"select price, {FROM_COLUMN}, {TO_COLUMN} from shop.products where id = {product} order by 2"
+        hint = terminal.cdc_command(f'query "{query}" --sink {HISTORY}', self.queries.workspace.definition)
         facts = {"product": product, "versions": versions, "prices": [str(price) for price in prices]}
         return StepResult(text, hint, now == open_now and bool(now), sum(n for _, n in counted), facts)
 

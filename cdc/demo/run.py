@@ -42,7 +42,7 @@ ALTER_AFTER: Final = 30.0
 TOUR_AFTER: Final = 40.0
 """Seconds until the tour of a demo without --seconds."""
 DRAIN_SECONDS: Final = 180.0
-"""A first batch on two cores with a cold JVM takes 20 s; the rest is for slower machines."""
+"""Seconds; a first batch on two cores with a cold JVM takes 20 s, and slower machines need more."""
 EXPLAIN_AFTER: Final = 3.0
 """Seconds of waiting for the log after which the wait is explained."""
 _MIB: Final = 1 << 20
@@ -69,32 +69,33 @@ class LivePhase:
     children: DemoProcesses
     probe: PipelineProbe
     stop: Event
-    outcome: DemoReport = field(default_factory=DemoReport)
+    report: DemoReport = field(default_factory=DemoReport)
     _freshness: Freshness = field(default_factory=Freshness)
     _lag_line_at: float = 0.0
     _slow: str | None = None
     """The last reason why this machine made sinks late."""
-    _altered: bool = False
-    _before: Position | None = None
+    _is_altered: bool = False
+    """Whether the workload has made its schema change."""
+    _position_before: Position | None = None
     """Position of the lake before the schema change."""
 
     def play(self) -> DemoReport:
         """Wait for the log, run the workload, drain, verify; an empty report if stopped before the first row."""
         self._announce_processes()
         if not self._wait_for_log():
-            return self.outcome
+            return self.report
         workload = self._start_workload()
         try:
             self._watch_workload(workload)
         finally:
             written = workload.stop()
-        self.outcome.changes, self._altered = written.changes, written.altered
+        self.report.changes, self._is_altered = written.changes, written.altered
         self._drain()
         if self.context.settings.spark:
             self._run_closing_steps()
         else:
             self._verify()
-        return self.outcome
+        return self.report
 
     def _announce_processes(self) -> None:
         screen, settings, workspace = self.context.screen, self.context.settings, self.context.workspace
@@ -114,22 +115,22 @@ class LivePhase:
     def _wait_for_log(self) -> bool:
         """Wait for the first copy in the log; False if the demo is stopped before."""
         screen = self.context.screen
-        began, text = screen.seconds, False
+        began, is_explained = screen.seconds, False
         while not self.stop.wait(POLL_INTERVAL):
             self.children.check()
             snapshot = self.probe.snapshot()
             if snapshot.durable is not None:
                 self._announce_log(snapshot.durable)
                 return True
-            if not text and screen.seconds - began > EXPLAIN_AFTER:
-                text = True
+            if not is_explained and screen.seconds - began > EXPLAIN_AFTER:
+                is_explained = True
                 log = display_path(self.context.workspace.output("reader"))
                 screen.doing("reader", f"compiles its decoder: numba, once per machine, up to 20 s   tail -f {log}")
         return False
 
     def _announce_log(self, durable: Position) -> None:
         screen, workspace = self.context.screen, self.context.workspace
-        self.outcome.first_row_seconds["log"] = round(screen.seconds, 2)
+        self.report.first_row_seconds["log"] = round(screen.seconds, 2)
         copied = " · ".join(f"{topic.partition('.')[2]} {rows:,}" for topic, rows in self.probe.copied(durable))
         screen.done(
             "source", f"slot cdc_shop · publication cdc_shop_pub   try: {cdc_command('doctor', workspace.definition)}"
@@ -157,15 +158,15 @@ class LivePhase:
         screen, seconds = self.context.screen, self.context.settings.seconds
         began, snapshot = screen.seconds, None
         while not self.stop.wait(POLL_INTERVAL if self._is_waiting else SLOW_POLL_INTERVAL):
-            if screen.seconds - began >= (TOUR_AFTER if seconds is None else seconds) and not self.outcome.tour:
+            if screen.seconds - began >= (TOUR_AFTER if seconds is None else seconds) and not self.report.tour:
                 self._run_tour()
                 if seconds is not None:
                     return
             written = workload.written
             if not written.altered and snapshot is not None:
-                self._before = snapshot.sinks.get(LAKE, self._before)
-            if written.altered and not self._altered:
-                self._altered = True
+                self._position_before = snapshot.sinks.get(LAKE, self._position_before)
+            if written.altered and not self._is_altered:
+                self._is_altered = True
                 screen.done(
                     "schema", f"orders has gift_note now   try: psql {quote(self.context.dsn)} -c '\\d shop.orders'"
                 )
@@ -180,19 +181,19 @@ class LivePhase:
         if self._is_waiting:
             self.context.screen.doing("tour", "skipped: not every sink has rows yet; a higher --seconds N waits longer")
         else:
-            self.outcome.tour = StepSequence(self._time_travel, self.stop).run()
+            self.report.tour = StepSequence(self._time_travel, self.stop).run()
 
     @property
     def _time_travel(self) -> TimeTravelStep:
         return TimeTravelStep(
-            LakeQueries(self.context.workspace, LAKE), self.context.screen, self._before, self._altered
+            LakeQueries(self.context.workspace, LAKE), self.context.screen, self._position_before, self._is_altered
         )
 
     def _run_closing_steps(self) -> None:
         """Run the steps that would disturb the lags of the workload, then verify every sink."""
-        context, closing = self.context, self.outcome.closing
+        context, closing = self.context, self.report.closing
         queries = LakeQueries(context.workspace, LAKE)
-        if not self.outcome.tour:
+        if not self.report.tour:
             closing += self._time_travel.run()
         with (
             Catalog.open(context.workspace.catalog_url) as catalog,
@@ -206,7 +207,7 @@ class LivePhase:
 
     @property
     def _is_waiting(self) -> bool:
-        return bool(self.context.settings.sinks) and None in self.outcome.first_row_seconds.values()
+        return bool(self.context.settings.sinks) and None in self.report.first_row_seconds.values()
 
     def _probe(self) -> PipelineSnapshot:
         self.children.check()
@@ -214,8 +215,8 @@ class LivePhase:
         self._freshness.add(snapshot)
         self._slow = snapshot.slow or self._slow
         for sink, name in ((LAKE, "delta"), (SEARCH, "search")):
-            if sink in snapshot.sinks and self.outcome.first_row_seconds[name] is None:
-                self.outcome.first_row_seconds[name] = round(self.context.screen.seconds, 2)
+            if sink in snapshot.sinks and self.report.first_row_seconds[name] is None:
+                self.report.first_row_seconds[name] = round(self.context.screen.seconds, 2)
                 self._announce_sink(sink, snapshot)
         return snapshot
 
@@ -238,7 +239,7 @@ class LivePhase:
         """Wait until the log has the last transaction and every sink has applied it."""
         screen, began = self.context.screen, self.context.screen.seconds
         last = write_marker(self.context.dsn, "drain")
-        waiting = Event()  # the first ^C led here; a second one raises and ends the wait
+        never = Event()  # the first ^C has ended the workload; the second raises and ends the wait
         target: Position | None = None
         while True:
             snapshot = self._probe()
@@ -249,7 +250,7 @@ class LivePhase:
                 break
             if screen.seconds - began > DRAIN_SECONDS:
                 raise PositionNotReached(f"{', '.join(late)} did not reach {last} in {DRAIN_SECONDS:.0f} s")
-            waiting.wait(POLL_INTERVAL)
+            never.wait(POLL_INTERVAL)
         sinks = len(self.context.settings.sinks)
         subject = f"log and {sinks} sinks" if sinks else "log"
         screen.done("drained", f"{subject} at {target} in {screen.seconds - began:.1f} s")
@@ -260,20 +261,20 @@ class LivePhase:
         return [sink for sink in self.context.settings.sinks if snapshot.sinks.get(sink, Position(0)) < target]
 
     def _verify(self, sinks: Sequence[str] = ()) -> None:
-        outcome, screen, settings = self.outcome, self.context.screen, self.context.settings
-        outcome.freshness = {
+        report, screen, settings = self.report, self.context.screen, self.context.settings
+        report.freshness = {
             "delta_p50_ms": self._freshness.p50_ms(LAKE),
             "search_p50_ms": self._freshness.p50_ms(SEARCH),
         }
         if settings.spark:
             screen.doing("verify", "comparing every row of every target with its source, in a separate Spark session")
-            outcome.tables = verify(self.context.workspace, sinks)
+            report.tables = verify(self.context.workspace, sinks)
         elif (log := self.probe.log) is not None:
-            outcome.tables = compare_log(self.context.dsn, log)
-        for table in outcome.tables:
-            report = screen.done if table.equal else screen.failed
-            report("verify", f"{table.name:<18} {table.rows:>8,} rows   {'equal' if table.equal else 'NOT EQUAL'}")
-        for name, p50 in outcome.freshness.items():
+            report.tables = compare_log(self.context.dsn, log)
+        for table in report.tables:
+            say = screen.done if table.equal else screen.failed
+            say("verify", f"{table.name:<18} {table.rows:>8,} rows   {'equal' if table.equal else 'NOT EQUAL'}")
+        for name, p50 in report.freshness.items():
             if p50 is not None:
                 late = f"   {self._slow}" if self._slow and p50 > LAG_THRESHOLD * 1000 else ""
                 screen.done("freshness", f"{name.partition('_')[0]} p50 {p50:,.0f} ms from commit to visible{late}")
@@ -303,9 +304,9 @@ class DemoSettings:
 
 
 def play(settings: DemoSettings, screen: Terminal, stop: Event) -> DemoReport:
-    """Run the demo until `stop` is set or its seconds are over, and remove its state unless it is to be kept.
+    """Run the demo until `stop` is set or its seconds are over; then remove its state, unless `keep` is set.
 
-    Raises ChildFailed if a process ends by itself, PositionNotReached if a sink does not catch up.
+    Raises ChildFailed if a process ends unexpectedly, PositionNotReached if a sink does not catch up.
     """
     with ExitStack() as stack:
         workspace = stack.enter_context(open_workspace(settings.folder, keep=settings.keep))

@@ -46,7 +46,7 @@ CREATE TABLE shop.order_items (
     price       numeric(10, 2) NOT NULL,
     PRIMARY KEY (order_id, line)
 );
--- the whole old row on the wire, beside tables that send only the key
+-- sends the whole old row; the other tables send only the key
 ALTER TABLE shop.order_items REPLICA IDENTITY FULL;
 
 CREATE TABLE shop.notes (

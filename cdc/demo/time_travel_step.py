@@ -25,18 +25,19 @@ _FILLED: Final = f"SELECT count({COLUMN}), count(*) FROM shop.orders"
 
 @dataclass(frozen=True, slots=True)
 class TimeTravelStep:
-    """Shows past states; `before` is the lake's position before orders had a gift_note."""
+    """Shows past states of the lake."""
 
     queries: LakeQueries
     screen: Terminal
     before: Position | None
+    """Position of the lake before the column was added; None if it is unknown."""
     altered: bool = True
-    """Whether the column was added at all."""
+    """Whether the workload has added the column."""
     wait_seconds: float = WAIT_SECONDS
     """Seconds for the column to reach the lake."""
 
     def run(self) -> list[Step]:
-        """Run both parts; a part that cannot be shown counts as failed."""
+        """Run both parts; a part that raises an error counts as failed."""
         cut = run_step(self.screen, "cut", self.cut)
         if not self.altered:
             self.screen.doing("column", "skipped: the workload ended before the schema change")
@@ -48,14 +49,14 @@ class TimeTravelStep:
         wait = Wait(self.screen, "column", self.wait_seconds)
         wait.until(f"the lake's orders have {COLUMN}", lambda: COLUMN in self.queries.columns("shop.orders"))
         ((filled, orders),) = self.queries.rows(_FILLED)
-        early = self._cut_before_column()
-        was_absent = early is None or COLUMN not in self.queries.columns("shop.orders", early)
+        cut = self._cut_before_column()
+        is_absent = cut is None or COLUMN not in self.queries.columns("shop.orders", cut)
         text = f"{COLUMN} was added meanwhile: in the lake {filled:,} of {orders:,} orders have one"
-        if early is not None:
-            text += f"; at {Position(early.position)} there was {'no such column' if was_absent else 'one already'}"
+        if cut is not None:
+            text += f"; at {Position(cut.position)} there was {'no such column' if is_absent else 'one already'}"
         hint = terminal.cdc_command(f'query "select {COLUMN} from shop.orders" --limit 5', self._definition)
-        facts = {"column": COLUMN, "filled": filled, "absent_at": str(Position(early.position)) if early else None}
-        return StepResult(text, hint, was_absent, orders, facts)
+        facts = {"column": COLUMN, "filled": filled, "absent_at": str(Position(cut.position)) if cut else None}
+        return StepResult(text, hint, is_absent, orders, facts)
 
     def cut(self) -> StepResult:
         """Show every table at one past position."""
@@ -71,7 +72,7 @@ class TimeTravelStep:
         return StepResult(text, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
 
     def _cut_before_column(self) -> Published | None:
-        """The cut before the column, if it is still kept and contains every table."""
+        """The cut before the column was added; None if it was removed or does not contain every table."""
         if self.before is None:
             return None
         try:
@@ -81,7 +82,7 @@ class TimeTravelStep:
         return found if _is_whole(found) else None
 
     def _middle_cut(self) -> Published:
-        """The middle one of the kept cuts that contain every table."""
+        """The middle one of the published cuts, among those that contain every table."""
         lake = self.queries.lake
         kept = lake.cuts()
         for listed in [*kept[len(kept) // 2 :], *kept[: len(kept) // 2]]:

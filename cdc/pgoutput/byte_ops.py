@@ -14,7 +14,7 @@ def load_word(_context: Any, buffer: Any, at: Any) -> Any:
     """Load eight bytes at `at` as little-endian uint64; the caller checks the bounds."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = builder.load(_place_of_word(context, builder, signature, arguments))
+        word = builder.load(_word_address(context, builder, signature, arguments))
         word.align = 1
         return word
 
@@ -26,14 +26,14 @@ def store_word(_context: Any, buffer: Any, at: Any, word: Any) -> Any:
     """Store eight bytes; the reverse of load_word."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        stored = builder.store(arguments[2], _place_of_word(context, builder, signature, arguments))
+        stored = builder.store(arguments[2], _word_address(context, builder, signature, arguments))
         stored.align = 1
         return context.get_dummy_value()
 
     return types.void(buffer, at, word), generate
 
 
-def _place_of_word(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+def _word_address(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     array = context.make_array(signature.args[0])(context, builder, arguments[0])
     return builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
 

@@ -51,7 +51,7 @@ class ColumnarDecoder:
         self._state[kernel.LAST] = _NONE
         self._buffers = RowBuffers(self._state, Capacity())
         self._layouts: dict[int, TupleLayout] = {}
-        self._remembered: dict[int, Relation] = {}
+        self._undefined: dict[int, Relation] = {}
         self._announced: dict[int, TableSchema] = {}
         self._topics: dict[str, int] = {}
         self._names = pa.array([], pa.string())
@@ -70,14 +70,14 @@ class ColumnarDecoder:
         a dropped one, the row waits for the next transaction that is not dropped, and a later announced version
         replaces it. Raises ValueError for a key column that is not sent.
         """
-        self._read_as(TupleLayout.of(schema))
+        self._set_layout(TupleLayout.of(schema))
         if announce:
             self.announce(schema)
 
     def announce(self, schema: TableSchema) -> None:
-        """Write the `s` row as define does; affects decoding only by topic and key.
+        """Write the `s` row of a version without a Relation message, as define does.
 
-        For a version without a Relation message: an earlier or later Relation message defines the tuples.
+        Another Relation message defines the tuples, so this version changes only their topic and key.
         """
         self._announced[schema.relation] = schema
         if self._state[kernel.OPEN] and not self._state[kernel.DROPPED]:
@@ -85,11 +85,11 @@ class ColumnarDecoder:
         self._state[kernel.ANNOUNCING] = bool(self._announced)
         before = self._layouts.get(schema.oid)
         if before is not None and before.relation != IGNORED and before.ids == tuple(c.id for c in schema.sent):
-            self._read_as(TupleLayout.of(schema))
+            self._set_layout(TupleLayout.of(schema))
 
     def ignore(self, oid: int) -> None:
         """Skip the following rows of this OID: the table is published, but not captured."""
-        self._read_as(TupleLayout.ignored(oid))
+        self._set_layout(TupleLayout.ignored(oid))
 
     def skip_to(self, position: Position) -> None:
         """Also drop transactions at or below this position; call it outside a transaction."""
@@ -127,11 +127,11 @@ class ColumnarDecoder:
                 state[kernel.CURSOR] += 1
                 if not isinstance(message, Keepalive):
                     state[kernel.MOVED] = 1
-                    self._take(frame, message)
-                    if isinstance(message, Message) and (told := self._told(message)):
-                        if not isinstance(told, SignalSeen):
+                    self._handle(frame, message)
+                    if isinstance(message, Message) and (event := self._message_event(message)):
+                        if not isinstance(event, SignalSeen):
                             yield from self._flushed()
-                        yield told
+                        yield event
                 elif message.reply_requested:
                     yield from self._flushed()
                     keepalive = None
@@ -160,7 +160,7 @@ class ColumnarDecoder:
             state[kernel.ANNOUNCING] = 0
         return int(stop)
 
-    def _read_as(self, layout: TupleLayout) -> None:
+    def _set_layout(self, layout: TupleLayout) -> None:
         self._layouts[layout.oid] = layout
         self._packed = with_layout(self._packed, layout, self._topic(layout.topic))
         if len(layout.ids) > len(self._old.kind):
@@ -192,29 +192,29 @@ class ColumnarDecoder:
         return decoded
 
     def _needed(self, message: AnyMessage) -> RelationSeen | None:
-        """The first undefined relation that the message refers to; it is returned only once."""
+        """An event for the first undefined relation that the message refers to; only one event per relation."""
         if not self.in_transaction or self._state[kernel.DROPPED]:
             return None
         for oid in row_oids(message):
-            if oid not in self._layouts and (relation := self._remembered.pop(oid, None)) is not None:
+            if oid not in self._layouts and (relation := self._undefined.pop(oid, None)) is not None:
                 return RelationSeen(relation, Position(int(self._state[kernel.POSITION])))
         return None
 
-    def _remember(self, message: Relation) -> None:
+    def _store_relation(self, message: Relation) -> None:
         if self._layouts.pop(message.oid, None) is not None:
             self._packed = without_layout(self._packed, message.oid)
-        self._remembered[message.oid] = message
+        self._undefined[message.oid] = message
 
     def _announce(self) -> None:
         for schema in self._announced.values():
             self._buffers.control(Operation.SCHEMA, schema.relation, self._topic(schema.topic), schema.to_json())
         self._announced.clear()
 
-    def _take(self, frame: bytes, message: AnyMessage) -> None:
+    def _handle(self, frame: bytes, message: AnyMessage) -> None:
         """Handle what the kernel does not: relations, truncates, messages, and malformed frames."""
         match message:
             case Relation():
-                self._remember(message)
+                self._store_relation(message)
             case Truncate():
                 self._require_transaction(frame)
                 self._truncate(message)
@@ -245,9 +245,10 @@ class ColumnarDecoder:
             if layout.relation != IGNORED:
                 self._buffers.control(Operation.TRUNCATE, layout.relation, self._topic(layout.topic), None)
 
-    def _told(self, message: Message) -> DdlSeen | WatermarkSeen | SignalSeen | None:
+    def _message_event(self, message: Message) -> DdlSeen | WatermarkSeen | SignalSeen | None:
+        """The event of a logical message that cdc reads; None for other messages and dropped transactions."""
         state = self._state
-        if state[kernel.POSITION] <= state[kernel.AFTER]:  # of the transaction, or of the message outside of all
+        if state[kernel.POSITION] <= state[kernel.AFTER]:  # position of the transaction, or of a message outside one
             return None
         position, ordinal = Position(int(state[kernel.POSITION])), int(state[kernel.ORDINAL])
         if message.prefix == SIGNAL_PREFIX:

@@ -1,4 +1,4 @@
-"""PlainDecoder: the readable specification of how messages become rows of the log.
+"""ReferenceDecoder: the readable specification of how messages become rows of the log.
 
 `ColumnarDecoder` does the same without an object per change. Property tests compare the two, and it calls `expand` here
 for the error message when its kernel rejects a row.
@@ -76,7 +76,7 @@ def expand(frame: bytes, message: Insert | Update | Delete, layout: TupleLayout)
     old_key = _key(frame, old.values, layout) if old else None
     if new is None:
         return [RowImage(op=Operation.DELETE, key=old_key, before=before)]
-    new = _filled(new, old, layout) if old else new
+    new = _completed(new, old, layout) if old else new
     key, after = _key(frame, new, layout), _image(new, layout)
     partial = len(after) < len(layout.ids)
     if isinstance(message, Insert):
@@ -89,19 +89,19 @@ def expand(frame: bytes, message: Insert | Update | Delete, layout: TupleLayout)
     ]
 
 
-def _holds(old: OldTuple, place: int, layout: TupleLayout) -> bool:
+def _has_value(old: OldTuple, place: int, layout: TupleLayout) -> bool:
     return old.kind is OldKind.ROW or place in layout.key
 
 
 def _before(old: OldTuple, layout: TupleLayout) -> Image:
-    shown = (value if _holds(old, place, layout) else UNCHANGED for place, value in enumerate(old.values))
+    shown = (value if _has_value(old, place, layout) else UNCHANGED for place, value in enumerate(old.values))
     return _image(tuple(shown), layout)
 
 
-def _filled(new: Values, old: OldTuple, layout: TupleLayout) -> Values:
+def _completed(new: Values, old: OldTuple, layout: TupleLayout) -> Values:
     def value(place: int) -> Value:
-        take = new[place] is UNCHANGED and _holds(old, place, layout)
-        return old.values[place] if take else new[place]
+        use_old = new[place] is UNCHANGED and _has_value(old, place, layout)
+        return old.values[place] if use_old else new[place]
 
     return tuple(value(place) for place in range(len(new)))
 
@@ -147,7 +147,7 @@ class ReferenceDecoder:
     def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
         self._epoch, self._after = Position.of(0, epoch).epoch, after
         self._layouts: dict[int, TupleLayout] = {}
-        self._remembered: dict[int, Relation] = {}
+        self._undefined: dict[int, Relation] = {}
         self._announced: dict[int, TableSchema] = {}
         self._open: OpenTransaction | None = None
         self._pending = _Pending()
@@ -209,11 +209,11 @@ class ReferenceDecoder:
             message = None if self._skips(frame) else message
         self._moved = True
         if message is not None:
-            self._take(frame, message)
-        if isinstance(message, Message) and (told := self._told(message)):
-            if not isinstance(told, SignalSeen):
+            self._handle(frame, message)
+        if isinstance(message, Message) and (event := self._message_event(message)):
+            if not isinstance(event, SignalSeen):
                 yield from self._flushed()
-            yield told
+            yield event
         if self._pending.nbytes >= VALUE_LIMIT:
             yield self._flush()
 
@@ -235,22 +235,22 @@ class ReferenceDecoder:
         return self._open.dropped or (layout is not None and layout.relation == IGNORED)
 
     def _needed(self, message: AnyMessage) -> RelationSeen | None:
-        """The first undefined relation that the message refers to; it is returned only once."""
+        """An event for the first undefined relation that the message refers to; only one event per relation."""
         if self._open is None or self._open.dropped:
             return None
         for oid in row_oids(message):
-            if oid not in self._layouts and (relation := self._remembered.pop(oid, None)) is not None:
+            if oid not in self._layouts and (relation := self._undefined.pop(oid, None)) is not None:
                 return RelationSeen(relation, self._open.position)
         return None
 
-    def _take(self, frame: bytes, message: AnyMessage) -> None:
-        take = _TAKERS.get(type(message))  # none for Origin and Type: nobody asks for them
-        if take is not None:
-            take(self, frame, message)
+    def _handle(self, frame: bytes, message: AnyMessage) -> None:
+        handle = _HANDLERS.get(type(message))  # Origin and Type have no handler: no row depends on them
+        if handle is not None:
+            handle(self, frame, message)
 
     def _relation(self, _: bytes, message: Relation) -> None:
         self._layouts.pop(message.oid, None)
-        self._remembered[message.oid] = message
+        self._undefined[message.oid] = message
 
     def _begin(self, frame: bytes, message: BeginMessage) -> None:
         if self._open:
@@ -301,8 +301,8 @@ class ReferenceDecoder:
             if layout.relation != IGNORED:
                 self._row(op=Operation.TRUNCATE, relation=layout.relation, topic=layout.topic)
 
-    def _told(self, message: Message) -> DdlSeen | WatermarkSeen | SignalSeen | None:
-        transaction = self._open or self._alone(message)
+    def _message_event(self, message: Message) -> DdlSeen | WatermarkSeen | SignalSeen | None:
+        transaction = self._open or self._own_transaction(message)
         if transaction.dropped:
             return None
         if message.prefix == SIGNAL_PREFIX:
@@ -313,8 +313,9 @@ class ReferenceDecoder:
             return DdlSeen(message.content)
         if message.prefix != WATERMARK_PREFIX:
             return None
-        place = transaction.position, transaction.ordinal, transaction.xid, transaction.committed_at
-        return WatermarkSeen(message.content, *place)
+        return WatermarkSeen(
+            message.content, transaction.position, transaction.ordinal, transaction.xid, transaction.committed_at
+        )
 
     def _message(self, frame: bytes, message: Message) -> None:
         if message.transactional:
@@ -322,7 +323,7 @@ class ReferenceDecoder:
         elif self._open:
             raise malformed(frame, "a message outside transactions came inside one")
         else:
-            transaction = self._alone(message)
+            transaction = self._own_transaction(message)
         if transaction.dropped:
             return
         if message.prefix not in OWN_PREFIXES:
@@ -330,8 +331,11 @@ class ReferenceDecoder:
         if not message.transactional:
             self._pending.finish(transaction.position, transaction.committed_at)
 
-    def _alone(self, message: Message) -> OpenTransaction:
-        """A message outside transactions as a transaction one byte before its LSN, which a commit can share."""
+    def _own_transaction(self, message: Message) -> OpenTransaction:
+        """A message outside transactions as a transaction of its own.
+
+        Its position is one byte before its LSN, because its LSN can equal that of the next commit record.
+        """
         position = Position.of(message.lsn - 1, self._epoch)
         return OpenTransaction(position, 0, message.sent_at, position <= self._after)
 
@@ -360,7 +364,7 @@ def _items(image: Image | None) -> list[tuple[int, str | None]] | None:
     return None if image is None else list(image.items())
 
 
-_TAKERS: Final[dict[type, Callable[[ReferenceDecoder, bytes, Any], None]]] = {
+_HANDLERS: Final[dict[type, Callable[[ReferenceDecoder, bytes, Any], None]]] = {
     Relation: ReferenceDecoder._relation,  # noqa: SLF001 - the class's own table
     BeginMessage: ReferenceDecoder._begin,  # noqa: SLF001
     CommitMessage: ReferenceDecoder._commit,  # noqa: SLF001

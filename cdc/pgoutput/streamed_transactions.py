@@ -24,14 +24,14 @@ _TYPE, _INSERT, _UPDATE, _DELETE, _TRUNCATE, _MESSAGE = b"YIUDTM"
 
 _BODY: Final = HEADER + 1
 """Offset of a message's body, after its letter."""
-_CARRYING: Final = _BODY + 4
+_BODY_AFTER_XID: Final = _BODY + 4
 """Offset of the body after the xid."""
 OID: Final = slice(_BODY, _BODY + 4)
 """Bytes of the OID in a plain Relation message."""
 _START: Final = struct.Struct(">IB")
 _ABORT: Final = struct.Struct(">II")
-_ABORT_TOLD: Final = _ABORT.size + 16
-"""Size with the abort's LSN and time, as under `streaming 'parallel'`."""
+_ABORT_SIZE_PARALLEL: Final = _ABORT.size + 16
+"""Bytes of a Stream Abort with LSN and time, which `streaming 'parallel'` adds."""
 _COMMIT: Final = struct.Struct(">IB8s8s8s")
 
 
@@ -71,11 +71,11 @@ class StreamCommit:
 Control: TypeAlias = StreamStart | StreamStop | StreamAbort | StreamCommit
 
 
-def kind_set(kinds: bytes) -> np.ndarray:
+def kind_set(letters: bytes) -> np.ndarray:
     """A set of frame kinds as a boolean array, for next_of."""
-    marked = np.zeros(256, np.bool_)
-    marked[list(kinds)] = True
-    return marked
+    kinds = np.zeros(256, np.bool_)
+    kinds[list(letters)] = True
+    return kinds
 
 
 def kind_of(frame: bytes) -> int:
@@ -86,7 +86,7 @@ def kind_of(frame: bytes) -> int:
 
 
 @kernel
-def next_of(buffer: np.ndarray, offsets: np.ndarray, at: int, marked: np.ndarray) -> int:
+def next_of(buffer: np.ndarray, offsets: np.ndarray, at: int, kinds: np.ndarray) -> int:
     """Index of the first frame from `at` on whose kind is in the set; the number of frames if there is none."""
     for i in range(at, len(offsets) - 1):
         first, size = offsets[i], offsets[i + 1] - offsets[i]
@@ -94,7 +94,7 @@ def next_of(buffer: np.ndarray, offsets: np.ndarray, at: int, marked: np.ndarray
             kind = buffer[first]
             if kind == WAL:
                 kind = buffer[first + HEADER] if size > HEADER else np.uint8(0)
-            if marked[kind]:
+            if kinds[kind]:
                 return i
     return len(offsets) - 1
 
@@ -105,7 +105,7 @@ def _unwrap(buffer: np.ndarray, offsets: np.ndarray, aborted: np.ndarray, out: n
     count = used = 0
     for i in range(len(offsets) - 1):
         at, end = offsets[i], offsets[i + 1]
-        kind = buffer[at + HEADER] if end - at >= _CARRYING and buffer[at] == WAL else np.uint8(0)
+        kind = buffer[at + HEADER] if end - at >= _BODY_AFTER_XID and buffer[at] == WAL else np.uint8(0)
         if (
             kind == _INSERT
             or kind == _UPDATE
@@ -116,7 +116,7 @@ def _unwrap(buffer: np.ndarray, offsets: np.ndarray, aborted: np.ndarray, out: n
             or kind == _MESSAGE
         ):
             xid = np.int64(0)
-            for j in range(at + _BODY, at + _CARRYING):
+            for j in range(at + _BODY, at + _BODY_AFTER_XID):
                 xid = (xid << 8) | np.int64(buffer[j])
             low, high = 0, len(aborted)
             while low < high:
@@ -130,7 +130,7 @@ def _unwrap(buffer: np.ndarray, offsets: np.ndarray, aborted: np.ndarray, out: n
             for j in range(_BODY):
                 out[used + j] = buffer[at + j]
             used += _BODY
-            at += _CARRYING
+            at += _BODY_AFTER_XID
         for j in range(at, end):
             out[used + j - at] = buffer[j]
         used += end - at
@@ -151,14 +151,15 @@ def unwrap(frames: FrameBatch, aborted: np.ndarray) -> FrameBatch:
 
 def xid_and_oid(frame: bytes) -> tuple[int, int]:
     """(Sub)xid and relation OID of a Relation message inside a block; raises MalformedFrame."""
-    if len(frame) < _CARRYING + 4:
+    if len(frame) < _BODY_AFTER_XID + 4:
         raise malformed(frame, "a streamed message has no xid")
-    return int.from_bytes(frame[_BODY:_CARRYING], "big"), int.from_bytes(frame[_CARRYING : _CARRYING + 4], "big")
+    xid, oid = frame[_BODY:_BODY_AFTER_XID], frame[_BODY_AFTER_XID : _BODY_AFTER_XID + 4]
+    return int.from_bytes(xid, "big"), int.from_bytes(oid, "big")
 
 
 def without_xid(frame: bytes) -> bytes:
     """The message in its form outside a block."""
-    return frame[:_BODY] + frame[_CARRYING:]
+    return frame[:_BODY] + frame[_BODY_AFTER_XID:]
 
 
 def parse_control(frame: bytes) -> Control:
@@ -169,7 +170,7 @@ def parse_control(frame: bytes) -> Control:
             xid, first = _START.unpack(body)
             return StreamStart(xid, bool(first))
         if kind == ABORT:
-            xids = body[: _ABORT.size] if len(body) == _ABORT_TOLD else body
+            xids = body[: _ABORT.size] if len(body) == _ABORT_SIZE_PARALLEL else body
             xid, subxid = _ABORT.unpack(xids)
             return StreamAbort(xid, subxid)
         if kind == COMMIT:

@@ -1,8 +1,8 @@
-"""Queries of chunks: some rows of a table, under a snapshot with known transaction visibility.
+"""Queries that read chunks of a table, under a snapshot that lists the transactions it sees.
 
 A query selects a chunk by block range or by key range, never by OFFSET, so its cost does not depend on the position in
-the table. Keys are literals of unknown type with the text that Postgres printed, so the server parses them as the
-column's own type.
+the table. A key is a literal of unknown type with the text that Postgres printed, so the server parses it as a value of
+the column's type.
 """
 
 from __future__ import annotations

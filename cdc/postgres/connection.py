@@ -36,7 +36,7 @@ The first six determine the text of values; COPY and the stream must print the s
 CONNECT_TIMEOUT: Final = 10
 """Seconds, unless the DSN sets it; libpq's default waits indefinitely."""
 
-_LINK: Final[dict[str, Any]] = {
+_DEAD_PEER_DETECTION: Final[dict[str, Any]] = {
     # detect a dead peer after about a minute instead of the kernel's two hours
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -45,26 +45,26 @@ _LINK: Final[dict[str, Any]] = {
     "tcp_user_timeout": 60_000,
 }
 ANSWER_TIMEOUT: Final = 30.0
-"""Seconds that a catalogue query may take; it normally takes milliseconds. A proxy that lost the connection never
-answers, and TCP does not detect it."""
+"""Seconds that a catalogue query may take; normally it takes milliseconds. A proxy that lost its connection to the
+server never answers, and TCP does not detect that."""
 
 _T = TypeVar("_T")
 _PORTS: Final = re.compile(r"(\d{1,5})?(,(\d{1,5})?)*", re.ASCII)
 
 
 class _Connection(psycopg.Connection):
-    """A connection that closes itself when a statement takes longer than `patience` seconds."""
+    """A connection that is closed when a statement takes longer than `answer_timeout` seconds."""
 
-    patience: float | None = None
+    answer_timeout: float | None = None
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **named: Any) -> _T:
-        if self.patience is None:
+        if self.answer_timeout is None:
             return super().wait(gen, *args, **named)
         try:
-            return super().wait(_within(self.patience, gen), *args, **named)
+            return super().wait(_within(self.answer_timeout, gen), *args, **named)
         except TimeoutError:
             self.pgconn.finish()
-            raise psycopg.OperationalError(f"no answer within {self.patience:g} seconds") from None
+            raise psycopg.OperationalError(f"no answer within {self.answer_timeout:g} seconds") from None
 
 
 def _within(seconds: float, steps: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
@@ -87,11 +87,11 @@ def connect(
     autocommit: bool = True,
     replication: bool = False,
     application_name: str = "cdc",
-    patience: float | None = None,
+    timeout: float | None = None,
 ) -> psycopg.Connection:
     """Connect with the pinned settings, to a walsender if `replication`.
 
-    A statement that takes more than `patience` seconds raises SourceUnreachable; None means no limit.
+    A statement that takes more than `timeout` seconds raises SourceUnreachable; None means no limit.
 
     Raises MalformedDsn, SourceUnreachable and the errors of sqlstate.classify; no message contains the password.
     """
@@ -99,13 +99,13 @@ def connect(
     pinned = " ".join(f"-c {name}={value}" for name, value in PINNED.items())
     parameters["options"] = f"{parameters.get('options', '')} {pinned}".strip()
     parameters |= {"client_encoding": "UTF8", "application_name": application_name}
-    for name, value in {"connect_timeout": CONNECT_TIMEOUT, **_LINK}.items():
+    for name, value in {"connect_timeout": CONNECT_TIMEOUT, **_DEAD_PEER_DETECTION}.items():
         parameters.setdefault(name, value)
     if replication:
         parameters["replication"] = "database"
     try:
         conn = _Connection.connect("", autocommit=autocommit, **parameters)
-        conn.patience = patience
+        conn.answer_timeout = timeout
         return conn
     except psycopg.Error as error:
         failure = connection_failure(error, secrets=secrets_of(parameters))

@@ -1,8 +1,8 @@
 """Queries of key ranges at the source: their rows, their number, their digest, and the start of the next range.
 
-The server computes the digest, so that it need not send rows: a SHA-256 of each row's columns as text, and two sums of
-those, which do not depend on order or collation. The text of a value is that of its output function under the pinned
-settings, as in COPY and in the stream.
+The server computes the digest, so that it does not have to send the rows. It hashes the columns of each row as text
+with SHA-256, and adds the hashes up to two sums, which do not depend on order or collation. The text of a value is that
+of its type's output function under the pinned settings, as in COPY and in the stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cdc.postgres.encoding import is_sql_ascii
 from cdc.postgres.sqlstate import map_errors
 from cdc.table import TableSchema
 
-# what is built in ('b', since version 17) orders by code point; to_jsonb: databases have a provider since 15
+# built-in collations ('b', since version 17) order by code point; to_jsonb: databases have a provider since 15
 _COLLATION: Final = """
     SELECT co.collprovider = 'b' OR co.collname IN ('C', 'POSIX') OR co.collname = 'default' AND CASE
         coalesce(to_jsonb(d) ->> 'datlocprovider', 'c')

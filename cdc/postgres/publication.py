@@ -125,26 +125,26 @@ def ensure_publication(
     tables: Sequence[TableName],
     *,
     control: PublicationControl = PublicationControl(),
-    patience: float = 10.0,
+    timeout: float = 10.0,
 ) -> None:
     """Create the publication, or add missing tables; never drop any. Returns when a snapshot can be taken.
 
     Partitions are published under their root's name, so that moving a row between them is an update of one table.
     `conn` is in autocommit mode. Raises PreflightFailed if the role does not own publication and tables, or if
-    `control` forbids the change. Raises SlotBlocked if older transactions are still open after `patience` seconds; the
+    `control` forbids the change. Raises SlotBlocked if older transactions are still open after `timeout` seconds; the
     caller may retry.
     """
     _publish(conn, name, tables, control)
-    wait_for_older_transactions(conn, patience)
+    wait_for_older_transactions(conn, timeout)
 
 
-def wait_for_older_transactions(conn: psycopg.Connection, patience: float) -> None:
+def wait_for_older_transactions(conn: psycopg.Connection, timeout: float) -> None:
     """Wait for the end of every transaction that has an xid now.
 
     Changes that such a transaction made before the table was published are not sent, although it commits later; a
     snapshot taken before its end does not contain them either. Locking the tables would also work, but block writers.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     with map_errors():
         _, horizon = _xids(conn)
         while (oldest := _xids(conn)[0]) < horizon:
@@ -154,8 +154,7 @@ def wait_for_older_transactions(conn: psycopg.Connection, patience: float) -> No
                     or f"a transaction with xid {oldest}"
                 )
                 raise SlotBlocked(
-                    f"transactions from before the tables were published are still open after {patience:.0f} s: "
-                    f"{listed}"
+                    f"transactions from before the tables were published are still open after {timeout:.0f} s: {listed}"
                 )
             time.sleep(_POLL_INTERVAL)
 

@@ -3,11 +3,12 @@
 psycopg has no replication cursor, so this module implements the loop over COPY BOTH:
 
 - The walsender sends every message separately and wakes the reader for each. To avoid a system call and a thread switch
-  per message, the reader waits REST seconds after the first input. Then libpq reads all input, and one compiled loop
-  extracts the messages.
-- While the reader is behind, it waits LONG_REST seconds. With a TCP server on the same machine it also limits its
-  receive buffer to WINDOW. What does not fit waits in the server's send buffer, where the kernel joins it to large
-  packets. One packet per message costs the server twice as much, and the server bounds the rate.
+  per message, the reader waits READ_DELAY seconds after the first input. Then libpq reads all input, and one compiled
+  loop extracts the messages.
+- While the reader is behind, it waits LONG_READ_DELAY seconds. If the server is on the same machine and uses TCP, the
+  reader also limits its receive buffer to RECEIVE_BUFFER. Further messages wait in the server's send buffer, where the
+  kernel joins them to large packets. One packet per message costs the server twice as much, and the server is the
+  bottleneck.
 - One thread uses libpq and this class. The caller owns the returned frames.
 - A timer sends status updates, with or without input. They contain the confirmed position, never the received one; so
   does the reply to a keepalive.
@@ -39,15 +40,15 @@ from cdc.postgres.connection import ANSWER_TIMEOUT, connect
 from cdc.postgres.encoding import disable_encoding_conversion, is_sql_ascii
 from cdc.postgres.sqlstate import classify_message, map_errors
 
-REST: Final = 0.001
+READ_DELAY: Final = 0.001
 """Seconds between the first input and the read, so that one read gets all messages of a small transaction."""
-LONG_REST: Final = 0.010
+LONG_READ_DELAY: Final = 0.010
 """The same while the reader is behind."""
-BUSY: Final = 16 << 10
-"""Bytes in a batch from which on the reader is behind: more than a hundred messages came within one rest."""
-WINDOW: Final = 64 << 10
+BEHIND_BYTES: Final = 16 << 10
+"""Bytes in a batch from which on the reader is behind: more than a hundred messages arrived within one delay."""
+RECEIVE_BUFFER: Final = 64 << 10
 """Bytes of the receive buffer of a TCP connection to the same machine; the kernel doubles it. Measured with 64 to
-256 KiB and rests of 1 to 20 ms, under BBR and CUBIC: 420,000 frames a second in every run instead of 180,000. Over a
+256 KiB and delays of 1 to 20 ms, under BBR and CUBIC: 420,000 frames a second in every run instead of 180,000. Over a
 network a small window would limit the rate by the round-trip time, and packets are joined anyway."""
 READS: Final = 64
 """Maximum number of socket reads before messages are extracted; the first ones make libpq's buffer grow."""
@@ -117,27 +118,27 @@ class StreamOptions:
 
         Never sets `two_phase`: the server would send a prepared transaction once, before it is known to commit.
         """
-        given = {"publication_names": publication_names_option([self.publication]), "messages": "'true'"}
+        settings = {"publication_names": publication_names_option([self.publication]), "messages": "'true'"}
         if self.large is LargeTransactions.WHOLE:
-            given["proto_version"] = "'1'"
+            settings["proto_version"] = "'1'"
         elif server < PARALLEL_SINCE:
-            given |= {"proto_version": "'2'", "streaming": "'on'"}
+            settings |= {"proto_version": "'2'", "streaming": "'on'"}
         else:
-            given |= {"proto_version": "'4'", "streaming": "'parallel'"}
+            settings |= {"proto_version": "'4'", "streaming": "'parallel'"}
         if self.origin is not OriginFilter.ANY:
             if server < PARALLEL_SINCE:
                 raise PreflightFailed(
                     f"origin {self.origin.value!r} needs server version 16 or later, got {server // 10000}",
                     remedy="capture every origin, or upgrade the server",
                 )
-            given["origin"] = f"'{self.origin.value}'"
-        options = ", ".join(f"{name} {value}" for name, value in given.items())
+            settings["origin"] = f"'{self.origin.value}'"
+        options = ", ".join(f"{name} {value}" for name, value in settings.items())
         return f"START_REPLICATION SLOT {quote_identifier(self.slot)} LOGICAL {self.start} ({options})"
 
 
 def identify_system(dsn: str) -> SystemIdentity:
     """Run IDENTIFY_SYSTEM."""
-    with connect(dsn, replication=True, application_name="cdc identify", patience=ANSWER_TIMEOUT) as conn, map_errors():
+    with connect(dsn, replication=True, application_name="cdc identify", timeout=ANSWER_TIMEOUT) as conn, map_errors():
         row = conn.execute(b"IDENTIFY_SYSTEM").fetchone()
     assert row is not None  # noqa: S101 - the protocol promises one row
     return SystemIdentity(str(row[0]), int(row[1]), Lsn.parse(row[2]), str(row[3]))
@@ -152,8 +153,8 @@ class ReplicationStream:
         self._floor, self._interval, self._silence = floor, interval, silence
         # 0 confirms nothing; never confirm less than the slot's own position
         self._confirmed = self._reported = Lsn(0)
-        self._sent_at = self._heard_at = time.monotonic()
-        self._asked_at: float | None = None  # the first request for a reply since a byte came
+        self._sent_at = self._input_at = time.monotonic()
+        self._reply_requested_at: float | None = None  # the first request for a reply since the last input
         self._behind = False
         self._failure: CdcError | None = None
         self._poll = select.poll()
@@ -164,7 +165,7 @@ class ReplicationStream:
     def open(cls, dsn: str, options: StreamOptions) -> Self:
         """Connect and start streaming; raises SlotInUse, SlotMissing, SlotInvalidated and other source errors."""
         copy_data_receiver.load_functions()
-        conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}", patience=ANSWER_TIMEOUT)
+        conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}", timeout=ANSWER_TIMEOUT)
         try:
             interval, silence = _intervals(conn, options)
             floor = _confirmed_flush(conn, options.slot)
@@ -175,7 +176,7 @@ class ReplicationStream:
             if answer.status != pq.ExecStatus.COPY_BOTH:
                 raise error_from_result(answer)  # noqa: TRY301 - the connection has to be closed
             conn.pgconn.nonblocking = 1
-            _narrow(conn.pgconn.socket)
+            _limit_receive_buffer(conn.pgconn.socket)
             stream = cls(conn, floor, interval, silence)
             stream._report()
         except BaseException:
@@ -198,7 +199,7 @@ class ReplicationStream:
             if now >= deadline and timeout > 0:
                 self._check_silence(now)
                 return None
-            self._gather(max(0.0, min(deadline, self._due()) - now))
+            self._wait_and_read(max(0.0, min(deadline, self._next_report_at()) - now))
             if timeout <= 0:
                 return self._take()
 
@@ -213,7 +214,7 @@ class ReplicationStream:
 
     def tick(self) -> None:
         """Send a status update if one is due; for a caller that is not inside receive()."""
-        if time.monotonic() >= self._due():
+        if time.monotonic() >= self._next_report_at():
             self._report()
 
     def close(self) -> None:
@@ -240,7 +241,7 @@ class ReplicationStream:
         drained = self._drain.take()
         frames = drained.frames
         if len(frames):
-            self._behind = frames.nbytes >= BUSY
+            self._behind = frames.nbytes >= BEHIND_BYTES
             self.received_bytes += frames.nbytes
         if drained.reply_requested and self._failure is None:
             self._report()
@@ -252,20 +253,24 @@ class ReplicationStream:
             raise self._failure
         return None
 
-    def _gather(self, seconds: float) -> None:
+    def _wait_and_read(self, seconds: float) -> None:
         """Wait for input, wait a little longer for more, and read it."""
         if self._poll.poll(seconds * 1000):
-            self._heard_at, self._asked_at = time.monotonic(), None
-            time.sleep(LONG_REST if self._behind else REST)
-            self._swallow()
+            self._input_at, self._reply_requested_at = time.monotonic(), None
+            time.sleep(LONG_READ_DELAY if self._behind else READ_DELAY)
+            self._read_available()
 
     def _check_silence(self, now: float) -> None:
         """Raise SourceUnreachable after a long silence with an unanswered request for a reply."""
-        silent = now - self._heard_at
-        if self._asked_at is not None and silent >= self._silence and now - self._asked_at >= self._silence / 2:
+        silent = now - self._input_at
+        if (
+            self._reply_requested_at is not None
+            and silent >= self._silence
+            and now - self._reply_requested_at >= self._silence / 2
+        ):
             raise SourceUnreachable(f"the server has been silent for {silent:.0f} s and does not answer")
 
-    def _swallow(self) -> None:
+    def _read_available(self) -> None:
         """Let libpq read until nothing is readable; an error is raised after the received frames were returned."""
         try:
             self._pgconn.consume_input()
@@ -277,7 +282,7 @@ class ReplicationStream:
         except psycopg.Error:
             self._failure = self._failure or self._end_of_stream()
 
-    def _due(self) -> float:
+    def _next_report_at(self) -> float:
         moved = self._confirmed != self._reported
         return self._sent_at + (min(CONFIRM_INTERVAL, self._interval) if moved else self._interval)
 
@@ -285,17 +290,17 @@ class ReplicationStream:
         """Send a status update; what the socket does not accept now is sent with the next flush."""
         clock = time.time_ns() // 1000 - _POSTGRES_EPOCH
         now = time.monotonic()
-        ask = now - self._heard_at >= self._silence / 3
+        requests_reply = now - self._input_at >= self._silence / 3
         # written, flushed, applied: never the received position, which is not verified yet
-        message = _STATUS.pack(b"r", self._confirmed, self._confirmed, self._confirmed, clock, ask)
+        message = _STATUS.pack(b"r", self._confirmed, self._confirmed, self._confirmed, clock, requests_reply)
         try:
             self._pgconn.put_copy_data(message)
             self._pgconn.flush()
         except psycopg.Error:
             self._failure = self._failure or self._end_of_stream()
         self._reported, self._sent_at = self._confirmed, now
-        if ask and self._asked_at is None:
-            self._asked_at = now
+        if requests_reply and self._reply_requested_at is None:
+            self._reply_requested_at = now
 
     def _end_of_stream(self) -> CdcError:
         """The error that ended the stream."""
@@ -310,11 +315,14 @@ class ReplicationStream:
         return SourceUnreachable(f"the stream broke: {text.splitlines()[0] if text else 'no reason given'}")
 
 
-def _narrow(descriptor: int) -> None:
-    """Limit the receive buffer of a TCP connection to WINDOW if the server is on this machine."""
-    with socket.socket(fileno=os.dup(descriptor)) as end:
-        if end.family in {socket.AF_INET, socket.AF_INET6} and end.getpeername()[0] == end.getsockname()[0]:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW)
+def _limit_receive_buffer(descriptor: int) -> None:
+    """Limit the receive buffer of a TCP connection to RECEIVE_BUFFER if the server is on this machine."""
+    with socket.socket(fileno=os.dup(descriptor)) as connected:
+        if (
+            connected.family in {socket.AF_INET, socket.AF_INET6}
+            and connected.getpeername()[0] == connected.getsockname()[0]
+        ):
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
 
 
 def _intervals(conn: psycopg.Connection, options: StreamOptions) -> tuple[float, float]:
@@ -322,10 +330,10 @@ def _intervals(conn: psycopg.Connection, options: StreamOptions) -> tuple[float,
     with map_errors():
         # pg_settings has milliseconds, SHOW a text with a unit
         timeout = conn.execute(b"SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'").fetchone()
-    patience = int(timeout[0]) / 1000 if timeout else 0
-    silence = max(options.silence, patience)
+    sender_timeout = int(timeout[0]) / 1000 if timeout else 0
+    silence = max(options.silence, sender_timeout)
     interval = min(options.status_interval, silence / SILENCE_FRACTION)
-    return min(interval, patience / TIMEOUT_FRACTION) if patience > 0 else interval, silence
+    return min(interval, sender_timeout / TIMEOUT_FRACTION) if sender_timeout > 0 else interval, silence
 
 
 def _confirmed_flush(conn: psycopg.Connection, slot: str) -> Lsn:

@@ -160,12 +160,12 @@ def copy_lock(conn: psycopg.Connection, name: str) -> Iterator[None]:
 
 @contextmanager
 def create_slot(
-    dsn: str, name: str, *, temporary: bool = False, failover: bool = False, patience: float = BLOCKED_AFTER
+    dsn: str, name: str, *, temporary: bool = False, failover: bool = False, timeout: float = BLOCKED_AFTER
 ) -> Iterator[ExportedSnapshot]:
     """Create a pgoutput slot; its snapshot can be used inside the block.
 
     A permanent slot remains after the block, a temporary one does not. The server finishes creation after the end of
-    every transaction that is open now. After `patience` seconds SlotBlocked names the open ones, and no slot remains.
+    every transaction that is open now. After `timeout` seconds SlotBlocked names the open ones, and no slot remains.
     Raises PreflightFailed without privilege or free slot, SourceError (42710) if the name exists.
     """
     with connect(dsn, replication=True, application_name="cdc slot") as conn:
@@ -173,7 +173,7 @@ def create_slot(
         # version 15 introduced the option list in parentheses
         options = "(SNAPSHOT 'export', FAILOVER)" if failover else "EXPORT_SNAPSHOT"
         command = f"CREATE_REPLICATION_SLOT {quote_identifier(name)}{kind} LOGICAL {PLUGIN} {options}"
-        yield _create(conn, dsn, command, patience)
+        yield _create(conn, dsn, command, timeout)
 
 
 @contextmanager
@@ -196,24 +196,24 @@ def create_recorded_slot(
             conn.execute("SELECT FROM pg_copy_logical_replication_slot(%s, %s, false)", [draft, name])
         hit("slot_created")
         if failover:
-            _follow(dsn, name)
+            _enable_failover(dsn, name)
         yield snapshot
 
 
-def _follow(dsn: str, name: str) -> None:
+def _enable_failover(dsn: str, name: str) -> None:
     """Set the failover property, which a copied slot does not inherit."""
     with connect(dsn, replication=True, application_name="cdc slot") as conn, map_errors():
         conn.execute(f"ALTER_REPLICATION_SLOT {quote_identifier(name)} (FAILOVER)".encode())
 
 
-def _create(conn: psycopg.Connection, dsn: str, command: str, patience: float) -> ExportedSnapshot:
-    deadline = time.monotonic() + patience
+def _create(conn: psycopg.Connection, dsn: str, command: str, timeout: float) -> ExportedSnapshot:
+    deadline = time.monotonic() + timeout
     with map_errors():
         conn.pgconn.send_query(command.encode())
         while conn.pgconn.is_busy():
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise _blocked(conn, dsn, patience)
+                raise _blocked(conn, dsn, timeout)
             _wait_readable(conn, remaining)
             conn.pgconn.consume_input()
         answer = conn.pgconn.get_result()
@@ -232,15 +232,15 @@ def _wait_readable(conn: psycopg.Connection, seconds: float) -> None:
     poll.poll(seconds * 1000)
 
 
-def _blocked(conn: psycopg.Connection, dsn: str, patience: float) -> SlotBlocked:
+def _blocked(conn: psycopg.Connection, dsn: str, timeout: float) -> SlotBlocked:
     """The error that names the blocking transactions; cancelling the command removes the incomplete slot."""
-    with connect(dsn, application_name="cdc slot") as asking, map_errors():
-        rows = asking.execute(_BLOCKERS, {"own": conn.info.backend_pid}).fetchall()
+    with connect(dsn, application_name="cdc slot") as other, map_errors():
+        rows = other.execute(_BLOCKERS, {"own": conn.info.backend_pid}).fetchall()
     conn.cancel_safe()
     while conn.pgconn.get_result() is not None:
         pass
     listed = ", ".join(text for (text,) in rows) or "none that this role can see"
-    return SlotBlocked(f"creating the slot waits for older transactions after {patience:.0f} s: {listed}")
+    return SlotBlocked(f"creating the slot waits for older transactions after {timeout:.0f} s: {listed}")
 
 
 def _statuses(conn: psycopg.Connection, name: str | None) -> list[SlotStatus]:

@@ -63,7 +63,7 @@ class SourceState:
 def read_source_state(dsn: str, slot: str, publication: str, tables: Collection[int]) -> SourceState:
     """Read the state of the source; `tables` are the OIDs of the captured tables."""
     identity = identify_system(dsn)
-    with connect(dsn, application_name="cdc identify", patience=ANSWER_TIMEOUT) as conn:
+    with connect(dsn, application_name="cdc identify", timeout=ANSWER_TIMEOUT) as conn:
         return SourceState(identity, slot_status(conn, slot), publication_status(conn, publication, tables))
 
 

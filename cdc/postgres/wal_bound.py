@@ -1,13 +1,13 @@
-"""WalBound: an upper bound for commit positions, which the server reports over a separate SQL connection.
+"""WalBound: the end of the server's WAL as an upper bound of commit positions, read over a separate SQL connection.
 
-A position in the log cannot be undone, so the stream alone is not sufficient evidence for one. Before a commit of the
-log the reader queries the end of the server's WAL (on a standby: the replay position, which bounds decoding). The
-answer is newer than the received frames, therefore it is above every commit that a correct server has sent. A position
-that is not below the answer is an error, and nothing is written. `cdc/pgoutput/lsn_check.py` compares fields of the
-stream with each other and finds wrong positions below that bound.
+A wrong position in the log cannot be removed, so the reader does not trust the stream alone. Before a commit of the
+log it queries the end of the server's WAL (on a standby: the replay position, which bounds decoding). The query runs
+after the frames arrived, so its result is above every commit that a correct server has sent. A position that is not
+below the result is an error, and nothing is written. `cdc/pgoutput/lsn_check.py` compares fields of the stream with
+each other and finds wrong positions below that bound.
 
-A reader that is behind rarely queries: the last answer bounds its commits for a long time. A reader that has caught up
-queries once per commit, while another thread writes the commit's data files, so that the round trip adds no latency.
+A reader that is behind rarely queries: the last result bounds its commits for a long time. A reader that has caught up
+queries once per commit, while another thread writes the commit's data files. So the round trip adds no latency.
 
 The same connection detects a shutdown of the server: the server ends all SQL sessions first, and then waits until the
 walsenders' clients have confirmed all WAL. The reader cannot confirm WAL after the last commit, and cannot confirm
@@ -37,7 +37,7 @@ _WAL_END: Final = """
 
 
 class WalBound:
-    """Upper bound of one session; a context manager. One thread calls ask and require, another check_session."""
+    """Upper bound of one session; a context manager. One thread calls `ask` and `require`, another `check_session`."""
 
     def __init__(self, dsn: str) -> None:
         """Connect; raises as `connect` does."""
@@ -69,7 +69,7 @@ class WalBound:
     def check_session(self) -> None:
         """Reconnect if the server ended the session; raises as `connect` if that fails, as during a shutdown.
 
-        Does not wait: while the other thread queries the server, that thread detects the lost session.
+        Returns at once while the other thread queries the server: then that thread detects the lost session.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -90,7 +90,7 @@ class WalBound:
         self._conn.close()
 
     def _connected(self) -> psycopg.Connection:
-        return connect(self._dsn, application_name="cdc wal bound", patience=ANSWER_TIMEOUT)
+        return connect(self._dsn, application_name="cdc wal bound", timeout=ANSWER_TIMEOUT)
 
     def _current_wal_end(self) -> Lsn:
         with self._lock:
@@ -113,7 +113,7 @@ class WalBound:
             poll.register(self._conn.fileno(), select.POLLIN)
             if poll.poll(0):
                 self._conn.pgconn.consume_input()
-                self._conn.pgconn.is_busy()  # reads what the server says before it closes
+                self._conn.pgconn.is_busy()  # reads the message that the server sends before it closes the session
         except psycopg.Error:
             return True
         return self._conn.pgconn.status != pq.ConnStatus.OK

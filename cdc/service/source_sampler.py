@@ -118,7 +118,7 @@ class SourceSampler:
         try:
             if self._connection is None:
                 self._connection = postgres.connect(
-                    self._source.current_dsn(), application_name="cdc server", patience=ANSWER_TIMEOUT
+                    self._source.current_dsn(), application_name="cdc server", timeout=ANSWER_TIMEOUT
                 )
             return self._observation(slots.read_slot_use(self._connection, self._slot))
         except CdcError as error:

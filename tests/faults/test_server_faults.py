@@ -251,7 +251,7 @@ def test_a_server_without_a_place_for_a_slot_is_named(database: str) -> None:
             conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [f"place_{number}"])
     problems = preflight(database, SourceRequirements(slot="wanted", publication="pub", patterns=["public.*"]))
     assert [p.subject for p in problems] == ["max_replication_slots"]
-    with pytest.raises(PreflightFailed, match="53400") as refused, create_slot(database, "wanted", patience=5):
+    with pytest.raises(PreflightFailed, match="53400") as refused, create_slot(database, "wanted", timeout=5):
         pass
     assert "max_replication_slots" in refused.value.fix
 

@@ -124,12 +124,12 @@ def test_a_slot_that_cannot_begin_names_who_holds_it_up_and_leaves_nothing(eithe
         pid = idle.info.backend_pid
         with (
             pytest.raises(SlotBlocked, match=rf"pid {pid} \(forgotten, xid \d+, open since "),
-            create_slot(either_database, slot, patience=0.5),
+            create_slot(either_database, slot, timeout=0.5),
         ):
             pass
     with connect(either_database) as conn:
         assert slot_status(conn, slot) is None
-    with create_slot(either_database, slot, patience=5):
+    with create_slot(either_database, slot, timeout=5):
         pass
 
 

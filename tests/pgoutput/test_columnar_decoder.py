@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-import cdc
 from cdc.change import LOG_SCHEMA
 from cdc.errors import MalformedFrame, SourceError
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
-from cdc.pgoutput.messages import Insert, OldKind, OldTuple, Update
+from cdc.pgoutput.messages import Insert
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.position import Position
 from tests.fixtures.examples import examples
@@ -137,13 +132,6 @@ def test_a_huge_transaction_spans_batches_and_is_complete_only_at_its_end():
     assert max(event.rows.nbytes for event in decoded) < 32 << 20
 
 
-def test_buffers_grow_for_a_row_larger_than_all_before():
-    big = "y" * 3_000_000
-    change = Update(2, OldTuple(OldKind.ROW, ("1", "2", big)), ("1", "3", big))
-    frames = [frame(message) for message in transaction(600, Insert(1, ("1", "", None)), change)]
-    assert _outcome(ready(ColumnarDecoder()), [frames]) == _outcome(ready(ReferenceDecoder()), [frames])
-
-
 def test_rows_stay_right_after_the_decoder_went_on():
     decoder = ready(ColumnarDecoder())
     first = list(events(decoder, [frame(m) for m in transaction(600, Insert(1, ("a", "b", "c")))]))
@@ -175,23 +163,6 @@ def test_a_writable_buffer_is_taken_as_well_as_a_readonly_one():
     (event,) = decoder.decode(FrameBatch(batch.buffer.copy(), batch.offsets.copy()))
     assert isinstance(event, Decoded)
     assert event.rows["key"].to_pylist() == [["a"]]
-
-
-def test_the_kernel_runs_where_no_compiled_code_can_be_kept(tmp_path: Path):
-    package = Path(cdc.__file__).parent
-    copied = tmp_path / "cdc"
-    shutil.copytree(package, copied, ignore=shutil.ignore_patterns("__pycache__"))
-    (copied / "pgoutput" / "__pycache__").write_text("not a directory")
-    nowhere = str(tmp_path / "cdc" / "errors.py")
-    script = (
-        "import numpy as np\nfrom cdc.pgoutput import kernel\n"
-        f"assert kernel.__file__.startswith({str(tmp_path)!r})\n"
-        "buffer = np.array([97, 255], np.uint8)\nprint(kernel.is_utf8(buffer, 0, 1), kernel.is_utf8(buffer, 0, 2))"
-    )
-    environment = {"HOME": nowhere, "XDG_CACHE_HOME": nowhere, "NUMBA_CACHE_DIR": nowhere, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.stdout.strip(), done.returncode) == ("True False", 0), done.stderr
 
 
 def test_a_key_column_that_is_not_sent_is_refused_at_once():

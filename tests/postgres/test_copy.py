@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
-
 import pytest
-from psycopg import OperationalError, generators, sql
+from psycopg import sql
 
 from cdc.errors import SnapshotInvalidated, SourceError
-from cdc.postgres import copy_data_receiver
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, copy_rows, copy_table, lock_tables
 from cdc.postgres.slot import create_slot
@@ -24,11 +20,6 @@ TABLES = (
     "INSERT INTO parted SELECT generate_series(1, 3)",
 )
 ENDLESS = sql.SQL("SELECT repeat('x', 10000) FROM generate_series(1, 300000)").format()
-
-
-def take_all(drain: copy_data_receiver.LineDrain) -> None:
-    while drain.gather(1 << 20) >= copy_data_receiver.PENDING:
-        drain.take()
 
 
 @pytest.mark.parametrize("rewrite", ["TRUNCATE plain", "TRUNCATE parted_1", "ALTER TABLE plain ALTER id TYPE bigint"])
@@ -55,26 +46,6 @@ def test_a_held_table_reads_as_the_snapshot_saw_it(database: str):
             assert b"".join(copy_table(reading, schema)).split() == [b"1", b"2", b"3"]
 
 
-def test_the_compiled_loop_is_in_use_and_the_plain_one_gives_the_same_lines(database: str):
-    statement = b"COPY (SELECT i, repeat('x', i * i % 3001) FROM generate_series(1, 2000) i) TO STDOUT"
-    taken = []
-    with connect(database) as conn:
-        for plain in (False, True):
-            conn.pgconn.send_query(statement)
-            conn.wait(generators.execute(conn.pgconn))
-            drain, parts = copy_data_receiver.LineDrain(conn.pgconn), []
-            assert drain._functions is not None
-            if plain:
-                drain._functions = None
-            while drain.gather(100_000) >= copy_data_receiver.PENDING:
-                if drain.nbytes >= 100_000:
-                    parts.append(bytes(drain.take()))
-            taken.append(b"".join([*parts, drain.take()]))
-            while conn.pgconn.get_result() is not None:
-                pass
-    assert taken[0] == taken[1] == b"".join(b"%d\t%s\n" % (i, b"x" * (i * i % 3001)) for i in range(1, 2001))
-
-
 def test_a_copy_waits_for_a_server_that_takes_its_time(database: str):
     slow = sql.SQL("SELECT i, pg_sleep(0.3)::text FROM generate_series(1, 3) i").format()
     with connect(database) as conn:
@@ -89,16 +60,3 @@ def test_a_copy_whose_server_process_is_ended_is_an_error_of_the_source(database
         with pytest.raises(SourceError):
             list(chunks)
         assert conn.closed
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_connection_that_breaks_amid_a_copy_is_noticed(database: str, plain: bool):
-    with connect(database) as conn:
-        conn.pgconn.send_query(b"COPY (" + ENDLESS.as_bytes(conn) + b") TO STDOUT")
-        conn.wait(generators.execute(conn.pgconn))
-        drain = copy_data_receiver.LineDrain(conn.pgconn)
-        if plain:
-            drain._functions = None
-        socket.socket(fileno=os.dup(conn.pgconn.socket)).shutdown(socket.SHUT_RDWR)
-        with pytest.raises(OperationalError, match="closed the connection"):
-            take_all(drain)

@@ -21,9 +21,9 @@ def test_a_table_is_not_ready_while_a_transaction_is_open_that_wrote_it_before(a
     with connect(any_database, autocommit=False) as older, connect(any_database) as conn:
         older.execute("INSERT INTO t VALUES (1)")
         with pytest.raises(SlotBlocked):
-            ensure_publication(conn, "pub", NAMES, control=ours, patience=0.2)
+            ensure_publication(conn, "pub", NAMES, control=ours, timeout=0.2)
         with pytest.raises(SlotBlocked):  # the table is in the publication by now, and still not ready
-            ensure_publication(conn, "pub", NAMES, control=ours, patience=0.2)
+            ensure_publication(conn, "pub", NAMES, control=ours, timeout=0.2)
         older.commit()
         ensure_publication(conn, "pub", NAMES, control=ours)
 
