@@ -23,7 +23,7 @@ from cdc.postgres.tables import read_schema
 from cdc.table import TableSchema, TableState
 from tests.fixtures.examples import examples
 from tests.fixtures.postgres import run_sql
-from tests.postgres.following import Following, following
+from tests.postgres.decoding_session import DecodingSession, decoding_session
 
 NAMES = "abcd"
 """Few, so that a name comes back on another column."""
@@ -105,12 +105,12 @@ class Source:
 
 
 @pytest.fixture(params=["told", "concluded"])
-def session(request: pytest.FixtureRequest, database: str) -> Iterator[Following]:
+def session(request: pytest.FixtureRequest, database: str) -> Iterator[DecodingSession]:
     """A stream with the event triggers, or without."""
     run_sql(database, "CREATE TABLE t0 (id int PRIMARY KEY)")
     if request.param == "told":
         run_sql(database, trigger_script("install"))
-    with following(database) as made:
+    with decoding_session(database) as made:
         yield made
 
 
@@ -119,7 +119,7 @@ def session(request: pytest.FixtureRequest, database: str) -> Iterator[Following
 @example(taken=[("add", 0, 0), ("drop", 0, 0), ("insert", 0, 0), ("read", 0, 0), ("add", 0, 0), ("insert", 0, 0)])
 @examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(taken=steps)
-def test_no_value_stands_under_the_id_of_another_column(session: Following, taken: list[tuple[str, int, int]]) -> None:
+def test_no_value_has_the_id_of_another_column(session: DecodingSession, taken: list[tuple[str, int, int]]) -> None:
     told = False
     with connect(session.dsn) as conn:
         source = Source(conn)

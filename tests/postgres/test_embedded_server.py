@@ -68,7 +68,7 @@ def test_programs_out_of_reach_are_copied(tmp_path: Path) -> None:
     (tmp_path / "closed").chmod(0o700)
     with closing(EmbeddedPostgres(tmp_path / "pg")) as server:
         server._account = server_account()
-        copied = server._reachable_programs(closed / "bin")
+        copied = server._reachable_binaries(closed / "bin")
 
         assert copied != closed / "bin"
         assert (copied / "postgres").read_text() == "#!/bin/sh\n"

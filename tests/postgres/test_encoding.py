@@ -40,7 +40,7 @@ from cdc.postgres.tables import match_tables, read_schema
 from cdc.snapshot.watermark_window import WatermarkWindows
 from tests.fixtures.postgres import NEWEST_AND_OLDEST, drop_when_free, run_sql
 from tests.fixtures.waiting import until
-from tests.postgres.readings import captured, read_four_ways
+from tests.postgres.four_readings import capture_stream, read_four_ways
 
 
 @pytest.fixture(params=NEWEST_AND_OLDEST)
@@ -81,7 +81,7 @@ def test_a_declared_encoding_is_converted_names_included(encoded: str, encoding:
 @pytest.mark.parametrize("encoding", ["EUC_JP"])
 def test_a_character_that_utf8_does_not_have_is_an_error(encoded: str, encoding: str):
     run_sql(encoded, "CREATE TABLE t (v text)")
-    with captured(encoded) as capture:
+    with capture_stream(encoded) as capture:
         run_sql(encoded, r"SET client_encoding TO EUC_JP; INSERT INTO t VALUES (E'\xa9\xa9')")
         with pytest.raises(UndecodableWal, match="22P05"):
             capture.frames()
@@ -107,7 +107,7 @@ def insert_raw(dsn: str) -> None:
 @pytest.mark.parametrize("policy", TOLD)
 def test_undecodable_text_is_told_alike_by_copy_and_stream(encoded: str, encoding: str, policy: Undecodable):
     run_sql(encoded, TABLE)
-    with captured(encoded) as capture:
+    with capture_stream(encoded) as capture:
         insert_raw(encoded)
         frames = capture.frames()
         for decoder in (ReferenceDecoder(), ColumnarDecoder()):
@@ -127,7 +127,7 @@ def test_undecodable_text_is_told_alike_by_copy_and_stream(encoded: str, encodin
 @pytest.mark.parametrize("encoding", ["SQL_ASCII"])
 def test_undecodable_text_is_refused_by_default_and_named(encoded: str, encoding: str):
     run_sql(encoded, TABLE)
-    with captured(encoded) as capture:
+    with capture_stream(encoded) as capture:
         insert_raw(encoded)
         batch = FrameBatch.of(capture.frames())
         with pytest.raises(UndecodableValue, match=r"column 'a' of 'public.t' in the transaction at .*, byte 3 of"):

@@ -17,7 +17,7 @@ from cdc.postgres.copy import copy_table
 from cdc.postgres.sqlstate import classify_message
 from cdc.postgres.tables import match_tables, read_schema
 from tests.fixtures.postgres import rows_of, run_sql
-from tests.postgres.readings import captured, copy_rows
+from tests.postgres.four_readings import capture_stream, copy_rows
 
 LARGE = 64 << 20
 """Bytes."""
@@ -26,7 +26,7 @@ LARGE = 64 << 20
 @pytest.mark.slow
 def test_a_value_of_64_mib_is_exact(any_database: str):
     run_sql(any_database, "CREATE TABLE t (v text, b bytea)")
-    with captured(any_database) as capture:
+    with capture_stream(any_database) as capture:
         with connect(any_database) as conn:
             conn.execute(
                 "INSERT INTO t SELECT s, convert_to(s, 'UTF8') FROM (SELECT left(repeat('aé\t\\漢', %s), %s) s) x",
@@ -44,7 +44,7 @@ def test_a_value_of_64_mib_is_exact(any_database: str):
 @pytest.mark.slow
 def test_a_bytea_of_512_mib_is_refused_by_the_server_and_the_error_says_why(any_database: str):
     run_sql(any_database, "CREATE TABLE t (b bytea)")
-    with captured(any_database) as capture, connect(any_database) as conn:
+    with capture_stream(any_database) as capture, connect(any_database) as conn:
         conn.execute("INSERT INTO t SELECT convert_to(repeat('x', 536870912), 'UTF8')")
         with pytest.raises(UndecodableWal, match="XX000") as streamed:
             capture.frames()

@@ -14,7 +14,7 @@ from cdc.postgres.logical_messages import parse_ddl_message, trigger_script
 from cdc.postgres.system_catalog import read_catalog_tables
 from cdc.table import TableState
 from tests.fixtures.postgres import rows_of, run_sql
-from tests.postgres.following import Following, following
+from tests.postgres.decoding_session import DecodingSession, decoding_session
 
 TABLE: LiteralString = "CREATE TABLE t (id int PRIMARY KEY, a text, b int)"
 
@@ -23,13 +23,13 @@ def install(dsn: str) -> None:
     run_sql(dsn, trigger_script("install"))
 
 
-def columns(session: Following) -> list[list[tuple[int, str]]]:
+def columns(session: DecodingSession) -> list[list[tuple[int, str]]]:
     return [[(c.id, c.name) for c in version.columns] for version in session.versions]
 
 
 def test_a_column_dropped_and_added_again_is_told_exactly(either_database: str) -> None:
     run_sql(either_database, TABLE)
-    with following(either_database) as session:
+    with decoding_session(either_database) as session:
         install(either_database)
         session.run(
             "INSERT INTO t VALUES (1, 'a', 2)",
@@ -61,7 +61,7 @@ def test_a_column_dropped_and_added_again_is_told_exactly(either_database: str) 
 )
 def test_a_rewrite_marks_the_table_at_its_place(either_database: str, change: LiteralString, reason: str) -> None:
     run_sql(either_database, TABLE)
-    with following(either_database) as session:
+    with decoding_session(either_database) as session:
         install(either_database)
         session.run("INSERT INTO t VALUES (1)", change, "INSERT INTO t VALUES (2)")
         rows = session.catch_up()
@@ -75,7 +75,7 @@ def test_a_rewrite_marks_the_table_at_its_place(either_database: str, change: Li
 
 def test_a_renamed_label_marks_the_table_without_a_row(either_database: str) -> None:
     run_sql(either_database, "CREATE TYPE mood AS ENUM ('sad')", "CREATE TABLE t (id int PRIMARY KEY, m mood[])")
-    with following(either_database) as session:
+    with decoding_session(either_database) as session:
         install(either_database)
         session.run("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
         session.catch_up()
@@ -95,20 +95,20 @@ def test_a_renamed_label_marks_the_table_without_a_row(either_database: str) -> 
 )
 def test_a_harmless_rewrite_is_known_to_be_harmless(database: str, change: str) -> None:
     run_sql(database, TABLE)
-    with following(database) as session:
+    with decoding_session(database) as session:
         install(database)
         session.catch_up()
-        session.look()
+        session.check_catalog()
         session.run(*cast("list[LiteralString]", [*change.split("; ")]), "INSERT INTO t VALUES (1)")
         session.catch_up()
-        session.look()
+        session.check_catalog()
 
     assert {version.state for version in session.versions} == {TableState.LIVE}
 
 
 def test_a_dropped_table_is_told_and_its_successor_is_another_relation(either_database: str) -> None:
     run_sql(either_database, TABLE)
-    with following(either_database) as session:
+    with decoding_session(either_database) as session:
         first = rows_of(either_database, "SELECT 't'::regclass::oid::bigint")[0][0]
         install(either_database)
         session.run("DROP TABLE t", TABLE, "ALTER PUBLICATION pub ADD TABLE t", "INSERT INTO t VALUES (1)")
@@ -121,7 +121,7 @@ def test_a_dropped_table_is_told_and_its_successor_is_another_relation(either_da
 
 def test_a_renamed_schema_renames_its_tables(either_database: str) -> None:
     run_sql(either_database, "CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY)")
-    with following(either_database, "shop.*") as session:
+    with decoding_session(either_database, "shop.*") as session:
         install(either_database)
         session.run(
             "INSERT INTO shop.t VALUES (1)", "ALTER SCHEMA shop RENAME TO store", "INSERT INTO store.t VALUES (2)"
@@ -138,7 +138,7 @@ def test_what_is_told_is_what_the_catalogue_shows(either_database: str) -> None:
         "PRIMARY KEY (b, a) INCLUDE (g))",
         "ALTER TABLE t DROP COLUMN gone",
     )
-    with following(either_database) as session:
+    with decoding_session(either_database) as session:
         install(either_database)
         session.run("ALTER TABLE t ADD COLUMN late text NOT NULL DEFAULT 'ü, \"x\"'")
         session.catch_up()
@@ -154,7 +154,7 @@ def test_what_is_told_is_what_the_catalogue_shows(either_database: str) -> None:
 
 def test_a_trigger_that_was_off_for_a_while_is_no_witness(database: str) -> None:
     run_sql(database, TABLE)
-    with following(database) as session:
+    with decoding_session(database) as session:
         install(database)
         session.run(
             "ALTER EVENT TRIGGER cdc_ddl_end DISABLE",
@@ -215,7 +215,7 @@ def test_computed_columns_that_are_sent_are_not_taken_for_new_ones(database: str
         "COMMENT ON PUBLICATION pub IS 'made by cdc for pipeline '",
         "CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED)",
     )
-    with following(database) as session:
+    with decoding_session(database) as session:
         install(database)
         session.run(
             "ALTER TABLE t ADD a int",

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.table import TableState
 from tests.fixtures.postgres import run_sql
-from tests.postgres.following import Following, following
+from tests.postgres.decoding_session import DecodingSession, decoding_session
 
 TABLES: tuple[LiteralString, ...] = (
     "CREATE TYPE mood AS ENUM ('sad', 'ok')",
@@ -77,8 +77,8 @@ SENT: tuple[LiteralString, ...] = (
 )
 
 
-def states(session: Following) -> dict[str, tuple[TableState, str | None]]:
-    session.look()
+def states(session: DecodingSession) -> dict[str, tuple[TableState, str | None]]:
+    session.check_catalog()
     return {schema.name: (schema.state, schema.reason) for schema in session.versions}
 
 
@@ -89,8 +89,8 @@ def made(database: str) -> None:
 @pytest.mark.parametrize("reason", DRIFTS)
 def test_what_changes_rows_without_a_word_marks_the_table(either_database: str, reason: str) -> None:
     made(either_database)
-    with following(either_database) as session:
-        session.look()
+    with decoding_session(either_database) as session:
+        session.check_catalog()
         session.run(*DRIFTS[reason])
         found = states(session)
 
@@ -102,8 +102,8 @@ def test_what_changes_rows_without_a_word_marks_the_table(either_database: str, 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_keeps_every_row_marks_nothing(either_database: str, name: str) -> None:
     made(either_database)
-    with following(either_database) as session:
-        session.look()
+    with decoding_session(either_database) as session:
+        session.check_catalog()
         session.run(*HARMLESS[name])
         found = states(session)
 
@@ -112,7 +112,7 @@ def test_what_keeps_every_row_marks_nothing(either_database: str, name: str) -> 
 
 def test_a_dropped_table_is_told_by_a_look(either_database: str) -> None:
     made(either_database)
-    with following(either_database) as session:
+    with decoding_session(either_database) as session:
         session.run("DROP TABLE other")
         found = states(session)
 
@@ -121,10 +121,10 @@ def test_a_dropped_table_is_told_by_a_look(either_database: str) -> None:
 
 def test_a_table_that_moved_to_another_schema_is_renamed_without_a_row(either_database: str) -> None:
     made(either_database)
-    with following(either_database) as session:
+    with decoding_session(either_database) as session:
         session.run("INSERT INTO other VALUES (1)", "CREATE SCHEMA store", "ALTER TABLE other SET SCHEMA store")
         session.catch_up()
-        session.look()
+        session.check_catalog()
         session.run("INSERT INTO store.other VALUES (2)")
         rows = session.catch_up()
 
@@ -134,7 +134,7 @@ def test_a_table_that_moved_to_another_schema_is_renamed_without_a_row(either_da
 
 def test_what_happened_while_nobody_looked_is_found_from_the_log(either_database: str) -> None:
     made(either_database)
-    with following(either_database) as session:  # its schemas are those of the copy, no look was made since
+    with decoding_session(either_database) as session:  # its schemas are those of the copy, no look was made since
         session.run("ALTER TABLE t ALTER b TYPE int USING b * 2")
         session.run("INSERT INTO t VALUES (2, 'y', 2, 'ok')")
         session.catch_up()
@@ -146,8 +146,8 @@ def test_what_happened_while_nobody_looked_is_found_from_the_log(either_database
 @pytest.mark.parametrize("row", [True, False], ids=["seen in the stream", "seen in the catalogue"])
 def test_a_column_that_is_no_longer_computed_marks_the_table(either_database: str, *, row: bool) -> None:
     run_sql(either_database, COMPUTED, "INSERT INTO d VALUES (1, 1)")
-    with following(either_database) as session:
-        session.look()
+    with decoding_session(either_database) as session:
+        session.check_catalog()
         session.run("ALTER TABLE d ALTER g DROP EXPRESSION")
         if row:
             session.run("INSERT INTO d VALUES (2, 2, 5)")
@@ -156,14 +156,14 @@ def test_a_column_that_is_no_longer_computed_marks_the_table(either_database: st
 
     state, reason = found["d"]
     assert state is TableState.NEEDS_RESYNC
-    assert "computed" in (reason or "")
+    assert "generated" in (reason or "")
 
 
 @pytest.mark.parametrize("row", [True, False], ids=["seen in the stream", "seen in the catalogue"])
 def test_a_computed_column_that_is_sent_and_comes_later_marks_the_table(database: str, *, row: bool) -> None:
     run_sql(database, *SENT, COMPUTED, "INSERT INTO d VALUES (1, 1)")
-    with following(database) as session:
-        session.look()
+    with decoding_session(database) as session:
+        session.check_catalog()
         session.run("ALTER TABLE d ADD late int GENERATED ALWAYS AS (b * 3) STORED")
         if row:
             session.run("INSERT INTO d VALUES (2, 2)")
@@ -195,8 +195,8 @@ def test_what_changes_no_value_that_is_sent_marks_nothing(database: str, stateme
         "ALTER TABLE d ADD p price, ADD n int DEFAULT nextval('numbers')",
         "INSERT INTO d VALUES (1, 1)",
     )
-    with following(database) as session:
-        session.look()
+    with decoding_session(database) as session:
+        session.check_catalog()
         session.run(statement, "INSERT INTO d (id, b) VALUES (2, 2)")
         session.catch_up()
         found = states(session)

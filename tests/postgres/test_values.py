@@ -19,7 +19,7 @@ from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.postgres.connection import connect
 from tests.fixtures.examples import examples
 from tests.fixtures.postgres import rows_of, run_sql
-from tests.postgres.readings import Texts, captured, read_four_ways
+from tests.postgres.four_readings import Texts, capture_stream, read_four_ways
 from tests.postgres.samples import COMPUTED, EXTENSIONS, ODD_TEXT, SAMPLES
 
 _BASE_TYPES = """
@@ -169,7 +169,7 @@ def test_enum_values_that_are_newer_than_the_stream_are_exact(any_database: str)
     within = (
         "BEGIN; CREATE TYPE fresh AS ENUM ('b'); ALTER TABLE t ADD f fresh; INSERT INTO t VALUES ('new', 'b'); COMMIT"
     )
-    with captured(any_database) as capture:
+    with capture_stream(any_database) as capture:
         run_all(any_database, [within])
         frames = capture.frames()
         for decoder in (ReferenceDecoder(), ColumnarDecoder()):

@@ -7,7 +7,7 @@ from psycopg import sql
 from cdc.postgres.connection import connect
 from cdc.postgres.tables import TableName, match_tables
 from cdc.table import topic
-from tests.postgres.readings import read_four_ways
+from tests.postgres.four_readings import read_four_ways
 
 NAMES = (
     "select",

@@ -1,4 +1,4 @@
-"""Following: a session of the reader's decoding without its threads: real slot, decoder and relations, rows in hand."""
+"""DecodingSession: the reader's decoding without its threads, with a real slot, decoder and schema tracker."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ PUBLICATION = "pub"
 Row = dict[str, Any]
 
 
-class Following:
-    """One stream from where the tables were published; reads only when it is told to."""
+class DecodingSession:
+    """One stream from the publication of the tables on; it reads only in catch_up and check_catalog."""
 
     def __init__(self, dsn: str, stream: ReplicationStream, relations: SchemaTracker) -> None:
         self.dsn, self.relations = dsn, relations
         self.rows: list[Row] = []
         self.versions: list[TableSchema] = []
-        """Of the `s` rows so far, in their order."""
+        """Versions in the `s` rows so far, in their order."""
         self._stream = stream
         self._decoder = ColumnarDecoder()
         self._marks = 0
 
     def run(self, *statements: LiteralString) -> None:
-        """Statements at the source, each in a transaction of its own; nothing is read."""
+        """Run statements at the source, each in its own transaction, without reading the stream."""
         run_sql(self.dsn, *statements)
 
     def catch_up(self) -> list[Row]:
-        """Read all that happened so far; the new rows, those of `s` among them."""
+        """Read the stream up to now; returns the new rows, including `s` rows."""
         self._marks += 1
         mark = f"mark {self._marks}"
         with connect(self.dsn) as conn:
@@ -57,15 +57,15 @@ class Following:
         until(marked, lambda: f"more than {self.rows[seen:]!r}", every=0.0)
         return self.rows[seen:]
 
-    def look(self) -> list[TableSchema]:
-        """Let one whole look at the catalogue pass, and write what it found; the versions it gave."""
-        wanted, found = self.relations.checks + 2, list[TableSchema]()  # the first may have begun before the call
+    def check_catalog(self) -> list[TableSchema]:
+        """Wait for one whole check of the catalogue, and announce the versions that it found; returns them."""
+        enough, found = self.relations.checks + 2, list[TableSchema]()  # the first may have begun before the call
 
-        def looked() -> bool:
+        def is_checked() -> bool:
             found.extend(self.relations.detect_drift())
-            return self.relations.checks >= wanted
+            return self.relations.checks >= enough
 
-        until(looked, "the end of a look", every=0.0)
+        until(is_checked, "the end of a check of the catalogue", every=0.0)
         for schema in found:
             self._decoder.announce(schema)
         self.catch_up()
@@ -95,8 +95,8 @@ class Following:
 
 
 @contextmanager
-def following(dsn: str, pattern: str = "public.*") -> Iterator[Following]:
-    """Publish the tables that exist, and follow them from here."""
+def decoding_session(dsn: str, pattern: str = "public.*") -> Iterator[DecodingSession]:
+    """Publish the tables that match, and stream their changes from now on."""
     slot = dsn.rpartition("/")[2]
     with connect(dsn) as conn:
         ensure_publication(conn, PUBLICATION, [name for _, name in match_tables(conn, [pattern])])
@@ -106,4 +106,4 @@ def following(dsn: str, pattern: str = "public.*") -> Iterator[Following]:
     known = {schema.relation: schema for schema in found if schema is not None}
     relations = SchemaTracker(CaptureFilter(dsn=dsn, publication=PUBLICATION), known, 0, check_every=0.0)
     with ReplicationStream.open(dsn, StreamOptions(slot=slot, publication=PUBLICATION, start=Lsn(0))) as stream:
-        yield Following(dsn, stream, relations)
+        yield DecodingSession(dsn, stream, relations)

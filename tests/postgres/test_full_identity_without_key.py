@@ -12,8 +12,8 @@ from cdc.postgres.publication import published_schemas
 from cdc.postgres.tables import match_tables
 from cdc.table import TableSchema, TableState
 from tests.fixtures.postgres import run_sql
-from tests.postgres.following import PUBLICATION, following
-from tests.postgres.readings import captured, copy_rows
+from tests.postgres.decoding_session import PUBLICATION, decoding_session
+from tests.postgres.four_readings import capture_stream, copy_rows
 
 DEFERRABLE: LiteralString = "PRIMARY KEY (id) DEFERRABLE INITIALLY DEFERRED"
 FULL: LiteralString = "ALTER TABLE t REPLICA IDENTITY FULL"
@@ -34,7 +34,7 @@ def test_a_deferrable_primary_key_is_none_for_two_rows_may_have_it_at_a_time(eit
         FULL,
         "INSERT INTO t VALUES (1, 'a'), (2, 'b')",
     )
-    with captured(either_database) as capture:
+    with capture_stream(either_database) as capture:
         rows = capture.changes("UPDATE t SET id = 3 - id")
     assert [(row["op"], row["key"], dict(row["before"]), dict(row["after"])) for row in rows] == [
         ("u", None, {1: "1", 2: "a"}, {1: "2", 2: "a"}),
@@ -49,7 +49,7 @@ def test_a_primary_key_that_goes_marks_the_table(
     either_database: str, instead: LiteralString, *, witnessed: bool
 ) -> None:
     run_sql(either_database, "CREATE TABLE t (id int PRIMARY KEY, v text)", FULL)
-    with following(either_database) as session:
+    with decoding_session(either_database) as session:
         if witnessed:
             session.run(trigger_script("install"))
         session.run("INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t DROP CONSTRAINT t_pkey", *filter(None, [instead]))
@@ -70,7 +70,7 @@ def test_a_computed_part_that_is_not_sent_leaves_the_rest_no_key(either_database
     assert schema.key == ()
     rows = copy_rows(either_database, schema)
     assert [(row["key"], dict(row["after"])) for row in rows] == [(None, {1: "1", 2: "1"}), (None, {1: "1", 2: "2"})]
-    with captured(either_database) as capture:
+    with capture_stream(either_database) as capture:
         (row,) = capture.changes("INSERT INTO t VALUES (1, 3)")
     assert (row["key"], dict(row["after"])) == (None, {1: "1", 2: "3"})
 
@@ -78,7 +78,7 @@ def test_a_computed_part_that_is_not_sent_leaves_the_rest_no_key(either_database
 def test_a_key_that_gets_such_a_part_marks_the_table(either_database: str) -> None:
     computed: LiteralString = "g int GENERATED ALWAYS AS (b % 10) STORED"
     run_sql(either_database, f"CREATE TABLE t (a int PRIMARY KEY, b int, {computed})")
-    with following(either_database) as session:
+    with decoding_session(either_database) as session:
         session.run(
             "INSERT INTO t VALUES (1, 1)",
             "ALTER TABLE t DROP CONSTRAINT t_pkey",

@@ -1,7 +1,7 @@
 """The same rows read four ways: SELECT, COPY, and the stream through both decoders.
 
-SELECT without a cast is the oracle: it is the text that the type's output function prints. (A cast to text is
-another function for some types: it turns `t` into `true` and takes the blanks of a `char(3)` away.)
+SELECT without a cast is the oracle: it prints the text of the type's output function. (A cast to text is another
+function for some types: it turns `t` into `true` and removes the blanks of a `char(3)`.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Texts = dict[str, list[tuple[bytes | None, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Four answers to the same question."""
+    """The same rows, read in four ways."""
 
     selected: Texts
     copied: Texts
@@ -51,25 +51,25 @@ class Readings:
     columnar: Texts
 
     def agree(self) -> Texts:
-        """The one answer; fails with the first column that was told differently."""
+        """The rows, which all four ways must read alike; fails at the first row that differs."""
         for way in (self.copied, self.plain, self.columnar):
             assert way.keys() == self.selected.keys()
             for topic, rows in self.selected.items():
                 assert len(way[topic]) == len(rows), topic
-                for row, told in zip(rows, way[topic], strict=True):
-                    assert told == row, topic
+                for selected, row in zip(rows, way[topic], strict=True):
+                    assert row == selected, topic
         return self.selected
 
 
 def execute(conn: psycopg.Connection, statement: str | bytes) -> None:
-    """Run one statement that may hold bytes of any encoding."""
+    """Run one statement, which may contain bytes of any encoding."""
     with map_errors():
         conn.execute(statement.encode() if isinstance(statement, str) else statement)
 
 
 @contextmanager
-def captured(dsn: str, pattern: str = "*.*") -> Iterator[Capture]:
-    """Publish what matches now and stream from here on; slot and publication go afterwards."""
+def capture_stream(dsn: str, pattern: str = "*.*") -> Iterator[Capture]:
+    """Publish the tables that match, and stream from now on; drops slot and publication at the end."""
     name = f"readings_{uuid4().hex[:12]}"
     with connect(dsn) as conn:
         ensure_publication(conn, name, [table for _, table in match_tables(conn, [pattern])])
@@ -85,15 +85,15 @@ def captured(dsn: str, pattern: str = "*.*") -> Iterator[Capture]:
 
 
 class Capture:
-    """A running stream; its frames are kept, so that every decoder sees the same ones."""
+    """A running stream, which keeps its frames, so that each decoder can decode the same ones."""
 
     def __init__(self, dsn: str, publication: str, stream: ReplicationStream) -> None:
         self.dsn, self.publication, self._stream = dsn, publication, stream
         self.received: list[bytes] = []
-        """What the last call of frames gave."""
+        """The result of the last call of frames()."""
 
     def frames(self) -> list[bytes]:
-        """All frames up to a message that is written now, its transaction included."""
+        """All frames up to the commit of a message that this call writes."""
         with connect(self.dsn) as conn:
             row = conn.execute("SELECT pg_logical_emit_message(true, 'cdc.heartbeat', '')").fetchone()
         assert row is not None
@@ -112,7 +112,7 @@ class Capture:
         return found
 
     def changes(self, *statements: str) -> list[dict[str, Any]]:
-        """The log rows of the statements, which both decoders tell alike; only for the first call of a capture."""
+        """The log rows of the statements, which both decoders must decode alike; call it once per capture."""
         with connect(self.dsn) as conn:
             for statement in statements:
                 execute(conn, statement)
@@ -122,7 +122,7 @@ class Capture:
         return plain.to_pylist()
 
     def rows(self, decoder: Decoder, frames: Iterable[bytes]) -> pa.Table:
-        """The log rows of the frames, schemas as the catalogue proves them."""
+        """The log rows of the frames, with schemas from the catalogue."""
         found: list[pa.RecordBatch] = []
         with connect(self.dsn) as conn:
             for event in decoder.decode(FrameBatch.of(list(frames))):
@@ -142,8 +142,8 @@ def _commit_lsn(frame: bytes) -> int:
 
 
 def read_four_ways(dsn: str, statements: Sequence[str | bytes], pattern: str = "*.*") -> Readings:
-    """Run the INSERT statements under a stream, then read the tables that match by every way."""
-    with captured(dsn, pattern) as capture:
+    """Run INSERT statements while a stream is open, then read the tables that match in all four ways."""
+    with capture_stream(dsn, pattern) as capture:
         with connect(dsn) as conn:
             for statement in statements:
                 execute(conn, statement)
@@ -163,7 +163,7 @@ def read_four_ways(dsn: str, statements: Sequence[str | bytes], pattern: str = "
 
 
 def select_rows(conn: psycopg.Connection, schema: TableSchema) -> list[tuple[bytes | None, ...]]:
-    """The bytes that a plain SELECT gives, rows in the order in which they lie."""
+    """The bytes that a SELECT without casts returns, in physical order of the rows."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
     query = sql.SQL("SELECT {} FROM {}").format(columns, sql.Identifier(schema.schema, schema.name))
     result = conn.pgconn.exec_(query.as_bytes(conn))
