@@ -31,7 +31,7 @@ def named_statements(name: str) -> dict[str, bytes]:
 
 
 def write_marker(dsn: str, why: str) -> Lsn:
-    """Write a message with the content `why`; returns the LSN where it ends."""
+    """Write a logical message into the WAL, after everything that is committed now; returns the LSN where it ends."""
     with connect(dsn, application_name="cdc demo") as connection:
         return emit_message(connection, HEARTBEAT_PREFIX, why)
 

@@ -45,7 +45,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step in the report."""
+    """Result of a step in the report."""
 
     name: str
     rows: int
@@ -56,11 +56,11 @@ class Step:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-def run_step(screen: Terminal, name: str, part: Callable[[], StepResult]) -> Step:
-    """Run a step and print its result; a step that raises is printed with its error and counts as not equal."""
+def run_step(screen: Terminal, name: str, step: Callable[[], StepResult]) -> Step:
+    """Run a step and print its result; if it raises, print its error and count it as not equal."""
     began = screen.seconds
     try:
-        found = part()
+        found = step()
     except CdcError as error:
         found = StepResult(f"{error.code} {error.message}", error.fix, equal=False, facts={"error": error.to_json()})
     report = screen.done if found.equal else screen.failed
@@ -78,11 +78,11 @@ class Wait:
     """Subject of the printed line."""
     seconds: float = WAIT_SECONDS
 
-    def until(self, what: str, look: Callable[[], Found | None]) -> Found:
-        """Return the first true value of `look`; raises PositionNotReached when it takes too long."""
+    def until(self, what: str, check: Callable[[], Found | None]) -> Found:
+        """Return the first true value of `check`; raises PositionNotReached after `seconds`."""
         began, is_explained, never = monotonic(), False, Event()
         while True:
-            if found := look():
+            if found := check():
                 return found
             waited = monotonic() - began
             if waited >= self.seconds:

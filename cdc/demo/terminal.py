@@ -17,9 +17,9 @@ from cdc.service.status import COMPILING_ACTIVITY
 
 _CLEAR: Final = "\r\x1b[K"
 NAMES: Final = {SEARCH: "search", LAKE: "delta"}
-"""Names of the sinks on the line, in its order."""
+"""Names of the sinks in the line of lags, in their order there."""
 OLD_AFTER: Final = 5.0
-"""Seconds without a new lag, while there is something to apply, after which the last one is not shown."""
+"""Seconds without progress after which the line shows that time instead of the last lag."""
 AWAITS_LOG: Final = "waits for the log"
 NO_ROWS: Final = "no rows yet"
 

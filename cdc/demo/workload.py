@@ -1,7 +1,7 @@
 """Workload: the shop's application, writing to its database at a chosen rate from its own thread.
 
-It is part of the demo and also serves tests and benchmarks: the same seed makes the same transactions in the same
-order, and `run` makes a number of them at once instead of at a rate.
+Tests and benchmarks use it too: the same seed writes the same transactions in the same order, and `run` writes a number
+of them at once instead of at a rate.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Workload:
         self._lock = Lock()
         self._stop = Event()
         self._failure: Exception | None = None
-        self._thread = Thread(target=self._live, name="workload", daemon=True)
+        self._thread = Thread(target=self._write_at_rate, name="workload", daemon=True)
         self._actions: tuple[tuple[Callable[[], None], int], ...] = (
             (self._place, 50), (self._advance, 60), (self._cancel, 8), (self._join, 6), (self._edit_customer, 20),
             (self._edit_product, 10), (self._star_note, 20), (self._rewrite_note, 4), (self._write_note, 4),
@@ -94,9 +94,9 @@ class Workload:
         return self.written
 
     def run(self, transactions: int) -> Written:
-        """Make that many transactions in the calling thread; do not combine with `start`."""
+        """Write that many transactions in the calling thread; do not combine with `start`."""
         for _ in range(transactions):
-            self._step()
+            self._write_transaction()
         return self.written
 
     def alter(self) -> None:
@@ -105,20 +105,20 @@ class Workload:
         with self._lock:
             self._altered = True
 
-    def _live(self) -> None:
+    def _write_at_rate(self) -> None:
         began = monotonic()
         try:
             while not self._stop.is_set():
                 if self._alter_after is not None and not self._altered and monotonic() - began >= self._alter_after:
                     self.alter()
-                self._step()
+                self._write_transaction()
                 ahead = self._changes / self._rate - (monotonic() - began)
                 if ahead > 0:
                     self._stop.wait(ahead)
         except Exception as error:  # noqa: BLE001 - kept for stop, which raises it
             self._failure = error
 
-    def _step(self) -> None:
+    def _write_transaction(self) -> None:
         if self._transactions % REFILL_EVERY == REFILL_EVERY // 4:
             return self._in_transaction(self._refill)
         actions, weights = zip(*self._actions, strict=True)

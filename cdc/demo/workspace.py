@@ -25,7 +25,7 @@ _LAST_PORT: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Folder of everything that the demo creates; it touches nothing else."""
+    """The folder of everything that the demo creates."""
 
     state: Path
 
@@ -68,7 +68,7 @@ class Workspace:
 
 @contextmanager
 def open_workspace(folder: Path, *, keep: bool) -> Iterator[Workspace]:
-    """A new state folder in `folder`, removed at the end unless it is kept; never an existing one."""
+    """Create a state folder in `folder`, and remove it at the end unless `keep`; never uses an existing one."""
     state = _new_folder(folder)
     try:
         yield Workspace(state)

@@ -1,8 +1,8 @@
 """Numba kernels that decode replication frames and COPY lines into the Arrow buffers of log rows.
 
 All of them are in this file, because numba's cache of a caller does not detect a change in another file; `byte_ops`
-contains only single instructions. A kernel creates no Python objects and never raises. It stops, returns the reason,
-and `state` contains the index of the frame at which it stopped.
+contains only single instructions. A kernel creates no Python objects and never raises. It returns the reason why it
+stopped, and `state` contains the index of the frame at which it stopped.
 """
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0917, PLR1714, PLR2004, C901, FBT001, SIM109 - flat code on arrays and bytes
 
@@ -76,13 +76,13 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """An inlined part of a kernel: passing the many arrays of a tuple costs more than most parts do."""
+    """Inline a function into its kernel: passing the arrays of a tuple would cost more than most functions do."""
     return njit(nogil=True, forceinline=True, _nrt=False)(function)
 
 
 @part
 def unsigned(buffer: np.ndarray, at: int, width: int) -> Any:
-    """Big-endian, wraps at 8 bytes into int64."""
+    """Read a big-endian integer; eight bytes wrap into int64."""
     value = np.int64(0)
     for i in range(at, at + width):
         value = (value << 8) | np.int64(buffer[i])
@@ -91,7 +91,7 @@ def unsigned(buffer: np.ndarray, at: int, width: int) -> Any:
 
 @kernel
 def is_utf8(buffer: np.ndarray, at: int, end: int) -> bool:
-    """RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF."""
+    """Whether the bytes are UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF."""
     seen = np.uint8(0)
     for i in range(at, end):
         seen |= buffer[i]

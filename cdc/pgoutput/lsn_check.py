@@ -1,9 +1,9 @@
 """LsnCheck: compares every LSN that orders transactions with other fields of the stream that repeat it.
 
-The LSN of a commit becomes a position of the log, and a wrong position cannot be undone. If it is too high,
-transactions up to it are dropped as already known, and confirming it lets the server remove them. If it is too low, the
-transaction is sent again and is in the log twice. The protocol repeats most of these fields. The rules, for plain
-transactions in commit order, as the spool returns them:
+The LSN of a commit becomes a position of the log, and a wrong position cannot be removed. If it is too high, the reader
+drops transactions up to it as already known, and confirming it lets the server remove their WAL. If it is too low, the
+server sends the transaction again, and the log contains it twice. The protocol repeats most of these fields. These are
+the rules for plain transactions in commit order, as the spool returns them:
 
 1. Begin and Commit name the same commit LSN and the same commit time.
 2. The commit LSN is below the end LSN, and the end LSN is the WAL position in the header of the Commit's frame.
@@ -15,8 +15,8 @@ transactions in commit order, as the spool returns them:
 No other field repeats the WAL end of a keepalive, therefore it never becomes a position
 (`cdc/capture/decode_stage.py`). `cdc/postgres/wal_bound.py` finds fields that agree and are all too high. The commit
 LSN of a Stream Commit is in the stream only once. No rule finds one that is slightly too low but not below the last
-change: the log then has the transaction at a wrong position in the right order, and drops it by its xid when it is sent
-again.
+change. Then the log has the transaction at a wrong position in the right order; when the server sends it again, the
+reader drops it by its xid.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _commit_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
 
 @kernel
 def _message_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
-    """The same for a message outside transactions."""
+    """Number of the rule that a message outside transactions violates; 0 for none."""
     lsn = _read(buffer, at + 1)
     if lsn != _read(buffer, at - HEADER):
         return 4
@@ -107,7 +107,10 @@ def _message_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
 
 @kernel
 def _first_broken(buffer: np.ndarray, offsets: np.ndarray, state: np.ndarray) -> int:
-    """Index of the first frame that violates a rule, whose number the state then contains; else their number."""
+    """Index of the first frame that violates a rule; without one, the number of frames.
+
+    The state contains the number of the violated rule.
+    """
     for place in range(len(offsets) - 1):
         first = offsets[place]
         at = first + HEADER + 1

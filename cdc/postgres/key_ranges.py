@@ -1,8 +1,8 @@
 """Queries of key ranges at the source: their rows, their number, their digest, and the start of the next range.
 
 The server computes the digest, so that it does not have to send the rows. It hashes the columns of each row as text
-with SHA-256, and adds the hashes up to two sums, which do not depend on order or collation. The text of a value is that
-of its type's output function under the pinned settings, as in COPY and in the stream.
+with SHA-256, and sums up two parts of the hashes, so that order and collation do not matter. The text of a value is
+that of its type's output function under the pinned settings, as in COPY and in the stream.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import psycopg
 
 from cdc.table import Column, ReplicaIdentity
 
-# `format_type` leaves out the schema of what search_path shows, so other types than Postgres' own are named here
+# `format_type` omits the schema of types in search_path, so this adds the schema of all types that are not built in
 _TYPE_NAME: Final = """
     CASE WHEN {t}.typnamespace = 'pg_catalog'::regnamespace THEN format_type({t}.oid, NULL)
          WHEN {t}.typelem <> 0 AND {t}.typlen = -1 AND {e}.oid IS NOT NULL
@@ -181,7 +181,7 @@ def read_catalog_tables(conn: psycopg.Connection, oids: Sequence[int]) -> dict[i
 def _catalogued(rows: Sequence[tuple[Any, ...]]) -> CatalogTable:
     schema, name, identity, places, size, root, listed, witness = rows[0][:8]
     attributes = tuple(_attribute(row[8:]) for row in rows if row[8] is not None)
-    # int2vector starts at 0, so its text has bounds that the array loader has dropped
+    # int2vector starts at index 0; the array loader has removed these bounds
     return CatalogTable(
         schema=schema,
         name=name,

@@ -1,4 +1,4 @@
-"""Closing: a broken row parked, tried and mended, and a history made of the log, over a pipeline that runs."""
+"""A row that the lake refuses is parked, retried and repaired, and a history is built from the log."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def text(workspace: Workspace) -> str:
 
 
 @pytest.mark.slow
-def test_a_broken_row_is_parked_tried_and_mended_and_a_history_comes_from_the_log(
+def test_a_broken_row_is_parked_retried_and_repaired_and_a_history_is_built_from_the_log(
     running: Workspace, database: str, catalog: Catalog
 ) -> None:
     lake, out = LakeQueries(running, LAKE), StringIO()
@@ -71,7 +71,7 @@ def test_a_broken_row_is_parked_tried_and_mended_and_a_history_comes_from_the_lo
     assert catalog.dead_letters.ls("shop") == []
 
 
-def test_without_anybody_who_applies_both_fail_in_time_and_the_row_is_mended_nevertheless(
+def test_without_an_apply_process_both_parts_time_out_and_the_row_is_repaired(
     workspace: Workspace, database: str, catalog: Catalog
 ) -> None:
     out = StringIO()

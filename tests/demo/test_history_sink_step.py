@@ -1,4 +1,4 @@
-"""History: the versions that are open are the rows that are there, or the step fails."""
+"""The history step fails unless the open versions equal the current rows."""
 
 from __future__ import annotations
 

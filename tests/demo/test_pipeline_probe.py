@@ -1,4 +1,4 @@
-"""Freshness: the median over batches, text once each, without the first copy."""
+"""Freshness: the median over batches, each counted once, without the first copy."""
 
 from __future__ import annotations
 

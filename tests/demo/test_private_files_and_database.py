@@ -1,4 +1,4 @@
-"""The demo keeps to itself: no other account of the machine reads its files or reaches its database."""
+"""No other account of the machine can read the demo's files or connect to its database."""
 
 from __future__ import annotations
 

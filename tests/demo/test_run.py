@@ -1,4 +1,4 @@
-"""The demo as a command, to its end: what is shown while the shop goes on, and the proof."""
+"""The whole demo as a command: its steps during the workload, and the final verification."""
 
 from __future__ import annotations
 

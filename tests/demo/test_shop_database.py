@@ -1,4 +1,4 @@
-"""The demo's SQL files: every statement is named, used, and alone under its name."""
+"""The demo's SQL files: every statement has a unique name and is used."""
 
 from __future__ import annotations
 

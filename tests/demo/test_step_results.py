@@ -1,4 +1,4 @@
-"""Step: what cannot be shown is text and fails; a wait ends and says what for."""
+"""Steps of the demo: a step that raises is printed and fails; a wait that takes too long names its condition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cdc.demo.terminal import Terminal
 from cdc.errors import CutUnavailable, PositionNotReached
 
 
-def test_a_part_that_raises_is_told_with_its_code_and_does_not_pass() -> None:
+def test_a_step_that_raises_is_printed_with_its_code_and_fails() -> None:
     def fails() -> StepResult:
         raise CutUnavailable("no cut is kept")
 
@@ -24,7 +24,7 @@ def test_a_part_that_raises_is_told_with_its_code_and_does_not_pass() -> None:
 
 
 @pytest.mark.parametrize(("equal", "mark"), [(True, "✓"), (False, "✗")])
-def test_a_part_is_told_with_its_command_and_its_mark(equal: bool, mark: str) -> None:
+def test_a_step_is_printed_with_its_command_and_its_mark(equal: bool, mark: str) -> None:
     out = StringIO()
     step = run_step(Terminal(out), "cut", lambda: StepResult("all there", "cdc query", equal, 3))
 
@@ -32,7 +32,7 @@ def test_a_part_is_told_with_its_command_and_its_mark(equal: bool, mark: str) ->
     assert (step.name, step.rows, step.equal) == ("cut", 3, equal)
 
 
-def test_a_long_command_stands_on_a_line_of_its_own_below_the_text() -> None:
+def test_a_long_command_is_printed_on_its_own_line_below_the_text() -> None:
     out = StringIO()
     run_step(Terminal(out), "cut", lambda: StepResult("text", "cdc query " + "x" * 110, equal=True))
     first, second = out.getvalue().splitlines()
@@ -41,7 +41,7 @@ def test_a_long_command_stands_on_a_line_of_its_own_below_the_text() -> None:
     assert second.index("try:") == first.index("text")
 
 
-def test_a_wait_gives_what_it_finds_and_ends_with_what_it_waited_for() -> None:
+def test_a_wait_returns_the_value_or_fails_with_the_condition() -> None:
     answers = iter([None, 7])
 
     assert Wait(Terminal(StringIO()), "lake").until("a number", lambda: next(answers)) == 7

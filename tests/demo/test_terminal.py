@@ -1,4 +1,4 @@
-"""Terminal: what stays, stays; figures pass."""
+"""The demo's output: permanent lines, status lines that are overwritten, and the line of lags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Past: sums of orders and items at a cut, and the column that was not there yet, over a lake made by hand."""
+"""Time travel: sums of orders and items at a past cut, and a column that was added later, over a small lake."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_cut_between_an_order_and_its_items_is_not_equal(shop: Shop) -> None:
     assert "7.50: NOT EQUAL" in out.getvalue()
 
 
-def test_a_past_cut_is_read_although_the_lake_went_on(shop: Shop) -> None:
+def test_a_past_cut_is_read_after_later_changes_of_the_lake(shop: Shop) -> None:
     shop.publish()
     shop.publish()
     shop.put(PLAIN, "2", "99.00")
@@ -96,7 +96,7 @@ def test_a_past_cut_is_read_although_the_lake_went_on(shop: Shop) -> None:
     assert cut.text.endswith("now 2 orders")
 
 
-def test_a_lake_without_a_whole_cut_is_told_and_fails(shop: Shop) -> None:
+def test_a_lake_without_a_complete_cut_fails_the_step(shop: Shop) -> None:
     shop.publish(state="snapshotting")
     cut, *_ = shop.past(StringIO()).run()
 

@@ -1,4 +1,4 @@
-"""Proof: a table is equal only where every sink is, and the log keeps exactly the living keys alive."""
+"""Verification of the demo: a table is equal only if every sink is, and the log has exactly the live keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_truncate_ends_every_older_key() -> None:
     assert alive(row(1, "c", "a"), row(2, "t", None), row(3, "c", "b")) == {"b"}
 
 
-def test_a_generation_end_ends_what_is_older_than_its_copy() -> None:
+def test_a_generation_row_removes_keys_older_than_its_copy() -> None:
     assert alive(row(1, "c", "a"), row(5, "r", "b"), row(6, "g", None, b"5")) == {"b"}
 
 

@@ -1,4 +1,4 @@
-"""Ground: the demo keeps to a folder and to ports of its own."""
+"""The demo uses only its own folder and a free port."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdc.config.sinks import HistoryMode
 from cdc.demo.workspace import FOLDER, Workspace, free_port, open_workspace
 
 
-def test_the_state_goes_with_the_demo(folder: Path) -> None:
+def test_the_demo_removes_its_state_at_the_end(folder: Path) -> None:
     with open_workspace(folder, keep=False) as place:
         place.log.mkdir()
         assert place.state == folder / FOLDER
@@ -29,7 +29,7 @@ def test_the_state_stays_when_kept_and_is_never_taken_over(folder: Path) -> None
     assert [p.name for p in folder.iterdir()] == [FOLDER]
 
 
-def test_the_state_goes_even_when_the_demo_fails(folder: Path) -> None:
+def test_the_demo_removes_its_state_when_it_fails(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt), open_workspace(folder, keep=False):
         raise KeyboardInterrupt
 

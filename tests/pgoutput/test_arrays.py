@@ -1,4 +1,4 @@
-"""Layouts of the kernels: putting one in and taking one out gives what packing all of them gives."""
+"""Layouts of the kernels: adding and removing one gives the same arrays as packing all of them."""
 
 from __future__ import annotations
 

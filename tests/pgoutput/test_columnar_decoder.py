@@ -1,4 +1,4 @@
-"""The columnar decoder equals the plain one, however the stream is cut."""
+"""The columnar decoder yields the events of the reference decoder, however the stream is split into batches."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_huge_transaction_spans_batches_and_is_complete_only_at_its_end():
     assert max(event.rows.nbytes for event in decoded) < 32 << 20
 
 
-def test_rows_stay_right_after_the_decoder_went_on():
+def test_decoded_rows_do_not_change_when_the_decoder_continues():
     decoder = ready(ColumnarDecoder())
     first = list(events(decoder, [frame(m) for m in transaction(600, Insert(1, ("a", "b", "c")))]))
     before = rows(first).to_pylist()
@@ -140,7 +140,7 @@ def test_rows_stay_right_after_the_decoder_went_on():
     assert rows(first).to_pylist() == before
 
 
-def test_many_relations_are_told_apart():
+def test_rows_of_many_relations_have_the_right_topics():
     decoder, oids = ColumnarDecoder(), range(20, 220, 7)
     for oid in reversed(oids):
         decoder.define(table(oid, name=f"t{oid}"), announce=False)

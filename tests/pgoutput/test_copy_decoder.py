@@ -75,7 +75,7 @@ def test_every_escape_is_undone(field, value):
     assert row["after"] == [(10, "k"), (11, value), (12, "z")]
 
 
-def test_a_letter_is_itself_wherever_in_a_word_it_stands():
+def test_a_letter_is_copied_at_every_offset_in_a_word():
     letters = [*map(chr, range(1, 0x20)), "\\", "N", "x", "\x7f", "é", "–", "\U0001f980", "\ufffd"]
     values = ["y" * before + letter + "z" * behind for letter in letters for before in range(17) for behind in range(9)]
     rows = [(value, None, value) for value in values]
@@ -84,14 +84,14 @@ def test_a_letter_is_itself_wherever_in_a_word_it_stands():
 
 
 @pytest.mark.parametrize("byte", [b"\x80", b"\xc1", b"\xf5", b"\xff", b"\xc3"])
-def test_what_is_not_utf8_is_malformed_wherever_in_a_word_it_stands(byte):
+def test_text_that_is_not_utf8_is_malformed_at_every_offset_in_a_word(byte):
     for before in range(17):
         for behind in range(9):
             with pytest.raises(MalformedFrame, match="line of row 1"):
                 decoder().feed(encode(("1", "a", "b")) + b"y" * before + byte + b"z" * behind + b"\t2\t3\n")
 
 
-def test_a_row_says_where_it_stands():
+def test_a_copied_row_has_the_position_of_the_copy_and_no_old_images():
     (row,) = feed(decoder(), b"k\t\\N\tv\n")
     assert (row["position"], row["ordinal"], row["xid"], row["op"]) == (599, 5, 3, "r")
     assert row["committed_at"].timestamp() == 1

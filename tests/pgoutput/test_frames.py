@@ -1,4 +1,4 @@
-"""A frame batch is a sequence of frames without an object for each."""
+"""Frame batches, and the parser: it reads what the encoder of the tests writes and rejects everything else."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_the_parser_knows_one_error():
                 raise AssertionError(replay) from error
 
 
-def test_mending_leaves_every_damaged_stream_decodable_or_malformed():
+def test_every_damaged_stream_is_decodable_or_malformed_after_text_repair():
     for chance, replay in tries():
         frames = damaged(chance, CORPUS)
         mended = FrameTextRepair(Undecodable.REPLACE, Position(0))(FrameBatch.of(frames))

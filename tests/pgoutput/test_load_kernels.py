@@ -1,4 +1,4 @@
-"""load_kernels: after it no session compiles anything, or loads anything that was compiled."""
+"""After load_kernels no session compiles or loads a kernel."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_one_lsn_of_a_commit_or_a_message_that_is_not_repeated_is_found(place, l
         session(message(200), *transaction(199)),
     ],
 )
-def test_what_lies_before_the_end_of_what_came_before_is_found(frames):
+def test_an_lsn_below_the_end_of_the_preceding_transaction_is_found(frames):
     with pytest.raises(ContradictoryLsn, match="below the end"):
         check(frames)
 

@@ -1,4 +1,4 @@
-"""What each message becomes in the log; every property holds for both decoders."""
+"""How each message becomes rows of the log; every property applies to both decoders."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_under_full_a_key_change_shows_the_whole_old_row_twice(make):
         (OldTuple(OldKind.ROW, ("a", None, UNCHANGED)), [(10, "a"), (11, None)]),
     ],
 )
-def test_a_delete_shows_what_was_sent_of_the_old_row(make, old, before):
+def test_a_delete_has_the_sent_columns_of_the_old_row(make, old, before):
     assert images(make, Delete(1, old)) == [("d", ["a"], None, before, None, False)]
 
 
@@ -184,7 +184,7 @@ def test_a_heartbeat_leaves_no_row_and_moves_the_position(make):
     assert (event.last, event.committed_at) == (Position(600), POSTGRES_EPOCH + 600)
 
 
-def test_a_message_outside_transactions_stands_one_byte_before_its_lsn(make):
+def test_a_message_outside_transactions_has_a_position_one_byte_before_its_lsn(make):
     decoder = ready(make())
     sent_at = POSTGRES_EPOCH + 5
     (event,) = feed(
@@ -337,7 +337,7 @@ def test_a_relation_message_forgets_the_old_shape(make, change):
         next(stream)
 
 
-def test_rows_of_a_relation_never_seen_are_an_error_but_not_what_came_before(make):
+def test_rows_of_an_unknown_relation_are_an_error_after_the_rows_before_them(make):
     decoder = ready(make())
     frames = [frame(m) for m in [*transaction(600, Insert(1, ("a", "", ""))), *transaction(700, Insert(77, ("a",)))]]
     stream = events(decoder, frames)
@@ -399,7 +399,7 @@ BEGIN, COMMIT = transaction(600)
         ([BEGIN, Update(1, OldTuple(OldKind.KEY, ("a",)), ("a", "", ""))], "got 1"),
     ],
 )
-def test_what_may_not_follow_is_malformed(make, messages, reason):
+def test_messages_in_a_wrong_order_are_malformed(make, messages, reason):
     with pytest.raises(MalformedFrame, match=reason):
         feed(ready(make()), *messages)
 

@@ -1,4 +1,4 @@
-"""Streamed transactions: the unit is one frame, or one run of frames."""
+"""Streamed transactions: control messages, and conversion of frames to those of plain transactions."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ INSIDE: list[AnyMessage] = [
 ]
 
 
-def test_every_message_of_a_block_becomes_what_it_is_outside():
+def test_every_message_of_a_block_becomes_its_form_outside_a_block():
     run = FrameBatch.of([in_block(7, message) for message in INSIDE])
     assert list(unwrap(run, NONE)) == [frame(message) for message in INSIDE]
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=30), st.data())
-def test_what_was_rolled_back_is_left_out_and_the_rest_keeps_its_order(xids, data):
+def test_rolled_back_frames_are_left_out_and_the_others_keep_their_order(xids, data):
     aborted = data.draw(st.sets(st.sampled_from(xids))) if xids else set()
     run = FrameBatch.of([in_block(xid, Insert(1, (str(n),))) for n, xid in enumerate(xids)])
     expected = [frame(Insert(1, (str(n),))) for n, xid in enumerate(xids) if xid not in aborted]

@@ -1,4 +1,4 @@
-"""What is not UTF-8 is refused or rewritten by the declared policy, the same in frames and in COPY lines."""
+"""Text that is not UTF-8 is refused or rewritten by the policy, in frames and in COPY lines alike."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_frames_of_utf8_text_come_back_as_the_same_object(frames):
 
 @bounded
 @given(st.lists(st.binary(max_size=20), min_size=3, max_size=3), st.sampled_from(list(Undecodable)))
-def test_both_ways_mend_a_value_alike(values, policy):
+def test_frames_and_copy_lines_repair_a_value_alike(values, policy):
     values = [value.replace(b"\0", b"") for value in values]
     marks = ["<0>", "<1>", "<2>"]
     one = frame(Insert(1, tuple(marks)))
@@ -108,7 +108,7 @@ def _escaped(value: bytes):
 
 @bounded
 @given(st.binary(max_size=20) | st.binary(max_size=9).map(PREFIX.__add__))
-def test_base64_can_be_told_back_exactly(value):
+def test_base64_can_be_decoded_exactly(value):
     told = repair_value(value, Undecodable.BASE64)
     assert (b64decode(told.removeprefix(PREFIX)) if told.startswith(PREFIX) else told) == value
 

@@ -1,4 +1,4 @@
-"""Listed keys: what the server takes for one, and which of them no row has, in the text that the stream would show."""
+"""Keys and predicates of a backfill: the server decides which are valid, and refuses predicates with side effects."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def absent_of(dsn: str, *keys: tuple[str, ...]) -> list[tuple[str, ...]]:
         return missing_keys(conn, schema_of(conn), keys, "pub")
 
 
-def test_a_key_is_found_as_the_server_compares_it_and_else_told_as_the_server_prints_it(database: str) -> None:
+def test_the_server_compares_keys_and_prints_the_missing_ones(database: str) -> None:
     run_sql(database, *DEFINED)
     for kind, (value, same, others) in TYPES.items():
         run_sql(
@@ -135,7 +135,7 @@ def test_a_key_is_found_in_the_columns_own_collation(postgres_15: EmbeddedPostgr
         assert absent_of(dsn, ("STRASSE",), ("Gasse",), ("straße",)) == [("Gasse",)]
 
 
-def test_composite_keys_are_looked_for_as_a_whole_and_told_once(database: str) -> None:
+def test_composite_keys_are_compared_as_a_whole_and_returned_once(database: str) -> None:
     run_sql(
         database,
         'CREATE TABLE t (v int, "a%s" int, "_asked" varchar(9), PRIMARY KEY ("_asked", "a%s"))',
@@ -216,14 +216,16 @@ def _schema(conn: psycopg.Connection) -> TableSchema:
 
 
 @pytest.mark.parametrize("where", UNFIT)
-def test_what_cannot_be_planned_is_refused(conn: psycopg.Connection, schema: TableSchema, where: str) -> None:
+def test_a_predicate_that_cannot_be_planned_is_refused(
+    conn: psycopg.Connection, schema: TableSchema, where: str
+) -> None:
     with pytest.raises(ConfigError, match="predicate"):
         check_predicate(conn, schema, where)
     assert conn.execute("SELECT to_regclass('got_out')").fetchone() == (None,)
 
 
 @pytest.mark.parametrize("where", VOLATILE)
-def test_what_may_write_wait_or_vary_is_refused_and_not_run(
+def test_a_volatile_predicate_is_refused_without_running_it(
     conn: psycopg.Connection, schema: TableSchema, where: str
 ) -> None:
     conn.execute("INSERT INTO t VALUES (1, now())")
@@ -238,7 +240,9 @@ def test_what_may_write_wait_or_vary_is_refused_and_not_run(
 
 
 @pytest.mark.parametrize("where", FIT)
-def test_what_only_says_which_rows_is_taken(conn: psycopg.Connection, schema: TableSchema, where: str) -> None:
+def test_a_predicate_without_side_effects_is_accepted(
+    conn: psycopg.Connection, schema: TableSchema, where: str
+) -> None:
     check_predicate(conn, schema, where)
 
 

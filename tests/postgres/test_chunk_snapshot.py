@@ -105,7 +105,7 @@ def test_partitions_are_read_as_their_root_and_children_by_inheritance_not_at_al
         assert Counter(row["key"][0] for row in walk(conn, schema_of(conn), 6)) == Counter(map(str, range(41)))
 
 
-def test_a_row_filter_of_the_publication_holds_for_chunks_too(database: str) -> None:
+def test_a_row_filter_of_the_publication_applies_to_chunks(database: str) -> None:
     run_sql(
         database,
         "CREATE TABLE t (k int PRIMARY KEY, v int)",
@@ -130,7 +130,7 @@ def test_a_truncate_between_snapshot_and_read_voids_the_chunk(database: str) -> 
                 lock_tables(conn, [(schema.oid, TableName("public", "t"))])
 
 
-def test_a_snapshot_sees_what_ended_before_it_and_nothing_that_runs(database: str) -> None:
+def test_a_snapshot_sees_ended_transactions_and_no_running_ones(database: str) -> None:
     run_sql(database, "CREATE TABLE t (k int PRIMARY KEY)")
 
     def xid(conn: psycopg.Connection) -> int:
@@ -147,7 +147,7 @@ def test_a_snapshot_sees_what_ended_before_it_and_nothing_that_runs(database: st
             assert visibility.sees(xids).tolist() == [False, True, False]
 
 
-def test_xids_of_the_stream_are_told_apart_over_a_wrap_around() -> None:
+def test_xids_of_the_stream_are_compared_across_a_wraparound() -> None:
     visibility = Visibility.parse(f"{(7 << 32) - 3}:{(7 << 32) + 5}:{(7 << 32) - 2},{(7 << 32) + 1}")
     xids = np.array([2**32 - 4, 2**32 - 3, 2**32 - 2, 2**32 - 1, 0, 1, 4, 5, 9], np.int64)
     assert visibility.sees(xids).tolist() == [True, True, False, True, True, False, True, False, False]

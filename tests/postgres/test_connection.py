@@ -26,7 +26,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("dsn", BROKEN)
-def test_no_message_and_no_traceback_holds_the_password(dsn: str) -> None:
+def test_no_message_and_no_traceback_contains_the_password(dsn: str) -> None:
     with pytest.raises(CdcError) as caught:
         connect(dsn)
 
@@ -41,7 +41,7 @@ def test_a_dsn_that_cannot_be_read_is_malformed() -> None:
         connect("postgresql://me:pa%zz@127.0.0.1/db")
 
 
-def test_a_port_where_nobody_listens_is_unreachable() -> None:
+def test_a_closed_port_is_unreachable() -> None:
     with pytest.raises(SourceUnreachable, match="refused"):
         connect("postgresql://me@127.0.0.1:1/db")
 
@@ -67,7 +67,7 @@ def test_settings_are_pinned_whatever_the_database_prefers(any_database: str, re
     assert found["client_encoding"] == "UTF8"
 
 
-def test_options_of_the_dsn_are_kept_beside_ours(database: str) -> None:
+def test_options_of_the_dsn_are_kept_in_addition_to_the_pinned_ones(database: str) -> None:
     with connect(f"{database}?options=-c%20work_mem%3D77kB") as conn:
         row = conn.execute("SELECT current_setting('work_mem'), current_setting('bytea_output')").fetchone()
     assert row == ("77kB", "hex")

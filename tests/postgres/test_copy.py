@@ -1,4 +1,4 @@
-"""copy: what a snapshot cannot see is an error, not an empty table."""
+"""Copies under a snapshot: a table that was rewritten after it is an error, and so is a lost connection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_table_that_was_rewritten_under_a_snapshot_voids_it(database: str, rew
             lock_tables(reading, match_tables(reading, ["public.*"]))
 
 
-def test_a_held_table_reads_as_the_snapshot_saw_it(database: str):
+def test_a_locked_table_is_read_under_the_snapshot(database: str):
     run_sql(database, *TABLES)
     with create_slot(database, "s", temporary=True) as exported, connect(database, autocommit=False) as reading:
         begin_snapshot(reading, exported.name)

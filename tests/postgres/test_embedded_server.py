@@ -14,7 +14,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres, find_binaries, is_reachable, server_account
 
 
-def test_it_runs_under_a_folder_with_a_space_and_goes_without_a_trace(tmp_path: Path) -> None:
+def test_it_runs_in_a_folder_with_a_space_and_leaves_no_file_and_process(tmp_path: Path) -> None:
     home = tmp_path / "with a space"
     with EmbeddedPostgres(home) as server:
         pid, folders = server.pid, [server.data_directory, server.socket_directory]
@@ -29,7 +29,7 @@ def test_it_runs_under_a_folder_with_a_space_and_goes_without_a_trace(tmp_path: 
     assert not home.exists()
 
 
-def test_a_crash_keeps_what_was_committed(tmp_path: Path) -> None:
+def test_committed_rows_survive_a_crash(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "pg") as server:
         with connect(server.dsn()) as conn:
             conn.execute("CREATE TABLE t AS SELECT 1 AS id")

@@ -1,4 +1,4 @@
-"""Databases of other encodings: the server converts text, or, where it knows no encoding, the declared policy holds."""
+"""Databases of other encodings: the server converts their text; for SQL_ASCII the policy of the definition applies."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def insert_raw(dsn: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII"])
 @pytest.mark.parametrize("policy", TOLD)
-def test_undecodable_text_is_told_alike_by_copy_and_stream(encoded: str, encoding: str, policy: Undecodable):
+def test_copy_and_stream_decode_undecodable_text_alike(encoded: str, encoding: str, policy: Undecodable):
     run_sql(encoded, TABLE)
     with capture_stream(encoded) as capture:
         insert_raw(encoded)
@@ -175,7 +175,7 @@ def log_of(source: CopySource, root: Path) -> Iterator[LogWriter]:
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII"])
 @pytest.mark.parametrize("policy", TOLD)
-def test_the_policy_holds_from_the_first_copy_to_the_stream(
+def test_the_policy_applies_to_the_first_copy_and_to_the_stream(
     encoded: str, encoding: str, policy: Undecodable, tmp_path: Path
 ):
     run_sql(encoded, TABLE)

@@ -1,4 +1,4 @@
-"""Tables under REPLICA IDENTITY FULL whose key is none, though one seems to be there: whole rows are what is known."""
+"""Tables under REPLICA IDENTITY FULL without a usable key: whole rows identify rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_deferrable_primary_key_is_none_for_two_rows_may_have_it_at_a_time(eit
 
 @pytest.mark.parametrize("witnessed", [False, True])
 @pytest.mark.parametrize("instead", ["", ADDED + DEFERRABLE])
-def test_a_primary_key_that_goes_marks_the_table(
+def test_dropping_the_primary_key_marks_the_table(
     either_database: str, instead: LiteralString, *, witnessed: bool
 ) -> None:
     run_sql(either_database, "CREATE TABLE t (id int PRIMARY KEY, v text)", FULL)

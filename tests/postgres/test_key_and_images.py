@@ -1,4 +1,4 @@
-"""Key and images of the log row, under every replica identity and as a live server sends them, by both decoders."""
+"""Key and images of log rows under every replica identity, from a real server, by both decoders."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_keyless_table_under_full_keeps_equal_rows_apart(either_database: str)
     ]
 
 
-def test_a_table_without_identity_tells_its_inserts(either_database: str):
+def test_the_stream_has_the_inserts_of_a_table_without_identity(either_database: str):
     run_sql(either_database, "CREATE TABLE t (a int, b text)", "ALTER TABLE t REPLICA IDENTITY NOTHING")
     found = changes(either_database, "INSERT INTO t VALUES (1, NULL), (1, NULL)")
     assert columns_of(found, "op", "key", "after") == [("c", None, {1: "1", 2: None})] * 2
@@ -186,7 +186,7 @@ def test_keys_moved_within_one_statement_come_in_their_order(either_database: st
     ]
 
 
-def test_partitions_whose_columns_lie_in_another_order_tell_rows_of_their_root(either_database: str):
+def test_partitions_with_another_column_order_send_rows_of_their_root(either_database: str):
     run_sql(
         either_database,
         "CREATE TABLE root (x int, id int, region text, v text, PRIMARY KEY (region, id)) PARTITION BY LIST (region)",

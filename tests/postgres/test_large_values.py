@@ -64,7 +64,7 @@ def test_a_bytea_of_512_mib_is_refused_by_the_server_and_the_error_says_why(any_
         ("54000", "string buffer exceeds maximum allowed length (1073741823 bytes)"),
     ],
 )
-def test_what_servers_say_of_too_large_values_has_a_clear_remedy(sqlstate: str, text: str):
+def test_server_errors_for_too_large_values_have_a_remedy(sqlstate: str, text: str):
     found = classify_message(sqlstate, text)
     assert type(found) is UndecodableWal
     assert found.reaction is Reaction.HALT

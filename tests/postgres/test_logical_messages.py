@@ -1,4 +1,4 @@
-"""The event triggers: what they tell of a table is exact at its place in the WAL, wherever the catalogue is by then."""
+"""DDL messages of the event triggers describe a table at their position in the WAL, whatever the catalogue is now."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def columns(session: DecodingSession) -> list[list[tuple[int, str]]]:
     return [[(c.id, c.name) for c in version.columns] for version in session.versions]
 
 
-def test_a_column_dropped_and_added_again_is_told_exactly(either_database: str) -> None:
+def test_ddl_messages_identify_a_column_that_was_dropped_and_added_again(either_database: str) -> None:
     run_sql(either_database, TABLE)
     with decoding_session(either_database) as session:
         install(either_database)
@@ -106,7 +106,7 @@ def test_a_harmless_rewrite_is_known_to_be_harmless(database: str, change: str) 
     assert {version.state for version in session.versions} == {TableState.LIVE}
 
 
-def test_a_dropped_table_is_told_and_its_successor_is_another_relation(either_database: str) -> None:
+def test_ddl_messages_report_a_dropped_table_and_its_successor_is_another_relation(either_database: str) -> None:
     run_sql(either_database, TABLE)
     with decoding_session(either_database) as session:
         first = rows_of(either_database, "SELECT 't'::regclass::oid::bigint")[0][0]
@@ -131,7 +131,7 @@ def test_a_renamed_schema_renames_its_tables(either_database: str) -> None:
     assert [row["topic"] for row in rows if row["op"] == "c"] == ["shop.t", "store.t"]
 
 
-def test_what_is_told_is_what_the_catalogue_shows(either_database: str) -> None:
+def test_a_ddl_message_describes_the_table_as_the_catalogue_does(either_database: str) -> None:
     run_sql(
         either_database,
         "CREATE TABLE t (a int, gone int, b int, g int GENERATED ALWAYS AS (a * 2) STORED, "

@@ -1,4 +1,4 @@
-"""preflight names everything at once, and its SQL mends it."""
+"""Preflight reports all problems at once, and its SQL fixes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_source_that_is_ready_has_no_problems(any_database: str) -> None:
     assert preflight(any_database, WANTS) == []
 
 
-def test_a_weak_role_is_told_everything_at_once_and_the_sql_mends_it(any_database: str) -> None:
+def test_all_missing_privileges_are_reported_at_once_and_the_sql_grants_them(any_database: str) -> None:
     run_sql(
         any_database,
         "CREATE TABLE keyed (id int PRIMARY KEY)",
@@ -58,7 +58,7 @@ def test_settings_are_named_with_their_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dsn", ["postgresql://u:p%zz@h/d", "postgresql://u@127.0.0.1:1/d"])
-def test_without_a_connection_the_dsn_and_the_slots_name_are_told(dsn: str) -> None:
+def test_without_a_connection_problems_of_dsn_and_slot_name_are_reported(dsn: str) -> None:
     problems = preflight(dsn, SourceRequirements(slot="Bad-Name", publication="p", patterns=["*"]))
     assert subjects(problems) == {"slot 'Bad-Name'", "dsn"}
 
@@ -93,7 +93,7 @@ def test_a_slot_in_use_is_advice(database: str) -> None:
     assert [problem.fatal for problem in problems] == [False]
 
 
-def test_a_publication_that_lacks_tables_or_operations_is_told_with_its_sql(any_database: str) -> None:
+def test_a_publication_without_all_tables_and_operations_is_reported_with_its_sql(any_database: str) -> None:
     run_sql(
         any_database,
         "CREATE TABLE a (id int PRIMARY KEY)",
@@ -136,7 +136,7 @@ def test_a_partition_without_its_root_is_advice(any_database: str) -> None:
     assert "is a partition of public.far" in problem.message
 
 
-def test_a_computed_column_of_the_replica_identity_is_told_and_the_sql_mends_it(any_database: str) -> None:
+def test_a_generated_column_of_the_replica_identity_is_reported_and_the_sql_fixes_it(any_database: str) -> None:
     run_sql(
         any_database,
         "CREATE TABLE t (a int, b int, g int GENERATED ALWAYS AS (b % 10) STORED, n int, PRIMARY KEY (a, g))",
@@ -150,7 +150,7 @@ def test_a_computed_column_of_the_replica_identity_is_told_and_the_sql_mends_it(
     assert preflight(any_database, WANTS) == []
 
 
-def test_computed_columns_of_a_whole_row_are_told_where_they_would_stop_the_source(database: str) -> None:
+def test_generated_columns_under_full_are_reported_if_they_would_stop_the_source(database: str) -> None:
     for name, kind in (("kept", "STORED"), ("made", "VIRTUAL")):
         run_sql(
             database,

@@ -154,7 +154,7 @@ def test_nothing_to_receive_is_none_after_the_timeout(database: str) -> None:
         assert time.monotonic() - begun >= 0.1
 
 
-def test_the_cluster_tells_who_it_is(any_database: str) -> None:
+def test_the_server_reports_its_system_identifier(any_database: str) -> None:
     identity = identify_system(any_database)
     assert identity.database == any_database.rpartition("/")[2]
     assert identity.timeline == 1
@@ -176,7 +176,7 @@ def test_a_publication_of_any_name_can_be_streamed(any_database: str, name: str)
 
 
 @pytest.mark.parametrize("text", ["", "a\0b"])
-def test_what_no_name_can_be_is_refused(text: str) -> None:
+def test_an_empty_name_and_a_zero_byte_are_refused(text: str) -> None:
     with pytest.raises(InvalidDefinition):
         quote_identifier(text)
 

@@ -24,7 +24,7 @@ def schema_of(dsn: str, name: str = "public.t") -> TableSchema:
 
 
 @pytest.mark.parametrize("autocommit", [True, False])
-def test_a_snapshot_shows_what_was_before_the_slot_and_nothing_after(any_database: str, autocommit: bool) -> None:
+def test_a_snapshot_contains_only_the_rows_from_before_the_slot(any_database: str, autocommit: bool) -> None:
     run_sql(any_database, "CREATE TABLE t (id int, v text)", "INSERT INTO t VALUES (1, NULL), (2, E'a\\tb')")
     slot = any_database.rpartition("/")[2]
     with create_slot(any_database, slot) as snapshot, connect(any_database, autocommit=autocommit) as conn:

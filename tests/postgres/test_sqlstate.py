@@ -76,7 +76,7 @@ def test_each_text_has_its_error(sqlstate: str, text: str, error: type[CdcError]
     assert found.message == f"{text} ({sqlstate})"
 
 
-def test_what_nobody_knows_halts() -> None:
+def test_an_unknown_error_needs_an_operator() -> None:
     assert classify_message("99999", "?").reaction is Reaction.HALT
 
 

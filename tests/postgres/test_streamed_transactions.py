@@ -129,7 +129,7 @@ def test_a_rolled_back_transaction_leaves_nothing(either_database: str) -> None:
     assert inserted(compared(either_database, work)) == [900001, *range(5001, 9001)]
 
 
-def test_ddl_and_messages_inside_stand_where_they_were_written(either_database: str) -> None:
+def test_ddl_and_messages_in_a_transaction_keep_their_order(either_database: str) -> None:
     def work() -> None:
         with connect(either_database, autocommit=False) as conn:
             conn.execute("INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 2000) i")

@@ -1,4 +1,4 @@
-"""Names of every kind come through publication, matching, copy and stream, each to a topic and columns of its own."""
+"""Tables and columns with names of every kind pass publication, matching, copy and stream."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_columns_of_any_name_keep_their_values_apart(either_database: str):
     assert agreed == {"public.t": [tuple(name.encode() for name in NAMES)]}
 
 
-def test_a_pattern_tells_upper_and_lower_case_apart(either_database: str):
+def test_a_pattern_is_case_sensitive(either_database: str):
     create(either_database, [TableName("public", name) for name in ("Order", "order", "%s{0}")], ("v",))
     with connect(either_database) as conn:
         assert [str(name) for _, name in match_tables(conn, ["public.[!A-Z]*"])] == ["public.%s{0}", "public.order"]

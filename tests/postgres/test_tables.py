@@ -1,4 +1,4 @@
-"""match_tables, read_schema and resolve: Relation messages of a real stream held against a catalogue that went on."""
+"""Pattern matching, schemas from the catalogue, and Relation messages of a stream that is behind the catalogue."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_each_of_several_versions_is_found_when_the_catalogue_is_ahead(any_datab
     assert versions[-1].columns == schema_of(any_database).columns
 
 
-def test_a_column_that_came_and_went_meanwhile_is_found_by_exclusion(any_database: str) -> None:
+def test_a_column_added_and_dropped_between_two_versions_is_identified_by_counting(any_database: str) -> None:
     first, messages = seen(
         any_database,
         "ALTER TABLE t ADD COLUMN brief int",
@@ -204,7 +204,7 @@ def test_a_column_is_not_taken_for_another_that_has_its_name_now(any_database: s
         "ALTER TABLE t DROP CONSTRAINT t_pkey, ALTER COLUMN b SET NOT NULL, ADD PRIMARY KEY (id, b)",
     ],
 )
-def test_what_the_stream_cannot_show_needs_a_resync(any_database: str, change: LiteralString) -> None:
+def test_a_change_that_the_stream_does_not_contain_needs_a_resync(any_database: str, change: LiteralString) -> None:
     first, messages = seen(any_database, change, "INSERT INTO t VALUES (1, 'a', 2)")
     (version,) = resolved(any_database, first, messages)
 

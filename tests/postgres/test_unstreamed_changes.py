@@ -87,7 +87,7 @@ def made(database: str) -> None:
 
 
 @pytest.mark.parametrize("reason", DRIFTS)
-def test_what_changes_rows_without_a_word_marks_the_table(either_database: str, reason: str) -> None:
+def test_an_unstreamed_change_of_rows_marks_the_table(either_database: str, reason: str) -> None:
     made(either_database)
     with decoding_session(either_database) as session:
         session.check_catalog()
@@ -100,7 +100,7 @@ def test_what_changes_rows_without_a_word_marks_the_table(either_database: str, 
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_keeps_every_row_marks_nothing(either_database: str, name: str) -> None:
+def test_a_statement_that_keeps_every_row_marks_nothing(either_database: str, name: str) -> None:
     made(either_database)
     with decoding_session(either_database) as session:
         session.check_catalog()
@@ -110,7 +110,7 @@ def test_what_keeps_every_row_marks_nothing(either_database: str, name: str) -> 
     assert {state for state, _ in found.values()} <= {TableState.LIVE}
 
 
-def test_a_dropped_table_is_told_by_a_look(either_database: str) -> None:
+def test_a_check_of_the_catalogue_reports_a_dropped_table(either_database: str) -> None:
     made(either_database)
     with decoding_session(either_database) as session:
         session.run("DROP TABLE other")
@@ -132,7 +132,7 @@ def test_a_table_that_moved_to_another_schema_is_renamed_without_a_row(either_da
     assert session.latest.state is TableState.LIVE
 
 
-def test_what_happened_while_nobody_looked_is_found_from_the_log(either_database: str) -> None:
+def test_a_rewrite_after_the_copy_is_found_by_the_fingerprint_of_the_copy(either_database: str) -> None:
     made(either_database)
     with decoding_session(either_database) as session:  # its schemas are those of the copy, no look was made since
         session.run("ALTER TABLE t ALTER b TYPE int USING b * 2")
@@ -144,7 +144,7 @@ def test_what_happened_while_nobody_looked_is_found_from_the_log(either_database
 
 
 @pytest.mark.parametrize("row", [True, False], ids=["seen in the stream", "seen in the catalogue"])
-def test_a_column_that_is_no_longer_computed_marks_the_table(either_database: str, *, row: bool) -> None:
+def test_a_column_that_is_no_longer_generated_marks_the_table(either_database: str, *, row: bool) -> None:
     run_sql(either_database, COMPUTED, "INSERT INTO d VALUES (1, 1)")
     with decoding_session(either_database) as session:
         session.check_catalog()
@@ -186,7 +186,7 @@ def test_a_computed_column_that_is_sent_and_comes_later_marks_the_table(database
         "ALTER DOMAIN price ADD CHECK (value < 1000000)",
     ],
 )
-def test_what_changes_no_value_that_is_sent_marks_nothing(database: str, statement: LiteralString) -> None:
+def test_a_change_of_unsent_values_marks_nothing(database: str, statement: LiteralString) -> None:
     run_sql(
         database,
         COMPUTED,

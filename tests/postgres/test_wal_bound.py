@@ -29,7 +29,7 @@ def has_session(bound: WalBound, dsn: str | None) -> bool:
     return dsn is not None and rows_of(dsn, SESSIONS) != []
 
 
-def test_what_the_server_has_written_passes_and_what_it_has_not_is_an_error(any_database: str) -> None:
+def test_an_lsn_below_the_wal_end_passes_and_one_above_it_is_an_error(any_database: str) -> None:
     with WalBound(any_database) as bound:
         bound.require(Lsn(wal_end(any_database) - 1))
         with pytest.raises(PositionBeyondWal, match="the WAL of the server ends at"):
@@ -84,7 +84,7 @@ def test_a_server_that_gives_no_other_session_is_unreachable(own: EmbeddedPostgr
             bound.require(Lsn(2**40))
 
 
-def test_a_standby_answers_with_what_it_has_replayed(own: EmbeddedPostgres) -> None:
+def test_on_a_standby_the_bound_is_its_replay_position(own: EmbeddedPostgres) -> None:
     """A server in recovery, which has nowhere to stream from: it stays at the end of its own WAL."""
     own.stop()
     (own.data_directory / "standby.signal").touch()
