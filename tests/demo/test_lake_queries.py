@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.catalog import Catalog
-from cdc.catalog.sinks import SinkProgress
+from cdc.catalog import Catalog, SinkProgress
 from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import PIPELINE
 from cdc.demo.workspace import Workspace
