@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.table import TableSchema
-from pipelines.types.rows import text_columns
+from pipelines.types.typed_rows import text_columns
 
 
 def net_changes(images: pa.Table, schema: TableSchema) -> pa.Table:

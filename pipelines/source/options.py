@@ -13,7 +13,7 @@ from cdc.errors import InvalidDefinition, LogTrimmed
 from cdc.log import time_index
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from pipelines.types import TypePolicy
+from pipelines.types.families import TypePolicy
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

@@ -20,11 +20,11 @@ from cdc.change import LOG_SCHEMA, Operation
 from cdc.errors import InvalidDefinition, SchemaNotApplicable
 from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, TableState
-from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
-from pipelines.types import TypePolicy, family_of
-from pipelines.types.rows import sent_cells, target_schema, typed_keys, typed_rows
+from pipelines.types.families import TypePolicy, family_of
+from pipelines.types.typed_rows import sent_cells, target_schema, typed_keys, typed_rows
 
 OP_COLUMN: Final = "_op"
 COMMITTED_COLUMN: Final = "_committed_at"
@@ -102,7 +102,7 @@ class TypedTable:
     def rows(self, found: pa.Table) -> pa.Table:
         """Log rows of the table with the needed columns → rows of the frame; messages and versions are left out.
 
-        Raises ValueNotRepresentable as pipelines.types.rows does.
+        Raises ValueNotRepresentable as pipelines.types.typed_rows does.
         """
         found = found.filter(pc.is_in(found["op"], _OPERATIONS)).combine_chunks()
         columns: dict[str, Any] = {

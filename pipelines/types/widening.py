@@ -1,7 +1,7 @@
-"""Widening: values of one column type as another, where every value of the first has exactly one in the second.
+"""Widening: conversions of Arrow arrays to another type that represents every value of the first one exactly.
 
-That is a wider number of the same kind, and text as Postgres prints it. Floats have no text here: their shortest
-spelling is Postgres' own. Nothing is read back from text: whether it fits is known only when it was tried.
+The second type is a wider number of the same kind, or text as Postgres prints it. Floats are not converted to text,
+because only Postgres knows their shortest text. Text is not converted to other types, because a value may not fit.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Conversion = Callable[[pa.Array], pa.Array]
+ArrayConversion = Callable[[pa.Array], pa.Array]
 
 _DIGITS: Final = {pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 _QUOTED: Final = r'\A\z|(?i)\Anull\z|[{},"\\\s\x0b]'
-"""Elements that Postgres quotes: empty ones, the word NULL, and those with signs that mean something."""
+"""Elements that Postgres quotes: empty ones, the word NULL, and those with special characters."""
 
 
-def widening(before: pa.DataType, after: pa.DataType, *, recast: bool) -> Conversion | None:
-    """What makes an array of `before` one of `after`, None where that is not exact for every value.
+def widening(before: pa.DataType, after: pa.DataType, *, recast: bool) -> ArrayConversion | None:
+    """The conversion of an array from type `before` to type `after`; None if it is not exact for every value.
 
-    recast: the source changed the column's type, so its values went through Postgres' own cast; else the column is
-    the same there and only this side holds it in another type.
+    recast: the source changed the column's type, so Postgres has cast its values; otherwise only the target's type
+    differs.
     """
     if before == after or _widens(before, after):
         return lambda values: values.cast(after)
     if not pa.types.is_string(after):
         return None
     if recast:
-        # of others the cast's text is not the printed one (a boolean's is `true`), or depends on the session
-        same = pa.types.is_integer(before) or pa.types.is_decimal(before) or pa.types.is_date(before)
-        return printed if same else None
-    return printed if _printable(before) else None
+        # for other types the cast makes another text than the printed one (`true` of a boolean), or the session decides
+        cast_prints = pa.types.is_integer(before) or pa.types.is_decimal(before) or pa.types.is_date(before)
+        return to_postgres_text if cast_prints else None
+    return to_postgres_text if _printable(before) else None
 
 
-def printed(values: pa.Array) -> pa.Array:
-    """Typed values as Postgres prints them under the pinned session settings; of any type but floats."""
+def to_postgres_text(values: pa.Array) -> pa.Array:
+    """Print typed values as Postgres does under the pinned session settings; floats are not supported."""
     kind = values.type
     if pa.types.is_boolean(kind):
         return pc.if_else(values, "t", "f")
     if pa.types.is_decimal(kind):
-        # Arrow spells 1E-10, Postgres never does
+        # Arrow prints 1E-10, Postgres never does
         return pa.array([None if value is None else format(value, "f") for value in values.to_pylist()], pa.string())
     if pa.types.is_timestamp(kind):
         texts = pc.strftime(values.cast(pa.timestamp("us")), format="%Y-%m-%d %H:%M:%S")
@@ -51,7 +51,7 @@ def printed(values: pa.Array) -> pa.Array:
     if pa.types.is_binary(kind):
         return pa.array([None if value is None else "\\x" + value.hex() for value in values.to_pylist()], pa.string())
     if pa.types.is_list(kind):
-        return _arrays(values)
+        return _to_array_literals(values)
     return values.cast(pa.string())
 
 
@@ -70,8 +70,8 @@ def _printable(kind: pa.DataType) -> bool:
     return not pa.types.is_floating(kind.value_type if pa.types.is_list(kind) else kind)
 
 
-def _arrays(lists: pa.Array) -> pa.Array:
-    texts = printed(lists.flatten())
+def _to_array_literals(lists: pa.Array) -> pa.Array:
+    texts = to_postgres_text(lists.flatten())
     escaped = pc.replace_substring_regex(texts, r'(["\\])', r"\\\1")
     quoted = pc.binary_join_element_wise('"', escaped, '"', "")
     spelled = pc.fill_null(pc.if_else(pc.match_substring_regex(texts, _QUOTED), quoted, texts), "NULL")

@@ -28,7 +28,7 @@ from pipelines.sinks.delta.merge_source import RowShape, as_upserts, source_fram
 from pipelines.sinks.delta.schema_evolution import evolved_batch, read_plan, sources
 from pipelines.sinks.delta.shared import columns_of
 from pipelines.sinks.delta.table import Reads
-from pipelines.types.rows import sent_cells, typed_keys
+from pipelines.types.typed_rows import sent_cells, typed_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,8 +11,7 @@ from cdc.errors import ValueNotRepresentable
 from cdc.table import Column
 from cdc.target_names import column_name
 from pipelines.sinks.delta.merge_source import RowShape
-from pipelines.types import Policy, family_of
-from pipelines.types.array import elements
+from pipelines.types.families import Policy, family_of, parse_array
 
 _SPELLING: Final = {
     pa.bool_(): "Boolean",
@@ -57,7 +56,7 @@ def default_expression(column: Column, text: str, policy: Policy) -> str:
 def default_literal(text: str, arrow: pa.DataType) -> str:
     """`Column.missing`, a text as Postgres prints it, as an expression of exactly the type `arrow`."""
     if pa.types.is_list(arrow):
-        inner = [_literal(element, arrow.value_type) for element in elements(text)]
+        inner = [_literal(element, arrow.value_type) for element in parse_array(text)]
         return f"arrow_cast(make_array({', '.join(inner)}), 'List({_spelling(arrow.value_type)})')"
     if pa.types.is_boolean(arrow):
         return "true" if text == "t" else "false"

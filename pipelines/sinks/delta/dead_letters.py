@@ -22,7 +22,7 @@ from pipelines.sinks.delta.base_lookup import BaseLookup, without_base
 from pipelines.sinks.delta.erasure import erase_earlier
 from pipelines.sinks.delta.merge_source import RowShape, source_rows
 from pipelines.sinks.delta.row_states import typed_changes
-from pipelines.types.rows import typed_keys
+from pipelines.types.typed_rows import typed_keys
 
 STALE: Final = 500
 """Superseded entries above which the table is rewritten."""

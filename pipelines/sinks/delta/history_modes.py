@@ -36,7 +36,7 @@ from pipelines.sinks.delta.merge_source import RowShape
 from pipelines.sinks.delta.row_states import States, StoredState
 from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.versions import all_columns, change_rows, marked_rows, tracked_columns, version_rows
-from pipelines.types.rows import typed_keys
+from pipelines.types.typed_rows import typed_keys
 
 _NEVER: Final = int(np.iinfo(np.int64).max)
 

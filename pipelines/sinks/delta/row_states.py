@@ -27,7 +27,7 @@ from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.every_change import GenerationEnd
 from pipelines.sinks.delta.key_equality import numbered
 from pipelines.sinks.delta.merge_source import RowShape
-from pipelines.types.rows import sent_cells, typed_keys
+from pipelines.types.typed_rows import sent_cells, typed_keys
 
 _NONE: Final = -1
 

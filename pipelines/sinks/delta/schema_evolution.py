@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from cdc.config import DroppedColumns, SchemaChanges, Transform
 from cdc.errors import SchemaNotApplicable
-from cdc.table import Column, TableSchema
 from cdc.target_names import COLUMN_ID_KEY, name_of_column
-from pipelines.types import Policy, declared_as, family_of
-from pipelines.types.rows import COPY_AGAIN, TYPE_KEY
-from pipelines.types.widening import Conversion, widening
+from cdc.table import Column, TableSchema
+from pipelines.types.families import Policy, declared_as, family_of
+from pipelines.types.typed_rows import COPY_AGAIN, TYPE_KEY
+from pipelines.types.widening import ArrayConversion, widening
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class FilledColumn:
     field: pa.Field
     held: str | None = None
     """The column of the target whose values it gets; None: nulls."""
-    convert: Conversion | None = None
+    convert: ArrayConversion | None = None
     """The conversion of the values; None: they do not change."""
 
 
@@ -326,7 +326,7 @@ def _kept(column: Column, field: pa.Field, changes: SchemaChanges, policy: Polic
     return replace(column, type_oid=oid, typmod=typmod, base_type_oid=None, base_typmod=-1)
 
 
-def _widened(before: pa.Field, after: pa.Field) -> Conversion | None:
+def _widened(before: pa.Field, after: pa.Field) -> ArrayConversion | None:
     return widening(before.type, after.type, recast=_type_name(before) != _type_name(after))
 
 

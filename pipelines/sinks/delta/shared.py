@@ -28,7 +28,7 @@ from cdc.target_names import COLUMN_ID_KEY, RELATION_COLUMN
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.schema_evolution import EvolutionPlan, check_key, column_id, without_ids
 from pipelines.sinks.delta.table import DeltaTarget
-from pipelines.types.rows import COPY_AGAIN
+from pipelines.types.typed_rows import COPY_AGAIN
 
 SHARD: Final = "cdc.shard."
 """Prefix of a relation in the metadata of the field `_relation`: the state of its part, as JSON."""

@@ -39,7 +39,7 @@ from pipelines.sinks.delta.schema_evolution import (
 )
 from pipelines.sinks.delta.table_features import translate_refusals
 from pipelines.sinks.delta.table_layout import MERGED, PLAIN, TableLayout
-from pipelines.types.rows import COPY_AGAIN
+from pipelines.types.typed_rows import COPY_AGAIN
 
 APP_ID: Final = "cdc.app_id"
 RELATION: Final = "cdc.relation"

@@ -28,8 +28,8 @@ from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses, paused, sole_replay
 from pipelines.sinks.delta.table import DeltaTarget
-from pipelines.types import TypePolicy
-from pipelines.types.rows import target_schema
+from pipelines.types.families import TypePolicy
+from pipelines.types.typed_rows import target_schema
 from tests.fixtures.waiting import until
 from tests.log.rows import row, schema_of
 from tests.pipelines.replayed import END, FIGURES, ITEMS, ORDERS, Ground, change, delta_rows

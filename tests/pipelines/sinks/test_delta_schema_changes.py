@@ -24,8 +24,8 @@ from pipelines.sinks.contract import Published, TableRecord, TargetState
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table import DeltaTarget
-from pipelines.types import TypePolicy
-from pipelines.types.rows import target_schema
+from pipelines.types.families import TypePolicy
+from pipelines.types.typed_rows import target_schema
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
 
 ARTICLE = replace(ITEM, name="article")

@@ -15,7 +15,7 @@ from cdc.config import Secret, Transform
 from cdc.errors import TransformFailed
 from cdc.table import Column
 from pipelines.transform.table_transform import Mask, TableTransform
-from pipelines.types import TypePolicy
+from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, column, folded, part, put
 
 SALT = Secret("pepper", {"env": "SALT"})

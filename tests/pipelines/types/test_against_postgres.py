@@ -1,6 +1,6 @@
-"""Values of every base type and arrays of them become columns and go back: Postgres says whether they are the same.
+"""Round trip of values of every base type and of arrays of them; Postgres compares the results with the originals.
 
-What a type refuses is refused for one of the reasons that pipelines/types/README.md lists, and for no other.
+A type refuses values only for the reasons that pipelines/types/README.md lists.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.table import Column, TableSchema
-from pipelines.types import TypePolicy, family_of
-from pipelines.types.rows import text_columns
-from pipelines.types.text import TEXT
-from pipelines.types.widening import printed, widening
+from pipelines.types.families import TEXT, TypePolicy, family_of
+from pipelines.types.typed_rows import text_columns
+from pipelines.types.widening import to_postgres_text, widening
 from tests.fixtures.postgres import run_sql
 from tests.postgres.samples import SAMPLES
 
@@ -112,7 +111,7 @@ def tables(dsn) -> dict[str, Read]:
         return {kind: read(conn, f"t{number}") for number, kind in enumerate(KINDS)}
 
 
-def test_a_value_comes_back_as_it_was_or_is_refused_for_a_reason_that_is_told(dsn, tables):
+def test_a_value_comes_back_unchanged_or_is_refused_for_a_documented_reason(dsn, tables):
     with connect(dsn) as conn:
         for (number, kind), name in product(enumerate(KINDS), ("v", "a")):
             schema, texts = tables[kind]
@@ -139,11 +138,11 @@ def test_a_column_that_becomes_text_reads_as_postgres_prints_it(tables):
             assert "float" in kind
             continue
         for sent, values in zip(texts[name].to_pylist(), accepted(column, texts[name]), strict=True):
-            assert values is None or printed(values).to_pylist() == [sent], kind
+            assert values is None or to_postgres_text(values).to_pylist() == [sent], kind
 
 
 @pytest.mark.parametrize(("kind", "wider"), WIDER)
-def test_a_column_that_becomes_wider_holds_what_postgres_makes_of_its_values(dsn, tables, kind, wider):
+def test_a_column_that_becomes_wider_has_the_values_that_postgres_casts_to(dsn, tables, kind, wider):
     name = re.sub(r"\W", "_", f"{kind} as {wider}")
     run_sql(
         dsn,
@@ -158,9 +157,9 @@ def test_a_column_that_becomes_wider_holds_what_postgres_makes_of_its_values(dsn
     convert = widening(*(family_of(of, TypePolicy.EXACT).arrow for of in (one, other)), recast=True)
     assert convert is not None
     expected = zip(accepted(one, tables[kind][1]["v"]), accepted(other, texts["v"]), strict=True)
-    for held, made in expected:
+    for before, after_cast in expected:
         # as text, for which NaN is NaN and -0 is not 0
-        assert held is None or (made is not None and str(convert(held)) == str(made))
+        assert before is None or (after_cast is not None and str(convert(before)) == str(after_cast))
 
 
 def test_arrays_of_other_forms_are_refused_and_stay_whole_as_text(dsn):

@@ -1,4 +1,4 @@
-"""Every type family on literal texts as Postgres prints them, under the pinned session settings: pipelines/types."""
+"""Every type family on literal texts as Postgres prints them under the pinned session settings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.types import TypePolicy, family_of
-from pipelines.types.bytea import BYTEA
-from pipelines.types.numeric import declared
+from pipelines.types.families import (
+    EXACT_BY_OID,
+    TEXT,
+    ColumnPolicies,
+    TypePolicy,
+    array_family,
+    declared_as,
+    family_of,
+    numeric_modifier,
+    precision_and_scale,
+)
+from pipelines.types.widening import to_postgres_text
 from tests.contracts.folded import column
-
-
-def numeric(precision: int, scale: int) -> int:
-    return (precision << 16 | scale & 0x7FF) + 4
 
 
 def family(oid: int, typmod: int = -1, policy: TypePolicy = TypePolicy.EXACT, **more):
@@ -36,9 +41,9 @@ EXACT = [
     (701, -1, "0.1", 0.1),
     (701, -1, "5e-324", 5e-324),
     (701, -1, "-Infinity", -math.inf),
-    (1700, numeric(10, 2), "-12345678.90", Decimal("-12345678.90")),
-    (1700, numeric(38, 38), "0." + "0" * 37 + "1", Decimal("1E-38")),
-    (1700, numeric(38, 0), "9" * 38, Decimal("9" * 38)),
+    (1700, numeric_modifier(10, 2), "-12345678.90", Decimal("-12345678.90")),
+    (1700, numeric_modifier(38, 38), "0." + "0" * 37 + "1", Decimal("1E-38")),
+    (1700, numeric_modifier(38, 0), "9" * 38, Decimal("9" * 38)),
     (1082, -1, "0001-01-01", date(1, 1, 1)),
     (1114, -1, "9999-12-31 23:59:59.999999", datetime(9999, 12, 31, 23, 59, 59, 999999)),  # noqa: DTZ001 - has no zone
     (1114, -1, "2024-02-29 10:00:00.1", datetime(2024, 2, 29, 10, 0, 0, 100000)),  # noqa: DTZ001 - has no zone
@@ -53,18 +58,18 @@ TEXTS = [
     (1083, -1, "24:00:00"),
     (1186, -1, "1 mon -00:00:01"),
     (1700, -1, "NaN"),
-    (1700, numeric(39, 2), "1.00"),
-    (1700, numeric(3, 5), "0.00123"),
-    (1700, numeric(3, -2), "12300"),
+    (1700, numeric_modifier(39, 2), "1.00"),
+    (1700, numeric_modifier(3, 5), "0.00123"),
+    (1700, numeric_modifier(3, -2), "12300"),
 ]
 
 REFUSED = [
     (16, -1, "true"),
     (16, -1, ""),
     (21, -1, "32768"),
-    (1700, numeric(10, 2), "NaN"),
-    (1700, numeric(4, 2), "100.00"),
-    (1700, numeric(4, 2), "1.001"),
+    (1700, numeric_modifier(10, 2), "NaN"),
+    (1700, numeric_modifier(4, 2), "100.00"),
+    (1700, numeric_modifier(4, 2), "1.001"),
     (1082, -1, "infinity"),
     (1082, -1, "0044-03-15 BC"),
     (1082, -1, "10000-01-01"),
@@ -82,8 +87,29 @@ REFUSED = [
 ]
 
 
+TEXT_LIST = pa.list_(pa.field("element", pa.string()))
+NUMBER_LIST = pa.list_(pa.field("element", pa.int32()))
+NO_ARRAYS = [
+    "",
+    "{",
+    "}",
+    "1",
+    "{1}}",
+    "{1",
+    "{1,}",
+    "{,1}",
+    "{1}x",
+    '{"1}',
+    '{"a"b}',
+    "{{1}}",
+    "[0:0]={1}",
+    "{}{}",
+    "{1}\n",
+]
+
+
 @pytest.mark.parametrize(("oid", "typmod", "text", "value"), EXACT)
-def test_a_value_is_held_exactly_beside_nulls(oid, typmod, text, value):
+def test_a_value_is_converted_exactly_between_nulls(oid, typmod, text, value):
     found = family(oid, typmod)
     converted = found.convert(pa.array([None, text, None], pa.string()))
 
@@ -92,7 +118,7 @@ def test_a_value_is_held_exactly_beside_nulls(oid, typmod, text, value):
 
 
 @pytest.mark.parametrize(("oid", "typmod", "text"), TEXTS)
-def test_what_no_type_holds_exactly_stays_text(oid, typmod, text):
+def test_a_type_without_an_exact_family_stays_text(oid, typmod, text):
     assert family(oid, typmod).convert(pa.array([text])).to_pylist() == [text]
 
 
@@ -115,16 +141,51 @@ def test_nan_and_negative_zero_are_kept():
 
 
 def test_a_domain_has_the_family_of_its_base():
-    assert family(99999, base_type_oid=1700, base_typmod=numeric(5, 1), type_kind="d").arrow == pa.decimal128(5, 1)
+    assert family(99999, base_type_oid=1700, base_typmod=numeric_modifier(5, 1), type_kind="d").arrow == pa.decimal128(
+        5, 1
+    )
 
 
 @given(st.lists(st.none() | st.binary(max_size=9)), st.integers(0, 3))
 def test_bytea_survives_its_hexadecimal_form_in_any_slice(values, start):
     texts = pa.array([None if value is None else "\\x" + value.hex() for value in values], pa.string())
 
-    assert BYTEA.convert(texts.slice(start)).to_pylist() == values[start:]
+    assert EXACT_BY_OID[17].convert(texts.slice(start)).to_pylist() == values[start:]
 
 
 @given(st.integers(1, 1000), st.integers(-1000, 1000))
-def test_a_numeric_modifier_gives_back_precision_and_scale(precision, scale):
-    assert declared(numeric(precision, scale)) == (precision, scale)
+def test_a_numeric_modifier_has_precision_and_scale(precision, scale):
+    assert numeric_modifier(10, 2) == 655366
+    assert precision_and_scale(numeric_modifier(precision, scale)) == (precision, scale)
+
+
+@given(st.lists(st.none() | st.lists(st.none() | st.text(max_size=5), max_size=4)), st.integers(0, 3))
+def test_lists_of_any_texts_survive_their_literals_in_any_slice(lists, start):
+    literals = to_postgres_text(pa.array(lists, TEXT_LIST))
+
+    assert array_family(TEXT).convert(literals.slice(start)).to_pylist() == lists[start:]
+
+
+@pytest.mark.parametrize("text", NO_ARRAYS)
+@pytest.mark.parametrize("others", [[], ["{1}", None], ['{"1"}']])
+def test_a_text_that_is_no_array_of_one_dimension_is_refused(text, others):
+    for element in (TEXT, EXACT_BY_OID[23]):
+        with pytest.raises(pa.ArrowInvalid):
+            array_family(element).convert(pa.array([*others, text], pa.string()))
+
+
+@pytest.mark.parametrize("arrow", [pa.string(), pa.decimal128(9, 4), *(f.arrow for f in EXACT_BY_OID.values())])
+def test_every_type_of_a_column_is_declared_by_a_postgres_type(arrow):
+    for kind in (arrow, pa.list_(pa.field("element", arrow))):
+        oid, typmod = declared_as(kind)
+        assert family_of(column(1, "c", "odd[]", oid=oid, typmod=typmod), TypePolicy.EXACT).arrow == kind
+
+
+def test_an_array_in_the_key_and_a_column_with_a_policy_of_its_own_are_text():
+    tags = column(1, "tags", "integer[]", oid=1007)
+    own = ColumnPolicies(TypePolicy.TEXT, (("tags", TypePolicy.EXACT),))
+
+    assert family_of(column(1, "tags", "integer[]", oid=1007, key=0), TypePolicy.EXACT) is TEXT
+    assert family_of(tags, ColumnPolicies(TypePolicy.EXACT, (("tags", TypePolicy.TEXT),))) is TEXT
+    assert family_of(tags, own).arrow == NUMBER_LIST
+    assert family_of(column(2, "n", "integer", oid=23), own) is TEXT

@@ -1,4 +1,4 @@
-"""One column type as another: pipelines/types/widening.py, and arrays there and back: pipelines/types/array.py."""
+"""Widening: which types represent every value of another, and the text of values as Postgres prints it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pipelines.types import EXACT_BY_OID, ColumnPolicies, TypePolicy, declared_as, family_of
-from pipelines.types.array import array_family
-from pipelines.types.text import TEXT
-from pipelines.types.widening import printed, widening
-from tests.contracts.folded import column
+from pipelines.types.widening import to_postgres_text, widening
 
-TEXTS = pa.list_(pa.field("element", pa.string()))
 NUMBERS = pa.list_(pa.field("element", pa.int32()))
 
 EXACT = [
@@ -51,23 +44,6 @@ AS_TEXT = [
     ([0], pa.timestamp("us", tz="UTC"), ["1970-01-01 00:00:00+00"], False),
     ([[1, None], [], None], NUMBERS, ["{1,NULL}", "{}", None], False),
 ]
-BROKEN = [
-    "",
-    "{",
-    "}",
-    "1",
-    "{1}}",
-    "{1",
-    "{1,}",
-    "{,1}",
-    "{1}x",
-    '{"1}',
-    '{"a"b}',
-    "{{1}}",
-    "[0:0]={1}",
-    "{}{}",
-    "{1}\n",
-]
 
 
 @pytest.mark.parametrize(("values", "before", "after"), EXACT)
@@ -87,43 +63,11 @@ def test_a_type_that_does_not_hold_every_value_is_no_widening(before, after, rec
 
 @pytest.mark.parametrize(("values", "kind", "texts", "same_cast"), AS_TEXT)
 def test_values_become_the_text_that_postgres_prints_where_its_own_cast_does_so_too(values, kind, texts, same_cast):
-    assert printed(pa.array(values, kind)).to_pylist() == texts
-    assert widening(kind, pa.string(), recast=False) is printed
-    assert (widening(kind, pa.string(), recast=True) is printed) == same_cast
+    assert to_postgres_text(pa.array(values, kind)).to_pylist() == texts
+    assert widening(kind, pa.string(), recast=False) is to_postgres_text
+    assert (widening(kind, pa.string(), recast=True) is to_postgres_text) == same_cast
 
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.list_(pa.field("element", pa.float64()))])
 def test_floats_have_no_text_here(kind):
     assert widening(kind, pa.string(), recast=False) is None
-
-
-@given(st.lists(st.none() | st.lists(st.none() | st.text(max_size=5), max_size=4)), st.integers(0, 3))
-def test_lists_of_any_texts_survive_their_literals_in_any_slice(lists, start):
-    literals = printed(pa.array(lists, TEXTS))
-
-    assert array_family(TEXT).convert(literals.slice(start)).to_pylist() == lists[start:]
-
-
-@pytest.mark.parametrize("text", BROKEN)
-@pytest.mark.parametrize("beside", [[], ["{1}", None], ['{"1"}']])
-def test_a_text_that_is_no_array_of_one_dimension_is_refused(text, beside):
-    for element in (TEXT, EXACT_BY_OID[23]):
-        with pytest.raises(pa.ArrowInvalid):
-            array_family(element).convert(pa.array([*beside, text], pa.string()))
-
-
-@pytest.mark.parametrize("arrow", [pa.string(), pa.decimal128(9, 4), *(f.arrow for f in EXACT_BY_OID.values())])
-def test_every_type_of_a_column_is_declared_by_a_postgres_type(arrow):
-    for kind in (arrow, pa.list_(pa.field("element", arrow))):
-        oid, typmod = declared_as(kind)
-        assert family_of(column(1, "c", "odd[]", oid=oid, typmod=typmod), TypePolicy.EXACT).arrow == kind
-
-
-def test_an_array_in_the_key_and_a_column_with_a_policy_of_its_own_are_text():
-    tags = column(1, "tags", "integer[]", oid=1007)
-    own = ColumnPolicies(TypePolicy.TEXT, (("tags", TypePolicy.EXACT),))
-
-    assert family_of(column(1, "tags", "integer[]", oid=1007, key=0), TypePolicy.EXACT) is TEXT
-    assert family_of(tags, ColumnPolicies(TypePolicy.EXACT, (("tags", TypePolicy.TEXT),))) is TEXT
-    assert family_of(tags, own).arrow == NUMBERS
-    assert family_of(column(2, "n", "integer", oid=23), own) is TEXT

@@ -18,8 +18,8 @@ from pipelines.sinks.delta.schema_evolution import (
     sources,
     with_target_types,
 )
-from pipelines.types import TypePolicy
-from pipelines.types.rows import target_schema
+from pipelines.types.families import TypePolicy
+from pipelines.types.typed_rows import target_schema
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, column
 
 INT = ("integer", 23)

@@ -1,4 +1,4 @@
-"""Rows whose text together is more than one Arrow array can hold, as of one huge transaction of documents."""
+"""Rows with more text than fits into one Arrow array, as one huge transaction of documents has."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 
 from cdc.change import LOG_SCHEMA
 from pipelines.folding.fold import fold
-from pipelines.types import TypePolicy
-from pipelines.types.rows import typed_rows
+from pipelines.types.families import TypePolicy
+from pipelines.types.typed_rows import typed_rows
 from tests.contracts.folded import ID, ORDERS
 from tests.pipelines.lives import log_row
 
-PIECES, ROWS = 23, 1_000
+FILES, ROWS = 23, 1_000
 DOCUMENT = "x" * 100_000
 FEW = replace(ORDERS, columns=(ID,))
 """Without the documents, so that the rows are small."""
 
 
-def piece(number: int) -> pa.Table:
-    """What one file of the log holds, all of them the same documents; the last of the first is partial."""
+def file_rows(number: int) -> pa.Table:
+    """The rows of one log file with equal documents; the first file ends with a partial image."""
     position = 10 + number
     rows = [
         log_row(ORDERS.relation, (position, n), "c", key=[str(n)], after={1: str(n), 2: DOCUMENT})
@@ -33,11 +33,11 @@ def piece(number: int) -> pa.Table:
 
 
 @pytest.mark.slow
-def test_they_are_folded_and_typed() -> None:
-    rows = pa.concat_tables([piece(number) for number in range(PIECES)])
+def test_more_than_two_gib_of_text_is_folded_and_typed() -> None:
+    rows = pa.concat_tables([file_rows(number) for number in range(FILES)])
     assert rows["after"].nbytes > 2**31
     images = fold(rows, sink="lake")
     typed = typed_rows(images, FEW, TypePolicy.EXACT)
 
-    assert images.num_rows == typed.num_rows == PIECES * ROWS
-    assert pc.count_distinct(typed["id"]).as_py() == PIECES * ROWS
+    assert images.num_rows == typed.num_rows == FILES * ROWS
+    assert pc.count_distinct(typed["id"]).as_py() == FILES * ROWS

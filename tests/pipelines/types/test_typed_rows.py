@@ -1,4 +1,4 @@
-"""Images to typed tables: pipelines/types/rows.py."""
+"""Typed rows: row images as tables with the schema of a target."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import SchemaNotApplicable, ValueNotRepresentable
-from pipelines.types import TypePolicy
-from pipelines.types.rows import sent_cells, target_schema, typed_keys, typed_rows
+from pipelines.types.families import TypePolicy
+from pipelines.types.typed_rows import sent_cells, target_schema, typed_keys, typed_rows
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, column, folded, part, put
 
 IMAGES = st.lists(

@@ -1,0 +1,306 @@
+"""Families: groups of Postgres types that become the same Arrow type; `family_of` chooses the family of a column.
+
+A family converts an array of texts, as Postgres prints values under the pinned session settings, to an array of its
+Arrow type. It changes no value: a text that the type cannot represent exactly is an error. README.md has the complete
+table of types.
+
+- A numeric without a declared precision, or with one that no decimal has, is text. So is every type without a family.
+- A real is read as 32 bits; read as 64 bits first it would be rounded twice.
+- Dates and timestamps have years 1 to 9999. `infinity`, years BC and later years are refused, because neither Delta nor
+  its readers have them.
+- `time`, `timetz` and `interval` are text: Delta stores neither `24:00:00` nor months of unknown length.
+- An array becomes a list of its elements, with its NULL elements. Its type declares neither the number of dimensions
+  nor the first subscript, so `{{1},{2}}` and `[0:1]={1,2}` are refused: a list cannot represent them.
+  Section 8.15.6 of the manual says how elements are quoted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.table import Column
+
+
+class TypePolicy(StrEnum):
+    """What a sink does with the text that Postgres sent."""
+
+    #: Convert to the nearest type that represents every value exactly; a value that it cannot represent is an error.
+    EXACT = "exact"
+    #: Make every column a string, exactly as sent.
+    TEXT = "text"
+
+    def of(self, column: str) -> TypePolicy:
+        """The policy of one column, by its name at the source: the same for all."""
+        del column
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPolicies:
+    """A policy for a table, with exceptions for single columns; pickled to executors."""
+
+    table: TypePolicy
+    columns: tuple[tuple[str, TypePolicy], ...] = ()
+    """(name at the source, policy)."""
+
+    def of(self, column: str) -> TypePolicy:
+        """The policy of one column, by its name at the source."""
+        return dict(self.columns).get(column, self.table)
+
+
+Policy = TypePolicy | ColumnPolicies
+"""The policy of every column of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One target type and its conversion.
+
+    `convert` takes an array of strings, with null for SQL NULL, and returns an array of `arrow` of the same length
+    with nulls at the same indexes. It raises pyarrow.ArrowInvalid if it cannot represent a value exactly.
+    """
+
+    name: str
+    arrow: pa.DataType
+    convert: Callable[[pa.Array], pa.Array]
+
+
+def cast_family(name: str, arrow: pa.DataType) -> Family:
+    """A family whose texts Arrow's strict cast converts exactly."""
+    return Family(name, arrow, lambda texts: texts.cast(arrow))
+
+
+TEXT_OID: Final = 25
+TEXT_ARRAY_OID: Final = 1009
+NUMERIC_OID: Final = 1700
+TEXT: Final = Family("text", pa.string(), lambda texts: texts.cast(pa.string()))
+
+
+def _convert_boolean(texts: pa.Array) -> pa.Array:
+    is_true = pc.equal(texts, "t")
+    is_known = pc.or_(is_true, pc.equal(texts, "f"))
+    if pc.all(is_known, min_count=0).as_py() is False:
+        raise pa.ArrowInvalid("boolean text other than 't' and 'f'")
+    return is_true
+
+
+_BYTEA_PREFIX: Final = np.frombuffer(b"\\x", dtype=np.uint8)
+_NOT_A_DIGIT: Final = 255
+
+
+def _digit_values() -> np.ndarray:
+    """The value of each byte as a hexadecimal digit."""
+    table = np.full(256, _NOT_A_DIGIT, dtype=np.uint8)
+    for value, digit in enumerate(b"0123456789abcdef"):
+        table[digit] = value
+    return table
+
+
+_DIGIT_VALUES: Final = _digit_values()
+
+
+def _convert_bytea(texts: pa.Array) -> pa.Array:
+    r"""Convert the form `\x6162` that bytea_output = hex prints."""
+    # null entries may have bytes in the buffer: an empty value in their place keeps the arithmetic below valid
+    filled = texts.cast(pa.string()).fill_null("\\x")
+    _, offsets_buffer, text_buffer = filled.buffers()
+    offsets = np.frombuffer(offsets_buffer, dtype=np.int32)[filled.offset : filled.offset + len(filled) + 1].astype(
+        np.int64
+    )
+    raw = np.frombuffer(text_buffer, dtype=np.uint8) if text_buffer else np.empty(0, np.uint8)
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    if (lengths < len(_BYTEA_PREFIX)).any() or (lengths % 2).any():
+        raise pa.ArrowInvalid("bytea text that is not in hexadecimal form")
+    if any((raw[starts + index] != byte).any() for index, byte in enumerate(_BYTEA_PREFIX)):
+        raise pa.ArrowInvalid("bytea text that is not in hexadecimal form")
+    is_digit = np.ones(offsets[-1] - offsets[0] if len(offsets) else 0, dtype=bool)
+    for index in range(len(_BYTEA_PREFIX)):
+        is_digit[starts - offsets[0] + index] = False
+    digits = _DIGIT_VALUES[raw[offsets[0] : offsets[-1]][is_digit]]
+    if (digits == _NOT_A_DIGIT).any():
+        raise pa.ArrowInvalid("bytea text that is not in hexadecimal form")
+    values = (digits[0::2] << 4 | digits[1::2]).astype(np.uint8)
+    ends = np.concatenate(([0], np.cumsum((lengths - len(_BYTEA_PREFIX)) // 2))).astype(np.int32)
+    valid = texts.is_valid() if texts.null_count else None
+    validity = pa.array(valid).buffers()[1] if valid is not None else None
+    return pa.Array.from_buffers(pa.binary(), len(texts), [validity, pa.py_buffer(ends), pa.py_buffer(values)])
+
+
+EXACT_BY_OID: Final[dict[int, Family]] = {
+    16: Family("boolean", pa.bool_(), _convert_boolean),
+    21: cast_family("smallint", pa.int16()),
+    23: cast_family("integer", pa.int32()),
+    20: cast_family("bigint", pa.int64()),
+    26: cast_family("oid", pa.int64()),  # unsigned, so it needs the next wider type
+    700: cast_family("real", pa.float32()),
+    701: cast_family("double precision", pa.float64()),
+    1082: cast_family("date", pa.date32()),
+    1114: cast_family("timestamp", pa.timestamp("us")),
+    1184: cast_family("timestamptz", pa.timestamp("us", tz="UTC")),
+    17: Family("bytea", pa.binary(), _convert_bytea),
+}
+"""Families that the type OID alone chooses (pg_type.dat); numeric also needs its modifier."""
+
+MAX_PRECISION: Final = 38
+"""Of Delta and Spark decimals; Postgres allows 1,000."""
+_HEADER: Final = 4  # VARHDRSZ: src/include/utils/numeric.h packs a modifier above it
+_SCALE_BITS: Final = 11
+
+
+def precision_and_scale(typmod: int) -> tuple[int, int] | None:
+    """(precision, scale) of a numeric's modifier; None if it declares none."""
+    if typmod < _HEADER:
+        return None
+    packed = typmod - _HEADER
+    half = 1 << (_SCALE_BITS - 1)
+    return packed >> 16 & 0xFFFF, (packed & ((1 << _SCALE_BITS) - 1) ^ half) - half
+
+
+def numeric_modifier(precision: int, scale: int) -> int:
+    """The modifier of numeric(precision, scale)."""
+    return (precision << 16 | scale & ((1 << _SCALE_BITS) - 1)) + _HEADER
+
+
+def numeric_family(typmod: int) -> Family | None:
+    """The decimal for numeric(p,s); None where only text is exact."""
+    declared = precision_and_scale(typmod)
+    if declared is None:
+        return None
+    precision, scale = declared
+    if precision > MAX_PRECISION or not 0 <= scale <= precision:
+        return None
+    return cast_family(f"numeric({precision},{scale})", pa.decimal128(precision, scale))
+
+
+ELEMENT_BY_OID: Final = {
+    1000: 16,
+    1001: 17,
+    1005: 21,
+    1007: 23,
+    1016: 20,
+    1021: 700,
+    1022: 701,
+    1028: 26,
+    1115: 1114,
+    1182: 1082,
+    1185: 1184,
+    1231: 1700,
+}
+"""OIDs of an array type and of its element, for elements that are not text (pg_type.dat)."""
+TEXT_ARRAYS: Final = frozenset({1002, 1003, 1009, 1014, 1015, 2951})
+"""Arrays of "char", name, text, char(n), varchar and uuid; their OIDs are known, so also those of domains over them."""
+BOX_ARRAY_OID: Final = 1020
+"""The one array whose elements are separated by semicolons; it stays text."""
+
+_ELEMENT: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^{}",\\]+)', re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
+_NULL: Final = "NULL"
+_NOT_PLAIN: Final = r'(?s)["\\]|\A\{\}|\A[^{]|.\{|\}.|[^}]\z|\A.?\z'
+"""Literals that cannot be split at their commas: with quotes, without elements, with braces inside."""
+
+
+def array_family(element: Family) -> Family:
+    """Lists of an element's family; a value with more dimensions or with its own subscripts is refused."""
+    arrow = pa.list_(pa.field("element", element.arrow))
+
+    def convert(texts: pa.Array) -> pa.Array:
+        lists = _element_texts(texts)
+        # a null list has no elements
+        lengths = pc.fill_null(pc.list_value_length(lists), 0)
+        ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
+        values = element.convert(lists.flatten())
+        return pa.ListArray.from_arrays(ends, values, type=arrow, mask=pc.is_null(texts) if texts.null_count else None)
+
+    return Family(f"{element.name}[]", arrow, convert)
+
+
+def _element_texts(literals: pa.Array) -> pa.Array:
+    """Array literals as lists of the texts of their elements."""
+    is_parsed = pc.fill_null(pc.match_substring_regex(literals, _NOT_PLAIN), True)
+    plain = pc.utf8_slice_codeunits(literals.filter(pc.invert(is_parsed)), 1, -1)
+    split = pc.split_pattern(plain, ",").cast(pa.list_(pa.string()))
+    flat = split.flatten()
+    if pc.any(pc.equal(flat, "")).as_py():
+        raise pa.ArrowInvalid("array text with an empty element")
+    lists = pa.ListArray.from_arrays(split.offsets, pc.if_else(pc.equal(flat, _NULL), None, flat))
+    if plain.offset == 0 and len(plain) == len(literals):
+        return lists
+    parsed = [None if text is None else parse_array(text) for text in literals.filter(is_parsed).to_pylist()]
+    together = pa.concat_arrays([lists, pa.array(parsed, pa.list_(pa.string()))])
+    return together.take(_indexes_after_split(is_parsed))
+
+
+def _indexes_after_split(is_parsed: pa.Array) -> pa.Array:
+    """The index of each row in an array that has all plain rows first, then all parsed ones."""
+    parsed = is_parsed.cast(pa.int64())
+    parsed_before = pc.subtract(pc.cumulative_sum(parsed), parsed)
+    rows = pa.array(range(len(is_parsed)), pa.int64())
+    plain = len(is_parsed) - (pc.sum(parsed).as_py() or 0)
+    return pc.if_else(is_parsed, pc.add(parsed_before, plain), pc.subtract(rows, parsed_before))
+
+
+def parse_array(text: str) -> list[str | None]:
+    """The elements of an array literal of one dimension; raises pyarrow.ArrowInvalid for any other text."""
+    if text == "{}":
+        return []
+    found: list[str | None] = []
+    at = 1 if text.startswith("{") else len(text)
+    while (element := _ELEMENT.match(text, at)) is not None:
+        quoted, bare = element.groups()
+        found.append(_ESCAPED.sub(r"\1", quoted) if bare is None else None if bare == _NULL else bare)
+        at = element.end() + 1
+        if text[element.end() :] == "}":
+            return found
+        if text[element.end() : at] != ",":
+            break
+    raise pa.ArrowInvalid("array text of another form than one dimension counted from 1")
+
+
+_NO_ARRAYS: Final = frozenset({BOX_ARRAY_OID, NUMERIC_OID, TEXT_OID, *EXACT_BY_OID})
+_OID_OF: Final = {family.arrow: oid for oid, family in reversed(EXACT_BY_OID.items())} | {TEXT.arrow: TEXT_OID}
+_ARRAY_OF: Final = {element: oid for oid, element in ELEMENT_BY_OID.items()} | {TEXT_OID: TEXT_ARRAY_OID}
+
+
+def family_of(column: Column, policy: Policy) -> Family:
+    """The family of a column's values under a policy; a domain has the family of its base type."""
+    if policy.of(column.name) is TypePolicy.TEXT:
+        return TEXT
+    oid, typmod = column.value_type
+    element = _element_of(column, oid, typmod)
+    # in a key an array stays text: not every engine joins lists
+    return _scalar_family(oid, typmod) if element is None or column.key is not None else array_family(element)
+
+
+def declared_as(arrow: pa.DataType) -> tuple[int, int]:
+    """(type OID, modifier) of a column whose family under EXACT has this Arrow type."""
+    if pa.types.is_list(arrow):
+        oid, typmod = declared_as(arrow.value_type)
+        return _ARRAY_OF[oid], typmod
+    if pa.types.is_decimal(arrow):
+        return NUMERIC_OID, numeric_modifier(arrow.precision, arrow.scale)
+    return _OID_OF[arrow], -1
+
+
+def _scalar_family(oid: int, typmod: int) -> Family:
+    if oid == NUMERIC_OID:
+        return numeric_family(typmod) or TEXT
+    return EXACT_BY_OID.get(oid, TEXT)
+
+
+def _element_of(column: Column, oid: int, typmod: int) -> Family | None:
+    """The family of an array's elements; None if the type is no array."""
+    if oid in ELEMENT_BY_OID:
+        return _scalar_family(ELEMENT_BY_OID[oid], typmod)
+    if oid in TEXT_ARRAYS:
+        return TEXT
+    # format_type ends the name of an array type with brackets, and quotes a name that has brackets itself
+    is_array = column.type_name.endswith("[]") and oid not in _NO_ARRAYS
+    return TEXT if is_array else None
