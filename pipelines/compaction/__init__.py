@@ -1,1 +1,1 @@
-"""Cold segments of the log on their way into its compacted table."""
+"""Compaction of old log segments into runs of the table `compacted`."""

@@ -1,6 +1,10 @@
-"""Compact: what is cold of `changes` becomes a run of `compacted`, and runs become one when that pays.
+"""Compaction of the log: closed segments of `changes` become a run of `compacted`, and small runs are merged.
 
-Each step is one fenced commit. Killed anywhere, the table is as before it or as after it, and the next call goes on.
+A run has one row per key: its latest state or its tombstone. Every step is one fenced commit, so a kill leaves the
+table as it was before or after a step, and the next call continues from there.
+
+The first run has the most keys. It is rewritten only when the later runs together are larger, so in the long run a byte
+is written two or three times; four to five times if no key is ever changed and there are thousands of runs.
 """
 
 from __future__ import annotations
@@ -20,42 +24,49 @@ from cdc.log.layout import CHANGES, LogFile, commit_file
 from cdc.log.object_path import Root, as_root
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from pipelines.compaction.key_changes import left_behind, moves_in, moves_of, together
-from pipelines.compaction.keyless_netting import cancelled
-from pipelines.compaction.live_rows import survivors
-from pipelines.compaction.row_partitions import packed
-from pipelines.compaction.run_files import RunOrder, bases_by_part, run_files, run_files_by_workers
-from pipelines.compaction.runs import cold_end, due
+from pipelines.compaction.key_partitions import (
+    moves_as_texts,
+    parts_of_moved_keys,
+    read_base_rows,
+    read_partial_moves,
+    to_ipc,
+)
+from pipelines.compaction.keyless_netting import find_cancelled_halves
+from pipelines.compaction.run_writer import RunPlan, bases_by_part, find_live_rows, write_run, write_run_by_workers
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
 LARGE: Final = 8_000_000
-"""Rows up to which runs are merged in this process, some 150 bytes each in memory; beyond, Spark's workers do it."""
+"""Maximum rows of runs that this process merges, with 150 bytes of memory each; Spark's workers merge more."""
 MOST: Final = 4_000_000
-"""Rows of a run from which on another one is begun; what they are found by takes some 150 bytes each."""
+"""Rows of a run after which the next run begins; finding them needs 150 bytes of memory each."""
 PART_ROWS: Final = 1_000_000
-"""Rows of one part, several hundred bytes each in the memory of who compacts it."""
+"""Rows of one part, with several hundred bytes of memory each in the process that compacts it."""
 PART_BYTES: Final = 32 << 20
-"""Bytes of the log behind one part of a worker, several times as much in memory."""
+"""Log bytes of one part of a worker, which needs several times as much memory."""
+MOST_RUNS: Final = 64
+"""Maximum runs after the first; a read opens each of them. If there are more, the small ones are merged."""
+SMALLER: Final = 4
+"""A run is small if the later runs together are this many times as large, so merging it rewrites few bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionLimits:
-    """How much is done at once, and where."""
+    """Limits of one compaction."""
 
     large: int = LARGE
-    """Rows: what has more is given to Spark's workers, if there are any."""
+    """Rows above which Spark's workers compact, if there are workers."""
     most: int = MOST
-    """Rows of one run, about."""
+    """Approximate maximum rows of one run."""
     parts: int | None = None
-    """Into how many the rows are dealt, by default as many as their number asks for."""
+    """Number of parts of a run; None: computed from its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionResult:
-    """What a compaction did."""
+    """The result of a compaction."""
 
     rows_in: int = 0
     rows_out: int = 0
@@ -65,26 +76,26 @@ class CompactionResult:
     """Of the new run."""
     horizon: Position = Position(0)  # noqa: RUF009 - an int, never changed
     merged: int = 0
-    """Runs that became one."""
+    """Number of runs that were merged into one."""
     merged_bytes: int = 0
-    """Of that one."""
+    """Bytes of the merged run."""
 
     def then(self, later: CompactionResult) -> CompactionResult:
-        """Both together."""
-        counts = ("rows_in", "rows_out", "bytes_in", "bytes_out", "merged", "merged_bytes")
-        said = {name: getattr(self, name) + getattr(later, name) for name in counts}
-        return CompactionResult(**said, horizon=later.horizon)
+        """The sum of both results, with the later horizon."""
+        names = ("rows_in", "rows_out", "bytes_in", "bytes_out", "merged", "merged_bytes")
+        sums = {name: getattr(self, name) + getattr(later, name) for name in names}
+        return CompactionResult(**sums, horizon=later.horizon)
 
     @property
     def summary(self) -> str:
         """One line for people."""
         if not self.rows_in and not self.merged:
-            return f"nothing is cold: the log is compacted up to {self.horizon}"
+            return f"nothing to compact: the log is compacted up to {self.horizon}"
         folded = f"{self.rows_in:,} rows became {self.rows_out:,}, up to {self.horizon}" if self.rows_in else ""
         return "; ".join(filter(None, (folded, f"{self.merged} runs merged" if self.merged else "")))
 
     def to_json(self) -> dict[str, Any]:
-        """As commands print it."""
+        """The result as commands print it."""
         return asdict(self) | {"horizon": str(self.horizon)}
 
 
@@ -98,45 +109,76 @@ def compact(
 ) -> CompactionResult:
     """Compact the closed segments of the log under root, and merge runs when they have grown.
 
-    spark: of a cluster, whose executors fold what is large; on one machine this process is faster, and Spark only
-    merges what would not fit into memory.
-    upto: no segment that ends later. everything: no matter whether its segment is closed, up to `upto` or the end.
+    spark: executors of a cluster compact large ranges. On one machine this process is faster, and Spark only merges
+    runs that do not fit into its memory.
+    upto: compact no segment that ends later. everything: also compact segments that are not closed.
     Raises LogFenced if another process compacts the same log, LogCorrupt if a file cannot be read.
     """
     log = LogReader(root)
     writer = CompactedWriter.open(as_root(root), log.identity, log.log_id)
-    job = _Job(spark, as_root(root), writer, limits)
-    made = total = job.merge(job.append(log, upto, everything=everything))
-    while made.rows_in:
-        made = job.append(log, upto, everything=everything)
-        if made.rows_in:
-            made = job.merge(made)
-            total = total.then(made)
+    job = _Compaction(spark, as_root(root), writer, limits)
+    step = total = job.merge(job.append(log, upto, everything=everything))
+    while step.rows_in:
+        step = job.append(log, upto, everything=everything)
+        if step.rows_in:
+            step = job.merge(step)
+            total = total.then(step)
     return total
 
 
 def is_large(root: str | Root, *, everything: bool = False, large: int = LARGE) -> bool:
-    """Whether compact() may have so much to do now that it should be given Spark."""
+    """Whether compact() may process more than `large` rows now, so that it needs Spark."""
     log = LogReader(root)
-    held = read_compacted_state(as_root(root), log.log_id)
-    after, runs = (Position(0), ()) if held is None else (held.horizon, held.runs)
+    state = read_compacted_state(as_root(root), log.log_id)
+    after, runs = (Position(0), ()) if state is None else (state.horizon, state.runs)
     ahead = log.files(after, log.durable or after)
     end = log.durable if everything else cold_end(ahead)
     cold = [file for file in ahead if end is not None and file.first <= end]
     sizes = [*(run.size for run in runs), sum(file.size for file in cold)]
-    merging = sum(run.rows for run in runs) if due(sizes) is not None else 0
+    merging = sum(run.rows for run in runs) if first_run_to_merge(sizes) is not None else 0
     return sum(file.rows for file in cold) + merging > large
 
 
+def cold_end(files: Sequence[LogFile], upto: Position | None = None) -> Position | None:
+    """The end of the last closed segment, at most `upto`; None if no segment is closed.
+
+    files: those after the horizon. The segment with the highest number may still grow. A segment can close inside a
+    transaction; a transaction that continues in a later segment is left for a later compaction as a whole.
+    """
+    closed = [file for file in files if file.segment < max(f.segment for f in files)]
+    late = [file.segment for file in closed if upto is not None and file.last > upto]
+    complete = [file for file in closed if not late or file.segment < min(late)]
+    if not complete:
+        return None
+    last_segment = max(file.segment for file in complete)
+    next_first = min(file.first for file in files if file.segment > last_segment)
+    return Position(min(max(file.last for file in complete), next_first - 1))
+
+
+def first_run_to_merge(sizes: Sequence[int], most: int = MOST_RUNS) -> int | None:
+    """The index of the first run to merge with all later ones; None if no merge is needed.
+
+    sizes: bytes of the runs, oldest first.
+    """
+    if len(sizes) < 2:  # noqa: PLR2004 - a merge needs two
+        return None
+    if sum(sizes[1:]) > sizes[0]:
+        return 0
+    if len(sizes) - 1 <= most:
+        return None
+    small = (n for n in range(1, len(sizes) - 1) if SMALLER * sizes[n] <= sum(sizes[n + 1 :]))
+    return next(small, len(sizes) - 2)
+
+
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Compaction:
     spark: SparkSession | None
     root: Root
     writer: CompactedWriter
     limits: CompactionLimits
 
     def append(self, log: LogReader, upto: Position | None, *, everything: bool) -> CompactionResult:
-        """One run of what is cold behind the horizon."""
+        """Append one run with the closed segments after the horizon."""
         writer, after = self.writer, self.writer.horizon
         durable_end = log.durable or after
         ahead = log.files(after, durable_end)
@@ -145,67 +187,67 @@ class _Job:
         if end is None or end <= after or not files:
             return CompactionResult(horizon=after)
         _, folder = writer.new_run()
-        order = RunOrder(folder=folder, after=after, upto=end, parts=1)
+        plan = RunPlan(folder=folder, after=after, upto=end, parts=1)
         with writer.alone():
-            made, end = self._made(files, order, self.limits.most)
+            written, end = self._write(files, plan, self.limits.most)
             hit("compact_written")
-            _secure(self.root, log)
-            writer.commit(made, horizon=end, floor=writer.floor)
+            _sync_read_commit(self.root, log)
+            writer.commit(written, horizon=end, floor=writer.floor)
         hit("compact_committed")
         files = [file for file in files if file.first <= end]
         return CompactionResult(
             rows_in=sum(file.rows for file in files),
-            rows_out=sum(file.rows for file in made),
+            rows_out=sum(file.rows for file in written),
             bytes_in=sum(file.size for file in files),
-            bytes_out=sum(file.size for file in made),
+            bytes_out=sum(file.size for file in written),
             horizon=end,
         )
 
     def merge(self, before: CompactionResult) -> CompactionResult:
-        """The runs that are due as one, once the run before is there."""
+        """Merge the last runs into one if needed; before: the result of the preceding append."""
         writer = self.writer
-        first = due([run.size for run in writer.runs])
+        first = first_run_to_merge([run.size for run in writer.runs])
         if first is None:
             return before
-        gone: tuple[Run, ...] = writer.runs[first:]
-        # only where all runs come together is nothing older that a delete would have to hide
-        floor = _floor(self.root, writer) if first == 0 else writer.floor
-        files = [file for run in gone for file in run.files]
+        replaced: tuple[Run, ...] = writer.runs[first:]
+        # tombstones hide rows of older runs, so they can be removed only if no older run remains
+        floor = _new_floor(self.root, writer) if first == 0 else writer.floor
+        files = [file for run in replaced for file in run.files]
         _, folder = writer.new_run()
-        order = RunOrder(folder=folder, after=0, upto=writer.horizon, parts=1)
+        plan = RunPlan(folder=folder, after=0, upto=writer.horizon, parts=1)
         if first == 0:
-            undone = cancelled(files, floor)
-            order = replace(order, forget=floor, cancelled=packed(undone) if undone.num_rows else b"")
+            cancelled = find_cancelled_halves(files, floor)
+            plan = replace(plan, tombstone_floor=floor, cancelled=to_ipc(cancelled) if cancelled.num_rows else b"")
         with writer.alone():
-            made, _ = self._made(files, order)
+            written, _ = self._write(files, plan)
             hit("merge_written")
-            writer.commit(made, horizon=writer.horizon, floor=floor, replaces=[run.number for run in gone])
+            writer.commit(written, horizon=writer.horizon, floor=floor, replaces=[run.number for run in replaced])
         hit("merge_committed")
-        return replace(before, merged=len(gone), merged_bytes=sum(file.size for file in made))
+        return replace(before, merged=len(replaced), merged_bytes=sum(file.size for file in written))
 
-    def _made(
-        self, files: Sequence[LogFile], order: RunOrder, most: int | None = None
+    def _write(
+        self, files: Sequence[LogFile], plan: RunPlan, most: int | None = None
     ) -> tuple[list[WrittenFile], Position]:
-        """The files of a run and where it ends; it may end early if it is to have about so many rows at most."""
-        after, upto = Position(order.after), Position(order.upto)
-        if self.spark is not None and self._for_workers(files, self.spark, merging=most is None):
-            moves = None if most is None else moves_in(files, after, upto)
-            return run_files_by_workers(self.spark, files, self._dealing(order, self._parts(files), moves)), upto
+        """(files of the run, its end); with `most` rows at most it may end early. most is None when runs are merged."""
+        after, upto = Position(plan.after), Position(plan.upto)
+        if self.spark is not None and self._needs_workers(files, self.spark, merging=most is None):
+            moves = None if most is None else read_partial_moves(files, after, upto)
+            return write_run_by_workers(self.spark, files, self._with_parts(plan, self._parts(files), moves)), upto
         files = sorted(files, key=attrgetter("first", "path"))
-        found, end = survivors(files, after, upto, sys.maxsize if most is None else most)
-        parts = self.limits.parts or max(1, -(-found.num_rows // PART_ROWS))
-        moves = None if most is None else moves_of(found)
-        return run_files(files, found, self._dealing(replace(order, upto=end), parts, moves)), end
+        live, end = find_live_rows(files, after, upto, sys.maxsize if most is None else most)
+        parts = self.limits.parts or max(1, -(-live.num_rows // PART_ROWS))
+        moves = None if most is None else moves_as_texts(live)
+        return write_run(files, live, self._with_parts(replace(plan, upto=end), parts, moves)), end
 
-    def _dealing(self, order: RunOrder, parts: int, moves: pa.Table | None) -> RunOrder:
-        """The order with so many parts; with moves, what they connect comes together, with what they left behind."""
-        order = replace(order, parts=parts)
-        if moves is None:  # of runs, in which there are none
-            return order
-        order = replace(order, together=together(moves, parts))
-        return replace(order, bases=bases_by_part(left_behind(moves, self.writer.runs), order))
+    def _with_parts(self, plan: RunPlan, parts: int, moves: pa.Table | None) -> RunPlan:
+        """The plan with a number of parts, the parts of moved keys and their base rows in older runs."""
+        plan = replace(plan, parts=parts)
+        if moves is None:  # runs have no moves
+            return plan
+        plan = replace(plan, moved_parts=parts_of_moved_keys(moves, parts))
+        return replace(plan, bases=bases_by_part(read_base_rows(moves, self.writer.runs), plan))
 
-    def _for_workers(self, files: Sequence[LogFile], spark: SparkSession, *, merging: bool) -> bool:
+    def _needs_workers(self, files: Sequence[LogFile], spark: SparkSession, *, merging: bool) -> bool:
         if self.limits.parts is not None:
             return self.limits.parts > 1
         on_cluster = not spark.sparkContext.master.startswith("local")
@@ -216,15 +258,15 @@ class _Job:
         return self.limits.parts or max(2, -(-rows // PART_ROWS), -(-size // PART_BYTES))
 
 
-def _secure(root: Root, log: LogReader) -> None:
-    """Bring to the disk what the view has read: visible a moment before, it must not be gone when its run stays."""
+def _sync_read_commit(root: Root, log: LogReader) -> None:
+    """Sync the commit that the compaction has read: it must not be lost when the run made from it remains."""
     try:
         sync_commit(root / CHANGES, log.version)
-    except FileNotFoundError:  # cleaned away, long after its sync
+    except FileNotFoundError:  # removed as an old commit, long after its sync
         atomic_file.sync(commit_file(root / CHANGES, log.version).parent)
 
 
-def _floor(root: Root, writer: CompactedWriter) -> Position:
-    """What every consumer has passed; without one nothing is known to be passed."""
+def _new_floor(root: Root, writer: CompactedWriter) -> Position:
+    """The position that every consumer has passed; without consumers the present floor."""
     passed = min((consumer.position for consumer in consumers.list_consumers(root)), default=writer.floor)
     return max(writer.floor, min(passed, writer.horizon))

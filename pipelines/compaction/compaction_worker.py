@@ -1,7 +1,7 @@
-"""Upkeep: the apply process compacts the log in a thread of its own, one compaction at a time, beside the sinks.
+"""The thread of the apply process that compacts the log: at an interval, and for commands from the catalog.
 
-No sink waits for it: what Spark does for it comes from a pool that gets what the sinks leave, and a failure is told
-and tried again. Killed anywhere, the log is as before the compaction or as after it.
+No sink waits for it: its Spark jobs run in a scheduler pool that gets the capacity that the sinks leave. A failed
+compaction is logged and tried again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FIRST_AFTER: Final = 60.0
-"""Seconds from the start to the first look: the sinks catch up first."""
-LOOK_EVERY: Final = 1.0
-"""Seconds between two looks for who asks."""
-AGAIN_AFTER: Final = 60.0
-"""Seconds until a compaction that failed is tried again."""
+"""Seconds from the start to the first compaction, so that the sinks catch up first."""
+CHECK_EVERY: Final = 1.0
+"""Seconds between two checks for commands."""
+RETRY_AFTER: Final = 60.0
+"""Seconds until a failed compaction is tried again."""
 
 log = structlog.get_logger("compaction")
 
@@ -40,79 +40,80 @@ Spark = Callable[[], "SparkSession | None"]
 
 
 class CompactionWorker(Thread):
-    """Compacts one pipeline's log now and then, and when asked, until stop is set; `limits` may be set before."""
+    """Compacts the log of one pipeline until stop is set; `limits` may be changed before the start."""
 
     def __init__(
-        self, definition: Definition, catalog: Catalog, figures: metrics.Metrics, spark: Spark, stop: Event
+        self, definition: Definition, catalog: Catalog, recorder: metrics.Metrics, spark: Spark, stop: Event
     ) -> None:
-        """spark: waits for the session; None from it means that this process folds by itself."""
+        """spark: waits for the session and returns it; None: this process compacts without Spark."""
         super().__init__(name="compaction", daemon=True)
         self._root, self._every = definition.log.root, definition.log.compact.every
-        self._pipeline, self._catalog, self._figures = definition.name, catalog, figures
+        self._pipeline, self._catalog, self._metrics = definition.name, catalog, recorder
         self._spark, self._stop_event = spark, stop
         self.limits = CompactionLimits()
 
     def run(self) -> None:
-        """Look for what is due."""
+        """Compact at the interval and answer commands."""
         due = time.monotonic() + min(self._every, FIRST_AFTER)
-        while not self._stop_event.wait(min(LOOK_EVERY, self._every or LOOK_EVERY)):
-            for command in self._asked():
+        while not self._stop_event.wait(min(CHECK_EVERY, self._every or CHECK_EVERY)):
+            for command in self._pending_commands():
                 self._answer(command)
             if self._every and time.monotonic() >= due:
-                made = self._compact(everything=False)
-                due = time.monotonic() + (min(self._every, AGAIN_AFTER) if isinstance(made, CdcError) else self._every)
+                result = self._compact(everything=False)
+                delay = min(self._every, RETRY_AFTER) if isinstance(result, CdcError) else self._every
+                due = time.monotonic() + delay
 
     def _answer(self, command: Command) -> None:
-        made = self._compact(everything=bool(command.payload.get("everything")))
-        if isinstance(made, CdcError):
-            said: dict[str, Any] = {"error": made.to_json()}
+        result = self._compact(everything=bool(command.payload.get("everything")))
+        if isinstance(result, CdcError):
+            answer: dict[str, Any] = {"error": result.to_json()}
         else:
-            said = {"outcome": made.to_json(), "summary": made.summary}
+            answer = {"outcome": result.to_json(), "summary": result.summary}
         try:
-            self._catalog.commands.finish(command.id, said, ok=isinstance(made, CompactionResult))
-        except CdcError as exc:  # asked again, it finds nothing to do
+            self._catalog.commands.finish(command.id, answer, ok=isinstance(result, CompactionResult))
+        except CdcError as exc:  # the command stays open; a second compaction then finds nothing to do
             log.warning("catalog is unreachable", code=exc.code)
 
     def _compact(self, *, everything: bool) -> CompactionResult | CdcError:
         began = time.monotonic()
         try:
             session = self._session() if self._is_large(everything=everything) else None
-            made = compact(session, self._root, everything=everything, limits=self.limits)
-            self._measure(made, time.monotonic() - began)
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the sinks go on
-            return self._failed(exc)
-        if made.rows_in or made.merged:
+            result = compact(session, self._root, everything=everything, limits=self.limits)
+            self._record_metrics(result, time.monotonic() - began)
+        except Exception as exc:  # noqa: BLE001 - no error of a compaction may stop the sinks
+            return self._record_failure(exc)
+        if result.rows_in or result.merged:
             retention_worker.request_trim(self._root)
-            log.info("compacted", outcome=made.to_json(), seconds=round(time.monotonic() - began, 1))
-        return made
+            log.info("compacted", outcome=result.to_json(), seconds=round(time.monotonic() - began, 1))
+        return result
 
     def _is_large(self, *, everything: bool) -> bool:
         return is_large(self._root, everything=everything, large=self.limits.large)
 
     def _session(self) -> SparkSession | None:
         session = self._spark()
-        if session is not None:  # of this thread alone
+        if session is not None:  # a local property applies to this thread only
             session.sparkContext.setLocalProperty("spark.scheduler.pool", COMPACTION_POOL)
         return session
 
-    def _failed(self, exc: Exception) -> CdcError:
+    def _record_failure(self, exc: Exception) -> CdcError:
         error = exc if isinstance(exc, CdcError) else LogError(f"{type(exc).__name__}: {str(exc)[:300]}")
-        if not self._stop_event.is_set():  # else the session was stopped under it
-            self._figures.add(metrics.ERRORS, 1, self._pipeline, "apply", error.code)
-            log.warning("the log is not compacted", code=error.code, message=error.message, exc_info=exc)
+        if not self._stop_event.is_set():  # while stopping, the session may already be closed
+            self._metrics.add(metrics.ERRORS, 1, self._pipeline, "apply", error.code)
+            log.warning("the log could not be compacted", code=error.code, message=error.message, exc_info=exc)
         return error
 
-    def _measure(self, made: CompactionResult, seconds: float) -> None:
-        if made.rows_in or made.merged:
-            self._figures.set(metrics.COMPACTION_CHANGES, made.rows_in, self._pipeline)
-            self._figures.set(metrics.COMPACTION_SECONDS, seconds, self._pipeline)
-        self._figures.add(metrics.COMPACTED_ROWS, made.rows_in, self._pipeline)
-        self._figures.set(metrics.LOG_HORIZON, int(made.horizon), self._pipeline)
-        held = read_compacted_state(self._root)
-        self._figures.set(metrics.COMPACTED_BYTES, sum(run.size for run in held.runs) if held else 0, self._pipeline)
-        self._figures.set(metrics.LOG_OLDEST, int(LogReader(self._root).oldest), self._pipeline)
+    def _record_metrics(self, result: CompactionResult, seconds: float) -> None:
+        if result.rows_in or result.merged:
+            self._metrics.set(metrics.COMPACTION_CHANGES, result.rows_in, self._pipeline)
+            self._metrics.set(metrics.COMPACTION_SECONDS, seconds, self._pipeline)
+        self._metrics.add(metrics.COMPACTED_ROWS, result.rows_in, self._pipeline)
+        self._metrics.set(metrics.LOG_HORIZON, int(result.horizon), self._pipeline)
+        state = read_compacted_state(self._root)
+        self._metrics.set(metrics.COMPACTED_BYTES, sum(run.size for run in state.runs) if state else 0, self._pipeline)
+        self._metrics.set(metrics.LOG_OLDEST, int(LogReader(self._root).oldest), self._pipeline)
 
-    def _asked(self) -> list[Command]:
+    def _pending_commands(self) -> list[Command]:
         try:
             return self._catalog.commands.pending(self._pipeline, COMPACT)
         except CdcError as exc:

@@ -21,8 +21,8 @@ from cdc.log.layout import LogFile
 from cdc.log.ranges import TableSelection
 from cdc.log.reader import RowSpan, stream_file
 from cdc.position import Position
-from pipelines.compaction.compact_rows import compacted
-from pipelines.compaction.key_changes import moves_in, part_of, together
+from pipelines.compaction.compact_rows import compact_rows
+from pipelines.compaction.key_partitions import part_of_key, parts_of_moved_keys, read_partial_moves
 
 SHARE_BYTES: Final = 64 << 20
 """Of `compacted`, several times as much in the memory of the task that folds them."""
@@ -54,13 +54,15 @@ def shares(files: Sequence[LogFile], extents: Sequence[RowSpan], limit: int = SH
 def folded(share: BaselineShare, horizon: Position) -> pa.Table:
     """The state of the share's rows at the horizon, as LOG_SCHEMA."""
     only = TableSelection(relations=share.relations)
-    connected = {} if share.parts == 1 else together(moves_in(share.files, Position(0), horizon), share.parts)
+    moved_parts: dict[tuple[int, str], int] = {}
+    if share.parts > 1:
+        moved_parts = parts_of_moved_keys(read_partial_moves(share.files, Position(0), horizon), share.parts)
     found = [
-        _own(rows, share, connected)
+        _own(rows, share, moved_parts)
         for file in share.files
         for rows in stream_file(file, Position(0), horizon, LOG_SCHEMA.names, only)
     ]
-    return as_read(compacted(pa.concat_tables([LOG_SCHEMA.empty_table(), *found])))
+    return as_read(compact_rows(pa.concat_tables([LOG_SCHEMA.empty_table(), *found])))
 
 
 def as_read(rows: pa.Table) -> pa.Table:
@@ -103,6 +105,6 @@ def _own(rows: pa.Table, share: BaselineShare, connected: dict[tuple[int, str], 
         return rows
     keys = pc.fill_null(pc.binary_join(rows["key"], "\0"), "").to_pylist()
     relation = share.relations[0]
-    parts = np.array([connected.get((relation, key), part_of(relation, key, share.parts)) for key in keys])
+    parts = np.array([connected.get((relation, key), part_of_key(relation, key, share.parts)) for key in keys])
     everywhere = pc.is_in(rows["op"], _FENCES).to_numpy()
     return rows.filter(pa.array((parts == share.part) | everywhere))

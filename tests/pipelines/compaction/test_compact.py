@@ -1,8 +1,7 @@
-"""Compaction of a log on disk: whoever reads it afterwards, trimmed or not, sees what the log came to."""
+"""Compaction of a log on disk: readers of the compacted log, trimmed or not, get the result of the whole log."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
 
 from cdc.change import LOG_SCHEMA
-from cdc.errors import LogCorrupt
 from cdc.log import consumers
 from cdc.log.compacted_state import CompactedState, read_compacted_state
 from cdc.log.consumers import Consumer
@@ -25,8 +22,6 @@ from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits, CompactionResult, compact, is_large
-from pipelines.compaction.compact_rows import compacted
-from pipelines.compaction.run_files import apart
 from tests.benchmarks import log_amplification
 from tests.fixtures.examples import examples
 from tests.pipelines.cold_log import SPREAD, append, folded, histories, interleaved, log_writer, transactions
@@ -36,26 +31,26 @@ START = Position(0)
 ONE_SEGMENT = SegmentLimits(size=1 << 30, age=3600.0)
 
 
-def held(root: Path) -> CompactedState:
+def compacted_state(root: Path) -> CompactedState:
     found = read_compacted_state(root)
     assert found is not None
     return found
 
 
-def rows_of(files: Sequence[LogFile]) -> pa.Table:
-    """Sorted as a run is."""
+def sorted_rows(files: Sequence[LogFile]) -> pa.Table:
+    """Rows of files in the order of a run."""
     found = [LOG_SCHEMA.empty_table(), *(read_file(file, START, file.last) for file in files)]
     return pa.concat_tables(found).sort_by([(name, "ascending") for name in ("relation", "position", "ordinal")])
 
 
-def read(root: Path, after: Position = START) -> pa.Table:
+def read_log(root: Path, after: Position = START) -> pa.Table:
     log = LogReader(root)
     return pa.Table.from_batches(log.rows(after, log.durable or START), LOG_SCHEMA)
 
 
 def trim(writer: LogWriter, root: Path) -> Position:
-    """Every segment behind the horizon but the newest."""
-    files, horizon = LogReader(root).every_file(), held(root).horizon
+    """Trim every segment before the horizon except the newest."""
+    files, horizon = LogReader(root).every_file(), compacted_state(root).horizon
     newest = max(file.segment for file in files)
     late = min([newest, *(file.segment for file in files if file.last > horizon)])
     gone = [file for file in files if file.segment < late]
@@ -70,7 +65,7 @@ def key(place: int, ordinal: int, op: str, name: str, **fields: object) -> Row:
 
 @examples(3)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_a_log_that_is_compacted_and_trimmed_again_and_again_tells_what_the_whole_one_does(
+def test_a_log_compacted_and_trimmed_many_times_folds_like_the_whole_log(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
     root, random = tmp_path_factory.mktemp("cold"), Random(seed)
@@ -87,7 +82,7 @@ def test_a_log_that_is_compacted_and_trimmed_again_and_again_tells_what_the_whol
             compact(None, root, everything=random.random() < 0.3, limits=limits)
             trimmed = max(trimmed, trim(writer, root)) if random.random() < 0.6 else trimmed
 
-    assert folded(read(root)) == folded(to_arrow(rows))
+    assert folded(read_log(root)) == folded(to_arrow(rows))
     log = LogReader(root)
     assert log.oldest == trimmed
     assert len(log.schemas()) == 12
@@ -95,9 +90,7 @@ def test_a_log_that_is_compacted_and_trimmed_again_and_again_tells_what_the_whol
 
 @examples(3)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_a_target_that_fell_behind_is_patched_from_the_runs(
-    tmp_path_factory: pytest.TempPathFactory, seed: int
-) -> None:
+def test_a_late_target_gets_its_changes_from_runs(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     root, random = tmp_path_factory.mktemp("cold"), Random(seed)
     sources = [source for source in histories(seed, 8) if any(row["key"] for row in source.log)]
     rows = interleaved(sources)
@@ -110,37 +103,16 @@ def test_a_target_that_fell_behind_is_patched_from_the_runs(
     compact(None, root)
     trim(writer, root)
 
-    stands = Position(random.choice(rows)["position"])
-    before = to_arrow([row for row in rows if row["position"] <= stands])
+    position = Position(random.choice(rows)["position"])
+    before = to_arrow([row for row in rows if row["position"] <= position])
     for source in sources:
-        target = applied(Target(), folded(before), source)
-        assert applied(target, folded(read(root, stands)), source).table == source.table
+        target = apply_changes(Target(), folded(before), source)
+        assert apply_changes(target, folded(read_log(root, position)), source).table == source.table
 
 
-def applied(target: Target, changes: list[Row], source: Source) -> Target:
+def apply_changes(target: Target, changes: list[Row], source: Source) -> Target:
     target.apply([row for row in changes if row["relation"] == source.relation])
     return target
-
-
-def test_a_run_is_the_same_in_however_many_parts_and_whoever_folds_them(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    rows = transactions(interleaved(histories(7, 30)))
-    found = []
-    for workers, parts in ((None, 1), (None, 4), (spark, 4)):
-        root = tmp_path_factory.mktemp("cold")
-        writer = log_writer(root)
-        for start in range(0, len(rows), 40):
-            append(writer, rows[start : start + 40])
-            if start == len(rows) // 60 * 40:  # the second run looks up in the first what moved
-                compact(workers, root, limits=CompactionLimits(parts=parts))
-        outcome = compact(workers, root, everything=True, limits=CompactionLimits(parts=parts))
-        assert outcome.merged == 0
-        # in several parts the runs are in several files, the rows are what counts
-        found.append((rows_of(held(root).files), outcome.rows_in, outcome.rows_out))
-        assert folded(read(root)) == folded(to_arrow([row for own in rows for row in own]))
-
-    assert found[0] == found[1] == found[2]
 
 
 def test_partial_moves_are_completed_from_older_runs(tmp_path: Path) -> None:
@@ -152,7 +124,7 @@ def test_partial_moves_are_completed_from_older_runs(tmp_path: Path) -> None:
 
     for parts in (1, 3):
         compact(None, tmp_path, everything=True, limits=CompactionLimits(parts=parts))
-    newest = rows_of(held(tmp_path).runs[-1].files).to_pylist(maps_as_pydicts="strict")
+    newest = sorted_rows(compacted_state(tmp_path).runs[-1].files).to_pylist(maps_as_pydicts="strict")
     assert [(row["key"], row["op"], row["after"], row["partial"]) for row in newest if row["position"] == 6] == [
         (["a"], "d", None, False),
         (["c"], "u", {1: "c", 2: "x"}, False),
@@ -160,7 +132,7 @@ def test_partial_moves_are_completed_from_older_runs(tmp_path: Path) -> None:
     ]
 
 
-def test_what_a_truncate_in_an_older_run_ended_completes_nothing(tmp_path: Path) -> None:
+def test_a_row_that_a_truncate_removed_is_no_base_row(tmp_path: Path) -> None:
     writer = log_writer(tmp_path)
     grown = [log_row(2, (5, n), "c", key=[str(n)], after={1: "x"}) for n in range(1, 2_000)]
     append(writer, [[key(5, 0, "c", "a", after={1: "a", 2: "x"}), *grown]])
@@ -169,11 +141,11 @@ def test_what_a_truncate_in_an_older_run_ended_completes_nothing(tmp_path: Path)
         append(writer, [[later]])
     assert compact(None, tmp_path, everything=True).merged == 0
 
-    (newest,) = rows_of(held(tmp_path).runs[-1].files).to_pylist(maps_as_pydicts="strict")
+    (newest,) = sorted_rows(compacted_state(tmp_path).runs[-1].files).to_pylist(maps_as_pydicts="strict")
     assert (newest["key"], newest["after"], newest["partial"]) == (["b"], {1: "b"}, True)
 
 
-def test_only_closed_segments_are_compacted_unless_everything_is_asked_for(tmp_path: Path) -> None:
+def test_only_closed_segments_are_compacted_without_everything(tmp_path: Path) -> None:
     writer = log_writer(tmp_path)
     assert compact(None, tmp_path) == CompactionResult(horizon=START)
     for place in (5, 6, 7):
@@ -188,7 +160,7 @@ def test_only_closed_segments_are_compacted_unless_everything_is_asked_for(tmp_p
     assert not is_large(tmp_path, everything=True)
 
 
-def test_one_row_that_never_changes_keeps_no_segment(tmp_path: Path) -> None:
+def test_a_row_that_never_changes_does_not_block_retention(tmp_path: Path) -> None:
     writer = log_writer(tmp_path)
     append(writer, [[key(5, 0, "c", "idle", after={1: "idle"})]])
     for place in range(6, 12):
@@ -196,10 +168,10 @@ def test_one_row_that_never_changes_keeps_no_segment(tmp_path: Path) -> None:
     compact(None, tmp_path)
 
     assert trim(writer, tmp_path) == 10
-    assert [row["key"] for row in folded(read(tmp_path))] == [["idle"], ["busy"]]
+    assert [row["key"] for row in folded(read_log(tmp_path))] == [["idle"], ["busy"]]
 
 
-def test_a_delete_is_forgotten_once_every_consumer_has_passed_it_and_not_before(tmp_path: Path) -> None:
+def test_a_tombstone_is_removed_once_every_consumer_has_passed_it(tmp_path: Path) -> None:
     writer = log_writer(tmp_path, ONE_SEGMENT)
     append(writer, [[key(5, 0, "c", "a", after={1: "a"}), key(5, 1, "c", "b", after={1: "b"})]])
     compact(None, tmp_path, everything=True)
@@ -207,15 +179,15 @@ def test_a_delete_is_forgotten_once_every_consumer_has_passed_it_and_not_before(
     append(writer, [[key(7, 0, "d", "b")]])
 
     def tombstones() -> list[int]:
-        return [row["position"] for row in rows_of(held(tmp_path).files).to_pylist() if row["op"] == "d"]
+        return [row["position"] for row in sorted_rows(compacted_state(tmp_path).files).to_pylist() if row["op"] == "d"]
 
     merged = compact(None, tmp_path, everything=True).merged
-    assert (merged, tombstones(), held(tmp_path).floor) == (2, [6, 7, 6], 0)  # nobody is known
+    assert (merged, tombstones(), compacted_state(tmp_path).floor) == (2, [6, 7, 6], 0)  # nobody is known
     consumers.register(tmp_path, Consumer("one", "lake", Position(9)))
     consumers.register(tmp_path, Consumer("two", "find", Position(6)))
     append(writer, [[key(8, n, "c", str(n), after={1: "much"}) for n in range(2_000)]])
     assert compact(None, tmp_path, everything=True).merged == 2
-    assert (tombstones(), held(tmp_path).floor) == ([7, 6], 6)  # of a table without a key it is no tombstone
+    assert (tombstones(), compacted_state(tmp_path).floor) == ([7, 6], 6)  # of a table without a key it is no tombstone
 
 
 @pytest.mark.parametrize(
@@ -227,7 +199,7 @@ def test_a_delete_is_forgotten_once_every_consumer_has_passed_it_and_not_before(
     ],
     ids=["few", "many", "of a log that only grows"],
 )
-def test_a_log_that_lives_writes_no_byte_five_times_and_keeps_the_last_value_of_every_key(
+def test_a_busy_log_writes_each_byte_at_most_five_times(
     tmp_path: Path, compactions: int, size: log_amplification.Size
 ) -> None:
     log = log_amplification.Log(tmp_path, replace(size, compactions=compactions), seed=compactions)
@@ -236,7 +208,7 @@ def test_a_log_that_lives_writes_no_byte_five_times_and_keeps_the_last_value_of_
     assert log.amplification <= 5
 
 
-def test_a_transaction_that_two_segments_share_is_compacted_as_a_whole(tmp_path: Path) -> None:
+def test_a_transaction_in_two_segments_is_compacted_as_a_whole(tmp_path: Path) -> None:
     writer = log_writer(tmp_path)
     schema = log_row(1, (6, 0), "s", payload=b"{}")
     append(writer, [[key(5, 0, "c", "a", after={1: "a"})]])
@@ -248,37 +220,9 @@ def test_a_transaction_that_two_segments_share_is_compacted_as_a_whole(tmp_path:
     assert compact(None, tmp_path).horizon == 6
 
 
-def test_a_range_of_which_nothing_stays_moves_the_horizon(tmp_path: Path) -> None:
+def test_a_range_without_remaining_rows_moves_the_horizon(tmp_path: Path) -> None:
     writer = log_writer(tmp_path)
     append(writer, [[log_row(1, (5 * SPREAD, 0), "m", payload=b"hello")]])
 
     outcome = compact(None, tmp_path, everything=True)
-    assert (outcome.rows_in, outcome.rows_out, held(tmp_path).horizon) == (1, 0, 5 * SPREAD)
-
-
-def test_large_tables_and_schema_rows_have_files_of_their_own() -> None:
-    small = [log_row(relation, (5, 0), "c", key=["1"], after={1: "1"}) for relation in (1, 3)]
-    large = [log_row(2, (6, n), "c", key=[str(n)], after={1: str(n)}) for n in range(1_000)]
-    schemas = [log_row(relation, (4, 0), "s", payload=b"{}") for relation in (1, 2, 3)]
-    rows = compacted(to_arrow([*small, *large, *schemas]))
-
-    said = [own.select(["relation", "op"]).to_pydict() for own in apart(rows, 1_000)]
-    files = [Counter(zip(own["relation"], own["op"], strict=True)) for own in said]
-    assert files == [{(1, "s"): 1, (2, "s"): 1, (3, "s"): 1}, {(2, "c"): 1_000}, {(1, "c"): 1, (3, "c"): 1}]
-    assert [own.num_rows for own in apart(rows, 1)] == [3, 1_002]
-
-
-@pytest.mark.parametrize("by", ["this process", pytest.param("workers", marks=pytest.mark.slow)])
-def test_a_file_that_cannot_be_read_is_named_and_nothing_changes(
-    request: pytest.FixtureRequest, tmp_path: Path, by: str
-) -> None:
-    writer = log_writer(tmp_path)
-    append(writer, [[key(5, 0, "c", "a", after={1: "a"})]])
-    append(writer, [[key(6, 0, "c", "b", after={1: "b"})]])
-    broken = Path(LogReader(tmp_path).every_file()[0].path)
-    broken.write_bytes(broken.read_bytes()[:-10])
-
-    workers = None if by == "this process" else request.getfixturevalue("spark")
-    with pytest.raises(LogCorrupt, match=broken.name):
-        compact(workers, tmp_path, everything=True, limits=CompactionLimits(parts=2))
-    assert held(tmp_path).runs == ()
+    assert (outcome.rows_in, outcome.rows_out, compacted_state(tmp_path).horizon) == (1, 0, 5 * SPREAD)

@@ -1,4 +1,4 @@
-"""Upkeep: the log is compacted in time and when somebody asks, and what goes wrong stops nothing."""
+"""The compaction thread: it compacts at the interval and for commands, and reports failures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def catalog(ground: Ground) -> Iterator[Catalog]:
         yield catalog
 
 
-def every(ground: Ground, seconds: float) -> Definition:
+def with_interval(ground: Ground, seconds: float) -> Definition:
     log = ground.definition.log
     compact = log.compact.model_copy(update={"every": seconds})
     return ground.definition.model_copy(update={"log": log.model_copy(update={"compact": compact})})
@@ -52,7 +52,7 @@ USUAL = CompactionLimits()
 
 
 @contextmanager
-def kept(
+def running_worker(
     definition: Definition,
     catalog: Catalog,
     figures: metrics.Metrics | None = None,
@@ -60,17 +60,17 @@ def kept(
     limits: CompactionLimits = USUAL,
 ) -> Iterator[None]:
     stop = Event()
-    upkeep = CompactionWorker(definition, catalog, figures or metrics.Metrics(), spark, stop)
-    upkeep.limits = limits
-    upkeep.start()
+    worker = CompactionWorker(definition, catalog, figures or metrics.Metrics(), spark, stop)
+    worker.limits = limits
+    worker.start()
     try:
         yield
     finally:
         stop.set()
-        upkeep.join()
+        worker.join()
 
 
-def answered(catalog: Catalog, *, everything: bool) -> Command:
+def post_compaction(catalog: Catalog, *, everything: bool) -> Command:
     number = catalog.commands.post("shop", COMPACT, {"everything": everything})
 
     def finished() -> Command | None:
@@ -80,13 +80,14 @@ def answered(catalog: Catalog, *, everything: bool) -> Command:
     return until(finished, "an answer")
 
 
-def test_what_is_cold_is_compacted_in_time_and_the_reader_asked_to_trim(ground: Ground, catalog: Catalog) -> None:
+def test_closed_segments_are_compacted_at_the_interval_and_trimmed(ground: Ground, catalog: Catalog) -> None:
     figures, root = metrics.Metrics(), Path(ground.definition.log.path)
-    with kept(every(ground, 0.01), catalog, figures):
+    with running_worker(with_interval(ground, 0.01), catalog, figures):
         until(
-            lambda: (held := read_compacted_state(root)) and held.horizon == END - 100, "all segments but the open one"
+            lambda: (state := read_compacted_state(root)) and state.horizon == END - 100,
+            "all segments but the open one",
         )
-        until((root / REQUEST_FILE).exists, "the wish to trim")
+        until((root / REQUEST_FILE).exists, "a request to trim")
     values = {sample.metric: sample.value for sample in figures}
     assert values[metrics.LOG_HORIZON] == END - 100
     assert values[metrics.COMPACTED_ROWS] > 0
@@ -96,19 +97,17 @@ def test_what_is_cold_is_compacted_in_time_and_the_reader_asked_to_trim(ground: 
     assert values[metrics.LOG_OLDEST] == 0
 
 
-def test_who_asks_is_told_what_was_done(ground: Ground, catalog: Catalog) -> None:
-    with kept(every(ground, 0.0), catalog):
-        said = answered(catalog, everything=False)
+def test_a_command_is_answered_with_the_result(ground: Ground, catalog: Catalog) -> None:
+    with running_worker(with_interval(ground, 0.0), catalog):
+        said = post_compaction(catalog, everything=False)
         assert said.result is not None
         assert (said.state, said.result["outcome"]["horizon"]) == (CommandState.DONE, "0/514")
-        again = answered(catalog, everything=True)
+        again = post_compaction(catalog, everything=True)
         assert again.result is not None
         assert again.result["outcome"]["horizon"] == "0/578"
 
 
-def test_what_is_large_is_folded_and_merged_by_spark_s_workers(
-    ground: Ground, catalog: Catalog, spark: SparkSession
-) -> None:
+def test_spark_workers_compact_large_ranges(ground: Ground, catalog: Catalog, spark: SparkSession) -> None:
     root = ground.definition.log.root
     right = rows_of(root)
     asked: list[SparkSession] = []
@@ -117,14 +116,14 @@ def test_what_is_large_is_folded_and_merged_by_spark_s_workers(
         asked.append(spark)
         return spark
 
-    with kept(every(ground, 0.0), catalog, spark=session, limits=CompactionLimits(large=0, parts=2)):
-        said = [answered(catalog, everything=False), answered(catalog, everything=True)]
+    with running_worker(with_interval(ground, 0.0), catalog, spark=session, limits=CompactionLimits(large=0, parts=2)):
+        said = [post_compaction(catalog, everything=False), post_compaction(catalog, everything=True)]
     assert [command.state for command in said] == [CommandState.DONE] * 2
     assert [command.result["outcome"]["horizon"] for command in said if command.result] == ["0/514", "0/578"]
-    held = read_compacted_state(root)
-    assert held is not None
+    state = read_compacted_state(root)
+    assert state is not None
     assert len(asked) == 2
-    assert min(len(run.files) for run in held.runs[:1]) > 1
+    assert min(len(run.files) for run in state.runs[:1]) > 1
     trim_all(root)
     assert LogReader(root).oldest > 0
     assert rows_of(root) == right
@@ -136,16 +135,16 @@ def rows_of(root: Root) -> list[Row]:
 
 
 def trim_all(root: Root) -> None:
-    """Every segment but the newest."""
+    """Trim every segment except the newest."""
     segments = LogReader(root).segments()[:-1]
     log_writer(root).trim({segment.segment for segment in segments}, max(segment.last for segment in segments))
 
 
-def test_a_compaction_that_fails_is_told_and_tried_again(ground: Ground, catalog: Catalog) -> None:
+def test_a_failed_compaction_is_reported_and_tried_again(ground: Ground, catalog: Catalog) -> None:
     figures, place = metrics.Metrics(), Path(ground.definition.log.path) / COMPACTED
     place.write_text("in the way")
-    with kept(every(ground, 0.01), catalog, figures):
-        said = answered(catalog, everything=False)
+    with running_worker(with_interval(ground, 0.01), catalog, figures):
+        said = post_compaction(catalog, everything=False)
         assert said.state is CommandState.FAILED
         assert said.result is not None
         assert said.result["error"]["code"].startswith("CDC-4")

@@ -1,4 +1,4 @@
-"""Tables without a key, compacted: the same multiset for everybody who may read it, and no more than is alive."""
+"""Netting of tables without a key: every reader gets the right multiset, and cancelled rows leave the log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits, compact
-from pipelines.compaction.keyless_netting import CANCELLED, without_cancelled
+from pipelines.compaction.keyless_netting import CANCELLED_SCHEMA, remove_cancelled_halves
 from pipelines.folding.fold import fold
 from tests.fixtures.examples import examples
 from tests.log.rows import info, row, schema_of, table
@@ -37,7 +37,7 @@ START = Position(0)
 
 @dataclass
 class Bag:
-    """A table without a key whose equal rows come and go, and what that leaves in the log."""
+    """A table without a key whose equal rows are added and removed, and its log rows."""
 
     random: Random
     values: tuple[str | None, ...] = ("a", "b", "", None)
@@ -83,21 +83,21 @@ class Bag:
         width = self.random.choice([2, 3])  # as rows are that are older than a column
         return tuple((n, self.random.choice(self.values)) for n in range(1, width + 1))
 
-    def told(self, position: int, op: str, **fields: Any) -> dict[str, Any]:
+    def change_at(self, position: int, op: str, **fields: Any) -> dict[str, Any]:
         """A change alone in its transaction."""
         return self._row(0, op, **fields) | {"position": position}
 
     def _row(self, ordinal: int, op: str, **fields: Any) -> dict[str, Any]:
-        said = {name: list(image) if isinstance(image, tuple) else image for name, image in fields.items()}
+        values = {name: list(image) if isinstance(image, tuple) else image for name, image in fields.items()}
         place = {"relation": BAG, "topic": "shop.bag", "key": None, "after": None}
-        return row(self.position, ordinal, **(place | said), op=op)
+        return row(self.position, ordinal, **(place | values), op=op)
 
 
-def multiset(root: Path, after: Position = START, held: Counter[Image] | None = None) -> Counter[Image]:
-    """What somebody holds who reads the log on from a position."""
+def multiset(root: Path, after: Position = START, before: Counter[Image] | None = None) -> Counter[Image]:
+    """The rows of a reader that continues from a position with the rows `before`."""
     log = LogReader(root)
     rows = fold(pa.Table.from_batches(log.rows(after, log.durable or START), LOG_SCHEMA), sink="any")
-    found = Counter() if held is None or "t" in rows["op"].to_pylist() else Counter(held)
+    found = Counter() if before is None or "t" in rows["op"].to_pylist() else Counter(before)
     for change in rows.to_pylist():
         if change["op"] in {"u", "d"}:
             found[tuple(change["after"])] += 1 if change["op"] == "u" else -1
@@ -110,9 +110,7 @@ def append(writer: LogWriter, rows: list[dict[str, Any]]) -> None:
 
 @examples(2)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_whoever_begins_or_goes_on_comes_to_the_rows_of_the_source(
-    tmp_path_factory: pytest.TempPathFactory, seed: int
-) -> None:
+def test_new_and_late_readers_get_the_rows_of_the_source(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     root, random = tmp_path_factory.mktemp("bag"), Random(seed)
     bag, writer = Bag(random), log_writer(root)
     append(writer, bag.begin())
@@ -131,51 +129,51 @@ def test_whoever_begins_or_goes_on_comes_to_the_rows_of_the_source(
     assert verify(root).is_sound
 
 
-def churned(root: Path, rounds: int, **limits: Any) -> tuple[Bag, int]:
-    """A log in which few rows live and many have, and how many rows its compacted part has."""
+def log_with_few_live_rows(root: Path, rounds: int, **limits: Any) -> tuple[Bag, int]:
+    """(table with few rows after many changes, number of compacted rows)."""
     bag, writer = Bag(Random(7), values=("a",)), log_writer(root)
     append(writer, bag.begin())
     for _ in range(rounds):
         append(writer, bag.several(12))
         consumers.register(root, Consumer("a", "lake", Position(bag.position)))
         compact(limits.get("spark"), root, everything=True, limits=CompactionLimits(parts=limits.get("parts")))
-    held = read_compacted_state(root)
-    assert held is not None
-    return bag, sum(run.rows for run in held.runs)
+    state = read_compacted_state(root)
+    assert state is not None
+    return bag, sum(run.rows for run in state.runs)
 
 
 @pytest.mark.parametrize("parts", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_rows_that_came_and_went_are_not_kept(tmp_path: Path, parts: int) -> None:
-    bag, kept = churned(tmp_path, 10, parts=parts)
+def test_cancelled_rows_leave_the_log(tmp_path: Path, parts: int) -> None:
+    bag, kept = log_with_few_live_rows(tmp_path, 10, parts=parts)
     assert multiset(tmp_path) == bag.history[bag.position]
     assert kept < 60  # of some 300 that were written: those alive, and those since the last merge
 
 
 @pytest.mark.slow
-def test_workers_keep_them_as_little(tmp_path: Path, spark: SparkSession) -> None:
-    bag, kept = churned(tmp_path, 12, parts=3, spark=spark)
+def test_workers_remove_cancelled_rows(tmp_path: Path, spark: SparkSession) -> None:
+    bag, kept = log_with_few_live_rows(tmp_path, 12, parts=3, spark=spark)
     assert multiset(tmp_path) == bag.history[bag.position]
     assert kept < 60
 
 
-def test_what_a_truncate_ended_cancels_nothing_behind_it(tmp_path: Path) -> None:
+def test_a_row_before_a_truncate_cancels_no_later_row(tmp_path: Path) -> None:
     bag, writer = Bag(Random(1)), log_writer(tmp_path)
     append(writer, bag.begin())
     image, other = [(1, "a")], bag.random.randbytes(20_000).hex()  # so much that the runs are merged
-    append(writer, [bag.told(16, "c", after=image)])
+    append(writer, [bag.change_at(16, "c", after=image)])
     compact(None, tmp_path, everything=True)
-    append(writer, [bag.told(24, "t"), bag.told(32, "c", after=image), bag.told(40, "d", before=image)])
-    append(writer, [bag.told(48, "c", after=[(1, other)])])
+    append(writer, [bag.change_at(24, "t"), bag.change_at(32, "c", after=image), bag.change_at(40, "d", before=image)])
+    append(writer, [bag.change_at(48, "c", after=[(1, other)])])
     consumers.register(tmp_path, Consumer("a", "lake", Position(40)))
     assert compact(None, tmp_path, everything=True).merged == 2
-    append(writer, [bag.told(56, "c", after=[(1, "b")])])
+    append(writer, [bag.change_at(56, "c", after=[(1, "b")])])
     trim(writer, tmp_path)
 
     assert LogReader(tmp_path).oldest == 48
     assert multiset(tmp_path) == {((1, other),): 1, ((1, "b"),): 1}
 
 
-def test_without_a_reader_that_has_passed_nothing_cancels(tmp_path: Path) -> None:
+def test_without_a_consumer_nothing_cancels(tmp_path: Path) -> None:
     bag, writer = Bag(Random(3), truncates=0.0), log_writer(tmp_path)
     append(writer, bag.begin())
     written = 0
@@ -184,12 +182,12 @@ def test_without_a_reader_that_has_passed_nothing_cancels(tmp_path: Path) -> Non
         written += len(rows)
         append(writer, rows)
         compact(None, tmp_path, everything=True)
-    held = read_compacted_state(tmp_path)
-    assert held is not None
-    assert sum(run.rows for run in held.runs) == written + 1
+    state = read_compacted_state(tmp_path)
+    assert state is not None
+    assert sum(run.rows for run in state.runs) == written + 1
 
 
-def test_an_update_of_which_one_half_is_left_is_what_that_half_is() -> None:
+def test_an_update_with_one_half_left_becomes_an_insert_or_a_delete() -> None:
     old, new = [(1, "old")], [(1, "new")]
     rows = table(
         *(row(8, n, key=None, op=op, before=before, after=after) for n, (op, before, after) in enumerate((
@@ -197,6 +195,6 @@ def test_an_update_of_which_one_half_is_left_is_what_that_half_is() -> None:
         )))
     )  # fmt: skip
     halves = [(8, 1, True), (8, 2, False), (8, 3, True), (8, 3, False), (8, 4, True)]
-    found = pa.table(list(zip(*halves, strict=True)), schema=CANCELLED)
-    left = [(r["ordinal"], r["op"], r["before"], r["after"]) for r in without_cancelled(rows, found).to_pylist()]
+    found = pa.table(list(zip(*halves, strict=True)), schema=CANCELLED_SCHEMA)
+    left = [(r["ordinal"], r["op"], r["before"], r["after"]) for r in remove_cancelled_halves(rows, found).to_pylist()]
     assert left == [(0, "u", old, new), (1, "d", old, None), (2, "c", None, new), (5, "d", old, None)]

@@ -1,4 +1,4 @@
-"""Which part of the log is cold, and when runs become one."""
+"""Which segments are compacted, when runs are merged, and how often each byte is written."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from cdc.log import small_file_rewrite
 from cdc.log.layout import LogFile
 from cdc.position import Position
-from pipelines.compaction.runs import MOST_RUNS, cold_end, due
+from pipelines.compaction.compact import MOST_RUNS, cold_end, first_run_to_merge
 
 SEGMENT, COMMITS = 128 << 20, 600
 """Bytes or commits after which a segment of the model is full."""
 FOOTER = 5_000
-"""Bytes of a file beside its rows."""
+"""Bytes of a file without its rows."""
 
 
 def file(segment: int, first: int, last: int) -> LogFile:
@@ -37,7 +37,7 @@ CLOSED = [file(1, 10, 20), file(1, 21, 30), file(2, 31, 31), file(3, 40, 50)]
         (CLOSED, 31, 31),
         (CLOSED, 30, 30),
         (CLOSED, 29, None),
-        # a transaction whose schema rows stand in one segment and the others in the next
+        # a transaction with its schema rows in one segment and the others in the next
         ([file(1, 10, 20), file(1, 30, 30), file(2, 30, 35)], None, 29),
         ([file(1, 30, 30), file(2, 28, 35)], None, 27),
     ],
@@ -50,7 +50,7 @@ def test_the_cold_part_ends_with_a_whole_transaction_of_a_closed_segment(
 
 @given(seed=st.integers(0, 2**32 - 1), growth=st.sampled_from([0.0, 0.3, 0.6, 1.0]))
 def test_runs_stay_few_and_each_byte_is_written_few_times(seed: int, growth: float) -> None:
-    """growth: how much of the bytes of merged runs stays, 1 if no key ever comes twice."""
+    """growth: share of bytes that remains when runs are merged; 1: no key changes twice."""
     random = Random(seed)
     runs = [random.choice([1, 100, 10_000])]
     taken = written = runs[0]
@@ -58,7 +58,7 @@ def test_runs_stay_few_and_each_byte_is_written_few_times(seed: int, growth: flo
         run = random.randint(1, 20)
         runs.append(run)
         taken, written = taken + run, written + run
-        if (first := due(runs)) is not None:
+        if (first := first_run_to_merge(runs)) is not None:
             merged = max(runs[first], int(growth * sum(runs[first:])))
             runs = [*runs[:first], merged]
             written += merged
@@ -68,8 +68,8 @@ def test_runs_stay_few_and_each_byte_is_written_few_times(seed: int, growth: flo
 
 @pytest.mark.parametrize("growth", [0.1, 1.0])
 @pytest.mark.parametrize("commit", [100, 50_000, 10_000_000])
-def test_from_the_first_write_on_no_byte_is_written_five_times(commit: int, growth: float) -> None:
-    """Of logs whose commits have about so many bytes, in which a share of them stays when runs are merged."""
+def test_each_byte_is_written_at_most_five_times_in_total(commit: int, growth: float) -> None:
+    """commit: average bytes of a commit. growth: share of bytes that remains when runs are merged."""
     random = Random(commit)
     payload: dict[str, int] = {}
     changes: list[LogFile] = []
@@ -85,21 +85,21 @@ def test_from_the_first_write_on_no_byte_is_written_five_times(commit: int, grow
             changes.append(replace(file(segment, begins, begins), path=name, size=own + FOOTER))
             first += own + FOOTER
             if at % 50 == 0:
-                written += settle(changes, payload)
+                written += rewrite_small_files(changes, payload)
         if segment % 3 == 2:
             closed = [found for found in changes if found.segment < segment]
             runs.append(sum(payload.pop(found.path) for found in closed))
             changes = [found for found in changes if found.segment == segment]
             written += runs[-1]
-            while (start := due(runs)) is not None:
+            while (start := first_run_to_merge(runs)) is not None:
                 runs[start:] = [max(runs[start], int(growth * sum(runs[start:])))]
                 written += runs[-1]
     assert len(runs) < 20
     assert (first + written) / first <= 5
 
 
-def settle(changes: list[LogFile], payload: dict[str, int]) -> int:
-    """What is written of small files; they are replaced."""
+def rewrite_small_files(changes: list[LogFile], payload: dict[str, int]) -> int:
+    """Replace small files; return the bytes written."""
     written = 0
     while (job := small_file_rewrite.plan_rewrite(changes)) is not None:
         for group in job.groups:
@@ -113,12 +113,12 @@ def settle(changes: list[LogFile], payload: dict[str, int]) -> int:
     return written
 
 
-def test_the_oldest_run_is_written_again_once_the_others_outgrow_it() -> None:
-    assert due([]) is None
-    assert due([5]) is None
-    assert due([5, 5]) is None
-    assert due([5, 3, 3]) == 0
-    assert due([100, *[1] * MOST_RUNS]) is None
-    assert due([100, *[1] * (MOST_RUNS + 1)]) == 1
-    assert due([10_000, 40, *[1] * MOST_RUNS]) == 2
-    assert due([2**90, *[2**n for n in range(MOST_RUNS + 5, 0, -1)]]) == MOST_RUNS + 4
+def test_the_first_run_is_merged_when_the_others_are_larger() -> None:
+    assert first_run_to_merge([]) is None
+    assert first_run_to_merge([5]) is None
+    assert first_run_to_merge([5, 5]) is None
+    assert first_run_to_merge([5, 3, 3]) == 0
+    assert first_run_to_merge([100, *[1] * MOST_RUNS]) is None
+    assert first_run_to_merge([100, *[1] * (MOST_RUNS + 1)]) == 1
+    assert first_run_to_merge([10_000, 40, *[1] * MOST_RUNS]) == 2
+    assert first_run_to_merge([2**90, *[2**n for n in range(MOST_RUNS + 5, 0, -1)]]) == MOST_RUNS + 4
