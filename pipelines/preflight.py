@@ -26,7 +26,7 @@ from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.table_plan import TablePlans
 from pipelines.transform.expressions import resolved
 from pipelines.transform.table_transform import TableTransform, renamed
-from pipelines.types.families import Policy
+from pipelines.types import Policy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

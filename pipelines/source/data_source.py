@@ -1,10 +1,9 @@
 """The Spark data source `cdc`: ranges of the change log as frames, batch and streaming.
 
-An offset is `{"position": int}`, the last position that a batch includes; a batch is a range (a, b] of positions,
-so admission control never splits a transaction. One that begins below the oldest change also says which version of
-`compacted` it is read from, so that it is the same batch after a restart. Planning runs in one long-lived Python
-worker beside the driver, which keeps the opened log between triggers; executors read the Parquet files and hand Arrow
-to the JVM.
+An offset is `{"position": int}`, the last position that a batch includes. A batch is a range (a, b] of positions, so
+admission control never splits a transaction. The offset of a batch that begins before the oldest change also names the
+version of `compacted` that it reads, so the batch is the same after a restart. Spark plans batches in one Python worker
+process, which keeps the log open between triggers; executors read the Parquet files and send Arrow to the JVM.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from cdc.errors import InvalidDefinition, SchemaNotApplicable
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.runtime.consumer_registration import pinned_in
-from pipelines.source.filter_pushdown import PushedFilters
-from pipelines.source.frames import SCHEMA, Frame, LogPartition, dealt, planned, read
-from pipelines.source.options import LATEST, SourceOptions
+from pipelines.source.options import LATEST, PushedFilters, SourceOptions
+from pipelines.source.read_tasks import SCHEMA, Frame, LogPartition, group_files, plan_tasks, read_task
 
 
 class CdcDataSource(DataSource):
@@ -40,28 +38,28 @@ class CdcDataSource(DataSource):
         return "cdc"
 
     def schema(self) -> StructType:
-        """The frame's columns; what is wrong with its options is told here, where it is made."""
-        return self._made().columns
+        """The columns of the frame; raises the errors of its options, because Spark calls this method first."""
+        return self._get_frame().columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A range as a batch frame."""
+        """The reader of a batch frame."""
         return LogBatchReader(self._checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """The log as a stream."""
+        """The planner of a stream."""
         frame = self._checked(schema)
-        if frame.selection.ending != LATEST:
+        if frame.options.ending != LATEST:
             raise InvalidDefinition("a stream has no end: omit the options 'endingPosition' and 'endingTimestamp'")
         return LogStreamReader(frame)
 
-    def _made(self) -> Frame:
-        # Spark sends this object on after it has asked for the columns, so a typed frame stays of that version
+    def _get_frame(self) -> Frame:
+        # Spark pickles this object after it has called schema(), so the readers use the same table version
         if self._frame is None:
             self._frame = Frame.of(SourceOptions.from_options(self.options))
         return self._frame
 
     def _checked(self, schema: StructType) -> Frame:
-        frame = self._made()
+        frame = self._get_frame()
         if [(f.name, f.dataType.simpleString()) for f in schema] != [
             (f.name, f.dataType.simpleString()) for f in frame.columns
         ]:
@@ -70,7 +68,7 @@ class CdcDataSource(DataSource):
 
 
 def register(session: SparkSession) -> None:
-    """Make the format `cdc` known to a session, and let it see the filters of its frames."""
+    """Register the format `cdc` in a session and enable the pushdown of filters."""
     session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     session.dataSource.register(CdcDataSource)
 
@@ -78,19 +76,18 @@ def register(session: SparkSession) -> None:
 def rows_between(
     session: SparkSession, log: LogReader, globs: Sequence[str], after: Position, upto: Position
 ) -> DataFrame:
-    """The rows of the globs' tables in (after, upto], as a batch frame; the log's view says which files hold them.
+    """The rows of the globs' tables in (after, upto] as a batch frame.
 
-    It says so now: they stay what the view's owner knows, however the log is compacted and trimmed meanwhile.
+    The files are determined at once from the commit that `log` has read, so a later compaction or trim changes nothing.
     """
-    frame = Frame(selection=SourceOptions(path="", tables=tuple(globs)))
-    parts = [
-        LogPartition(files, after, upto, frame.only) for files in dealt(frame.only.narrowed(log.files(after, upto)))
-    ]
+    frame = Frame(options=SourceOptions(path="", tables=tuple(globs)))
+    files = frame.tables.narrowed(log.files(after, upto))
+    parts = [LogPartition(group, after, upto, frame.tables) for group in group_files(files)]
 
     def read_parts(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch["id"].to_pylist():
-                yield from read(parts[number], frame)
+                yield from read_task(parts[number], frame)
 
     return session.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(read_parts, SCHEMA)
 
@@ -103,63 +100,63 @@ class LogBatchReader(DataSourceReader):
         self._pushed = PushedFilters()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take from the filters what need not be read; every one of them stays for Spark to apply."""
+        """Use the filters to read fewer rows; all of them are returned, so that Spark applies them as well."""
         self._pushed = PushedFilters.of(filters)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The range (start, end], dealt into tasks."""
-        selection = self._frame.selection
-        log = selection.opened()
-        return planned(log, self._frame, selection.start(log), selection.end(log), self._pushed)
+        """The tasks of the range (start, end]."""
+        options = self._frame.options
+        log = options.open_log()
+        return plan_tasks(log, self._frame, options.start(log), options.end(log), self._pushed)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs on an executor."""
-        return read(partition, self._frame)
+        """The rows of one task; runs on an executor."""
+        return read_task(partition, self._frame)
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The planner of one streaming query; Spark calls it about every 20 ms while the query is idle."""
+    """The planner of one streaming query; Spark calls `latestOffset` every 20 ms while the query is idle."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
-        self._selection = frame.selection
+        self._options = frame.options
         self._log: LogReader | None = None
         self._target: Position | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # executors get a copy, and they never look at the log's table
+        # the executors get a copy and do not need the log
         return {**self.__dict__, "_log": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """The option maxRowsPerTrigger."""
-        return ReadAllAvailable() if self._selection.max_rows is None else ReadMaxRows(self._selection.max_rows)
+        """The limit of the option maxRowsPerTrigger."""
+        return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Where a query without a checkpoint begins."""
-        return _offset(self._selection.start(self._refreshed()))
+        """The offset that a query without a checkpoint begins after."""
+        return _offset(self._options.start(self._refreshed()))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """What is durable now is where this query ends."""
+        """End the query at the position that is durable now."""
         self._target = self._refreshed().durable or Position(0)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """The end of the next batch; start itself when there is nothing to do."""
+        """The end of the next batch; start itself if there is nothing to read."""
         log, after = self._refreshed(), Position(start["position"])
         pinned = pinned_in(log, after)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        # what is folded ends at the horizon of now: changes behind it could be trimmed before a restart
+        # a batch with compacted rows ends at the horizon: later changes could be trimmed before a restart
         upto = log.latest_boundary(after, most if pinned is None else 1)
         if self._target is not None and pinned is None:
             upto = max(after, min(upto, self._target))
-        upto = self._until_changed(log, after, upto)
-        if upto == after or not (self._selection.boundaries or self._has_files(log, after, upto)):
-            # heartbeats move the log's position; a query that sees no boundaries need not wake up for them
+        upto = self._end_before_misfit(log, after, upto)
+        if upto == after or not (self._options.boundaries or self._has_files(log, after, upto)):
+            # heartbeats move the log's position; a query without boundaries does not need a batch for them
             return start
         return _offset(upto) | ({} if pinned is None else {"compacted": pinned})
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802 - Spark's name
-        """What the log holds, for the query's progress report."""
+        """The durable position of the log, for the query's progress report."""
         durable = self._log.durable if self._log is not None else None
         return None if durable is None else _offset(durable)
 
@@ -168,21 +165,21 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after, upto = Position(start["position"]), Position(end["position"])
         log = self._log
         if log is None or (log.durable or Position(0)) < upto:
-            # after a restart Spark plans a batch that an earlier planner announced
+            # after a restart Spark plans a batch whose end an earlier process has returned
             log = self._refreshed()
         pinned = end.get("compacted")
         if pinned is not None and pinned != pinned_in(log, after):
             log = log.as_of(pinned, upto) or log
-        return planned(log, self._frame, after, upto)
+        return plan_tasks(log, self._frame, after, upto)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs on an executor."""
-        return read(partition, self._frame)
+        """The rows of one task; runs on an executor."""
+        return read_task(partition, self._frame)
 
-    def _until_changed(self, log: LogReader, after: Position, upto: Position) -> Position:
-        """Where a batch that would end at upto ends so that all of it fits the frame's columns.
+    def _end_before_misfit(self, log: LogReader, after: Position, upto: Position) -> Position:
+        """The last position up to upto before a change that does not fit the columns of the frame.
 
-        Raises SchemaNotApplicable once the next change does not fit.
+        Raises SchemaNotApplicable if the first change already does not fit.
         """
         if self._frame.typed is None or upto <= after:
             return upto
@@ -197,12 +194,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return upto
 
     def _has_files(self, log: LogReader, after: Position, upto: Position) -> bool:
-        wanted = self._frame.files(log, after, upto)
-        return bool(wanted.baseline or wanted.changes)
+        plan = self._frame.read_plan(log, after, upto)
+        return bool(plan.baseline or plan.changes)
 
     def _refreshed(self) -> LogReader:
         if self._log is None:
-            self._log = self._selection.opened()
+            self._log = self._options.open_log()
         else:
             self._log.refresh()
         return self._log

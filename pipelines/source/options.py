@@ -1,27 +1,45 @@
-"""Selection: the options of one `cdc` frame, checked where it is made; what they mean is in pipelines/README.md."""
+"""Which rows a frame reads: the options of the data source `cdc`, and the filters that Spark pushes down.
+
+The options are checked where the frame is created; pipelines/README.md describes them. Filters only exclude rows that
+need not be read, because Spark applies them again.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final, Self
+from typing import Any, Final, Self
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
 
 from cdc.config.storage import Storage, log_root
 from cdc.errors import InvalidDefinition, LogTrimmed
 from cdc.log import time_index
+from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader
+from cdc.naming import POSITION_COLUMN
 from cdc.position import Position
-from pipelines.types.families import TypePolicy
+from cdc.table import exact_glob, matches
+from pipelines.types import TypePolicy
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
 _SET: Final = r"\[!?+\]?+[^\]]*\]"
-"""Of characters, in a glob; what it holds is meant as it stands."""
+"""A set of characters in a glob; commas inside are not separators."""
 _GLOB: Final = re.compile(rf"(?:{_SET}|[^,])+")
 _SPECIAL: Final = re.compile(rf"({_SET})|([\[,\s])")
+_END: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,33 +48,33 @@ class SourceOptions:
 
     path: str
     storage: str = "{}"
-    """How the object store of path is reached, as Storage.to_json has it: no secrets."""
+    """Access to the object store of the path, as Storage.to_json returns it: without secrets."""
     tables: tuple[str, ...] = ()
-    """Globs of `schema.table`; everything when empty. Rows without a table, the messages, pass only then."""
+    """Globs of `schema.table`; empty: all tables, and rows without a table, which are logical messages."""
     table: str | None = None
-    """The one table of which the frame has typed columns."""
+    """The table whose columns the frame has; None: the frame has log rows."""
     types: TypePolicy = TypePolicy.EXACT
-    """Of these columns."""
+    """Types of the columns of `table`."""
     columns: tuple[str, ...] = ()
-    """Of the frame, in this order; all when empty."""
+    """Columns of the frame, in this order; empty: all."""
     starting: str | datetime = EARLIEST
-    """earliest, latest, or a position that the frame begins after; or a moment at or after which it begins."""
+    """earliest, latest, a position that the frame begins after, or a time of the first commits that it has."""
     ending: str | datetime = LATEST
-    """latest, or a position or moment that the frame ends with. Batch only."""
+    """latest, or the last position or time that the frame includes. Batch only."""
     max_rows: int | None = None
     history: bool = False
-    """Whether every single change is wanted, and of what is older the state alone, as rows that were read."""
+    """Whether the frame has every single change, and older changes as their state at the horizon."""
     boundaries: bool = False
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Read Spark's options; raises InvalidDefinition, MalformedLsn or MalformedPosition."""
+        """Parse Spark's options; raises InvalidDefinition, MalformedLsn or MalformedPosition."""
         if not options.get("path"):
             raise InvalidDefinition("data source 'cdc' needs option 'path': the root of a change log")
         limit = options.get("maxRowsPerTrigger")
         if limit is not None and not (limit.isdigit() and int(limit)):
             raise InvalidDefinition(f"option 'maxRowsPerTrigger': expected a whole number above 0, got {limit!r}")
-        selection = cls(
+        parsed = cls(
             path=options["path"],
             storage=options.get("storage", "{}"),
             tables=_names(_GLOB.findall(options.get("tables", ""))),
@@ -69,31 +87,31 @@ class SourceOptions:
             history=_flag(options, "history"),
             boundaries=_flag(options, "boundaries"),
         )
-        _check_pairs(selection, options)
-        return selection
+        _check_pairs(parsed, options)
+        return parsed
 
-    def opened(self) -> LogReader:
-        """The log, as it is now."""
+    def open_log(self) -> LogReader:
+        """Open the log at its latest commit."""
         return LogReader(log_root(self.path, Storage.from_json(self.storage)))
 
     def start(self, log: LogReader) -> Position:
-        """The position that the frame begins after; raises LogTrimmed for a moment before the oldest change."""
+        """The position that the frame begins after; raises LogTrimmed for a time before the oldest change."""
         if self.starting == EARLIEST:
             return Position(0)
-        # what was committed at the moment itself belongs to the frame
-        return _placed(log, self.starting, at_moment=-1)
+        # a commit at exactly this time belongs to the frame
+        return _position_of(log, self.starting, offset_us=-1)
 
     def end(self, log: LogReader) -> Position:
-        """The last position of a batch frame, never beyond what is durable; raises LogTrimmed as start does."""
-        return min(_placed(log, self.ending, at_moment=0), log.durable or Position(0))
+        """The last position of a batch frame, at most the durable one; raises LogTrimmed as `start` does."""
+        return min(_position_of(log, self.ending, offset_us=0), log.durable or Position(0))
 
 
 def tables_option(globs: Sequence[str]) -> str:
-    """The globs as the option `tables` takes them, whatever characters they hold."""
+    """The globs as the option `tables`, with commas, spaces and brackets quoted."""
     return ",".join(_SPECIAL.sub(lambda found: found[1] or f"[{found[2]}]", glob) for glob in globs)
 
 
-def _placed(log: LogReader, bound: str | datetime, at_moment: int) -> Position:
+def _position_of(log: LogReader, bound: str | datetime, offset_us: int) -> Position:
     durable = log.durable or Position(0)
     if bound == LATEST:
         return durable
@@ -105,23 +123,23 @@ def _placed(log: LogReader, bound: str | datetime, at_moment: int) -> Position:
         raise LogTrimmed(
             f"{bound.isoformat()} is before the oldest change in the log: changes up to {log.oldest!s} are trimmed"
         )
-    return time_index.position_before(files, durable, micros + at_moment)
+    return time_index.position_before(files, durable, micros + offset_us)
 
 
 def _bound(options: Mapping[str, str], which: str, otherwise: str) -> str | datetime:
-    position, moment = f"{which}Position", f"{which}Timestamp"
-    if moment not in options:
+    position, time = f"{which}Position", f"{which}Timestamp"
+    if time not in options:
         text = options.get(position, otherwise)
         if text not in (otherwise, LATEST):
-            Position.parse(text)  # told where the frame is made, not in a worker
+            Position.parse(text)  # so that the error is raised here, not in a worker
         return text
     if position in options:
-        raise InvalidDefinition(f"options {position!r} and {moment!r} exclude each other: set one of them")
+        raise InvalidDefinition(f"options {position!r} and {time!r} exclude each other: set one of them")
     try:
-        found = datetime.fromisoformat(options[moment])
+        found = datetime.fromisoformat(options[time])
     except ValueError as exc:
         raise InvalidDefinition(
-            f"option {moment!r}: expected a time as 2026-01-31T12:00:00Z, got {options[moment]!r}"
+            f"option {time!r}: expected a time as 2026-01-31T12:00:00Z, got {options[time]!r}"
         ) from exc
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -144,21 +162,84 @@ def _names(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(text.strip() for text in texts if text.strip())
 
 
-def _check_pairs(selection: SourceOptions, options: Mapping[str, str]) -> None:
-    if selection.table is not None and selection.tables:
+def _check_pairs(parsed: SourceOptions, options: Mapping[str, str]) -> None:
+    if parsed.table is not None and parsed.tables:
         raise InvalidDefinition("option 'table' returns the columns of one table: omit option 'tables'")
-    if selection.table is None and "types" in options:
+    if parsed.table is None and "types" in options:
         raise InvalidDefinition("option 'types' requires option 'table'")
-    if selection.boundaries and (selection.table is not None or selection.columns):
+    if parsed.boundaries and (parsed.table is not None or parsed.columns):
         raise InvalidDefinition("option 'boundaries' adds log rows: omit the options 'table' and 'columns'")
-    if "columns" in options and not selection.columns:
+    if "columns" in options and not parsed.columns:
         raise InvalidDefinition("option 'columns': expected names of columns, got none")
-    if len(set(selection.columns)) < len(selection.columns):
+    if len(set(parsed.columns)) < len(parsed.columns):
         raise InvalidDefinition("option 'columns' names a column twice")
     for kind in (str, datetime):
-        ends = [bound for bound in (selection.starting, selection.ending) if isinstance(bound, kind)]
-        placed = [Position.parse(end) if isinstance(end, str) else end for end in ends if end not in (EARLIEST, LATEST)]
-        if len(placed) == 2 and placed[0] > placed[1]:  # type: ignore[operator]  # noqa: PLR2004 - of one kind
+        ends = [bound for bound in (parsed.starting, parsed.ending) if isinstance(bound, kind)]
+        values = [Position.parse(end) if isinstance(end, str) else end for end in ends if end not in (EARLIEST, LATEST)]
+        if len(values) == 2 and values[0] > values[1]:  # type: ignore[operator]  # noqa: PLR2004 - of one kind
             raise InvalidDefinition(
                 f"options 'starting…' and 'ending…': a frame cannot begin at {ends[0]!s} and end at {ends[1]!s}"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushedFilters:
+    """Bounds that Spark's filters set on positions, relations and topics; both ends are included."""
+
+    positions: tuple[int, int] = (0, _END)
+    relations: tuple[int, int] = (0, _END)
+    topics: frozenset[str] | None = None
+    """None: any topic."""
+
+    @classmethod
+    def of(cls, filters: Iterable[Filter]) -> Self:
+        """The bounds of all filters together; filters of other columns set no bound."""
+        pushed = cls()
+        for one in filters:
+            name = getattr(one, "attribute", ("",))[0]
+            if name in ("position", POSITION_COLUMN):
+                pushed = replace(pushed, positions=_intersect(pushed.positions, _bounds(one)))
+            elif name == "relation":
+                pushed = replace(pushed, relations=_intersect(pushed.relations, _bounds(one)))
+            elif name == "topic" and isinstance(one, EqualTo | In):
+                named = frozenset(_values(one))
+                pushed = replace(pushed, topics=named if pushed.topics is None else named & pushed.topics)
+        return pushed
+
+    def within(self, after: Position, upto: Position) -> tuple[Position, Position]:
+        """The part of (after, upto] that passes, as such a range."""
+        low, high = max(after, self.positions[0] - 1), min(upto, self.positions[1])
+        return Position(min(low, upto)), Position(max(high, 0))
+
+    def narrowed(self, tables: TableSelection) -> TableSelection | None:
+        """The selected tables whose rows pass; None if no row does."""
+        relations = self.relations if tables.relations is None else _intersect(self.relations, tables.relations)
+        if relations[0] > relations[1]:
+            return None
+        if relations != (0, _END):
+            tables = replace(tables, relations=relations)
+        if self.topics is None:
+            return tables
+        named = [topic for topic in self.topics if not tables.globs or matches(topic, tables.globs)]
+        return replace(tables, globs=tuple(map(exact_glob, sorted(named)))) if named else None
+
+
+def _intersect(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return max(one[0], other[0]), min(one[1], other[1])
+
+
+def _bounds(one: Any) -> tuple[int, int]:
+    low, high = 0, _END
+    if isinstance(one, EqualTo | In):
+        values = _values(one)
+        low, high = min(values, default=_END), max(values, default=-1)
+    elif isinstance(one, GreaterThan | GreaterThanOrEqual):
+        low = one.value + isinstance(one, GreaterThan)
+    elif isinstance(one, LessThan | LessThanOrEqual):
+        high = one.value - isinstance(one, LessThan)
+    return low, high
+
+
+def _values(one: Any) -> list[Any]:
+    """The values that an equality allows; NULL equals no value."""
+    return [value for value in ([one.value] if isinstance(one, EqualTo) else one.value) if value is not None]

@@ -1,7 +1,7 @@
-"""Typed: the changes of one table as rows with its own columns, and what each row is beside them.
+"""Typed changes: the changes of one table as rows with its own columns, and the columns `_op`, `_position`, … .
 
-Columns are found by id in every image, so rows of older versions show under the names of now. What a version that came
-later added cannot show in a frame that was made before: whoever reads such a frame is told.
+The columns are those of one version of the table. They are found by id in every image, so rows of older versions appear
+under the present names. A later version with an added column or another type does not fit, and the frame fails.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from cdc.log.reader import LogReader
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, TableState
-from pipelines.types.families import TypePolicy, family_of
+from pipelines.types import TypePolicy, family_of
 from pipelines.types.typed_rows import sent_cells, target_schema, typed_keys, typed_rows
 
 OP_COLUMN: Final = "_op"
 COMMITTED_COLUMN: Final = "_committed_at"
 UNCHANGED_COLUMN: Final = "_unchanged"
-"""Names of the columns that an image lacks because they were not sent; null if it lacks none."""
+"""The column that lists the unsent columns of a partial image; null for a complete image."""
 
 _NAMES: Final = pa.list_(pa.field("element", pa.string()))
-_OF_LOG: Final = {
+_LOG_COLUMN_OF: Final = {
     OP_COLUMN: "op",
     POSITION_COLUMN: "position",
     ORDINAL_COLUMN: "ordinal",
@@ -48,14 +48,14 @@ class TypedTable:
 
     schema: TableSchema
     place: ChangePosition
-    """Of its `s` row."""
+    """Position and ordinal of the schema row of this version."""
     policy: TypePolicy
     chosen: tuple[str, ...] = ()
-    """Columns of the frame, in this order; all when empty."""
+    """Columns of the frame, in this order; empty: all."""
 
     @classmethod
     def find(cls, log: LogReader, topic: str, upto: Position, policy: TypePolicy, chosen: Sequence[str] = ()) -> Self:
-        """The table that has this name at upto, a dropped one if no other has; raises InvalidDefinition for none."""
+        """Find the table that has this name at upto, or else a dropped one; raises InvalidDefinition if none has."""
         latest = {schema.relation: (place, schema) for place, schema in log.schema_history(upto)}
         named = [found for found in latest.values() if found[1].topic == topic]
         if not named:
@@ -67,28 +67,34 @@ class TypedTable:
         return table
 
     @property
-    def only(self) -> TableSelection:
-        """The rows of the log that are the table's."""
+    def tables(self) -> TableSelection:
+        """The selection of this table."""
         return TableSelection(relations=(self.schema.relation, self.schema.relation))
 
     @property
     def columns(self) -> StructType:
-        """The frame's columns: the table's under their names in a sink, then `_op` and the others."""
+        """The columns of the frame: those of the table under their names in a sink, then `_op` and the others."""
         return from_arrow_schema(self._arrow)
 
     @property
-    def needed(self) -> list[str]:
-        """Columns of the log that the frame is made from."""
-        images = _IMAGE if self._narrow.columns or UNCHANGED_COLUMN in self._arrow.names else ()
-        asked = {"op", "position", "ordinal", *images, *(_OF_LOG[n] for n in self._arrow.names if n in _OF_LOG)}
-        return [name for name in LOG_SCHEMA.names if name in asked]
+    def log_columns(self) -> list[str]:
+        """Columns of the log that are read for the frame."""
+        images = _IMAGE if self._shown_schema.columns or UNCHANGED_COLUMN in self._arrow.names else ()
+        needed = {
+            "op",
+            "position",
+            "ordinal",
+            *images,
+            *(_LOG_COLUMN_OF[n] for n in self._arrow.names if n in _LOG_COLUMN_OF),
+        }
+        return [name for name in LOG_SCHEMA.names if name in needed]
 
     def check(self, version: TableSchema, place: ChangePosition) -> None:
         """Raise SchemaNotApplicable if rows of a later version of the table do not fit into the frame.
 
-        A column that was added does not fit, unless the frame's columns were chosen; one with another type never does.
+        An added column does not fit unless the option `columns` chose the columns; another type never fits.
         """
-        known = {column.id: family_of(column, self.policy).arrow for column in self._narrow.sent}
+        known = {column.id: family_of(column, self.policy).arrow for column in self._shown_schema.sent}
         for column in version.sent:
             if column.id not in known and self.chosen:
                 continue
@@ -100,80 +106,80 @@ class TypedTable:
                 )
 
     def rows(self, found: pa.Table) -> pa.Table:
-        """Log rows of the table with the needed columns → rows of the frame; messages and versions are left out.
+        """Log rows of the table with `log_columns` → rows of the frame, without logical messages and schema rows.
 
-        Raises ValueNotRepresentable as pipelines.types.typed_rows does.
+        Raises ValueNotRepresentable as `typed_rows` does.
         """
         found = found.filter(pc.is_in(found["op"], _OPERATIONS)).combine_chunks()
         columns: dict[str, Any] = {
-            name: found[of_log] for name, of_log in _OF_LOG.items() if of_log in found.schema.names
+            name: found[of_log] for name, of_log in _LOG_COLUMN_OF.items() if of_log in found.schema.names
         }
         if "after" in found.schema.names:
-            columns |= self._images(found)
+            columns |= self._image_columns(found)
         arrow = to_arrow_schema(self.columns, timezone="UTC")
         return pa.table([columns[name] for name in arrow.names], names=arrow.names).cast(arrow)
 
-    def _images(self, found: pa.Table) -> dict[str, Any]:
+    def _image_columns(self, found: pa.Table) -> dict[str, Any]:
         deleted = pc.equal(found["op"], Operation.DELETE.value)
         image = pc.if_else(deleted, found["before"].combine_chunks(), found["after"].combine_chunks())
         rows = found.set_column(found.schema.names.index("after"), "after", image)
-        narrow = self._narrow
-        typed, sent = typed_rows(rows, narrow, self.policy), sent_cells(rows, narrow)
-        # of an image that is whole, a column that it lacks came later, and typed_rows says what rows had then
-        whole = pc.and_(pc.invert(found["partial"]), pc.is_in(found["op"], pa.array(["c", "r", "u"]))).to_numpy()
+        schema = self._shown_schema
+        typed, sent = typed_rows(rows, schema, self.policy), sent_cells(rows, schema)
+        # a column that is absent from a complete image was added later: typed_rows gives it the value of older rows
+        is_complete = pc.and_(pc.invert(found["partial"]), pc.is_in(found["op"], pa.array(["c", "r", "u"]))).to_numpy()
         columns = {
-            column_name(column.name): typed[place]
+            column_name(column.name): typed[number]
             if column.missing is None
-            else pc.if_else(pa.array(sent[place] | whole), typed[place], None)
-            for place, column in enumerate(narrow.sent)
+            else pc.if_else(pa.array(sent[number] | is_complete), typed[number], None)
+            for number, column in enumerate(schema.sent)
         }
-        columns |= self._keys(found, columns)
+        columns |= self._deleted_keys(found, columns)
         if UNCHANGED_COLUMN in self._arrow.names:
-            columns[UNCHANGED_COLUMN] = _unchanged(found["partial"].to_numpy(), sent, list(columns))
+            columns[UNCHANGED_COLUMN] = _unsent_names(found["partial"].to_numpy(), sent, list(columns))
         return columns
 
-    def _keys(self, found: pa.Table, columns: dict[str, Any]) -> dict[str, Any]:
-        """Key columns of deleted rows, whose old image the log may have let go."""
+    def _deleted_keys(self, found: pa.Table, columns: dict[str, Any]) -> dict[str, Any]:
+        """The key columns, filled in for deleted rows without an old image."""
         width = len(self.schema.key)
         fits = pc.and_(
             pc.equal(found["op"], Operation.DELETE.value), pc.equal(pc.list_value_length(found["key"]), width)
         )
-        bare = np.flatnonzero(pc.fill_null(pc.and_(fits, pc.is_null(found["before"])), False).to_numpy())
-        if not width or not len(bare):
+        key_only = np.flatnonzero(pc.fill_null(pc.and_(fits, pc.is_null(found["before"])), False).to_numpy())
+        if not width or not len(key_only):
             return {}
-        keys = typed_keys(found["key"].take(bare), self.schema, self.policy, found["position"].take(bare))
-        which = np.full(found.num_rows, -1, np.int64)
-        which[bare] = np.arange(len(bare))
-        there = pa.array(which >= 0)
-        places = pa.array(which, mask=which < 0)
+        keys = typed_keys(found["key"].take(key_only), self.schema, self.policy, found["position"].take(key_only))
+        key_number = np.full(found.num_rows, -1, np.int64)
+        key_number[key_only] = np.arange(len(key_only))
+        has_key = pa.array(key_number >= 0)
+        numbers = pa.array(key_number, mask=key_number < 0)
         return {
-            name: pc.if_else(there, keys[name].take(places), columns[name])
+            name: pc.if_else(has_key, keys[name].take(numbers), columns[name])
             for name in keys.column_names
             if name in columns
         }
 
     @property
     def _all(self) -> pa.Schema:
-        fields = [field for field in target_schema(self.schema, self.policy) if field.name not in _OF_LOG]
-        said = [pa.field(name, LOG_SCHEMA.field(of_log).type) for name, of_log in _OF_LOG.items()]
-        return pa.schema([*fields, *said, pa.field(UNCHANGED_COLUMN, _NAMES)])
+        fields = [field for field in target_schema(self.schema, self.policy) if field.name not in _LOG_COLUMN_OF]
+        added = [pa.field(name, LOG_SCHEMA.field(of_log).type) for name, of_log in _LOG_COLUMN_OF.items()]
+        return pa.schema([*fields, *added, pa.field(UNCHANGED_COLUMN, _NAMES)])
 
     @property
     def _arrow(self) -> pa.Schema:
         return pa.schema([self._all.field(name) for name in self.chosen]) if self.chosen else self._all
 
     @property
-    def _narrow(self) -> TableSchema:
-        """The version with the columns alone that have to be converted."""
+    def _shown_schema(self) -> TableSchema:
+        """The table version with only the columns that the frame converts."""
         if not self.chosen or UNCHANGED_COLUMN in self.chosen:
             return self.schema
-        kept = tuple(column for column in self.schema.columns if column_name(column.name) in self.chosen)
-        return replace(self.schema, columns=kept)
+        shown = tuple(column for column in self.schema.columns if column_name(column.name) in self.chosen)
+        return replace(self.schema, columns=shown)
 
 
-def _unchanged(partial: np.ndarray, sent: np.ndarray, names: Sequence[str]) -> pa.Array:
-    lacking = ~sent & partial
-    offsets = np.concatenate(([0], np.cumsum(lacking.sum(axis=0)))).astype(np.int32)
-    which = np.nonzero(lacking.T)[1]
-    listed = pa.ListArray.from_arrays(pa.array(offsets), pa.array(names, pa.string()).take(pa.array(which)))
+def _unsent_names(partial: np.ndarray, sent: np.ndarray, names: Sequence[str]) -> pa.Array:
+    is_unsent = ~sent & partial
+    offsets = np.concatenate(([0], np.cumsum(is_unsent.sum(axis=0)))).astype(np.int32)
+    numbers = np.nonzero(is_unsent.T)[1]
+    listed = pa.ListArray.from_arrays(pa.array(offsets), pa.array(names, pa.string()).take(pa.array(numbers)))
     return pc.if_else(pa.array(partial), listed, pa.nulls(len(partial), listed.type))

@@ -24,7 +24,7 @@ from cdc.errors import TransformFailed
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.stores.dead_letter_rows import MASKED
 from cdc.table import Column, TableSchema
-from pipelines.types.families import ColumnPolicies, Policy
+from pipelines.types import ColumnPolicies, Policy
 from pipelines.types.typed_rows import sent_cells, target_schema, typed_rows
 
 REDACTED: Final = "***"

@@ -21,7 +21,7 @@ from pipelines.types.families import Family, Policy, family_of
 TYPE_KEY: Final = b"postgres.type"
 """Field metadata: the type as `format_type` prints it without modifier."""
 
-COPY_AGAIN: Final = "copy the table again: 'cdc tables resync TABLE'; the table continues when the copy has ended"
+COPY_AGAIN: Final = "copy the table again: 'cdc tables resync TABLE'; it continues without a restart after the copy"
 """Remedy for a table whose older rows do not fit together with newer ones."""
 MOST_TEXT: Final = 1 << 30
 """Bytes of images that are converted at once: an Arrow array of text or of maps contains at most 2 GiB."""
@@ -32,7 +32,7 @@ def target_schema(schema: TableSchema, policy: Policy) -> pa.Schema:
     """The target's Arrow schema: one nullable field per sent column under its Delta name, then `_position`, `_ordinal`.
 
     Generated columns are left out, because pgoutput does not send them. Raises SchemaNotApplicable when two names
-    differ in case only, which Delta does not support.
+    differ only in case, which Delta does not support.
     """
     fields = [_field(column, policy) for column in schema.sent]
     folded: dict[str, str] = {}
@@ -40,8 +40,8 @@ def target_schema(schema: TableSchema, policy: Policy) -> pa.Schema:
         other = folded.setdefault(field.name.casefold(), field.name)
         if other != field.name:
             raise SchemaNotApplicable(
-                f"columns {other!r} and {field.name!r} of table {schema.topic!r} differ in case only",
-                remedy="rename one of them at the source, or leave the table out of this sink",
+                f"columns {other!r} and {field.name!r} of table {schema.topic!r} differ only in case",
+                remedy="rename one of them at the source, or exclude the table from this sink",
             )
     order = [pa.field(name, pa.int64()) for name in (POSITION_COLUMN, ORDINAL_COLUMN)]
     return pa.schema([*fields, *order])
@@ -108,7 +108,7 @@ def typed_keys(
     lengths = keys.value_lengths()
     if keys.null_count or (len(keys) and lengths.unique().to_pylist() != [width]):
         raise SchemaNotApplicable(
-            f"the key of table {schema.topic!r} changed within the rows to apply: expected {width} parts",
+            f"the key of table {schema.topic!r} changed within a batch: expected {width} key columns",
             remedy=COPY_AGAIN,
         )
     parts = keys.flatten()

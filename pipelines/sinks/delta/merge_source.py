@@ -16,7 +16,7 @@ from pipelines.sinks.delta.merge import OP, POSITION_KEY
 from pipelines.sinks.delta.partition_values import checked_partition_column
 from pipelines.transform.expressions import Expressions
 from pipelines.transform.table_transform import TableTransform
-from pipelines.types.families import Policy
+from pipelines.types import Policy
 from pipelines.types.typed_rows import target_schema, typed_keys, typed_rows
 
 if TYPE_CHECKING:

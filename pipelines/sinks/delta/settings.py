@@ -11,7 +11,7 @@ from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.contract import NONE_PARKED
 from pipelines.sinks.delta.maintenance import UpkeepSettings
-from pipelines.types.families import ColumnPolicies, Policy, TypePolicy
+from pipelines.types import ColumnPolicies, Policy, TypePolicy
 
 
 class Writer(StrEnum):

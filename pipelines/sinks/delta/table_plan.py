@@ -29,7 +29,7 @@ from pipelines.sinks.delta.partition_values import check_partition_values
 from pipelines.sinks.delta.table_layout import PLAIN, TableLayout, has_bounds, parts_files
 from pipelines.transform.expressions import resolved
 from pipelines.transform.table_transform import TableTransform, renamed
-from pipelines.types.families import Policy
+from pipelines.types import Policy
 from pipelines.types.typed_rows import sent_cells
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ FOLDERS = [Path(str(package.__file__)).parent for package in (cdc, pipelines)]
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import pipelines.source.frames, pipelines.source.data_source, pipelines.folding.fold, cdc
-print(cdc.__file__, pipelines.source.frames.__file__)
+import pipelines.source.read_tasks, pipelines.source.data_source, pipelines.folding.fold, cdc
+print(cdc.__file__, pipelines.source.read_tasks.__file__)
 """
 
 
@@ -25,7 +25,9 @@ def test_python_imports_what_tasks_need_from_the_archive(tmp_path: Path) -> None
         [sys.executable, "-c", PROGRAM, archive], capture_output=True, text=True, check=False, cwd=tmp_path
     )
 
-    assert done.stdout.split() == [f"{archive}/cdc/__init__.py", f"{archive}/pipelines/source/frames.py"], done.stderr
+    assert done.stdout.split() == [f"{archive}/cdc/__init__.py", f"{archive}/pipelines/source/read_tasks.py"], (
+        done.stderr
+    )
 
 
 def test_the_same_files_make_the_same_archive(tmp_path: Path) -> None:

@@ -8,32 +8,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import (
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from cdc.change import LOG_SCHEMA
-from cdc.errors import InvalidDefinition, MalformedLsn, MalformedPosition
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from cdc.table import exact_glob, matches
-from pipelines.source.data_source import LogBatchReader, LogStreamReader, rows_between
-from pipelines.source.frames import SCHEMA, Frame, LogPartition
-from pipelines.source.options import SourceOptions, tables_option
+from cdc.table import exact_glob
+from pipelines.source.data_source import LogStreamReader, rows_between
+from pipelines.source.options import SourceOptions
+from pipelines.source.read_tasks import SCHEMA, Frame, LogPartition
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
-from tests.pipelines.frames_of import found, frame_of, version
+from tests.pipelines.source.frame_rows import frame_of, frame_rows, schema_row
 
 PATIENCE = 120  # seconds for a query that ends by itself
 
@@ -52,8 +40,8 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def typed(root: Path) -> Path:
-    """The same, and what the columns of shop.orders are."""
-    commit(LogWriter.open(root, IDENTITY, LIMITS), 50, version(50, schema_of(16384, "note")))
+    """The same log with a schema row of shop.orders."""
+    commit(LogWriter.open(root, IDENTITY, LIMITS), 50, schema_row(50, schema_of(16384, "note")))
     return root
 
 
@@ -73,7 +61,7 @@ def places(frame: DataFrame) -> list[tuple[int, int]]:
     return sorted((r["position"], r["ordinal"]) for r in frame.collect())
 
 
-def test_a_frame_holds_what_was_written(spark: SparkSession, root: Path) -> None:
+def test_a_frame_has_the_rows_of_the_log(spark: SparkSession, root: Path) -> None:
     frame = load(spark, root)
 
     assert frame.schema.simpleString() == SCHEMA.simpleString()
@@ -92,13 +80,13 @@ def test_a_frame_holds_what_was_written(spark: SparkSession, root: Path) -> None
     ],
     ids=["excludes its start, includes its end", "open end", "ends at what is durable", "globs", "nothing"],
 )
-def test_a_frame_is_the_range_and_the_tables_asked_for(
+def test_a_frame_has_the_range_and_tables_of_its_options(
     spark: SparkSession, root: Path, options: dict[str, str], expected: list[tuple[int, int]]
 ) -> None:
     assert places(load(spark, root, **options)) == expected
 
 
-def test_rows_between_two_positions_are_those_of_the_named_tables_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_between_two_positions_are_those_of_the_named_tables(spark: SparkSession, tmp_path: Path) -> None:
     writer = LogWriter.open(tmp_path / "log", IDENTITY, LIMITS)
     named: dict[str, Any] = {"relation": 2, "topic": "shop.a,b*"}
     commit(writer, 10, row(10, **named))
@@ -113,17 +101,6 @@ def test_rows_between_two_positions_are_those_of_the_named_tables_alone(spark: S
     assert between(0, 10) == [(10, 0)]
 
 
-globs = st.lists(st.text("ab.*?[]!, ", min_size=1, max_size=8), min_size=1, max_size=3)
-
-
-@given(globs, st.text("ab.[]!, ", max_size=8))
-def test_globs_mean_the_same_after_they_were_an_option(globs: list[str], topic: str) -> None:
-    selection = SourceOptions.from_options({"path": "log", "tables": tables_option(globs)})
-
-    assert len(selection.tables) == len(globs)
-    assert matches(topic, selection.tables) == matches(topic, globs)
-
-
 def test_a_boundary_ends_the_range_with_its_commit_time(spark: SparkSession, root: Path) -> None:
     frame = load(spark, root, boundaries="true").where("op = 'b'").toArrow()
 
@@ -131,7 +108,7 @@ def test_a_boundary_ends_the_range_with_its_commit_time(spark: SparkSession, roo
     assert frame["committed_at"].cast(pa.int64()).to_pylist() == [1_700_000_000_000_040]
 
 
-def test_a_stream_gives_every_row_once_and_goes_on_after_a_restart(
+def test_a_stream_has_every_row_once_and_continues_after_a_restart(
     spark: SparkSession, root: Path, tmp_path: Path
 ) -> None:
     batches: list[list[tuple[int, int]]] = []
@@ -153,7 +130,7 @@ def test_an_idle_planner_returns_its_start(root: Path) -> None:
     assert planner(root).latestOffset({"position": 40}, ReadAllAvailable()) == {"position": 40}
 
 
-def test_a_heartbeat_makes_a_batch_only_for_those_who_see_boundaries(root: Path) -> None:
+def test_a_heartbeat_makes_a_batch_only_with_the_option_boundaries(root: Path) -> None:
     start = {"position": 30}
 
     assert planner(root).latestOffset(start, ReadAllAvailable()) == start
@@ -166,12 +143,12 @@ def test_admission_never_splits_a_transaction(root: Path) -> None:
     assert ends == [10, 20, 40]
 
 
-def test_the_option_is_the_limit_that_spark_is_told(root: Path) -> None:
+def test_max_rows_per_trigger_is_the_read_limit(root: Path) -> None:
     assert planner(root).getDefaultReadLimit() == ReadAllAvailable()
     assert planner(root, maxRowsPerTrigger="7").getDefaultReadLimit() == ReadMaxRows(7)
 
 
-def test_a_query_that_takes_what_is_there_stops_at_what_was_there(root: Path) -> None:
+def test_available_now_ends_at_the_position_durable_at_its_start(root: Path) -> None:
     reader = planner(root)
     reader.prepareForTriggerAvailableNow()
     commit(LogWriter.open(root, IDENTITY, LIMITS), 50, row(50))
@@ -187,17 +164,17 @@ def test_a_small_range_is_one_task_that_reads_its_files_in_order(root: Path) -> 
     assert [file.first for file in part.files] == [10, 20, 30]
 
 
-def test_a_planner_starts_where_it_is_told(root: Path) -> None:
+def test_a_stream_starts_at_the_starting_position(root: Path) -> None:
     starts = [planner(root, startingPosition=p).initialOffset() for p in ("earliest", "latest", "1:0/2")]
 
     assert starts == [{"position": 0}, {"position": 40}, {"position": int(Position.of(2, 1))}]
 
 
-def test_a_time_is_a_place_and_both_ends_are_included(root: Path) -> None:
-    """The commits are 10, 20 and 30 microseconds behind it."""
+def test_starting_and_ending_times_are_included(root: Path) -> None:
+    """The commits are 10, 20 and 30 microseconds after `began`."""
     began = "2023-11-14T22:13:20.0000"
     places = [
-        [r["position"] for r in found(frame_of(root, **options)).to_pylist()]
+        [r["position"] for r in frame_rows(frame_of(root, **options)).to_pylist()]
         for options in (
             {"startingTimestamp": f"{began}20Z"},
             {"startingTimestamp": f"{began}21+00:00"},
@@ -211,36 +188,13 @@ def test_a_time_is_a_place_and_both_ends_are_included(root: Path) -> None:
     assert planner(root, startingTimestamp=f"{began}15").initialOffset() == {"position": 19}
 
 
-def test_chosen_columns_are_all_that_is_read(root: Path) -> None:
+def test_only_chosen_columns_are_read(root: Path) -> None:
     frame = frame_of(root, columns="op, position")
-    assert frame.needed == ["op", "position"]
-    assert found(frame).column_names == frame.columns.names == ["op", "position"]
+    assert frame.log_columns == ["op", "position"]
+    assert frame_rows(frame).column_names == frame.columns.names == ["op", "position"]
 
 
-def test_filters_leave_out_what_they_rule_out_and_nothing_else(root: Path) -> None:
-    rows = found(frame_of(root)).to_pylist()
-    for filters, holds in (
-        ([EqualTo(("position",), 20)], lambda r: r["position"] == 20),
-        ([GreaterThan(("position",), 10), LessThan(("position",), 30)], lambda r: 10 < r["position"] < 30),
-        ([GreaterThanOrEqual(("position",), 20), LessThanOrEqual(("position",), 20)], lambda r: r["position"] == 20),
-        ([In(("relation",), (2, 5))], lambda r: r["relation"] in (2, 5)),
-        ([EqualTo(("topic",), "sales.items")], lambda r: r["topic"] == "sales.items"),
-        ([In(("topic",), ("a", "shop.orders")), EqualTo(("topic",), "a")], lambda r: r["topic"] == "a"),
-        ([In(("relation",), (None, 2)), In(("topic",), (None, "sales.items"))], lambda r: r["relation"] == 2),
-        ([In(("relation",), (None,))], lambda _: False),
-        ([GreaterThan(("position",), 50)], lambda r: r["position"] > 50),
-        ([LessThan(("position",), -5)], lambda r: r["position"] < -5),
-        ([Not(EqualTo(("position",), 20)), EqualTo(("op",), "c"), EqualTo(("before", "x"), 1)], lambda _: True),
-    ):
-        reader = LogBatchReader(frame_of(root))
-        assert list(reader.pushFilters(filters)) == filters
-        read = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
-        assert [row for row in read if holds(row)] == [row for row in rows if holds(row)]
-        if holds(rows[0]) is False:
-            assert len(read) < len(rows)
-
-
-def test_spark_hands_its_filters_down(spark: SparkSession, typed: Path) -> None:
+def test_spark_pushes_filters_down(spark: SparkSession, typed: Path) -> None:
     frame = load(spark, typed, table="shop.orders", columns="_position, id")
     narrow = frame.where("_position = 20 AND id >= 0")
 
@@ -266,7 +220,7 @@ def test_a_table_has_its_own_columns_in_spark_batch_and_stream(
     assert seen == [(0, "c", 20)]
 
 
-def test_what_is_wrong_with_options_is_told_by_load(spark: SparkSession, root: Path) -> None:
+def test_load_reports_wrong_options(spark: SparkSession, root: Path) -> None:
     with pytest.raises(AnalysisException, match="option 'startingTimestamp'"):
         load(spark, root, startingTimestamp="noon")
     with pytest.raises(AnalysisException, match=r"no table 'shop\.none'"):
@@ -276,34 +230,3 @@ def test_what_is_wrong_with_options_is_told_by_load(spark: SparkSession, root: P
     ended = spark.readStream.format("cdc").option("endingPosition", "0/A").load(str(root)).writeStream.format("noop")
     with pytest.raises(StreamingQueryException, match="endingPosition"):
         ended.option("checkpointLocation", str(root / "cp")).start().awaitTermination(PATIENCE)
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({}, InvalidDefinition),
-        ({"path": "x", "maxRowsPerTrigger": "0"}, InvalidDefinition),
-        ({"path": "x", "maxRowsPerTrigger": "many"}, InvalidDefinition),
-        ({"path": "x", "boundaries": "yes"}, InvalidDefinition),
-        ({"path": "x", "history": "1"}, InvalidDefinition),
-        ({"path": "x", "startingPosition": "12"}, MalformedLsn),
-        ({"path": "x", "endingPosition": "earliest"}, MalformedLsn),
-        ({"path": "x", "startingPosition": "x:0/1"}, MalformedPosition),
-        ({"path": "x", "endingTimestamp": "yesterday"}, InvalidDefinition),
-        ({"path": "x", "startingPosition": "latest", "startingTimestamp": "2026-01-01"}, InvalidDefinition),
-        ({"path": "x", "startingPosition": "0/2", "endingPosition": "0/1"}, InvalidDefinition),
-        ({"path": "x", "startingTimestamp": "2026-01-02", "endingTimestamp": "2026-01-01"}, InvalidDefinition),
-        ({"path": "x", "table": "a.b", "tables": "a.*"}, InvalidDefinition),
-        ({"path": "x", "table": "a.b", "types": "loose"}, InvalidDefinition),
-        ({"path": "x", "types": "text"}, InvalidDefinition),
-        ({"path": "x", "table": "a.b", "boundaries": "true"}, InvalidDefinition),
-        ({"path": "x", "columns": " , "}, InvalidDefinition),
-        ({"path": "x", "columns": "op, op"}, InvalidDefinition),
-        ({"path": "x", "columns": "segment"}, InvalidDefinition),
-    ],
-)
-def test_wrong_options_are_told_where_the_frame_is_made(options: dict[str, str], error: type[Exception]) -> None:
-    with pytest.raises(error) as told:
-        Frame.of(SourceOptions.from_options(options))
-    if error is InvalidDefinition and len(options) == 2:
-        assert repr(next(name for name in options if name != "path")) in str(told.value)

@@ -82,17 +82,17 @@ def test_a_run_is_made_by_workers_in_the_bucket(spark: SparkSession, root: Bucke
 
 
 def test_what_is_shown_of_a_frame_holds_no_key(root: BucketPath, storage: str) -> None:
-    selection = SourceOptions.from_options({"path": str(root), "storage": storage})
-    (file, *_) = selection.opened().every_file()
+    options = SourceOptions.from_options({"path": str(root), "storage": storage})
+    (file, *_) = options.open_log().every_file()
 
     assert dict(file.options)["aws_secret_access_key"] == KEY
-    assert [text for text in (repr(selection), repr(file), repr(root)) if KEY in text] == []
+    assert [text for text in (repr(options), repr(file), repr(root)) if KEY in text] == []
 
 
 @pytest.mark.parametrize("said", ["no json", '{"secret_access_key": "labsecret"}', '{"colour": "red"}', "[]"])
 def test_an_option_that_cannot_be_used_is_told_without_its_values(said: str) -> None:
-    selection = SourceOptions.from_options({"path": "s3://lake/log", "storage": said})
+    options = SourceOptions.from_options({"path": "s3://lake/log", "storage": said})
     with pytest.raises(InvalidDefinition, match="option 'storage'") as told:
-        selection.opened()
+        options.open_log()
 
     assert KEY not in str(told.value)

@@ -1,4 +1,4 @@
-"""The typed view: the changes of one table under its own columns, whatever became of them meanwhile."""
+"""Typed changes: one table under its own columns, through added, dropped and renamed columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cdc.log.reader import LogReader
 from cdc.table import Column, TableSchema, TableState
 from pipelines.source.data_source import LogStreamReader
 from tests.log.rows import row, schema_of
-from tests.pipelines.frames_of import commit, found, frame_of, version
+from tests.pipelines.source.frame_rows import commit, frame_of, frame_rows, schema_row
 
 ORDERS = schema_of(16384, "note", "large")
 """id, note and large, numbered 1, 2, 3."""
@@ -33,9 +33,9 @@ def with_columns(*columns: Column, schema: TableSchema = ORDERS) -> TableSchema:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two orders, of which one changes and one goes; another table beside them."""
+    """A log with two orders, of which one is updated and one deleted, and with another table."""
     root = tmp_path / "log"
-    commit(root, 10, version(10, ORDERS), row(10, 1, key=["1"], after=[(1, "1"), (2, "a"), (3, "x" * 9)]))
+    commit(root, 10, schema_row(10, ORDERS), row(10, 1, key=["1"], after=[(1, "1"), (2, "a"), (3, "x" * 9)]))
     elsewhere: dict[str, Any] = {"relation": 2, "topic": "shop.items"}
     commit(
         root,
@@ -49,7 +49,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def listed(root: Path, *names: str, after: int | None = None, **options: str) -> list[tuple[Any, ...]]:
-    rows = found(frame_of(root, **TABLE, **options), after).to_pylist()
+    rows = frame_rows(frame_of(root, **TABLE, **options), after).to_pylist()
     rows.sort(key=lambda row: (row["_position"], row["_ordinal"]))
     return [tuple(row[name] for name in names) for row in rows]
 
@@ -74,7 +74,7 @@ def test_a_deleted_row_has_its_old_image_or_at_least_its_key(tmp_path: Path) -> 
     commit(
         tmp_path,
         10,
-        version(10, with_columns(*ORDERS.columns, text(4, "late", missing="none"))),
+        schema_row(10, with_columns(*ORDERS.columns, text(4, "late", missing="none"))),
         row(10, 1, op="d", key=["1"], before=whole, after=None),
         row(10, 2, op="d", key=["2"], before=[(1, "2")], after=None),
         row(10, 3, op="d", key=["3"], after=None),
@@ -95,7 +95,7 @@ def test_truncates_and_ended_copies_are_rows_without_values_and_messages_are_non
         row(40, 0, op="t", **controls),
         row(40, 1, op="g", payload=b"39", **controls),
         row(40, 2, op="m", **message),
-        version(40, ORDERS, 3),
+        schema_row(40, ORDERS, 3),
     )
     assert listed(root, "_op", "id", after=30) == [("t", None), ("g", None)]
 
@@ -107,7 +107,7 @@ def test_columns_have_the_types_that_a_sink_gives_them(tmp_path: Path) -> None:
         for n, (name, (oid, typmod)) in enumerate(kinds.items(), 1)
     )
     image = [(1, "7"), (2, "1.50"), (3, "2026-01-31 12:00:00+00"), (4, "2026-01-31 12:00:00"), (5, "t")]
-    commit(tmp_path, 10, version(10, with_columns(*columns)), row(10, 1, key=["7"], after=image))
+    commit(tmp_path, 10, schema_row(10, with_columns(*columns)), row(10, 1, key=["7"], after=image))
     frame = frame_of(tmp_path, **TABLE)
 
     assert frame.columns.simpleString() == (
@@ -119,15 +119,17 @@ def test_columns_have_the_types_that_a_sink_gives_them(tmp_path: Path) -> None:
     assert listed(tmp_path, *kinds, types="text") == [tuple(value for _, value in image)]
 
 
-def test_a_value_that_does_not_fit_is_told_and_never_changed(tmp_path: Path) -> None:
-    commit(tmp_path, 10, version(10, ORDERS), row(10, 1, key=["1"], after=[(1, "99999999999"), (2, None), (3, None)]))
+def test_a_value_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    commit(
+        tmp_path, 10, schema_row(10, ORDERS), row(10, 1, key=["1"], after=[(1, "99999999999"), (2, None), (3, None)])
+    )
     with pytest.raises(ValueNotRepresentable, match="'id'"):
         listed(tmp_path, "id")
 
 
-def test_a_batch_has_the_columns_of_its_end_and_older_rows_show_under_them(root: Path) -> None:
+def test_a_batch_has_the_columns_of_its_end_for_older_rows_too(root: Path) -> None:
     later = with_columns(ORDERS.columns[0], text(2, "remark"), text(4, "state", missing="open"))
-    commit(root, 40, version(40, later), row(40, 1, key=["3"], after=[(1, "3"), (2, "c"), (4, None)]))
+    commit(root, 40, schema_row(40, later), row(40, 1, key=["3"], after=[(1, "3"), (2, "c"), (4, None)]))
 
     assert listed(root, "id", "remark", "state") == [
         (1, "a", "open"),
@@ -139,35 +141,44 @@ def test_a_batch_has_the_columns_of_its_end_and_older_rows_show_under_them(root:
     assert "note" in frame_of(root, endingPosition="0/1E", **TABLE).columns.names
 
 
-def test_the_name_is_that_of_the_end_and_the_table_what_had_it_last(root: Path) -> None:
-    renamed, anew = replace(ORDERS, name="old"), replace(ORDERS, relation=5, oid=5)
-    commit(root, 40, version(40, renamed), version(40, anew, 1), row(40, 2, relation=5, key=["9"], after=[(1, "9")]))
+def test_the_table_is_the_one_that_has_the_name_at_the_end(root: Path) -> None:
+    renamed, created_again = replace(ORDERS, name="old"), replace(ORDERS, relation=5, oid=5)
+    commit(
+        root,
+        40,
+        schema_row(40, renamed),
+        schema_row(40, created_again, 1),
+        row(40, 2, relation=5, key=["9"], after=[(1, "9")]),
+    )
 
     assert listed(root, "id") == [(9,)]
-    assert len(found(frame_of(root, table="shop.old"))) == 4
-    commit(root, 50, version(50, anew.flagged(TableState.DROPPED, "gone")))
+    assert len(frame_rows(frame_of(root, table="shop.old"))) == 4
+    commit(root, 50, schema_row(50, created_again.flagged(TableState.DROPPED, "gone")))
     assert listed(root, "id") == [(9,)]
 
 
-def test_columns_that_are_chosen_are_all_that_is_read(root: Path) -> None:
+def test_only_chosen_columns_are_read(root: Path) -> None:
     frame = frame_of(root, columns="_op, note", **TABLE)
 
     assert frame.columns.names == ["_op", "note"]
-    assert frame.needed == ["position", "ordinal", "op", "key", "before", "after", "partial"]
-    assert found(frame).column_names == ["_op", "note"]
-    assert frame_of(root, columns="_position", **TABLE).needed == ["position", "ordinal", "op"]
-    assert sorted(found(frame_of(root, columns="_position", **TABLE))["_position"].to_pylist()) == [10, 20, 20, 30]
+    assert frame.log_columns == ["position", "ordinal", "op", "key", "before", "after", "partial"]
+    assert frame_rows(frame).column_names == ["_op", "note"]
+    assert frame_of(root, columns="_position", **TABLE).log_columns == ["position", "ordinal", "op"]
+    assert sorted(frame_rows(frame_of(root, columns="_position", **TABLE))["_position"].to_pylist()) == [10, 20, 20, 30]
 
 
 def stream(root: Path, **options: str) -> LogStreamReader:
     return LogStreamReader(frame_of(root, **TABLE, **options))
 
 
-def test_a_stream_stops_before_a_column_that_it_cannot_show_and_goes_on_when_it_is_made_anew(root: Path) -> None:
+def test_a_stream_stops_before_an_added_column_and_continues_when_created_again(root: Path) -> None:
     reader = stream(root)
     commit(root, 40, row(40, 0, key=["3"], after=[(1, "3"), (2, "c"), (3, None)]))
     commit(
-        root, 50, version(50, with_columns(*ORDERS.columns, text(4, "state"))), row(50, 1, key=["4"], after=[(4, "x")])
+        root,
+        50,
+        schema_row(50, with_columns(*ORDERS.columns, text(4, "state"))),
+        row(50, 1, key=["4"], after=[(4, "x")]),
     )
 
     end = reader.latestOffset({"position": 0}, ReadAllAvailable())
@@ -177,7 +188,7 @@ def test_a_stream_stops_before_a_column_that_it_cannot_show_and_goes_on_when_it_
     assert stream(root).latestOffset(end, ReadAllAvailable()) == {"position": 50}
     assert reader._frame.typed is not None
     with pytest.raises(SchemaNotApplicable):
-        found(reader._frame)
+        frame_rows(reader._frame)
 
 
 @pytest.mark.parametrize(
@@ -193,23 +204,26 @@ def test_a_stream_stops_before_a_column_that_it_cannot_show_and_goes_on_when_it_
     ],
     ids=["a rename", "a drop", "a type that is text as well"],
 )
-def test_a_stream_goes_on_through_changes_that_take_nothing_from_it(root: Path, changed: tuple[Column, ...]) -> None:
+def test_a_stream_continues_through_renamed_and_dropped_columns(root: Path, changed: tuple[Column, ...]) -> None:
     reader = stream(root)
-    commit(root, 40, version(40, with_columns(*changed)), row(40, 1, key=["3"], after=[(1, "3"), (2, "c")]))
+    commit(root, 40, schema_row(40, with_columns(*changed)), row(40, 1, key=["3"], after=[(1, "3"), (2, "c")]))
 
     assert reader.latestOffset({"position": 30}, ReadAllAvailable()) == {"position": 40}
-    (shown,) = found(reader._frame, 30).to_pylist()
+    (shown,) = frame_rows(reader._frame, 30).to_pylist()
     assert (shown["id"], shown["note"], shown["large"]) == (3, "c", None)
 
 
-def test_another_type_is_told_and_chosen_columns_do_not_mind_others(root: Path) -> None:
+def test_another_type_is_an_error_and_other_columns_than_the_chosen_ones_are_not(root: Path) -> None:
     reader, narrow = stream(root), stream(root, columns="id")
     wider = replace(ORDERS.columns[0], type_oid=20, type_name="bigint")
     commit(
-        root, 40, version(40, with_columns(*ORDERS.columns, text(4, "state"))), row(40, 1, key=["3"], after=[(1, "3")])
+        root,
+        40,
+        schema_row(40, with_columns(*ORDERS.columns, text(4, "state"))),
+        row(40, 1, key=["3"], after=[(1, "3")]),
     )
     assert narrow.latestOffset({"position": 30}, ReadAllAvailable()) == {"position": 40}
-    commit(root, 50, version(50, with_columns(wider, *ORDERS.columns[1:])), row(50, 1, key=["4"], after=[(1, "4")]))
+    commit(root, 50, schema_row(50, with_columns(wider, *ORDERS.columns[1:])), row(50, 1, key=["4"], after=[(1, "4")]))
     with pytest.raises(SchemaNotApplicable, match="'id' of type 'bigint' from 0/32 on"):
         narrow.latestOffset({"position": 40}, ReadAllAvailable())
     with pytest.raises(SchemaNotApplicable, match="'state'"):
@@ -220,14 +234,12 @@ def test_another_type_is_told_and_chosen_columns_do_not_mind_others(root: Path) 
     "options",
     [{"table": "shop.none"}, {"table": "orders"}, TABLE | {"endingPosition": "0/1"}, TABLE | {"columns": "id, price"}],
 )
-def test_a_table_or_column_that_is_not_there_is_told_where_the_frame_is_made(
-    root: Path, options: dict[str, str]
-) -> None:
+def test_an_unknown_table_or_column_is_an_error_of_the_options(root: Path, options: dict[str, str]) -> None:
     with pytest.raises(InvalidDefinition, match=r"option '(table|columns)'"):
         frame_of(root, **options)
 
 
 def test_it_reads_nothing_of_other_tables(root: Path) -> None:
     frame = frame_of(root, **TABLE)
-    assert frame.only.relations == (16384, 16384)
+    assert frame.tables.relations == (16384, 16384)
     assert LogReader(root).durable == 30

@@ -1,4 +1,4 @@
-"""history=true: the state at a cut as rows that were read, then every change, however much of the log is gone."""
+"""Read tasks of a trimmed log with the option history: the state at the horizon, then every single change."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits, compact
 from pipelines.folding.fold import fold
 from pipelines.source.data_source import LogStreamReader
-from pipelines.source.history_start import folded, shares
+from pipelines.source.read_tasks import divide_baseline, fold_share
 from tests.pipelines.cold_log import append, histories, interleaved, log_writer, transactions
-from tests.pipelines.frames_of import found, frame_of
 from tests.pipelines.lives import SINK, Row, to_arrow
+from tests.pipelines.source.frame_rows import frame_of, frame_rows
 
-NOBODY = Retention(max_age=1.0, grace=3600.0)
+NO_CONSUMERS = Retention(max_age=1.0, grace=3600.0)
 HISTORY = {"history": "true"}
 SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))]
 
 
 def trimmed_log(root: Path, seed: int) -> tuple[list[Row], Position]:
-    """A random log that was compacted again and again and then trimmed; what was written, and the horizon."""
+    """Write, compact and trim a random log; return (its rows, its horizon)."""
     random = Random(seed)
     rows = [row | {"topic": f"shop.table{row['relation']}"} for row in interleaved(histories(seed, 3))]
     writer, several = log_writer(root), transactions(rows)
@@ -43,16 +43,16 @@ def trimmed_log(root: Path, seed: int) -> tuple[list[Row], Position]:
             compact(None, root, everything=True, limits=CompactionLimits(parts=random.choice([1, 3])))
     if read_compacted_state(root) is None:
         compact(None, root, everything=True)
-    trim = retention_worker.plan_trim(root, NOBODY)
+    trim = retention_worker.plan_trim(root, NO_CONSUMERS)
     assert trim is not None
     writer.trim(trim.segments, trim.upto)
-    held = read_compacted_state(root)
-    assert held is not None
-    return rows, held.horizon
+    state = read_compacted_state(root)
+    assert state is not None
+    return rows, state.horizon
 
 
 def images(rows: pa.Table, op: str) -> list[tuple[Any, ...]]:
-    """Key and columns of the rows with an operation, in an order of theirs."""
+    """Relation, key and sorted columns of the rows with an operation."""
     listed = rows.to_pylist(maps_as_pydicts="strict")
     return sorted(
         (
@@ -69,12 +69,12 @@ def places(rows: pa.Table, *operations: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_it_is_the_state_at_the_horizon_and_every_change_behind_it(tmp_path: Path, seed: int) -> None:
+def test_a_history_is_the_state_at_the_horizon_and_every_later_change(tmp_path: Path, seed: int) -> None:
     rows, horizon = trimmed_log(tmp_path, seed)
     whole = to_arrow(rows)
     early = whole.filter(pa.compute.less_equal(whole["position"], int(horizon)))
     late = whole.filter(pa.compute.greater(whole["position"], int(horizon)))
-    shown = found(frame_of(tmp_path, **HISTORY))
+    shown = frame_rows(frame_of(tmp_path, **HISTORY))
     baseline = shown.filter(pa.compute.less_equal(shown["position"], int(horizon)))
     changes = shown.filter(pa.compute.greater(shown["position"], int(horizon)))
 
@@ -86,34 +86,34 @@ def test_it_is_the_state_at_the_horizon_and_every_change_behind_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_however_it_is_dealt_out_the_state_is_the_same(tmp_path: Path, seed: int) -> None:
+def test_the_state_is_the_same_for_any_division_into_shares(tmp_path: Path, seed: int) -> None:
     _, horizon = trimmed_log(tmp_path, seed)
     files = LogReader(tmp_path).history(Position(0), LogReader(tmp_path).durable or Position(0)).baseline
-    lies = [extent for file in files for extent in row_spans(file)]
-    (whole,) = shares(files, lies, 1 << 40)
-    expected = images(folded(whole, horizon), "r")
-    for limit in (sum(extent.size for extent in lies) // pieces for pieces in (2, 9)):
-        dealt = shares(files, lies, limit)
-        together = pa.concat_tables([folded(share, horizon) for share in dealt])
+    spans = [span for file in files for span in row_spans(file)]
+    (whole,) = divide_baseline(files, spans, 1 << 40)
+    expected = images(fold_share(whole, horizon), "r")
+    for limit in (sum(span.size for span in spans) // pieces for pieces in (2, 9)):
+        shares = divide_baseline(files, spans, limit)
+        together = pa.concat_tables([fold_share(share, horizon) for share in shares])
         assert images(together, "r") == expected
         assert len(places(together, "s")) == len(set(places(together, "s")))
 
 
-def test_a_relation_above_the_limit_is_dealt_by_key_and_small_ones_are_together() -> None:
-    lies = [RowSpan(1, 9, 90), RowSpan(9, 12, 40), RowSpan(20, 20, 900), RowSpan(20, 31, 12), RowSpan(40, 40, 3)]
-    dealt = [(share.relations, share.part, share.parts) for share in shares([], lies, 100)]
+def test_a_large_relation_is_divided_by_key_and_small_ones_share_a_task() -> None:
+    spans = [RowSpan(1, 9, 90), RowSpan(9, 12, 40), RowSpan(20, 20, 900), RowSpan(20, 31, 12), RowSpan(40, 40, 3)]
+    shares = [(share.relations, share.part, share.parts) for share in divide_baseline([], spans, 100)]
 
-    big = [share for share in dealt if share[0] == (20, 20)]
+    big = [share for share in shares if share[0] == (20, 20)]
     assert [part for _, part, _ in big] == list(range(10))
-    bounds = sorted({relations for relations, _, _ in dealt})
+    bounds = sorted({relations for relations, _, _ in shares})
     assert bounds[0][0] == 1
     assert bounds[-1][1] == 40
     assert all(one[1] + 1 == other[0] for one, other in pairwise(bounds))
     assert len(bounds) < 6
-    assert shares([], [], 100) == []
+    assert divide_baseline([], [], 100) == []
 
 
-def test_a_stream_of_history_begins_with_the_state_and_goes_on_with_every_change(tmp_path: Path) -> None:
+def test_a_stream_of_history_begins_with_the_state_and_continues_with_every_change(tmp_path: Path) -> None:
     rows, horizon = trimmed_log(tmp_path, 3)
     reader = LogStreamReader(frame_of(tmp_path, **HISTORY))
     end = reader.latestOffset({"position": 0}, ReadMaxRows(1))
@@ -121,32 +121,32 @@ def test_a_stream_of_history_begins_with_the_state_and_goes_on_with_every_change
 
     at, seen = int(horizon), []
     while (to := reader.latestOffset({"position": at}, ReadMaxRows(1))["position"]) > at:
-        seen += places(found(reader._frame, at, to), *"crudtgsm")
+        seen += places(frame_rows(reader._frame, at, to), *"crudtgsm")
         at = to
     assert sorted(seen) == sorted((row["position"], row["ordinal"]) for row in rows if row["position"] > horizon)
 
 
-def test_changes_that_are_gone_are_refused_and_the_oldest_position_is_named(tmp_path: Path) -> None:
+def test_a_range_of_trimmed_changes_is_refused_with_the_oldest_position(tmp_path: Path) -> None:
     trimmed_log(tmp_path, 3)
     log = LogReader(tmp_path)
     assert log.oldest > 1
-    for asked in ({"startingPosition": "0/1"}, {"endingPosition": "0/1"}):
+    for options in ({"startingPosition": "0/1"}, {"endingPosition": "0/1"}):
         with pytest.raises(LogTrimmed, match=str(log.oldest)):
-            found(frame_of(tmp_path, **HISTORY, **asked))
+            frame_rows(frame_of(tmp_path, **HISTORY, **options))
     with pytest.raises(LogTrimmed, match=str(log.oldest)):
         LogStreamReader(frame_of(tmp_path, **HISTORY)).latestOffset({"position": 1}, ReadAllAvailable())
-    for asked in ({"startingTimestamp": "1969-01-01"}, {"endingTimestamp": "1969-01-01"}):
+    for options in ({"startingTimestamp": "1969-01-01"}, {"endingTimestamp": "1969-01-01"}):
         with pytest.raises(LogTrimmed, match=f"oldest change .* {log.oldest!s}"):
-            found(frame_of(tmp_path, **asked))
+            frame_rows(frame_of(tmp_path, **options))
 
 
-def test_of_chosen_tables_it_has_the_rows_that_the_whole_has(tmp_path: Path) -> None:
+def test_a_history_of_some_tables_has_their_rows_of_the_whole_history(tmp_path: Path) -> None:
     for seed in (1, 4):
         root = tmp_path / str(seed)
         trimmed_log(root, seed)
-        whole = found(frame_of(root, **HISTORY))
+        whole = frame_rows(frame_of(root, **HISTORY))
         for topic in sorted({topic for topic in whole["topic"].to_pylist() if topic}):
             own = whole.filter(pa.compute.equal(whole["topic"], topic))
-            shown = found(frame_of(root, tables=topic, **HISTORY))
+            shown = frame_rows(frame_of(root, tables=topic, **HISTORY))
             assert places(shown, *"crudtgsm") == places(own, *"crudtgsm")
             assert images(shown, "r") == images(own, "r")

@@ -1,4 +1,4 @@
-"""Frames of a log without Spark: what its tasks would read, in one process."""
+"""Frames of a log and their rows, read in this process without Spark."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cdc.log.segments import SegmentLimits
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import TableSchema
-from pipelines.source.frames import Frame, planned, read
 from pipelines.source.options import SourceOptions
+from pipelines.source.read_tasks import Frame, plan_tasks, read_task
 from tests.log.rows import IDENTITY, info, row, table
 
 EACH_OF_ITS_OWN = SegmentLimits(size=1, age=3600.0)
@@ -24,23 +24,23 @@ def frame_of(root: Path, **options: str) -> Frame:
     return Frame.of(SourceOptions.from_options({"path": str(root), **options}))
 
 
-def found(frame: Frame, after: int | None = None, upto: int | None = None) -> pa.Table:
-    """Its rows in no order; of a range, if one is given."""
-    log = frame.selection.opened()
-    start = frame.selection.start(log) if after is None else Position(after)
-    end = frame.selection.end(log) if upto is None else Position(upto)
-    batches = [batch for part in planned(log, frame, start, end) for batch in read(part, frame)]
+def frame_rows(frame: Frame, after: int | None = None, upto: int | None = None) -> pa.Table:
+    """The rows of a frame, in any order, or those in (after, upto]."""
+    log = frame.options.open_log()
+    start = frame.options.start(log) if after is None else Position(after)
+    end = frame.options.end(log) if upto is None else Position(upto)
+    batches = [batch for part in plan_tasks(log, frame, start, end) for batch in read_task(part, frame)]
     return pa.Table.from_batches(batches) if batches else pa.table({})
 
 
 def commit(root: Path, last: int, *rows: dict[str, Any], limits: SegmentLimits = EACH_OF_ITS_OWN) -> None:
-    """One commit that ends at last."""
+    """Commit rows to the log; `last` is the last position of the commit."""
     writer = LogWriter.open(root, IDENTITY, limits)
     writer.commit(writer.stage(table(*rows)) if rows else [], info(last))
 
 
-def version(position: int, schema: TableSchema, ordinal: int = 0) -> dict[str, Any]:
-    """An `s` row."""
+def schema_row(position: int, schema: TableSchema, ordinal: int = 0) -> dict[str, Any]:
+    """A schema row."""
     return row(
         position,
         ordinal,

@@ -1,0 +1,335 @@
+"""Read tasks of a frame: which Spark tasks a range is divided into, and the rows that each task reads.
+
+Changes are divided into groups of neighbouring files. With the option `history`, and where older changes were trimmed,
+the frame begins with the baseline: the state at the horizon as `r` rows. One run of `compacted` is that state already,
+with one row per key. Several runs have to be folded over each other, so they are divided into shares of about
+SHARE_BYTES: by relation, because files are sorted by it, and a larger relation also by key. Every task of such a
+relation reads all of its rows and keeps those of its own keys.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from operator import itemgetter
+from typing import Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from cdc.change import LOG_SCHEMA, Operation
+from cdc.errors import InvalidDefinition
+from cdc.log.layout import LogFile
+from cdc.log.ranges import TableSelection, split
+from cdc.log.read_plan import HistoryPlan
+from cdc.log.reader import LogReader, RowSpan, read_file, row_spans, select_rows, stream_file
+from cdc.position import ChangePosition, Position
+from cdc.table import TableSchema, matches
+from pipelines.compaction.compact_rows import compact_rows
+from pipelines.compaction.key_partitions import part_of_key, parts_of_moved_keys, read_partial_moves
+from pipelines.source.options import PushedFilters, SourceOptions
+from pipelines.source.typed_changes import TypedTable
+
+BOUNDARY: Final = "b"
+"""Operation of the row that ends a batch; it has the batch's last position and the time of that commit."""
+
+LEAST_BYTES: Final = 32 << 20
+"""Minimum Parquet bytes of one partition: below it a second task costs more than it saves."""
+MOST_BYTES: Final = 64 << 20
+"""Maximum Parquet bytes of one partition of a large range, which is a twelfth faster."""
+TASKS: Final = 8
+"""Number of partitions of a range above which partitions become larger instead."""
+SHARE_BYTES: Final = 64 << 20
+"""Bytes of `compacted` in one share; the task that folds it needs several times as much memory."""
+
+BATCH_ROWS: Final = 32_768
+"""Rows of one Arrow batch for the JVM, which keeps two batches in memory."""
+
+SCHEMA: Final = from_arrow_schema(LOG_SCHEMA)
+"""The log row (`cdc.change.LOG_SCHEMA`) in Spark's types."""
+
+_ARROW: Final = to_arrow_schema(SCHEMA, timezone="UTC")
+_FOR_BASELINE: Final = ("op", "key")
+_IMAGES: Final = pa.array(["c", "r", "u"])
+_FENCES: Final = pa.array(["t", "g"])
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """The input of one task: files, of which it reads the rows in (after, upto], and perhaps a boundary row."""
+
+    files: Sequence[LogFile]
+    after: Position
+    upto: Position
+    tables: TableSelection = field(default_factory=TableSelection)
+    is_baseline: bool = False
+    """Whether the files are a run of `compacted`, whose rows are returned as `r` rows."""
+    boundary: tuple[int, int] | None = None
+    """Position and commit time (µs UTC) of the boundary row; None: no boundary row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineShare:
+    """A part of the state at the horizon: the rows of some relations, or some of the keys of one relation."""
+
+    files: Sequence[LogFile]
+    relations: tuple[int, int]
+    part: int = 0
+    parts: int = 1
+
+
+@dataclass
+class BaselinePartition(InputPartition):
+    """The input of a task that folds one share of the baseline; it returns the rows of the selected tables."""
+
+    share: BaselineShare
+    horizon: Position
+    tables: TableSelection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A frame of the log; pickled to executors."""
+
+    options: SourceOptions
+    typed: TypedTable | None = None
+    """The table whose columns the frame has; None: the frame has log rows."""
+
+    @classmethod
+    def of(cls, options: SourceOptions) -> Self:
+        """Raises InvalidDefinition if the log has no such table or column."""
+        if options.table is not None:
+            log = options.open_log()
+            typed = TypedTable.find(log, options.table, options.end(log), options.types, options.columns)
+            return cls(options=options, typed=typed)
+        if unknown := sorted(set(options.columns) - set(LOG_SCHEMA.names)):
+            raise InvalidDefinition(f"option 'columns': the log has no column {', '.join(map(repr, unknown))}")
+        return cls(options=options)
+
+    @property
+    def columns(self) -> StructType:
+        """The columns of the frame in Spark's types."""
+        if self.typed is not None:
+            return self.typed.columns
+        return StructType([SCHEMA[name] for name in self.options.columns or SCHEMA.names])
+
+    @property
+    def tables(self) -> TableSelection:
+        """The tables whose rows the frame has."""
+        return TableSelection(globs=self.options.tables) if self.typed is None else self.typed.tables
+
+    def read_plan(self, log: LogReader, after: Position, upto: Position) -> HistoryPlan:
+        """The files to read for (after, upto]; raises LogTrimmed if the log no longer has these changes."""
+        if self.options.history:
+            return log.history(after, upto)
+        return HistoryPlan(changes=log.files(after, upto))
+
+    def later_versions(self, files: Sequence[LogFile], upto: Position) -> list[tuple[ChangePosition, TableSchema]]:
+        """Versions of the table in files that are later than the frame's, oldest first; [] for frames of log rows."""
+        if self.typed is None:
+            return []
+        found = []
+        for file in self.typed.tables.narrowed(file for file in files if file.schemas_only):
+            columns = ["position", "ordinal", "payload"]
+            rows = read_file(file, self.typed.place.position, upto, columns, self.typed.tables)
+            found += [
+                (ChangePosition(Position(row["position"]), row["ordinal"]), TableSchema.from_json(row["payload"]))
+                for row in rows.to_pylist()
+            ]
+        return sorted(found, key=itemgetter(0))
+
+    def to_batches(self, rows: pa.Table) -> list[pa.RecordBatch]:
+        """Log rows with the columns `log_columns` as batches of the frame."""
+        if self.typed is not None:
+            shown = self.typed.rows(rows)
+        else:
+            names = self.options.columns or _ARROW.names
+            shown = rows.select(names).cast(pa.schema([_ARROW.field(name) for name in names]))
+        found: list[pa.RecordBatch] = shown.to_batches(max_chunksize=BATCH_ROWS)
+        return found
+
+    @property
+    def log_columns(self) -> list[str]:
+        """Columns of the log that are read."""
+        if self.typed is not None:
+            return self.typed.log_columns
+        return list(self.options.columns or LOG_SCHEMA.names)
+
+
+def plan_tasks(
+    log: LogReader, frame: Frame, after: Position, upto: Position, pushed: PushedFilters | None = None
+) -> list[InputPartition]:
+    """The tasks that read (after, upto] for a frame; raises LogTrimmed, and SchemaNotApplicable as TypedTable.check."""
+    if upto <= after:
+        return []
+    plan, pushed = frame.read_plan(log, after, upto), pushed or PushedFilters()
+    if frame.typed is not None:
+        for place, version in frame.later_versions(plan.changes, upto):
+            frame.typed.check(version, place)
+    tables = pushed.narrowed(frame.tables)
+    if tables is None:
+        return []
+    parts: list[InputPartition] = [*_baseline_tasks(log, plan.baseline, tables)]
+    low, high = pushed.within(after, upto)
+    changes = [file for file in tables.narrowed(plan.changes) if file.last > low and file.first <= high]
+    parts += [LogPartition(files, low, high, tables) for files in group_files(changes)]
+    if frame.options.boundaries:
+        # only a LogPartition can have the boundary row
+        if not parts or not isinstance(parts[-1], LogPartition):
+            parts.append(LogPartition((), after, upto))
+        last = parts[-1]
+        assert isinstance(last, LogPartition)  # noqa: S101 - appended above
+        last.boundary = int(upto), log.committed_at(upto)
+    return parts
+
+
+def group_files(files: Iterable[LogFile]) -> list[list[LogFile]]:
+    """Neighbouring files in groups of one task each."""
+    listed = list(files)
+    size = sum(file.size for file in listed) // TASKS
+    return split(listed, min(MOST_BYTES, max(LEAST_BYTES, size)))
+
+
+def read_task(partition: InputPartition, frame: Frame) -> Iterator[pa.RecordBatch]:
+    """The batches of one task; runs on an executor."""
+    _freeze_imported_objects()
+    if isinstance(partition, BaselinePartition):
+        state = fold_share(partition.share, partition.horizon)
+        yield from frame.to_batches(select_rows(state, partition.tables).select(frame.log_columns))
+    # for a batch frame without partitions Spark asks for the rows of a plain InputPartition(None)
+    elif isinstance(partition, LogPartition):
+        for rows in _read_rows(partition, frame.log_columns):
+            yield from frame.to_batches(rows)
+        if partition.boundary is not None:
+            yield _boundary_row(*partition.boundary)
+
+
+@cache
+def _freeze_imported_objects() -> None:
+    """Exclude all present objects from garbage collection, once per process.
+
+    Spark's worker collects garbage after each task. Scanning all modules would cost a quarter of the time of reading.
+    """
+    gc.freeze()
+
+
+def _read_rows(partition: LogPartition, columns: list[str]) -> Iterator[pa.Table]:
+    extra = [name for name in _FOR_BASELINE if partition.is_baseline and name not in columns]
+    for file in partition.files:
+        for rows in stream_file(file, partition.after, partition.upto, [*columns, *extra], partition.tables):
+            yield as_read_rows(rows).select(columns) if partition.is_baseline else rows
+
+
+def _boundary_row(position: int, committed_at: int) -> pa.RecordBatch:
+    values = {"position": position, "ordinal": 0, "xid": 0, "op": BOUNDARY, "partial": False}
+    row = {name: values.get(name) for name in LOG_SCHEMA.names} | {"committed_at": committed_at}
+    return pa.RecordBatch.from_pylist([row], schema=_ARROW)
+
+
+def _baseline_tasks(log: LogReader, files: Sequence[LogFile], tables: TableSelection) -> list[InputPartition]:
+    if not files or log.compacted is None:
+        return []
+    horizon = log.compacted.horizon
+    if len({file.segment for file in files}) == 1:
+        groups = group_files(tables.narrowed(files))
+        return [LogPartition(group, Position(0), horizon, tables, is_baseline=True) for group in groups]
+    relations = _relations(log, tables, horizon)
+    # the rows of a table are folded together, whatever names it has had
+    spans = [
+        span
+        for file in files
+        for span in row_spans(file)
+        if any(span.least <= relation <= span.greatest for relation in relations)
+    ]
+    shares = divide_baseline(files, spans)
+    return [BaselinePartition(share, horizon, tables) for share in shares if _any_within(relations, share.relations)]
+
+
+def _relations(log: LogReader, tables: TableSelection, upto: Position) -> list[int]:
+    """The relations of the selected tables, by any of the names that they have had."""
+    versions = [version for _, version in log.schema_history(upto)]
+    least, greatest = tables.relations or (0, 1 << 62)
+    named = {version.relation for version in versions if not tables.globs or matches(version.topic, tables.globs)}
+    return sorted(relation for relation in named if least <= relation <= greatest)
+
+
+def _any_within(relations: Sequence[int], bounds: tuple[int, int]) -> bool:
+    return any(bounds[0] <= relation <= bounds[1] for relation in relations)
+
+
+def divide_baseline(
+    files: Sequence[LogFile], spans: Sequence[RowSpan], limit: int = SHARE_BYTES
+) -> list[BaselineShare]:
+    """Divide the rows of several runs into shares of about `limit` bytes; each row belongs to one share."""
+    shares: list[BaselineShare] = []
+    for relations, size in _relation_ranges(spans, limit):
+        own = TableSelection(relations=relations).narrowed(files)
+        parts = max(1, -(-size // limit)) if relations[0] == relations[1] else 1
+        shares += [BaselineShare(files=own, relations=relations, part=part, parts=parts) for part in range(parts)]
+    return shares
+
+
+def fold_share(share: BaselineShare, horizon: Position) -> pa.Table:
+    """The state of the share's rows at the horizon, LOG_SCHEMA."""
+    tables = TableSelection(relations=share.relations)
+    moved_parts: dict[tuple[int, str], int] = {}
+    if share.parts > 1:
+        moved_parts = parts_of_moved_keys(read_partial_moves(share.files, Position(0), horizon), share.parts)
+    found = [
+        _rows_of_share(rows, share, moved_parts)
+        for file in share.files
+        for rows in stream_file(file, Position(0), horizon, LOG_SCHEMA.names, tables)
+    ]
+    return as_read_rows(compact_rows(pa.concat_tables([LOG_SCHEMA.empty_table(), *found])))
+
+
+def as_read_rows(rows: pa.Table) -> pa.Table:
+    """Compacted rows as a snapshot would have them: an `r` row for each key that was not deleted.
+
+    Schema rows stay; tombstones, truncates and generation ends are left out. Rows without a key stay single changes.
+    """
+    is_keyed = pc.and_(pc.is_valid(rows["key"]), pc.is_in(rows["op"], _IMAGES))
+    is_keyless = pc.and_(pc.is_null(rows["key"]), pc.is_in(rows["op"], pa.array(["c", "d", "r", "u"])))
+    stays = pc.or_(pc.or_(is_keyed, is_keyless), pc.equal(rows["op"], Operation.SCHEMA.value))
+    op = pc.if_else(is_keyed, Operation.READ.value, rows["op"])
+    return rows.set_column(rows.schema.names.index("op"), rows.schema.field("op"), op).filter(stays)
+
+
+def _relation_ranges(spans: Sequence[RowSpan], limit: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """(first and last relation, bytes) of ranges of relations with about `limit` bytes each."""
+    if not spans:
+        return
+    least, beyond = (np.array([span[side] for span in spans], np.int64) for side in (0, 1))
+    beyond += 1
+    # the bytes of a span are distributed evenly over its relations
+    density = np.array([span[2] for span in spans]) / (beyond - least)
+    points = np.unique(np.concatenate([least, beyond]))
+    slopes = np.zeros(len(points))
+    np.add.at(slopes, np.searchsorted(points, least), density)
+    np.subtract.at(slopes, np.searchsorted(points, beyond), density)
+    sizes = np.cumsum(slopes)[:-1] * np.diff(points)
+    first, total = int(points[0]), 0.0
+    for (start, _), size in zip(pairwise(points.tolist()), sizes.tolist(), strict=True):
+        if total and total + size > limit:
+            yield (first, start - 1), round(total)
+            first, total = start, 0.0
+        total += size
+    yield (first, int(points[-1]) - 1), round(total)
+
+
+def _rows_of_share(rows: pa.Table, share: BaselineShare, moved_parts: dict[tuple[int, str], int]) -> pa.Table:
+    """The rows of a share; truncates and generation ends belong to every part, other rows without a key to one."""
+    if share.parts == 1:
+        return rows
+    keys = pc.fill_null(pc.binary_join(rows["key"], "\0"), "").to_pylist()
+    relation = share.relations[0]
+    parts = np.array([moved_parts.get((relation, key), part_of_key(relation, key, share.parts)) for key in keys])
+    is_fence = pc.is_in(rows["op"], _FENCES).to_numpy()
+    return rows.filter(pa.array((parts == share.part) | is_fence))
