@@ -75,7 +75,7 @@ def test_keys_come_in_key_order():
 
 
 def test_a_key_of_another_width_is_refused():
-    with pytest.raises(SchemaNotApplicable, match="1 parts"):
+    with pytest.raises(SchemaNotApplicable, match="1 key columns"):
         typed_keys(pa.array([["1", "2"]]), ORDERS, TypePolicy.EXACT)
 
 
