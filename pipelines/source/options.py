@@ -27,9 +27,9 @@ from cdc.errors import InvalidDefinition, LogTrimmed
 from cdc.log import time_index
 from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader
-from cdc.naming import POSITION_COLUMN
 from cdc.position import Position
 from cdc.table import exact_glob, matches
+from cdc.target_names import POSITION_COLUMN
 from pipelines.types import TypePolicy
 
 EARLIEST: Final = "earliest"

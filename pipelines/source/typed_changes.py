@@ -20,9 +20,9 @@ from cdc.change import LOG_SCHEMA, Operation
 from cdc.errors import InvalidDefinition, SchemaNotApplicable
 from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader
-from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, TableState
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from pipelines.types import TypePolicy, family_of
 from pipelines.types.typed_rows import sent_cells, target_schema, typed_keys, typed_rows
 

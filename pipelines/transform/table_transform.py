@@ -21,9 +21,9 @@ from cdc.config import Transform
 from cdc.config.column_checks import transform_mismatches
 from cdc.config.transform import KEEP_LAST, REDACT, SHA256
 from cdc.errors import TransformFailed
-from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.stores.dead_letter_rows import MASKED
 from cdc.table import Column, TableSchema
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from pipelines.types import ColumnPolicies, Policy
 from pipelines.types.typed_rows import sent_cells, target_schema, typed_rows
 

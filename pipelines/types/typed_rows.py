@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.errors import SchemaNotApplicable, ValueNotRepresentable
-from cdc.naming import COLUMN_ID_KEY, ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from cdc.position import Position
 from cdc.table import Column, TableSchema
+from cdc.target_names import COLUMN_ID_KEY, ORDINAL_COLUMN, POSITION_COLUMN, column_name
 from pipelines.types.families import Family, Policy, family_of
 
 TYPE_KEY: Final = b"postgres.type"

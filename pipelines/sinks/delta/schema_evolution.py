@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from cdc.config import DroppedColumns, SchemaChanges, Transform
 from cdc.errors import SchemaNotApplicable
-from cdc.target_names import COLUMN_ID_KEY, name_of_column
 from cdc.table import Column, TableSchema
+from cdc.target_names import COLUMN_ID_KEY, name_of_column
 from pipelines.types import Policy, declared_as, family_of
 from pipelines.types.typed_rows import COPY_AGAIN, TYPE_KEY
 from pipelines.types.widening import ArrayConversion, widening
