@@ -34,7 +34,7 @@ from cdc.log.ranges import split
 from cdc.log.reader import read_file
 from cdc.position import Position
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
-from pipelines.compaction.row_partitions import opened, packed, places_by_part
+from pipelines.compaction.key_partitions import from_ipc, split_by_part, to_ipc
 from pipelines.folding.range_statistics import Fence
 from pipelines.replaying.log_contents import TableContents, filter_sink_rows
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, statistics
@@ -131,7 +131,7 @@ def write_latest_files(
                 yield from _partition_rows(pa.Table.from_batches(typed, wanted.columns), parts)
 
     def write(received: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = [opened(blob.as_buffer()) for batch in received for blob in batch["rows"]]
+        found = [from_ipc(blob.as_buffer()) for batch in received for blob in batch["rows"]]
         rows = _keep_newest(pa.concat_tables(found)) if found else None
         if rows is not None and rows.num_rows:
             yield pa.RecordBatch.from_pylist([asdict(_write_file(rows, folder))])
@@ -144,9 +144,9 @@ def write_latest_files(
 def _partition_rows(rows: pa.Table, parts: int) -> Iterator[pa.RecordBatch]:
     """Divide rows into parts by a hash of the key, so that all rows of a key are in the same part."""
     part_of = np.fromiter(map(crc32, _keys(rows)), np.uint32, rows.num_rows) % parts
-    for part, indices in places_by_part(part_of, parts):
+    for part, indices in split_by_part(part_of, parts):
         if len(indices):
-            blob = packed(rows.take(indices))
+            blob = to_ipc(rows.take(indices))
             yield pa.RecordBatch.from_pydict({"part": pa.array([part], pa.int32()), "rows": [blob]})
 
 

@@ -4,8 +4,8 @@ It is the text that Postgres prints under the pinned session settings. Typed val
 form. Text of the source is already in that form, with two exceptions that depend on the type in the target: a float,
 whose text can differ for equal bits, becomes its bits; a decimal without a declared scale gets the scale of the target.
 
-This module shares no code with `pipelines.types.rows`, which converts values for the sinks. A conversion error there
-would otherwise be repeated here, and verification would not find it.
+This module shares no code with `pipelines.types.typed_rows`, which converts values for the sinks. A conversion error
+there would otherwise be repeated here, and verification would not find it.
 """
 
 from __future__ import annotations
