@@ -82,7 +82,7 @@ WIDE = {
     # put a process together
     "cdc.capture.process": 14,
     "cdc.capture.reader": 25,
-    "cdc.demo.run": 20,
+    "cdc.demo.run": 19,
     "cdc.service.api.app": 17,
     "pipelines.apply": 13,
     "pipelines.driver": 15,

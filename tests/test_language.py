@@ -55,9 +55,6 @@ RIGHT: Final[dict[tuple[str, str], str]] = {
     ("deploy/reference/definition.md", "beside"): "`snapshot.beside` is a key of definitions",
     ("deploy/reference/metrics.md", "held"): "names of metrics",
     ("pipelines/__main__.py", "flaw"): "a field of the JSON output",
-    ("cdc/service/api/prometheus_metrics.py", "held"): "constants named after cdc_log_held_bytes and holds_bytes",
-    ("cdc/service/log_status.py", "held"): "`holds_bytes` is a JSON field",
-    ("cdc/service/log_status_reader.py", "held"): "`holds_bytes` is a JSON field",
     ("cdc/demo/dead_letter_step.py", "goes on"): "`others_go_on`, a field of the demo's JSON",
     ("cdc/demo/dead_letter_step.py", "mend"): "`mended`, a field of the demo's JSON",
 }

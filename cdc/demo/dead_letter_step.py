@@ -17,7 +17,7 @@ from cdc.catalog.dead_letter_requests import (
 from cdc.demo import terminal
 from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import PIPELINE
-from cdc.demo.shop_database import named_statements, write_marker
+from cdc.demo.shop_workload import named_statements, write_marker
 from cdc.demo.step_results import WAIT_SECONDS, Step, StepResult, Wait, run_step
 from cdc.demo.terminal import Terminal
 from cdc.errors import UnknownName

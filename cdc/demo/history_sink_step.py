@@ -10,7 +10,7 @@ from cdc.catalog import Catalog
 from cdc.demo import terminal
 from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.processes import DemoProcesses, pipelines_command
-from cdc.demo.shop_database import write_marker
+from cdc.demo.shop_workload import write_marker
 from cdc.demo.step_results import Step, StepResult, Wait, run_step
 from cdc.demo.terminal import Terminal
 from cdc.service.supervisor import Child

@@ -17,12 +17,11 @@ from cdc.demo.history_sink_step import HistorySinkStep
 from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import LAKE, SEARCH, Freshness, PipelineProbe, PipelineSnapshot
 from cdc.demo.processes import DemoProcesses
-from cdc.demo.shop_database import make_shop, write_marker
+from cdc.demo.shop_workload import Workload, make_shop, write_marker
 from cdc.demo.step_results import DemoReport
 from cdc.demo.terminal import Terminal, cdc_command, display_path, lag_line
 from cdc.demo.time_travel_step import TimeTravelStep
 from cdc.demo.verification_step import compare_log, verify
-from cdc.demo.workload import Workload
 from cdc.demo.workspace import POSTGRES_PORT, Workspace, free_port, open_workspace
 from cdc.errors import PositionNotReached
 from cdc.position import Position
@@ -88,8 +87,8 @@ class LivePhase:
         try:
             self._watch_workload(workload)
         finally:
-            written = workload.stop()
-        self.report.changes, self._is_altered = written.changes, written.altered
+            counters = workload.stop()
+        self.report.changes, self._is_altered = counters.changes, counters.altered
         self._drain()
         if self.context.settings.spark:
             self._run_closing_steps()
@@ -162,10 +161,10 @@ class LivePhase:
                 self._run_tour()
                 if seconds is not None:
                     return
-            written = workload.written
-            if not written.altered and snapshot is not None:
+            counters = workload.counters
+            if not counters.altered and snapshot is not None:
                 self._position_before = snapshot.sinks.get(LAKE, self._position_before)
-            if written.altered and not self._is_altered:
+            if counters.altered and not self._is_altered:
                 self._is_altered = True
                 screen.done(
                     "schema", f"orders has gift_note now   try: psql {quote(self.context.dsn)} -c '\\d shop.orders'"
@@ -173,7 +172,7 @@ class LivePhase:
             snapshot = self._probe()
             if screen.seconds - self._lag_line_at >= LAG_LINE_INTERVAL:
                 self._lag_line_at = screen.seconds
-                screen.update(self._lag_line(snapshot, written.changes))
+                screen.update(self._lag_line(snapshot, counters.changes))
 
     def _run_tour(self) -> None:
         if not self.context.settings.spark:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA, Operation
 from cdc.demo.processes import last_line, pipelines_command
-from cdc.demo.shop_database import script
+from cdc.demo.shop_workload import script
 from cdc.demo.workspace import Workspace
 from cdc.errors import ChildFailed
 from cdc.log.reader import LogReader

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
-from cdc.demo.shop_database import script_text
+from cdc.demo.shop_workload import script_text
 
 FOLDER: Final = ".cdc-demo"
 POSTGRES_PORT: Final = 54329

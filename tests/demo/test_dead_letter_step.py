@@ -14,9 +14,8 @@ from cdc.demo.history_sink_step import HistorySinkStep
 from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import LAKE
 from cdc.demo.processes import DemoProcesses
-from cdc.demo.shop_database import make_shop
+from cdc.demo.shop_workload import Workload, make_shop
 from cdc.demo.terminal import Terminal
-from cdc.demo.workload import Workload
 from cdc.demo.workspace import Workspace, free_port
 from cdc.service.supervisor import pipeline_children
 from tests.fixtures.postgres import rows_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.demo.workload import Workload
+from cdc.demo.shop_workload import Workload
 from tests.faults.test_kill_apply import assert_equal
 from tests.faults.test_kill_reader import KILLED, prepare
 from tests.fixtures.pipeline import Pipeline

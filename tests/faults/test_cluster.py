@@ -22,7 +22,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from cdc.catalog import Catalog
-from cdc.demo.workload import Workload
+from cdc.demo.shop_workload import Workload
 from cdc.errors import LogFenced
 from cdc.log.compacted_state import read_compacted_state
 from cdc.log.layout import LogFile

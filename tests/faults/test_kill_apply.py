@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from cdc.demo.workload import Workload
+from cdc.demo.shop_workload import Workload
 from tests.faults.test_kill_reader import KILLED, prepare
 from tests.fixtures.pipeline import Pipeline
 

@@ -15,8 +15,7 @@ from random import Random
 import psycopg
 import pytest
 
-from cdc.demo.shop_database import make_shop
-from cdc.demo.workload import Workload
+from cdc.demo.shop_workload import Workload, make_shop
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.fixtures.forked import Forked

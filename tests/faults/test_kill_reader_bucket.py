@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc.demo.workload import Workload
+from cdc.demo.shop_workload import Workload
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from tests.faults.test_kill_reader import FAILPOINTS, KILLED, killed_in_turn, prepare

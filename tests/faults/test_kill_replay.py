@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from cdc.demo.workload import Workload
+from cdc.demo.shop_workload import Workload
 from cdc.failpoint import VARIABLE
 from cdc.stores.lake import Lake
 from tests.faults.test_kill_reader import KILLED, prepare

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from cdc.demo.workload import Workload
+from cdc.demo.shop_workload import Workload
 from cdc.errors import SlotInUse, SourceUnreachable
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import CommitMessage, Insert

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.demo.workload import Workload
+from cdc.demo.shop_workload import Workload
 from tests.faults.test_kill_reader import prepare
 from tests.faults.test_kill_reader_bucket import lies_in_a_bucket
 from tests.fixtures.pipeline import Pipeline

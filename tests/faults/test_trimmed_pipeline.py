@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdc.demo.workload import Workload
+from cdc.demo.shop_workload import Workload
 from cdc.log import consumers
 from cdc.log.consumers import Consumer
 from cdc.log.reader import LogReader

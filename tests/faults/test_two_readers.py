@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.demo.workload import Workload
+from cdc.demo.shop_workload import Workload
 from cdc.errors import SlotInUse
 from cdc.metrics import RECONNECTS
 from cdc.postgres.connection import connect

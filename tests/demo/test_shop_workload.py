@@ -1,14 +1,14 @@
-"""The workload writes the same rows for the same seed, counts its changes, and can alter the schema."""
+"""The workload writes the same rows for the same seed; its SQL files name each statement once, and all are used."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 from psycopg import sql
 
-from cdc.demo.shop_database import make_shop
-from cdc.demo.workload import Workload, Written
+from cdc.demo.shop_workload import Workload, WorkloadCounters, make_shop, named_statements, script, script_text
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.fixtures.postgres import fresh_database, rows_of
@@ -32,7 +32,7 @@ def contents(dsn: str) -> dict[str, list[str]]:
         }
 
 
-def run(dsn: str, transactions: int, seed: int) -> Written:
+def run(dsn: str, transactions: int, seed: int) -> WorkloadCounters:
     workload = Workload(dsn, seed=seed)
     workload.run(transactions)
     return workload.stop()
@@ -55,3 +55,25 @@ def test_the_schema_change_adds_a_column_to_the_orders(database: str) -> None:
     assert (written.transactions, written.altered) == (1, True)
     column = "SELECT count(*) FROM pg_attribute WHERE attrelid = 'shop.orders'::regclass AND attname = 'gift_note'"
     assert rows_of(database, column) == [(1,)]
+
+
+def test_every_statement_of_the_workload_is_used_by_it() -> None:
+    used = set(re.findall(r'_do\(\s*"(\w+)"', script_text("shop_workload.py")))
+
+    assert used == set(named_statements("workload"))
+
+
+def test_every_statement_of_the_closing_is_used_by_it() -> None:
+    used = set(re.findall(r'_run\(\s*"(\w+)"', script_text("dead_letter_step.py")))
+
+    assert used == set(named_statements("closing"))
+
+
+def test_names_are_unique_and_statements_are_not_empty() -> None:
+    assert len(named_statements("workload")) == script_text("workload.sql").count("-- name:")
+    assert all(named_statements("workload").values())
+
+
+@pytest.mark.parametrize("name", ["shop", "seed", "workload", "closing"])
+def test_a_file_begins_with_a_line_of_its_purpose(name: str) -> None:
+    assert re.match(rb"-- [A-Z][^\n]{20,}\n", script(name))

@@ -1,4 +1,4 @@
-"""Workload: the shop's application, writing to its database at a chosen rate from its own thread.
+"""The shop: its database, created from the SQL files of this package, and the workload that writes to it at a rate.
 
 Tests and benchmarks use it too: the same seed writes the same transactions in the same order, and `run` writes a number
 of them at once instead of at a rate.
@@ -7,9 +7,11 @@ of them at once instead of at a rate.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from importlib.resources import files
 from random import Random
 from threading import Event, Lock, Thread
 from time import monotonic
@@ -17,8 +19,10 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
-from cdc.demo.shop_database import named_statements
+from cdc.change import HEARTBEAT_PREFIX
+from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
+from cdc.postgres.logical_messages import emit_message
 
 REFILL_EVERY: Final = 400
 """Transactions between two TRUNCATEs of the carts: about five seconds at the default rate."""
@@ -31,11 +35,12 @@ _WORDS: Final = (
 _CENT: Final = 100
 _BODY_BYTES: Final = (9_000, 20_000)
 """Larger than the 8 kB page, so that a note's body is always stored out of line."""
+_NAME: Final = re.compile(r"^-- name: (\w+)\n(?:--.*\n)+", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What the workload has committed so far."""
+class WorkloadCounters:
+    """Numbers of what the workload has committed so far."""
 
     transactions: int
     changes: int
@@ -74,16 +79,16 @@ class Workload:
         )  # fmt: skip
 
     @property
-    def written(self) -> Written:
+    def counters(self) -> WorkloadCounters:
         """The counters now; safe from any thread."""
         with self._lock:
-            return Written(self._transactions, self._changes, self._altered)
+            return WorkloadCounters(self._transactions, self._changes, self._altered)
 
     def start(self) -> None:
         """Begin writing at the rate."""
         self._thread.start()
 
-    def stop(self) -> Written:
+    def stop(self) -> WorkloadCounters:
         """Stop after the current transaction and close the connection; raises the error that ended the thread."""
         self._stop.set()
         if self._thread.is_alive():
@@ -91,13 +96,13 @@ class Workload:
         self._connection.close()
         if self._failure is not None:
             raise self._failure
-        return self.written
+        return self.counters
 
-    def run(self, transactions: int) -> Written:
+    def run(self, transactions: int) -> WorkloadCounters:
         """Write that many transactions in the calling thread; do not combine with `start`."""
         for _ in range(transactions):
             self._write_transaction()
-        return self.written
+        return self.counters
 
     def alter(self) -> None:
         """Make the schema change now, in the writing thread."""
@@ -289,3 +294,32 @@ class Workload:
     def _refill(self) -> None:
         self._do("empty_carts")
         self._do("fill_carts", salt=self._random.randrange(1000), carts=CARTS)
+
+
+def script_text(name: str) -> str:
+    """The text of a file of this package."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def script(name: str) -> bytes:
+    """All statements of a file, for one `execute` without parameters."""
+    return script_text(f"{name}.sql").encode()
+
+
+def named_statements(name: str) -> dict[str, bytes]:
+    """The statements of a file by their `-- name:` lines."""
+    pieces = _NAME.split(script_text(f"{name}.sql"))[1:]
+    return {title: text.strip().encode() for title, text in zip(pieces[::2], pieces[1::2], strict=True)}
+
+
+def write_marker(dsn: str, why: str) -> Lsn:
+    """Write a logical message into the WAL, after everything that is committed now; returns the LSN where it ends."""
+    with connect(dsn, application_name="cdc demo") as connection:
+        return emit_message(connection, HEARTBEAT_PREFIX, why)
+
+
+def make_shop(dsn: str) -> None:
+    """Create the shop's tables in an empty database and insert its first rows."""
+    with connect(dsn, application_name="cdc demo") as connection:
+        for name in ("shop", "seed"):
+            connection.execute(script(name))
