@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA
 from cdc.log.durable_position import DurablePosition
-from cdc.log.layout import CommitInfo, Lineage
-from cdc.log.writer import EncodedFile, encoded
+from cdc.log.layout import CommitInfo, CommitSource
+from cdc.log.writer import EncodedFile, encode_files
 from cdc.pgoutput.decoder_events import Decoded
 from cdc.position import Position
 
@@ -33,7 +33,7 @@ class CommitBoundary:
     committed_at: int
     transactions: int
 
-    def info(self, lineage: Lineage, rows: int) -> CommitInfo:
+    def info(self, lineage: CommitSource, rows: int) -> CommitInfo:
         """The commit's metadata for the log."""
         return CommitInfo(
             last=self.last,
@@ -167,6 +167,6 @@ class CommitBatcher:
 
 
 def _batch(rows: list[pa.RecordBatch], end: CommitBoundary | None) -> CommitBatch:
-    files = encoded(pa.Table.from_batches(rows, LOG_SCHEMA))
+    files = encode_files(pa.Table.from_batches(rows, LOG_SCHEMA))
     rows.clear()  # frees memory while the batch waits
     return CommitBatch(files, end)

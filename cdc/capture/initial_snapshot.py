@@ -26,11 +26,10 @@ from cdc.change import LOG_SCHEMA, Operation, RowOrder, control_row
 from cdc.config.source import Snapshot, SnapshotMode, Undecodable
 from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit
-from cdc.log.layout import CommitInfo, Lineage
+from cdc.log.epoch_records import read_pending_epoch, remove_pending_epoch, write_slot_record
+from cdc.log.layout import CommitInfo, CommitSource
 from cdc.log.object_path import Root
-from cdc.log.pending_epoch import read_pending_epoch, remove_pending_epoch
 from cdc.log.reader import LogReader
-from cdc.log.slot_record import write_slot_record
 from cdc.log.writer import LogWriter, StagedFile
 from cdc.lsn import Lsn
 from cdc.metrics import SNAPSHOT_ROWS, Metrics
@@ -264,7 +263,7 @@ class _SnapshotCommit:
         if ended:
             self._ended.append(schema)
 
-    def commit(self, lineage: Lineage) -> None:
+    def commit(self, lineage: CommitSource) -> None:
         """End the generation of every copied table, and commit."""
         for schema in self._ended:
             self._add(self._control(schema, Operation.GENERATION, str(int(self.position)).encode()))

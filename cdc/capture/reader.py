@@ -25,10 +25,10 @@ from cdc.capture.slot_ownership import SlotClaim, check_slot_name, record_slot
 from cdc.errors import SourceError
 from cdc.failpoint import hit
 from cdc.log.layout import LogIdentity
-from cdc.log.orphan_files import remove_staged_files
 from cdc.log.reader import LogReader
 from cdc.log.retention_worker import RetentionWorker
 from cdc.log.retrying_writer import RetryingWriter
+from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter, StagedFile
 from cdc.pgoutput.decoder_events import Decoded
 from cdc.pgoutput.frames import FrameBatch
@@ -235,7 +235,7 @@ class Reader:
                 self._appended += 1
                 self._wake_encoder()
             if not staged:
-                self._retention.carry_out(self._writer)
+                self._retention.commit_prepared(self._writer)
 
     def _append_batch(self, staged: list[StagedFile], batch: CommitBatch) -> list[StagedFile]:
         """Stage a batch, and commit all staged files if it ends a transaction; returns the files still staged."""

@@ -25,10 +25,9 @@ from cdc.change import Operation, RowOrder, control_row
 from cdc.config import Definition
 from cdc.errors import CdcError, ConfigError, LogError, SlotInUse, SlotMissing, StateConflict
 from cdc.failpoint import hit
+from cdc.log.epoch_records import PendingEpoch, read_pending_epoch, write_pending_epoch, write_slot_record
 from cdc.log.layout import CommitInfo, LogIdentity
-from cdc.log.pending_epoch import PendingEpoch, read_pending_epoch, write_pending_epoch
 from cdc.log.reader import LogReader
-from cdc.log.slot_record import write_slot_record
 from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
 from cdc.position import Position
@@ -181,7 +180,7 @@ def _mark_for_resync(writer: LogWriter, tables: Sequence[TableSchema], last: Com
         for ordinal, schema in enumerate(tables)
     ]
     files = writer.stage(pa.Table.from_batches(rows))
-    info = CommitInfo(last=position, committed_at=now, rows=len(rows), transactions=1, **last.lineage._asdict())
+    info = CommitInfo(last=position, committed_at=now, rows=len(rows), transactions=1, **last.commit_source._asdict())
     writer.commit(files, info)
 
 

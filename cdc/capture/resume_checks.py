@@ -19,7 +19,7 @@ from cdc.errors import (
     TimelineChanged,
     complete_remedy,
 )
-from cdc.log.layout import CommitInfo, Lineage, LogIdentity
+from cdc.log.layout import CommitInfo, CommitSource, LogIdentity
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.publication import addition_sql, via_root_sql
@@ -98,10 +98,10 @@ def captured_oids(known: Mapping[int, TableSchema]) -> list[int]:
     return [schema.oid for schema in known.values() if schema.state is not TableState.DROPPED]
 
 
-def lineage_of(source: SourceState) -> Lineage:
+def lineage_of(source: SourceState) -> CommitSource:
     """Identity of the source, recorded in every commit of a session."""
     oid = 0 if source.publication is None else source.publication.oid
-    return Lineage(source.identity.timeline, source.identity.system_id, oid)
+    return CommitSource(source.identity.timeline, source.identity.system_id, oid)
 
 
 def lsn_to_confirm(durable: int) -> Lsn:

@@ -8,7 +8,7 @@ from cdc.capture.initial_snapshot import CopySource
 from cdc.config import Definition
 from cdc.log.object_path import Root
 from cdc.log.retention import Retention
-from cdc.log.segments import SegmentLimits
+from cdc.log.writer import SegmentLimits
 from cdc.snapshot.publication_sync import publication_control
 
 

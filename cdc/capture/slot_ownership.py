@@ -16,10 +16,10 @@ from typing import Final, Self
 
 from cdc.capture.resume_checks import check_slot_kind, lsn_to_confirm
 from cdc.errors import SlotInUse, SlotNotCreated, SlotNotOwned, UnexpectedSlot
+from cdc.log.epoch_records import SlotRecord, read_slot_record, write_slot_record
 from cdc.log.layout import CommitInfo
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
-from cdc.log.slot_record import SlotRecord, read_slot_record, write_slot_record
 from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
 from cdc.position import Position

@@ -48,9 +48,9 @@ from cdc.errors import (
     all_error_classes,
     complete_remedy,
 )
+from cdc.log.epoch_records import read_pending_epoch
 from cdc.log.fenced_table import check_writable_format
 from cdc.log.object_path import BucketPath, has_conditional_create
-from cdc.log.pending_epoch import read_pending_epoch
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect

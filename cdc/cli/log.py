@@ -66,7 +66,7 @@ def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CO
     if position is not None:
         _inspect_transaction(log, definition, position, json=json)
         return
-    from cdc.log.inspect import count_rows
+    from cdc.log.queries import count_rows
 
     found = count_rows(log)
     tables = {topic: operations for topic, operations in found.items() if topic}
@@ -147,7 +147,7 @@ class _LogMessages:
 
     def newest(self, count: int, operations: frozenset[str]) -> pa.Table:
         """At least the last `count` rows, sorted."""
-        from cdc.log.inspect import newest_rows
+        from cdc.log.queries import newest_rows
 
         return newest_rows(self._log, self._wanted, count, operations)
 
@@ -164,7 +164,7 @@ class _LogMessages:
 
     def parts(self, after: Position, upto: Position) -> Iterator[pa.Table]:
         """The rows in (after, upto], sorted, a few files at a time; raises LogTrimmed if some are trimmed."""
-        from cdc.log.inspect import rows_between
+        from cdc.log.queries import rows_between
 
         _check_not_trimmed(self._log, after)
         return rows_between(self._log, self._wanted, after, upto)
@@ -226,8 +226,8 @@ def _line(message: Message) -> str:
 
 
 def _inspect_transaction(log: LogReader, definition: Definition, position: str, *, json: bool) -> None:
-    from cdc.log.inspect import transaction
     from cdc.log.message_formats import MessageFormat, SchemaInForce
+    from cdc.log.queries import transaction
     from cdc.position import Position
 
     wanted = Position.parse(position)
@@ -271,7 +271,7 @@ def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime |
     """--since as an exclusive position and the earliest commit time."""
     if text is None:
         return None
-    from cdc.log.inspect import position_before_time
+    from cdc.log.queries import approximate_position_at
     from cdc.position import Position
 
     try:
@@ -293,7 +293,7 @@ def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime |
             f"changes up to {log.oldest!s} are trimmed: the first one after it was committed at {earliest.isoformat()}",
             remedy=f"write --since {earliest.isoformat()} or later",
         )
-    return position_before_time(log, since), since
+    return approximate_position_at(log, since), since
 
 
 def _oldest_commit_time(log: LogReader) -> datetime:

@@ -16,7 +16,7 @@ from cdc.terminal_output import Envelope, ErrorReport, LineMark, echo, emit, lin
 
 if TYPE_CHECKING:
     from cdc.config import Definition
-    from cdc.log.audit.damaged_file import Damaged, Dropped
+    from cdc.log.audit.drop_file import DamagedFile, DroppedFile
     from cdc.log.audit.verify import AuditReport
 
 _MEBIBYTE: Final = 1 << 20
@@ -107,10 +107,10 @@ def drop_file(
     from dataclasses import asdict
 
     from cdc.config import load_definition
-    from cdc.log.audit.damaged_file import Damaged
+    from cdc.log.audit.drop_file import DamagedFile
 
     definition = load_definition(config)
-    damaged = Damaged.find(definition.log.root, file)
+    damaged = DamagedFile.find(definition.log.root, file)
     confirm(_question(damaged), yes=yes)
     done = damaged.drop()
     result = asdict(done) | {"way": done.way.value, "first": str(done.first), "last": str(done.last)}
@@ -118,8 +118,8 @@ def drop_file(
     emit("log drop-file", json=json, summary=_summary(done), result=result)
 
 
-def _question(damaged: Damaged) -> str:
-    from cdc.log.audit.damaged_file import RecoveryWay
+def _question(damaged: DamagedFile) -> str:
+    from cdc.log.audit.drop_file import RecoveryWay
 
     span = f"{damaged.file.first!s} to {damaged.file.last!s}"
     return {
@@ -129,8 +129,8 @@ def _question(damaged: Damaged) -> str:
     }[damaged.way]
 
 
-def _summary(done: Dropped) -> str:
-    from cdc.log.audit.damaged_file import RecoveryWay
+def _summary(done: DroppedFile) -> str:
+    from cdc.log.audit.drop_file import RecoveryWay
 
     if done.way is RecoveryWay.TRIMMED:
         return f"removed {done.file} with its segment: its changes are compacted; start the reader"

@@ -1,4 +1,4 @@
-"""Timestamps that also contain the time since boot, so that setting the clock does not change an elapsed time."""
+"""Timestamps with the time since boot, so that setting the clock does not change an elapsed time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class BootTimestamp:
-    """A wall-clock time together with the monotonic time since boot."""
+    """A wall-clock time together with the time since boot."""
 
     clock_us: int
     """Microseconds UTC."""

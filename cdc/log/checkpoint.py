@@ -20,21 +20,21 @@ from cdc.log.object_path import BucketPath, Root
 HOUR: Final = 3600.0
 ASIDE: Final = "_checkpoint"
 """Folder under the table; readers of Delta tables ignore names that begin with an underscore."""
-KEPT: Final = 200
-"""Commits before a checkpoint that stay on a disk for concurrent readers."""
+KEEP: Final = 200
+"""Number of commits before a checkpoint that stay on a disk for concurrent readers."""
 HINT: Final = "_last_checkpoint"
 """File that names the last checkpoint, from which readers start."""
 
 
-def checkpoint(path: Root, table: DeltaTable, kept: int = KEPT) -> None:
+def checkpoint(path: Root, table: DeltaTable, keep: int = KEEP) -> None:
     """Write a checkpoint of the table and remove older commits; only for the writer of the table."""
-    if isinstance(path, BucketPath):  # asked only for what comes behind the last checkpoint, however much there is
+    if isinstance(path, BucketPath):  # a writer lists commits from the last checkpoint on, so old ones cost nothing
         table.create_checkpoint()
         table.cleanup_metadata()
         return
     log, version = path / "_delta_log", int(table.version())
     atomic_file.replace(log / HINT, checkpoint_at(path, version))
-    oldest = f"{max(0, version - kept):020d}"
+    oldest = f"{max(0, version - keep):020d}"
     for file in log.glob("[0-9]*[a-z]"):
         if file.name < oldest:
             file.unlink(missing_ok=True)
@@ -45,21 +45,21 @@ def checkpoint_at(path: Path, version: int) -> bytes:
 
     Raises DeltaError if the version does not exist.
     """
-    aside = _made_aside(path, version)
+    aside = _checkpoint_aside(path, version)
     _move_in(path / "_delta_log", aside)
     hint = (aside / HINT).read_bytes()
     shutil.rmtree(aside.parent, ignore_errors=True)
     return hint
 
 
-def _made_aside(path: Path, version: int) -> Path:
-    """Create a separate `_delta_log` with a checkpoint of that version."""
-    for place in (path / ASIDE).glob("*"):  # of killed processes, or of one that was overtaken and does not know it
+def _checkpoint_aside(path: Path, version: int) -> Path:
+    """Write a checkpoint of that version in a separate `_delta_log` directory, and return the directory."""
+    for place in (path / ASIDE).glob("*"):  # left by a killed process, or by one that another writer has overtaken
         if place.stat().st_mtime < time.time() - HOUR:
             shutil.rmtree(place, ignore_errors=True)
     aside = path / ASIDE / uuid.uuid4().hex / "_delta_log"
     aside.mkdir(parents=True)
-    # not what is being written, which ends in #1
+    # the pattern excludes files that are being written: their names end in #1
     files = [file for file in sorted((path / "_delta_log").glob("[0-9]*[a-z]")) if version_of(file) <= version]
     last = max((file.name for file in files if ".checkpoint" in file.name), default="")
     for file in files:

@@ -1,4 +1,4 @@
-"""The `compacted` table: the latest state per key up to a horizon, and its only writer.
+"""The `compacted` table: the latest state of each key up to the horizon, and its only writer.
 
 The table contains sorted runs. Each run is a partition, so a merge replaces whole runs in one commit.
 """
@@ -32,12 +32,12 @@ class WrittenFile:
     """A data file of a run that is not committed yet."""
 
     name: str
-    """Relative to the table's directory: `segment=N/x.parquet`; `s` rows are in separate files."""
+    """Path relative to the table's directory, `segment=N/x.parquet`; `s` rows are in separate files."""
     rows: int
     size: int
     """Bytes."""
     statistics: str
-    """JSON as cdc.log.layout.statistics gives it."""
+    """JSON as cdc.log.layout.delta_statistics returns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Run:
     size: int
     """Bytes."""
     relations: tuple[int, int]
-    """Least and greatest."""
+    """Least and greatest relation number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +60,24 @@ class CompactedState:
     horizon: Position
     """Position of the state; 0 before the first run."""
     floor: Position
-    """Deletes up to this position may be missing; a target below it must be rebuilt."""
+    """Deletes up to this position may be missing: a target below it must be rebuilt."""
     runs: tuple[Run, ...]
     """Oldest first."""
     version: int
 
     @property
     def files(self) -> list[LogFile]:
-        """Of all runs."""
+        """The files of all runs."""
         return [file for run in self.runs for file in run.files]
 
 
 def read_compacted_state(
     root: str | Root, log_id: str | None = None, version: int | None = None
 ) -> CompactedState | None:
-    """The compacted table of the log under root as it is now, or was at a version; None if it was never compacted.
+    """The compacted table of the log under root, now or at a version; None if the log was never compacted.
 
-    log_id: of `changes`, looked up there if not given. Raises LogCorrupt if the table is another log's, or if the
-    version is not known any more.
+    log_id: id of `changes`; looked up there by default. Raises LogCorrupt if the table belongs to another log, or if
+    the version was cleaned up.
     """
     path = as_root(root) / COMPACTED
     if not is_table(path):
@@ -92,11 +92,11 @@ def last_commit(root: str | Root) -> dict[str, Any]:
 
 
 def secured_horizon(root: str | Root, log_id: str) -> Position:
-    """The horizon of the log under root, once a loss of power cannot take it back; 0 if nothing is compacted."""
+    """The horizon of the log under root, 0 without runs; its commit is synced, so that a power loss cannot undo it."""
     found = read_compacted_state(root, log_id)
     if found is None:
         return Position(0)
-    sync_commit(as_root(root) / COMPACTED, found.version)  # its files were on the disk before
+    sync_commit(as_root(root) / COMPACTED, found.version)  # its files were synced before the commit
     return found.horizon
 
 
@@ -104,15 +104,15 @@ class CompactedWriter:
     """The only writer of `compacted`, for one thread of one process; a commit fences other writers."""
 
     def __init__(self, root: str | Root, log_id: str) -> None:
-        """Raises LogCorrupt if the table is another log's, LogUnwritable if it cannot be made durable."""
+        """Raises LogCorrupt if the table belongs to another log, LogUnwritable if it cannot be made durable."""
         self._root = as_root(root)
         self._fenced = FencedTable(self._root / COMPACTED, log_id)
-        self._state = self._look()
-        self._cleared = False
+        self._state = self._current_state()
+        self._has_cleaned_up = False
 
     @classmethod
     def open(cls, root: str | Root, identity: LogIdentity, log_id: str) -> Self:
-        """The writer for the log under root, whose `changes` has that identity and id; the table is made if needed."""
+        """The writer for the log under root, whose `changes` has this identity and id; creates a missing table."""
         path = as_root(root) / COMPACTED
         FencedTable.create(path, identity)
         writer = cls(root, log_id)
@@ -127,43 +127,44 @@ class CompactedWriter:
 
     @property
     def floor(self) -> Position:
-        """Position up to which deletes were dropped."""
+        """Position up to which tombstones were removed."""
         return self._state.floor
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """Oldest first."""
+        """All runs, oldest first."""
         return self._state.runs
 
     def new_run(self) -> tuple[int, Root]:
-        """The number of the next run and the directory for its Parquet files, which is there.
+        """Create the directory of the next run, and return its number and the directory.
 
-        The first call removes the files of runs that somebody began and did not live to commit. Raises LogFenced if
-        another compactor committed since.
+        The first call removes the files of runs that a killed compactor did not commit. Raises LogFenced if another
+        compactor committed.
         """
         path = self._fenced.path
-        taken = {segment_of(place.name) for place in path.glob("segment=*")}
-        if not self._cleared:
-            self._cleared = True
+        used = {segment_of(place.name) for place in path.glob("segment=*")}
+        if not self._has_cleaned_up:
+            self._has_cleaned_up = True
             kept = {run.number for run in self.runs} | removed_files.segments_with_removed_files(self._root, COMPACTED)
-            if left := taken - kept:
-                # who began them may live and be about to commit them: from here on that is refused
+            if uncommitted := used - kept:
+                # their writer may still run: this commit fences it
                 self.commit([], horizon=self.horizon, floor=self.floor)
-            for number in left:
-                _remove_all(path / f"segment={number}")  # one may be swept beside this
-        number = max(taken | {run.number for run in self.runs}, default=0) + 1
+            for number in uncommitted:
+                _remove_all(path / f"segment={number}")  # a vacuum may delete the same files
+        number = max(used | {run.number for run in self.runs}, default=0) + 1
         folder = path / f"segment={number}"
         try:
             folder.mkdir()
         except FileExistsError as exc:
-            raise LogFenced(f"another compactor has begun run {number}") from exc
+            raise LogFenced(f"another compactor has created run {number}") from exc
         return number, folder
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Report a failure inside the block as LogFenced if another compactor has committed since.
+        """Report a failure inside the block as LogFenced if another compactor has committed.
 
-        The other compactor removes the files of an uncommitted run, so a missing file is then not a damage of the log.
+        The other compactor removes the files of an uncommitted run, so a missing file does not mean that the log is
+        damaged.
         """
         try:
             yield
@@ -174,14 +175,14 @@ class CompactedWriter:
     def commit(
         self, written: Sequence[WrittenFile], *, horizon: Position, floor: Position, replaces: Collection[int] = ()
     ) -> None:
-        """In one commit: add files, take the replaced runs out, and move the horizon; durable when it returns.
+        """Add files, remove the replaced runs and move the horizon in one commit; durable when it returns.
 
-        Raises LogFenced if another compactor committed since, LogCorrupt if a file is not as it was written.
+        Raises LogFenced if another compactor committed, LogCorrupt if a file differs from what was written.
         """
         self._fenced.check_ours()
-        gone = [run for run in self.runs if run.number in set(replaces)]
-        if len(gone) != len(set(replaces)):
-            raise LogFenced(f"runs to be replaced are not in the table: {sorted(replaces)!r}")
+        replaced = [run for run in self.runs if run.number in set(replaces)]
+        if len(replaced) != len(set(replaces)):
+            raise LogFenced(f"the table no longer contains all runs to replace: {sorted(replaces)!r}")
         if horizon < self.horizon or floor < self.floor or floor > horizon:
             raise LogFenced(
                 f"the new horizon is below the old one, or the new floor is above it: from {self.horizon!s} and "
@@ -190,7 +191,7 @@ class CompactedWriter:
             )
         added = [self._added(file, horizon) for file in written]
         self._sync(written)
-        removed = {self._relative(file): file.size for run in gone for file in run.files}
+        removed = {self._relative(file): file.size for run in replaced for file in run.files}
         removed_files.record_removal(self._root, COMPACTED, removed, self._state.version + 1)
         self._fenced.commit(
             [*added, *(FencedTable.removed(name, size) for name, size in removed.items())],
@@ -202,26 +203,25 @@ class CompactedWriter:
             },
             {floor_id(self._fenced.log_id): int(floor)},
         )
-        self._state = self._look()
+        self._state = self._current_state()
 
     def give_up(self, name: str) -> None:
         """Remove one file (path relative to the table) without a replacement; the horizon stays.
 
-        The caller has already marked the tables in it for a resync.
-        Raises LogFenced if another compactor committed since.
+        The caller has already marked its tables for a resync. Raises LogFenced if another compactor committed.
         """
-        gone = {self._relative(file): file.size for file in self._state.files}
-        self._take_out({name: gone[name]}, self.horizon, self.floor)
+        sizes = {self._relative(file): file.size for file in self._state.files}
+        self._remove_files({name: sizes[name]}, self.horizon, self.floor)
 
     def start_over(self) -> None:
         """Remove all runs, so that the log is compacted again from its beginning.
 
         Only for a log that was never trimmed and whose reader does not run: a trim up to the previous horizon would
-        delete the only copy of changes. Raises LogFenced if another compactor committed since.
+        remove the only copy of changes. Raises LogFenced if another compactor committed.
         """
-        self._take_out({self._relative(file): file.size for file in self._state.files}, Position(0), Position(0))
+        self._remove_files({self._relative(file): file.size for file in self._state.files}, Position(0), Position(0))
 
-    def _take_out(self, files: Mapping[str, int], horizon: Position, floor: Position) -> None:
+    def _remove_files(self, files: Mapping[str, int], horizon: Position, floor: Position) -> None:
         self._fenced.check_ours()
         removed_files.record_removal(self._root, COMPACTED, files, self._state.version + 1)
         hit("drop_noted")
@@ -232,9 +232,9 @@ class CompactedWriter:
             {floor_id(self._fenced.log_id): int(floor)},
         )
         hit("drop_committed")
-        self._state = self._look()
+        self._state = self._current_state()
 
-    def _look(self) -> CompactedState:
+    def _current_state(self) -> CompactedState:
         return _state(self._fenced.path, self._fenced.table, self._fenced.log_id)
 
     def _relative(self, file: LogFile) -> str:
@@ -264,7 +264,7 @@ def _remove_all(folder: Root) -> None:
 
 
 def _state(path: Root, table: DeltaTable, log_id: str) -> CompactedState:
-    format_of(table.metadata().description)  # a newer one is refused
+    format_of(table.metadata().description)  # raises for a newer format
     rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     horizon, floor = table.transaction_version(log_id), table.transaction_version(floor_id(log_id))
     if rows and horizon is None:

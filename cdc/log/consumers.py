@@ -1,6 +1,7 @@
 """Registered consumers of the log with their positions, stored in the log's directory.
 
-Retention does not depend on the catalog this way. Each consumer's process replaces its own small file atomically.
+They are not in the catalog, so that retention does not depend on it. Each consumer replaces its own small file
+atomically.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Consumer:
     name: str
     """Display name, such as that of the sink."""
     position: Position
-    """The consumer has durably stored everything up to this position; 0 at first."""
+    """Everything up to this position is durably stored at the consumer; 0 at first."""
     pinned: int | None = None
     """Version of `compacted` that it reads; None while it reads only `changes`."""
     seen_at: int = 0
@@ -46,7 +47,7 @@ class Consumer:
             raise ValueError(f"consumer's uuid must be letters, digits and hyphens, got {self.uuid!r}")
 
     def to_json(self) -> dict[str, Any]:
-        """As commands print it."""
+        """The fields that commands and the API print."""
         return {
             "uuid": self.uuid,
             "name": self.name,
@@ -67,8 +68,8 @@ def register(root: str | Root, consumer: Consumer) -> None:
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         atomic_file.sync(root)
-    said = consumer.to_json() | {"boot": consumer.boot, "up_us": consumer.up_us}
-    atomic_file.replace(folder / f"{consumer.uuid}.json", json.dumps(said).encode())
+    fields = consumer.to_json() | {"boot": consumer.boot, "up_us": consumer.up_us}
+    atomic_file.replace(folder / f"{consumer.uuid}.json", json.dumps(fields).encode())
 
 
 def list_consumers(root: str | Root) -> list[Consumer]:
@@ -99,7 +100,7 @@ def forget(root: str | Root, uuid: str) -> bool:
 
 
 def _by_name(found: Iterable[Consumer | None]) -> list[Consumer]:
-    # none: forgotten since it was listed
+    # None: the consumer was removed after the listing
     return sorted((c for c in found if c is not None), key=lambda consumer: (consumer.name, consumer.uuid))
 
 
@@ -117,6 +118,6 @@ def _read(file: Root) -> Consumer | None:
             up_us=int(fields.get("up_us", 0)),
         )
     except FileNotFoundError:
-        return None  # forgotten since it was listed
+        return None  # removed after the listing
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise LogCorrupt(f"consumer file {file.name!r} of the log cannot be read") from exc

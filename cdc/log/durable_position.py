@@ -1,4 +1,7 @@
-"""The durable position of the log, and threads that wait for it; a waiting thread makes the next commit happen now."""
+"""The durable position of the log, and the threads that wait for it.
+
+A thread that begins to wait makes the next commit happen now.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ class DurablePosition:
         self._changed = Condition()
         self._position = Position(0)
         self._awaited: list[Position] = []
-        self._hurry: Callable[[], None] = lambda: None
+        self._commit_soon: Callable[[], None] = lambda: None
 
     @property
     def position(self) -> Position:
@@ -23,23 +26,23 @@ class DurablePosition:
         return self._position
 
     def advance(self, position: Position) -> None:
-        """The log holds all up to here."""
+        """Report that the log contains everything up to position."""
         with self._changed:
             self._position = position
             self._changed.notify_all()
 
-    def on_wait(self, hurry: Callable[[], None]) -> None:
-        """Call this in the thread of whoever begins to wait, before it does."""
-        self._hurry = hurry
+    def on_wait(self, commit_soon: Callable[[], None]) -> None:
+        """Set a function that each waiting thread calls before it waits."""
+        self._commit_soon = commit_soon
 
     def wait(self, position: Position, seconds: float) -> bool:
-        """Whether the log holds all up to the position, within so many seconds."""
+        """Wait until the log contains everything up to position; False if that takes longer than so many seconds."""
         with self._changed:
             if self._position >= position:
                 return True
             self._awaited.append(position)
         try:
-            self._hurry()
+            self._commit_soon()
             with self._changed:
                 return self._changed.wait_for(lambda: self._position >= position, seconds)
         finally:
@@ -47,6 +50,6 @@ class DurablePosition:
                 self._awaited.remove(position)
 
     def is_awaited(self, after: Position, upto: Position) -> bool:
-        """Whether somebody waits for a position behind the one and not behind the other."""
+        """Whether a thread waits for a position in (after, upto]."""
         with self._changed:
             return any(after < position <= upto for position in self._awaited)

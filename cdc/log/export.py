@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError, LogTrimmed
-from cdc.log.inspect import rows_between
 from cdc.log.layout import GROUP, PARQUET
+from cdc.log.queries import rows_between
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 
@@ -53,9 +53,9 @@ class ExportResult:
 def export_range(
     log: LogReader, first: Position | None, last: Position | None, wanted: Callable[[str], bool] | None
 ) -> ExportRange:
-    """From a position (included; default: the oldest that is left) to one (included; default: the log's end).
+    """The range from `first` to `last`, both included; by default from the oldest position to the durable one.
 
-    Raises LogTrimmed if it begins before single changes do.
+    Raises LogTrimmed if `first` is at or below the oldest position.
     """
     durable = log.durable or Position(0)
     after = log.oldest if first is None else Position(max(0, first - 1))
@@ -67,13 +67,13 @@ def export_range(
     return ExportRange(after=after, upto=durable if last is None else min(last, durable), wanted=wanted)
 
 
-def sorted_rows(log: LogReader, asked: ExportRange) -> Iterator[pa.Table]:
+def sorted_rows(log: LogReader, selected: ExportRange) -> Iterator[pa.Table]:
     """The rows in order of position and ordinal, a few files at a time."""
-    return rows_between(log, asked.wanted or (lambda _topic: True), asked.after, asked.upto)
+    return rows_between(log, selected.wanted or (lambda _topic: True), selected.after, selected.upto)
 
 
 def write_lines(messages: Iterable[object], out: Path) -> ExportResult:
-    """Each message as a line of JSON in a new file; raises ConfigError if there is something by that name."""
+    """Write each message as a line of JSON to a new file; raises ConfigError if the path exists."""
     rows = 0
     with _draft(out) as draft, draft.open("w", encoding="utf-8") as sink:
         for message in messages:
@@ -82,17 +82,17 @@ def write_lines(messages: Iterable[object], out: Path) -> ExportResult:
     return ExportResult(rows, 1, out.stat().st_size)
 
 
-def write_parquet(log: LogReader, asked: ExportRange, out: Path, file_rows: int = FILE_ROWS) -> ExportResult:
-    """The rows (LOG_SCHEMA) as files `00000.parquet` … of about file_rows rows in a new directory.
+def write_parquet(log: LogReader, selected: ExportRange, out: Path, file_rows: int = FILE_ROWS) -> ExportResult:
+    """Write the rows (LOG_SCHEMA) to files `00000.parquet` … of about file_rows rows in a new directory.
 
-    As they lie in the log: file by file, each sorted by relation. Raises ConfigError if something has that name.
+    The rows keep the order of the log: file by file, each sorted by relation. Raises ConfigError if the path exists.
     """
     files = rows = 0
     with _draft(out) as draft:
         draft.mkdir()
-        parts = (read_file(file, asked.after, asked.upto) for file in log.files(asked.after, asked.upto))
-        chosen = (part for part in (_wanted(part, asked) for part in parts) if part.num_rows)
-        for several in _gathered(chosen, file_rows):
+        parts = (read_file(file, selected.after, selected.upto) for file in log.files(selected.after, selected.upto))
+        chosen = (part for part in (_wanted(part, selected) for part in parts) if part.num_rows)
+        for several in _grouped(chosen, file_rows):
             with pq.ParquetWriter(draft / f"{files:05}.parquet", LOG_SCHEMA, **PARQUET) as sink:
                 for part in several:
                     sink.write_table(part, row_group_size=GROUP)
@@ -101,30 +101,30 @@ def write_parquet(log: LogReader, asked: ExportRange, out: Path, file_rows: int 
     return ExportResult(rows, files, sum(file.stat().st_size for file in out.iterdir()))
 
 
-def _gathered(parts: Iterator[pa.Table], limit: int) -> Iterator[Iterator[pa.Table]]:
-    """The parts in groups of at least `limit` rows but the last; a group is to be used up before the next."""
+def _grouped(parts: Iterator[pa.Table], limit: int) -> Iterator[Iterator[pa.Table]]:
+    """Groups of parts with at least `limit` rows each, except the last; a group must be consumed before the next."""
     for first in parts:
 
         def group(first: pa.Table = first) -> Iterator[pa.Table]:
-            taken = first.num_rows
+            rows = first.num_rows
             yield first
-            while taken < limit and (part := next(parts, None)) is not None:
-                taken += part.num_rows
+            while rows < limit and (part := next(parts, None)) is not None:
+                rows += part.num_rows
                 yield part
 
         yield group()
 
 
-def _wanted(rows: pa.Table, asked: ExportRange) -> pa.Table:
-    if asked.wanted is None:
+def _wanted(rows: pa.Table, selected: ExportRange) -> pa.Table:
+    if selected.wanted is None:
         return rows
-    topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and asked.wanted(topic)]
+    topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and selected.wanted(topic)]
     return rows.filter(pc.is_in(rows["topic"], pa.array(topics, pa.string())))
 
 
 @contextmanager
 def _draft(out: Path) -> Iterator[Path]:
-    """Where to write, beside its place; put there when all is written."""
+    """A temporary path in the same directory; it is renamed to `out` after the block, or removed if that fails."""
     if out.exists():
         raise ConfigError(f"{str(out)!r} already exists", remedy="name a file or directory that does not exist yet")
     if not out.parent.is_dir():

@@ -1,6 +1,6 @@
 """On-disk format of the log: table names, table properties, commit metadata, file statistics.
 
-Writers and readers share these definitions; nothing here does I/O.
+Writers and readers share these definitions. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -19,58 +19,65 @@ from cdc.errors import LogFormatUnknown
 from cdc.position import Position
 
 FORMAT: Final = 2
-"""Version of the log's layout. A newer one is refused; an older one is read, and written once `migrate` has raised it.
+"""Version of the log's format. A newer log is refused. An older log is read, and written after `cdc migrate log`.
 
-2: every page of a file that is written has a checksum.
+2: every page of a data file has a checksum.
 """
 
 CHANGES: Final = "changes"
-"""The table of every change, in commit order."""
+"""Name of the table with every change, in commit order."""
 
 COMPACTED: Final = "compacted"
-"""The table of the latest state per key, up to a horizon."""
+"""Name of the table with the latest state of each key up to the horizon."""
 
 TABLE_SCHEMA: Final = LOG_SCHEMA.append(pa.field("segment", pa.int32(), nullable=False))
-"""The Delta table's columns: the log row and the partition its file lies in."""
+"""Columns of the Delta tables: those of a log row, and the partition of its file."""
 
 ORDER: Final = [("relation", "ascending"), ("position", "ascending"), ("ordinal", "ascending")]
-"""Of the rows in a file. By key they would be found a little faster; by position a reader that wants what came late
-skips the others, and the columns of numbers take a fraction of the bytes."""
+"""Sort order of the rows in a file.
+
+Sorting by key would make lookups of a key slightly faster. Sorting by position lets a reader of late positions skip row
+groups, and integer columns compress to a fraction of the size.
+"""
 
 STATISTICS: Final = ("position", "ordinal", "relation", "op", "partial", "committed_at")
-"""Columns whose least and greatest value stand in the Delta log, for pruning."""
+"""Columns whose minimum and maximum are in the Delta log; readers use them to exclude files."""
 
 PARQUET: Final[dict[str, Any]] = {
     "compression": "lz4",
     "use_dictionary": ["relation", "topic", "op", "xid", "partial", "committed_at"],
-    # of images nobody asks for the least and the greatest value, and finding them costs a tenth of the writing
+    # no reader uses statistics of images, and computing them takes a tenth of the writing time
     "write_statistics": ["position", "ordinal", "xid", "committed_at", "relation", "topic", "op", "partial"],
-    # a flipped byte is found when its page is read; not measurable beside the rest of an append
+    # a read detects a flipped byte; the cost is not measurable in an append
     "write_page_checksum": True,
-    # larger ones are mapped, and given back, one by one while they are made
+    # the allocator maps and unmaps each larger page separately, which is slow
     "data_page_size": 1 << 18,
 }
 """Parquet options of all files of the log."""
 
 GROUP: Final = 16_384
-"""Rows of a row group: who wants one table of many, or a part of a range, reads whole ones; 1,400 bytes of footer each,
-less than 0.3 % of the bytes."""
+"""Rows of a row group.
+
+A reader of one table of many, or of a part of a range, reads whole groups. A group needs 1,400 bytes in the footer,
+less than 0.3 % of its size.
+"""
 SMALL_GROUP: Final = 4_096
-"""The same in a file of more relations than it would have groups: 2 % more bytes, and a table is a quarter as many."""
+"""Rows of a row group in a file with more relations than groups. The file grows by 2 %, and a read of one table needs a
+quarter of the bytes."""
 
 PROPERTIES: Final[Mapping[str, str]] = {
     "delta.dataSkippingStatsColumns": ",".join(STATISTICS),
     "delta.checkpointInterval": "100",
-    # A reader that is a few minutes behind starts from a checkpoint; older commit files only slow listing down.
+    # A reader that is a few minutes behind starts at a checkpoint; older commit files only slow down listings.
     "delta.logRetentionDuration": "interval 10 minutes",
     "delta.enableExpiredLogCleanup": "true",
-    # Checkpoints name files that left for so long, and small ones leave by the thousand; who deletes them has notes.
+    # Checkpoints name removed files this long. Rewrites remove thousands of files, and vacuum has its own records.
     "delta.deletedFileRetentionDuration": "interval 1 minute",
 }
 
 
 class FilePath(Protocol):
-    """A path, in whatever store."""
+    """A path on a disk or in an object store."""
 
     def __truediv__(self, below: str, /) -> Self: ...
 
@@ -81,26 +88,26 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogIdentity:
-    """The source of the log; written once, when the log is created."""
+    """The source of the log, written when the log is created."""
 
     system_id: str
-    """Of the source cluster (`IDENTIFY_SYSTEM`)."""
+    """System identifier of the source cluster (`IDENTIFY_SYSTEM`)."""
     database: str
 
     def to_description(self) -> str:
-        """The Delta table's description."""
+        """The description of the Delta table."""
         return json.dumps({"format": FORMAT, "system_id": self.system_id, "database": self.database})
 
     @classmethod
     def from_description(cls, text: str) -> Self:
-        """Read it back; raises LogFormatUnknown for a log of a newer version or of something else."""
+        """Parse a table's description; raises LogFormatUnknown for a newer format or a table that is no change log."""
         format_of(text)
         fields = json.loads(text)
         return cls(system_id=fields["system_id"], database=fields["database"])
 
 
 def format_of(description: str) -> int:
-    """The version of the layout that a table's description names; raises LogFormatUnknown for one not known here."""
+    """The format that a table's description names; raises LogFormatUnknown if this version does not know it."""
     try:
         found = json.loads(description)["format"]
     except (ValueError, KeyError, TypeError) as exc:
@@ -110,39 +117,40 @@ def format_of(description: str) -> int:
     return found
 
 
-class Lineage(NamedTuple):
-    """Which life of which source a commit was made from; another one is never continued without a new epoch."""
+class CommitSource(NamedTuple):
+    """The source that a commit was captured from; another source continues the log only with a new epoch."""
 
     timeline: int
     system_id: str = ""
-    """Of the cluster; "" in a log whose commits do not say: then the log's own holds."""
+    """System identifier of the cluster. "" in commits of older versions; the identity of the log then applies."""
     publication: int = 0
-    """OID of the publication that the session began with, 0 if not said: one made anew has another."""
+    """OID of the publication at the start of the session, 0 if unknown; a publication that was created again has
+    another OID."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInfo:
-    """What a commit of the log says about itself."""
+    """Metadata of a commit of the log."""
 
     last: Position
-    """The durable position once the commit is made."""
+    """The durable position after this commit."""
     committed_at: int
-    """Microseconds UTC of the last transaction, 0 when there was none."""
+    """Microseconds UTC of the last transaction, 0 if there was none."""
     timeline: int
     rows: int = 0
     transactions: int = 0
     system_id: str = ""
-    """Of the cluster; "" where the commit does not say."""
+    """System identifier of the cluster; "" if the commit does not contain it."""
     publication: int = 0
-    """OID of the publication, 0 where the commit does not say."""
+    """OID of the publication, 0 if the commit does not contain it."""
 
     @property
-    def lineage(self) -> Lineage:
+    def commit_source(self) -> CommitSource:
         """What the commit was made from."""
-        return Lineage(self.timeline, self.system_id, self.publication)
+        return CommitSource(self.timeline, self.system_id, self.publication)
 
     def to_metadata(self) -> dict[str, str]:
-        """The commit's metadata, all text."""
+        """The commit's metadata as text values."""
         return {
             "cdc.last": str(self.last),
             "cdc.committed_at": str(self.committed_at),
@@ -155,7 +163,7 @@ class CommitInfo:
 
     @classmethod
     def from_metadata(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Read it back; None for a commit that is not an append (the table's creation)."""
+        """Parse a commit's metadata; None for a commit that is no append, such as the creation of the table."""
         if "cdc.last" not in fields:
             return None
         return cls(
@@ -171,10 +179,10 @@ class CommitInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFile:
-    """One data file of the log as readers plan with it."""
+    """One data file of the log, with what a read plan needs to know of it."""
 
     path: str
-    """Absolute, or the URL in an object store."""
+    """Absolute path, or the URL in an object store."""
     rows: int
     size: int
     """Bytes."""
@@ -182,21 +190,22 @@ class LogFile:
     last: Position
     segment: int
     schemas_only: bool = False
-    """It holds `s` rows and nothing else: the writer keeps those apart, so that they are found without a scan."""
+    """True if all rows are `s` rows. The writer puts them into separate files, so that readers find them without a
+    scan."""
     partial: bool = True
-    """It may hold partial images."""
+    """Whether it may contain partial images."""
     committed_at: int = 0
-    """Microseconds UTC of its latest transaction, cut to milliseconds as Delta statistics are."""
-    beyond: Position = Position(0)  # noqa: RUF009 - an int, never changed
-    """Rows at or below are read from another file and are not read from this one."""
+    """Microseconds UTC of its latest transaction, truncated to milliseconds as in Delta statistics."""
+    skip_upto: Position = Position(0)  # noqa: RUF009 - an int, never changed
+    """Rows at or below this position are skipped, because another file contains them."""
     relations: tuple[int, int] | None = None
-    """Least and greatest; None if it holds messages alone, or what is in it is not looked at."""
+    """Least and greatest relation number; None if all rows are messages, or if the relations were not read."""
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """How the object store that it lies in is reached; some are secret."""
+    """Options of the connection to its object store; some are secret."""
 
 
 def log_file_of_action(path: FilePath, action: Mapping[str, Any]) -> LogFile:
-    """A file of the table at path, as delta-rs lists it with its statistics in columns of their own."""
+    """The file of the table at path that delta-rs lists as this action; each statistic has its own column."""
     latest = action.get("max.committed_at")
     return LogFile(
         path=str(path / action["path"]),
@@ -214,7 +223,7 @@ def log_file_of_action(path: FilePath, action: Mapping[str, Any]) -> LogFile:
 
 
 def delta_statistics(rows: pa.Table) -> str:
-    """The Delta statistics of a file that holds rows, as JSON."""
+    """The Delta statistics of a file with these rows, as JSON."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -225,32 +234,34 @@ def delta_statistics(rows: pa.Table) -> str:
             continue
         bounds = pc.min_max(column.cast(pa.int64()) if name == "committed_at" else column)
         low, high = bounds["min"].as_py(), bounds["max"].as_py()
-        least[name], greatest[name] = (low, high) if name != "committed_at" else (_instant(low), _instant(high))
+        least[name], greatest[name] = (
+            (low, high) if name != "committed_at" else (_iso_milliseconds(low), _iso_milliseconds(high))
+        )
     least["partial"], greatest["partial"] = bool(pc.all(rows["partial"]).as_py()), bool(pc.any(rows["partial"]).as_py())
     return json.dumps({"numRecords": rows.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
 
 
-def _instant(micros: int) -> str:
-    # Delta statistics hold milliseconds (PROTOCOL.md, per-file statistics)
-    moment = _EPOCH + timedelta(microseconds=micros)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+def _iso_milliseconds(micros: int) -> str:
+    # Delta statistics contain milliseconds (PROTOCOL.md, per-file statistics)
+    time = _EPOCH + timedelta(microseconds=micros)
+    return time.strftime("%Y-%m-%dT%H:%M:%S.") + f"{time.microsecond // 1000:03d}Z"
 
 
 def segment_of(relative: str) -> int:
-    """The partition that a data file lies in, by its path below the table's."""
+    """The segment number of a data file, by its path relative to the table."""
     return int(relative.partition("/")[0].removeprefix("segment="))
 
 
 def commit_file(table: _P, version: int) -> _P:
-    """Where the commit that made a version of the table at that path lies."""
+    """Path of the commit file that created a version of the table."""
     return table / "_delta_log" / f"{version:020d}.json"
 
 
 def trimmed_id(log_id: str) -> str:
-    """The application id of `changes` whose `txn` version is the last position that was trimmed."""
+    """Application id in `changes` whose `txn` version is the last trimmed position."""
     return f"{log_id}/trimmed"
 
 
 def floor_id(log_id: str) -> str:
-    """The application id of `compacted` whose `txn` version is the position up to which deletes are forgotten."""
+    """Application id in `compacted` whose `txn` version is the floor: the position up to which deletes were removed."""
     return f"{log_id}/floor"

@@ -25,7 +25,7 @@ class LostRange(NamedTuple):
     first: Position
     last: Position
     recorded_at: Position
-    """Position of the schema rows that record the loss; a read across the range is correct from here on."""
+    """Position of the schema rows that record the loss; a read that includes them is correct."""
 
     def cuts(self, after: Position, upto: Position) -> bool:
         """Whether (after, upto] would miss rows without containing the record of the loss."""

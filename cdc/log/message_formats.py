@@ -1,7 +1,7 @@
-"""Log rows as JSON messages: in cdc's own format, as Debezium messages, or flat.
+"""Log rows as JSON messages in three formats: cdc's own, Debezium's, or flat rows.
 
-Values are JSON by a simple rule: integers are numbers, booleans are booleans, everything else is the text
-that Postgres sent. So nothing is rounded: a numeric, a float or a timestamp stays text in every format.
+Integers become numbers and booleans become booleans. Every other value keeps the text that Postgres sent, so a numeric,
+a float or a timestamp is never rounded.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from cdc.position import Position
 from cdc.table import Column, TableSchema, split_topic
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"
-"""What Debezium writes for an unchanged TOAST value; only the debezium format has it."""
+"""Placeholder for an unchanged TOAST value, as Debezium writes it; only in the debezium format."""
 _INTEGERS: Final = frozenset({20, 21, 23, 26})
-"""int8, int2, int4, oid."""
+"""Type OIDs of int8, int2, int4 and oid."""
 _BOOLEAN: Final = 16
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Message = dict[str, Any]
 Row = Mapping[str, Any]
-"""One row of LOG_SCHEMA as `RecordBatch.to_pylist` gives it; images as lists of (column id, text)."""
-Writer = Callable[[Row, Row | None, "SchemaInForce"], Iterator[Message]]
-"""Row, the row after it, tables → what is printed."""
+"""One row of LOG_SCHEMA as `RecordBatch.to_pylist` returns it; an image is a list of (column id, text)."""
+Formatter = Callable[[Row, Row | None, "SchemaInForce"], Iterator[Message]]
+"""Formats a row: (row, next row, schemas) → messages."""
 
 
 class MessageFormat(StrEnum):
-    """How a change is printed."""
+    """Format of a printed change."""
 
-    #: The log row with named columns; unchanged TOAST columns are listed, not guessed.
+    #: The log row with column names; unchanged TOAST columns are listed by name.
     CDC = "cdc"
-    #: Debezium's key, headers and envelope; a delete is followed by its tombstone.
+    #: Debezium's key, headers and envelope; a tombstone follows each delete.
     DEBEZIUM = "debezium"
-    #: The row alone, with `__op`, `__deleted`, `__lsn`, `__source_ts_ms` as ExtractNewRecordState adds them.
+    #: Only the row, with `__op`, `__deleted`, `__lsn`, `__source_ts_ms` as ExtractNewRecordState adds them.
     FLAT = "flat"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceBlock:
-    """What the source is called in Debezium's `source` block."""
+    """Names of the source in Debezium's `source` block."""
 
     pipeline: str
     database: str
@@ -54,17 +54,17 @@ class SourceBlock:
 
 @dataclass(slots=True)
 class SchemaInForce:
-    """The schema in force per relation; moved on by every `s` row that passes."""
+    """The current schema of each relation; every `s` row that passes updates it."""
 
     schemas: dict[int, TableSchema] = field(default_factory=dict)
 
     def follow(self, row: Row) -> None:
-        """Take a schema row in; others leave it as it is."""
+        """Update the schema from an `s` row; ignores other rows."""
         if row["op"] == Operation.SCHEMA.value:
             self.schemas[row["relation"]] = TableSchema.from_json(row["payload"])
 
     def named(self, row: Row, image: Iterable[tuple[int, str | None]]) -> dict[str, Any]:
-        """Column name → JSON value; a column dropped since is called by its id."""
+        """Column name → JSON value; the name of an unknown column, such as a dropped one, is `column_ID`."""
         columns = {c.id: c for c in self._columns(row)}
         return {
             columns[number].name if number in columns else f"column_{number}": json_value(text, columns.get(number))
@@ -72,18 +72,18 @@ class SchemaInForce:
         }
 
     def key(self, row: Row, parts: Iterable[str | None] | None) -> dict[str, Any] | None:
-        """The key as name → JSON value, None without one."""
+        """Column name → JSON value of the key; None if the row has no key."""
         if parts is None:
             return None
         schema = self.schemas.get(row["relation"])
         columns = schema.key if schema else ()
         values = list(parts)
         if len(columns) != len(values):
-            return {str(place): value for place, value in enumerate(values)}
+            return {str(index): value for index, value in enumerate(values)}
         return {c.name: json_value(value, c) for c, value in zip(columns, values, strict=True)}
 
     def names(self, row: Row) -> list[str]:
-        """The columns that the source sends, in order."""
+        """Names of the columns that the source sends, in order."""
         return [c.name for c in self._columns(row) if not c.generated]
 
     def _columns(self, row: Row) -> tuple[Column, ...]:
@@ -92,7 +92,7 @@ class SchemaInForce:
 
 
 def json_value(text: str | None, column: Column | None) -> Any:
-    """A value as JSON has it: integers and booleans as such, everything else as text."""
+    """A value as JSON: integers and booleans as such, all others as text."""
     if text is None or column is None:
         return text
     oid = column.value_type[0]
@@ -102,26 +102,26 @@ def json_value(text: str | None, column: Column | None) -> Any:
 
 
 def messages(
-    rows: Iterable[Row], tables: SchemaInForce, form: MessageFormat, place: SourceBlock
+    rows: Iterable[Row], tables: SchemaInForce, form: MessageFormat, source: SourceBlock
 ) -> Iterator[tuple[Row, Message]]:
-    """Each row with what is printed of it, in the order given; a row may print nothing, or two messages.
+    """Each row with each of its messages, in the given order; a row may have no message, or two.
 
-    Rows must come in (position, ordinal) order: the two halves of a key change stand side by side.
+    Rows must be in (position, ordinal) order, so that the two rows of a key change are adjacent.
     """
-    writers: dict[MessageFormat, Writer] = {
+    formatters: dict[MessageFormat, Formatter] = {
         MessageFormat.CDC: _cdc,
-        MessageFormat.DEBEZIUM: _Debezium(place),
+        MessageFormat.DEBEZIUM: _Debezium(source),
         MessageFormat.FLAT: _flat,
     }
-    writer = writers[form]
+    formatter = formatters[form]
     for row, following in _with_next(rows):
         tables.follow(row)
-        for message in writer(row, following, tables):
+        for message in formatter(row, following, tables):
             yield row, message
 
 
 def filter_messages(found: Iterable[tuple[Row, Message]], operations: frozenset[str]) -> Iterator[Message]:
-    """The messages of rows with a wanted operation; empty means all."""
+    """The messages of rows with one of the operations; no operation selects all."""
     return (message for row, message in found if not operations or row["op"] in operations)
 
 
@@ -177,14 +177,14 @@ def _flat(row: Row, _following: Row | None, tables: SchemaInForce) -> Iterator[M
 
 
 class _Debezium:
-    """Key, headers and value of Debezium's Postgres connector.
+    """Formats keys, headers and values as Debezium's Postgres connector does.
 
-    `source.lsn` is that of the transaction's commit record, for the log keeps no LSN per change; `xmin` and the
-    last commit's LSN in `sequence` are null for the same reason. `ts_*` is the commit time: nothing here has a clock.
+    `source.lsn` is the LSN of the commit record, because the log has no LSN per change. For the same reason `xmin` and
+    the first LSN in `sequence` are null. `ts_*` is the commit time, because this module has no clock.
     """
 
-    def __init__(self, place: SourceBlock) -> None:
-        self._place = place
+    def __init__(self, source: SourceBlock) -> None:
+        self._names = source
         self._position = -1
         self._orders: dict[str, int] = {}
 
@@ -192,16 +192,16 @@ class _Debezium:
         if row["op"] in {Operation.SCHEMA.value, Operation.GENERATION.value}:
             return
         order = self._order(row)
-        move = following is not None and _is_move(row, following)
+        is_key_change = following is not None and _is_key_change(row, following)
         headers: Message = {}
         operation = row["op"]
-        if move and following is not None:
+        if is_key_change and following is not None:
             headers["__debezium.newkey"] = tables.key(following, following["key"])
         elif row["old_key"] is not None:
-            # the second half of a key change is a create to Debezium's readers
+            # Debezium writes the second row of a key change as a create
             headers["__debezium.oldkey"] = tables.key(row, row["old_key"])
             operation = Operation.CREATE.value
-        topic = f"{self._place.pipeline}.{row['topic']}" if row["topic"] else self._place.pipeline
+        topic = f"{self._names.pipeline}.{row['topic']}" if row["topic"] else self._names.pipeline
         key = tables.key(row, row["key"])
         value = self._envelope(row, operation, order, tables)
         yield {"topic": topic, "key": key, "headers": headers, "value": value}
@@ -239,14 +239,14 @@ class _Debezium:
     def _source(self, row: Row, micros: int, lsn: int) -> Message:
         schema, table = split_topic(row["topic"] or "")
         return {
-            "version": self._place.version,
+            "version": self._names.version,
             "connector": "postgresql",
-            "name": self._place.pipeline,
+            "name": self._names.pipeline,
             "ts_ms": micros // 1000,
             "ts_us": micros,
             "ts_ns": micros * 1000,
             "snapshot": "true" if row["op"] == Operation.READ.value else "false",
-            "db": self._place.database,
+            "db": self._names.database,
             "sequence": json.dumps([None, str(lsn)]),
             "schema": schema,
             "table": table,
@@ -256,7 +256,7 @@ class _Debezium:
         }
 
     def _order(self, row: Row) -> int:
-        """1-based order inside the transaction and table, as far as the rows given go."""
+        """Number of the row inside its transaction and table, from 1, counted over the given rows."""
         if row["position"] != self._position:
             self._position = row["position"]
             self._orders = {}
@@ -265,8 +265,8 @@ class _Debezium:
         return self._orders[topic]
 
 
-def _is_move(row: Row, following: Row) -> bool:
-    """Whether the two rows are a key change: `d` of the old key, then `u` with `old_key`."""
+def _is_key_change(row: Row, following: Row) -> bool:
+    """Whether the two rows are one key change: `d` of the old key, then `u` with `old_key`."""
     return bool(
         row["op"] == Operation.DELETE.value
         and following["old_key"] is not None

@@ -1,8 +1,8 @@
 """In-place migration of a log to the format of this version.
 
-For each format there is a step that makes true what the next one promises; then one commit per table says so. The
-compacted table goes first, for everybody looks at `changes` first. Killed anywhere, each table has the one format or
-the other, and the next run goes on: steps may be done twice.
+Each format has a step that makes true what the next format guarantees; afterwards one commit per table changes the
+format number. The compacted table is migrated first, because every reader checks `changes` first. If the migration is
+killed, each table has either format, and the next run continues: every step can be repeated.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from cdc.log.object_path import Root
 from cdc.log.storage import is_table, last_commit_info, open_table
 
 Step = Callable[[Root], None]
-"""What is done to a table at that path before it may call itself of the next format."""
+"""Changes a table at that path, so that it fulfils the next format."""
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationResult:
-    """What became of a log."""
+    """Formats before and after a migration."""
 
     before: int
-    """The older of its tables' formats."""
+    """The older format of the two tables."""
     after: int
 
 
 def migrate_log(root: Root) -> MigrationResult:
-    """Bring the log under root to the format of this version, while no reader and no compaction runs.
+    """Migrate the log under root to the format of this version, while no reader and no compaction runs.
 
-    One that runs all the same is fenced by its next commit. Raises LogFormatUnknown for a log of a newer format,
-    LogFenced if somebody commits meanwhile, LogError if there is no log.
+    A process that runs nevertheless is fenced at its next commit. Raises LogFormatUnknown for a newer log, LogFenced if
+    another process commits during the migration, LogError if there is no log.
     """
     if not is_table(root / CHANGES):
         raise LogError(f"no change log at {str(root)!r}", remedy="check log.path, and that the reader has run once")
@@ -47,24 +47,24 @@ def migrate_log(root: Root) -> MigrationResult:
     found = []
     for name in (COMPACTED, CHANGES):
         if is_table(root / name):
-            found.append(_raised(root / name, log_id))
+            found.append(_migrate_table(root / name, log_id))
             hit(f"migrate_{name}")
     return MigrationResult(min(found), FORMAT)
 
 
 def describe(table: Root, log_id: str, description: str) -> None:
-    """Give the table at that path another description in a commit of its writer's kind; durable when it returns.
+    """Replace the description of the table at that path in a commit; durable when it returns.
 
-    Positions stay, and what the latest commit says of itself is said again. Raises LogFenced if somebody else commits.
+    The positions and the metadata of the latest commit are repeated in it. Raises LogFenced if another process commits.
     """
     delta = open_table(table)
     position = delta.transaction_version(log_id)
-    told = {name: str(value) for name, value in last_commit_info(table, delta).items() if name.startswith("cdc.")}
+    metadata = {name: str(value) for name, value in last_commit_info(table, delta).items() if name.startswith("cdc.")}
     try:
         delta.alter.set_table_description(
             description,
             commit_properties=CommitProperties(
-                custom_metadata=told,
+                custom_metadata=metadata,
                 max_commit_retries=1,
                 app_transactions=[] if position is None else [Transaction(log_id, position)],
             ),
@@ -78,8 +78,8 @@ def describe(table: Root, log_id: str, description: str) -> None:
     sync_commit(table, open_table(table).version())
 
 
-def _raised(table: Root, log_id: str) -> int:
-    """The format that the table had."""
+def _migrate_table(table: Root, log_id: str) -> int:
+    """Migrate one table, and return the format that it had."""
     description = open_table(table).metadata().description
     found = format_of(description)
     for number in range(found, FORMAT):
@@ -89,9 +89,9 @@ def _raised(table: Root, log_id: str) -> int:
     return found
 
 
-def _from_now_on(_table: Root) -> None:
-    """Format 2 is about files that are written: those that are there keep their pages without checksums."""
+def _keep_files(_table: Root) -> None:
+    """Do nothing: format 2 only concerns new files. Existing files stay without page checksums."""
 
 
-STEPS: Final[Mapping[int, Step]] = {1: _from_now_on}
+STEPS: Final[Mapping[int, Step]] = {1: _keep_files}
 """Format → the step to the next one."""

@@ -1,4 +1,4 @@
-"""Integrity check of a Parquet file: reads every page, compares its checksum and locates unreadable parts."""
+"""Integrity check of a Parquet file: it reads every page, compares its checksum and locates unreadable parts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cdc.log.storage import can_read_in_threads, parquet_file
 from cdc.position import Position
 
 _BROKEN: Final = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
-"""What a damaged file makes pyarrow raise: a length that was changed may ask for any amount of memory."""
+"""Exceptions that pyarrow raises for a damaged file; a changed length may request any amount of memory."""
 _NAMED: Final = 5
-"""Tables that a message names; the others are counted."""
+"""Number of tables that a message names; the others are counted."""
 _I32: Final = 0x15
-"""Thrift's compact protocol: the field after the last one, a 32-bit integer."""
+"""Header byte of a 32-bit integer field in Thrift's compact protocol whose id follows the previous id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,27 +31,29 @@ class UnreadablePart:
 
     message: str
     first: Position | None = None
-    """Least and greatest position of the rows, None if those cannot be read either."""
+    """Least position of the rows; None if the positions cannot be read either."""
     last: Position | None = None
+    """Greatest position of the rows."""
     relations: frozenset[int] | None = None
-    """Of the rows; None if they cannot be read either."""
+    """Relations of the rows; None if they cannot be read either."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """What came of reading a file."""
+    """Result of reading a file."""
 
     unread: tuple[UnreadablePart, ...]
+    """Parts that cannot be read; empty for a sound file."""
     has_checksums: bool = True
-    """Whether its pages have checksums, so that a flipped byte is seen for sure."""
+    """Whether its pages have checksums, so that the check finds every flipped byte."""
 
 
 def read(
-    place: Root, take: Callable[[pa.Table], None], columns: Sequence[str] | None = None, size: int | None = None
+    place: Root, consume: Callable[[pa.Table], None], columns: Sequence[str] | None = None, size: int | None = None
 ) -> FileCheck:
-    """Give `take` the rows of a log file as LOG_SCHEMA (or the named columns of it), one row group at a time.
+    """Read a log file, and pass the rows of each readable row group to `consume`, in order.
 
-    The groups that can be read, in order. size: of the file, where it is known. Raises FileNotFoundError.
+    The rows have LOG_SCHEMA, or the named columns of it. size: size of the file, if known. Raises FileNotFoundError.
     """
     names = list(columns or LOG_SCHEMA.names)
     schema = pa.schema([LOG_SCHEMA.field(name) for name in names])
@@ -72,28 +74,28 @@ def read(
         try:
             rows = parquet.read_row_group(number, columns=names, use_threads=threads).select(names).cast(schema)
         except _BROKEN as exc:
-            unread.append(_located(parquet, number, _reason(exc)))
+            unread.append(_describe_row_group(parquet, number, _reason(exc)))
         else:
             if any(rows[field.name].null_count for field in schema if not field.nullable):
-                unread.append(_located(parquet, number, "values are missing"))
+                unread.append(_describe_row_group(parquet, number, "values are missing"))
             else:
-                take(rows)
+                consume(rows)
     return FileCheck(tuple(unread), _has_checksums(source, parquet.metadata))
 
 
 def open_for_random_access(place: Root, size: int | None = None) -> Any:
-    """The file for random access; raises FileNotFoundError, of one whose size is given maybe when it is read."""
+    """Open the file for random access; raises FileNotFoundError, with a given size possibly only at the first read."""
     return place.reader(size) if isinstance(place, BucketPath) else pa.OSFile(str(place))
 
 
 def unreadable_file_error(file: LogFile) -> LogCorrupt:
-    """The error of who meets a damaged file: where it lies, what it held, and what to do next."""
-    held = f"positions {file.first!s} to {file.last!s}{tables_suffix(_topics(file))}"
-    return LogCorrupt(f"log file {file.path!r} cannot be read: {held}")
+    """The error for a damaged file: its path, its positions and its tables."""
+    content = f"positions {file.first!s} to {file.last!s}{tables_suffix(_topics(file))}"
+    return LogCorrupt(f"log file {file.path!r} cannot be read: {content}")
 
 
 def _topics(file: LogFile) -> list[str]:
-    """The tables in a file by that column of it, if it can be read; else the relations by what the commit says."""
+    """The tables in a file by its topic column; if that cannot be read, the relations that the commit names."""
     try:
         topics = parquet_file(open_for_random_access(as_root(file.path, file.options)))
         return sorted(topics.read(columns=["topic"], use_threads=False)["topic"].unique().drop_null().to_pylist())
@@ -101,33 +103,35 @@ def _topics(file: LogFile) -> list[str]:
         return [] if file.relations is None else [f"relation {number}" for number in sorted(set(file.relations))]
 
 
-def _located(parquet: pq.ParquetFile, number: int, reason: str) -> UnreadablePart:
-    """Which columns of a row group are damaged, and what those tell that are not."""
-    whole = {name: rows for name in LOG_SCHEMA.names if (rows := _column(parquet, number, name)) is not None}
-    broken = [name for name in LOG_SCHEMA.names if name not in whole]
+def _describe_row_group(parquet: pq.ParquetFile, number: int, reason: str) -> UnreadablePart:
+    """Describe an unreadable row group: its damaged columns, and positions and relations if they can be read."""
+    readable = {name: rows for name in LOG_SCHEMA.names if (rows := _column(parquet, number, name)) is not None}
+    broken = [name for name in LOG_SCHEMA.names if name not in readable]
     message = f"row group {number} cannot be read, columns {', '.join(broken)}: {reason}"
     first = last = None
-    if "position" in whole:
-        least, greatest = (value.as_py() for value in pc.min_max(whole["position"]).values())
+    if "position" in readable:
+        least, greatest = (value.as_py() for value in pc.min_max(readable["position"]).values())
         first, last = Position(least), Position(greatest)
-    found = whole["relation"].unique().drop_null().to_pylist() if "relation" in whole else None
+    found = readable["relation"].unique().drop_null().to_pylist() if "relation" in readable else None
     return UnreadablePart(
         message=message, first=first, last=last, relations=None if found is None else frozenset(found)
     )
 
 
 def _column(parquet: pq.ParquetFile, number: int, name: str) -> pa.ChunkedArray | None:
-    """The values of a column; None if they cannot be read, or are fewer than the rows."""
+    """The values of a column; None if it cannot be read or has fewer values than the group has rows."""
     try:
         found = parquet.read_row_group(number, columns=[name], use_threads=False)[name]
     except _BROKEN:
         return None
-    is_whole = len(found) == parquet.metadata.row_group(number).num_rows
-    return found if is_whole and (LOG_SCHEMA.field(name).nullable or not found.null_count) else None
+    is_complete = len(found) == parquet.metadata.row_group(number).num_rows
+    return found if is_complete and (LOG_SCHEMA.field(name).nullable or not found.null_count) else None
 
 
 def _has_checksums(source: Any, footer: pq.FileMetaData) -> bool:
-    """Whether the header of the first page has one: type, two sizes, then the checksum (parquet.thrift, PageHeader)."""
+    """Whether the header of the first page contains a checksum: type, two sizes, then the checksum (parquet.thrift,
+    PageHeader).
+    """
     if not footer.num_row_groups:
         return True
     column = footer.row_group(0).column(0)
@@ -149,7 +153,7 @@ def _reason(exc: BaseException) -> str:
 
 
 def tables_suffix(tables: Collection[str]) -> str:
-    """The text `; tables a, b and 3 more`, empty for no tables."""
+    """The text `; tables a, b and 3 more`; empty for no tables."""
     if not tables:
         return ""
     some = sorted(tables)

@@ -1,8 +1,8 @@
 """Read plan: the files from which a range of positions is read after old segments were compacted and trimmed.
 
-A range that starts where single changes still exist reads only `changes`. An earlier one reads the latest state of
-each key up to the horizon from `compacted`, and later changes from `changes`. Folding either gives the same rows, so
-nothing downstream needs to distinguish them.
+A range that starts at the oldest position or later is read from `changes` alone. An earlier range reads the latest
+state of each key up to the horizon from `compacted`, and later changes from `changes`. Folding either gives the same
+rows, so readers need not distinguish the two.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class LogSnapshot:
     horizon: Position = _ZERO
     """Position of the state in `compacted`."""
     floor: Position = _ZERO
-    """`compacted` lacks deletes up to this position: a target older than it must be rebuilt."""
+    """Deletes up to this position are missing in `compacted`: a target older than it must be rebuilt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPlan:
-    """The files for a read of every single change of a range."""
+    """The files from which every single change of a range is read."""
 
     changes: Sequence[LogFile]
     """Files of `changes`, ordered by first position."""
@@ -49,7 +49,7 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
     Raises LogTrimmed if the range starts below `oldest` and neither at 0 nor at the floor, if it ends below the
     horizon, or if it ends between lost rows and the position that records the loss.
     """
-    _check_whole(view, after, upto)
+    _check_lost_ranges(view, after, upto)
     if after >= view.oldest or upto <= after:
         return ranges.overlapping(view.changes, after, upto)
     _check_start(view, after)
@@ -59,15 +59,16 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
             f"and their compacted state begins at {view.horizon!s}",
             remedy=f"end at {view.horizon!s} or later; restart a Spark stream that stopped here with a new checkpoint",
         )
-    return [*ranges.overlapping(view.compacted, after, view.horizon), *_beyond_horizon(view, upto)]
+    return [*ranges.overlapping(view.compacted, after, view.horizon), *_after_horizon(view, upto)]
 
 
 def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
-    """The plan for every single change; trimmed changes are replaced by the state at the horizon.
+    """The plan for every single change; the state at the horizon replaces trimmed changes.
 
-    Raises LogTrimmed if the range starts below `oldest` but not at 0, if it ends below the horizon, or as files().
+    Raises LogTrimmed if the range starts below `oldest` but not at 0, if it ends below the horizon, or if files()
+    would.
     """
-    _check_whole(view, after, upto)
+    _check_lost_ranges(view, after, upto)
     if after >= view.oldest or upto <= after:
         return HistoryPlan(changes=ranges.overlapping(view.changes, after, upto))
     if after:
@@ -83,7 +84,7 @@ def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
             remedy=f"start after {view.oldest!s} or later, or end at {view.horizon!s} or later",
         )
     return HistoryPlan(
-        baseline=ranges.overlapping(view.compacted, after, view.horizon), changes=_beyond_horizon(view, upto)
+        baseline=ranges.overlapping(view.compacted, after, view.horizon), changes=_after_horizon(view, upto)
     )
 
 
@@ -113,7 +114,7 @@ def can_read_range(view: LogSnapshot, after: Position, upto: Position) -> bool:
 
 
 def schema_files(view: LogSnapshot, upto: Position) -> list[LogFile]:
-    """The files of `s` rows up to a position; the same row may be in two of them."""
+    """The files with `s` rows up to a position; the same row may be in two of them."""
     both = (*view.compacted, *view.changes) if view.oldest else view.changes
     return [file for file in both if file.schemas_only and file.first <= upto]
 
@@ -123,12 +124,12 @@ def is_late(after: Position, oldest: Position, floor: Position) -> bool:
     return _ZERO < after < min(oldest, floor)
 
 
-def _beyond_horizon(view: LogSnapshot, upto: Position) -> list[LogFile]:
+def _after_horizon(view: LogSnapshot, upto: Position) -> list[LogFile]:
     newer = ranges.overlapping(view.changes, view.horizon, upto)
-    return [replace(file, beyond=view.horizon) if file.first <= view.horizon else file for file in newer]
+    return [replace(file, skip_upto=view.horizon) if file.first <= view.horizon else file for file in newer]
 
 
-def _check_whole(view: LogSnapshot, after: Position, upto: Position) -> None:
+def _check_lost_ranges(view: LogSnapshot, after: Position, upto: Position) -> None:
     for gap in lost_ranges.lost_ranges_in(view.changes):
         if gap.cuts(after, upto):
             raise LogTrimmed(

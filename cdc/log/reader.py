@@ -1,7 +1,7 @@
 """Reader of the log: position ranges as Arrow batches, for the Spark source, `cdc tail` and other programs.
 
-What was trimmed from `changes` is read from `compacted`; the two are looked at together, so that each view is of one
-moment.
+A view contains one version of `changes` and one of `compacted`. `compacted` replaces the changes that were trimmed, so
+the two versions must belong together: oldest ≤ horizon ≤ durable.
 """
 
 from __future__ import annotations
@@ -38,34 +38,37 @@ from cdc.log.storage import can_read_in_threads, is_table, last_commit_info, ope
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, matches
 
-LOOK_EVERY: Final = 2.0
-"""Seconds between two looks at the table of a log in which nothing seems to happen."""
+UPDATE_EVERY: Final = 2.0
+"""Maximum seconds between two reads of the Delta log while no new commit file appears."""
 PROBE_EVERY: Final = 0.25
-"""Seconds between two looks for the next commit in an object store, where each is a request that is paid for."""
-LOOK_AGAIN: Final = 30.0
-"""Seconds after which `compacted` is opened anew although its next commit is not seen: it may be cleaned away."""
+"""Minimum seconds between two checks for the next commit in an object store, where each check is a paid request."""
+REOPEN_COMPACTED_EVERY: Final = 30.0
+"""Seconds after which `compacted` is opened again, in case log clean-up removed the commit file that a refresh looks
+for."""
 REOPEN_AFTER: Final = 64
-"""Versions after which the table is opened anew: an opened one keeps every commit it has replayed."""
+"""Versions after which the table is opened again, because an open table keeps every commit that it has replayed."""
 PART_ROWS: Final = 131_072
-"""Rows of a file that are in memory at once, unless one row group has more."""
-_BOUNDED: Final = tuple(LOG_SCHEMA.names.index(name) for name in ("position", "relation", "topic"))
-"""Leaves of a file's schema whose statistics rule row groups out; no nested column stands before them."""
-_LOOKS: Final = 10
-"""At one moment of both tables: each further one takes a compaction and a trim in between."""
+"""Rows of a file that are in memory at the same time, unless one row group has more."""
+_PRUNING_LEAVES: Final = tuple(LOG_SCHEMA.names.index(name) for name in ("position", "relation", "topic"))
+"""Leaf columns of a file whose statistics exclude row groups; no nested column precedes them, so the numbers are equal.
+"""
+_MAX_ATTEMPTS: Final = 10
+"""Attempts to read matching versions of both tables. Each failure needs a compaction and a trim in between."""
 
 
 class RowSpan(NamedTuple):
-    """Neighbouring rows of a file."""
+    """Statistics of one row group."""
 
     least: int
-    """Of their relations."""
+    """Least relation number."""
     greatest: int
+    """Greatest relation number."""
     size: int
-    """Bytes, before they were compressed."""
+    """Uncompressed bytes."""
 
 
 class LogReader:
-    """A view of one log as of the last refresh; cheap to refresh, safe beside the writer."""
+    """A view of one log at the last refresh; a refresh is cheap, and safe while a writer runs."""
 
     def __init__(self, root: str | Root) -> None:
         self._root = as_root(root) / CHANGES
@@ -77,58 +80,65 @@ class LogReader:
         self.log_id = str(metadata.id)
         self.identity = LogIdentity.from_description(metadata.description)
         self.format = format_of(metadata.description)
-        self._look_due = self._compacted_due = self._probe_due = 0.0
+        self._update_due = self._compacted_due = self._probe_due = 0.0
         self._files: list[LogFile] | None = None
         self._known: dict[str, LogFile] = {}
-        """By path, those that were listed last: of hundreds few are new, and none ever changes."""
+        """Path → file of the last listing; most files of the next listing are in it, and a file never changes."""
         self._durable: Position | None = None
         self._oldest = Position(0)
         self._compacted: CompactedState | None = None
-        self._settle()
+        self._load_matching_versions()
 
     @property
     def system_id(self) -> str:
-        """Of the source cluster."""
+        """System identifier of the source cluster."""
         return self.identity.system_id
 
     @property
     def version(self) -> int:
-        """Delta version of the view of `changes`."""
+        """Delta version of `changes` in the view."""
         return int(self._table.version())
 
     @property
     def durable(self) -> Position | None:
-        """The last position in the log; None before its first snapshot."""
+        """The last position in the log; None before the initial snapshot."""
         return self._durable
 
     @property
     def oldest(self) -> Position:
-        """Every change above is there by itself; of what is at or below only the state of each key. 0 at first."""
+        """After this position the log has every single change; up to it only the state of each key. 0 at first."""
         return self._oldest
 
     @property
     def compacted(self) -> CompactedState | None:
-        """What the view reads instead of trimmed changes; None while nothing was trimmed."""
+        """The state that replaces trimmed changes; None if nothing was trimmed."""
         return self._compacted
 
     @property
     def last_commit(self) -> CommitInfo | None:
-        """What the latest commit says of itself; None before the first snapshot."""
+        """Metadata of the latest commit; None before the initial snapshot."""
         return CommitInfo.from_metadata(last_commit_info(self._root, self._table))
 
     def refresh(self) -> None:
-        """Move the view to what is committed now (PROBE_EVERY ago in an object store); nearly free when nothing is."""
+        """Move the view to the latest commits; almost free if there is none.
+
+        An object store is asked every PROBE_EVERY seconds at most.
+        """
         before = self._table.version()
-        # The next commit's file tells at the price of a stat. It can be cleaned away behind a view that stood
-        # still for long, so now and then the table itself is asked.
+        # One stat shows whether the next commit file exists. Log clean-up may have removed that file if the view is
+        # old, so the table itself is updated from time to time.
         now = time.monotonic()
         if now < self._probe_due:
             return
         if isinstance(self._root, BucketPath):
             self._probe_due = now + PROBE_EVERY
-        if now < self._look_due and not commit_file(self._root, before + 1).exists() and not self._is_compacted_again():
+        if (
+            now < self._update_due
+            and not commit_file(self._root, before + 1).exists()
+            and not self._has_newer_compacted()
+        ):
             return
-        self._look_due = now + LOOK_EVERY
+        self._update_due = now + UPDATE_EVERY
         self._update()
         if self._table.version() != before:
             self._files = None
@@ -137,26 +147,26 @@ class LogReader:
         if self._table.version() - self._opened_at >= REOPEN_AFTER:
             self._table = open_table(self._root)
             self._opened_at = self._table.version()
-        self._settle()
+        self._load_matching_versions()
 
     def every_file(self) -> list[LogFile]:
         """All data files of `changes` in the view."""
         if self._files is None:
             actions = self.listing()
             paths = actions["path"].to_pylist()
-            fresh = [place for place, path in enumerate(paths) if path not in self._known]
-            rows = actions.take(pa.array(fresh, pa.int64())).to_pylist()
+            unknown = [index for index, path in enumerate(paths) if path not in self._known]
+            rows = actions.take(pa.array(unknown, pa.int64())).to_pylist()
             known = self._known | {row["path"]: log_file_of_action(self._root, row) for row in rows}
             self._known = {path: known[path] for path in paths}
             self._files = list(self._known.values())
         return self._files
 
     def listing(self) -> pa.Table:
-        """The data files of `changes` in the view, a row each, with the statistics in columns of their own."""
+        """The data files of `changes` in the view, one row each; each statistic is a column."""
         return pa.table(self._table.get_add_actions(flatten=True))
 
     def segments(self) -> list[LogFile]:
-        """Each segment of `changes` as if it were one file, oldest first; does not list every file."""
+        """One LogFile per segment of `changes` with its totals, oldest first; cheaper than a list of all files."""
         rows = self.listing()
         if not rows.num_rows:
             return []
@@ -166,45 +176,46 @@ class LogReader:
         return sorted((_segment(self._root, row) for row in found), key=attrgetter("segment"))
 
     def files(self, after: Position, upto: Position) -> list[LogFile]:
-        """The files to read (after, upto] from, in order.
+        """The files from which (after, upto] is read, in order.
 
-        Raises LogTrimmed if the log can tell neither every change of the range nor what they come to.
+        Raises LogTrimmed if the log has neither every change of the range nor the state that replaces them.
         """
-        return read_plan.files(self._view(), after, upto)
+        return read_plan.files(self._snapshot(), after, upto)
 
     def history(self, after: Position, upto: Position) -> read_plan.HistoryPlan:
-        """What every single change of (after, upto] is read from; raises as cdc.log.read_plan.history."""
-        return read_plan.history(self._view(), after, upto)
+        """The plan to read every single change of (after, upto]; raises as cdc.log.read_plan.history."""
+        return read_plan.history(self._snapshot(), after, upto)
 
     def latest_boundary(self, after: Position, max_rows: int | None = None) -> Position:
-        """Where a batch that starts after `after` should end; `after` itself when there is nothing new.
+        """Position at which a batch that starts after `after` should end; `after` itself if there is nothing new.
 
         Raises LogTrimmed if no batch can start there.
         """
         durable = self.durable
         if durable is None or durable <= after:
             return after
-        return read_plan.boundary(self._view(), after, max_rows)
+        return read_plan.boundary(self._snapshot(), after, max_rows)
 
     def leads(self, after: Position, upto: Position) -> bool:
-        """Whether a batch that starts after `after` may end at `upto`; see latest_boundary for one that always may."""
-        return read_plan.can_read_range(self._view(), after, upto)
+        """Whether a batch that starts after `after` may end at `upto`; it may always end at latest_boundary."""
+        return read_plan.can_read_range(self._snapshot(), after, upto)
 
     def as_of(self, version: int, upto: Position) -> Self | None:
-        """This view with that version of `compacted`, to plan ranges that end at upto; not to be refreshed.
+        """A copy of this view with an older version of `compacted`, to plan ranges that end at upto.
 
-        None where it does not lead there any more: its files, or changes behind its horizon, are gone.
+        The copy must not be refreshed. None if that version cannot be read up to there, because its files or later
+        changes were removed.
         """
         try:
-            held = read_compacted_state(self._root.parent, self.log_id, version)
-        except LogCorrupt:  # cleaned away
+            older = read_compacted_state(self._root.parent, self.log_id, version)
+        except LogCorrupt:  # the version was cleaned up
             return None
-        if held is None or self._oldest > held.horizon < upto:
+        if older is None or self._oldest > older.horizon < upto:
             return None
-        if not all(as_root(file.path, file.options).exists() for file in held.files):
+        if not all(as_root(file.path, file.options).exists() for file in older.files):
             return None
         view = copy(self)
-        view._compacted, view._oldest = held, min(self._oldest, held.horizon)  # noqa: SLF001 - its own copy
+        view._compacted, view._oldest = older, min(self._oldest, older.horizon)  # noqa: SLF001 - its own copy
         return view
 
     def rows(
@@ -215,9 +226,10 @@ class LogReader:
         topics: Callable[[str], bool] | None = None,
         only: TableSelection = EVERY_ROW,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows in (after, upto] as LOG_SCHEMA batches, file by file; messages pass every filter of topics.
+        """The rows in (after, upto] as LOG_SCHEMA batches, file by file.
 
-        only: what is wanted, of which alone files and row groups are read.
+        topics: predicate over topics; messages always pass. only: selection by relation and table name; other files and
+        row groups are not read.
         """
         for file in only.narrowed(self.files(after, upto)):
             for rows in stream_file(file, after, upto, LOG_SCHEMA.names, only):
@@ -227,44 +239,45 @@ class LogReader:
                 yield from rows.to_batches()
 
     def schemas(self, upto: Position | None = None) -> dict[int, TableSchema]:
-        """Relation → the version of its schema in force at upto (default: now)."""
+        """Relation → its schema at upto (default: now)."""
         limit = upto if upto is not None else self.durable or Position(0)
         return {schema.relation: schema for _, schema in self.schema_history(limit)}
 
     def schema_history(self, upto: Position | None = None) -> list[tuple[ChangePosition, TableSchema]]:
-        """Every version of every table up to a position (default: now), oldest first."""
+        """Every schema version of every table up to a position (default: now), oldest first."""
         limit = upto if upto is not None else self.durable or Position(0)
         found: dict[ChangePosition, TableSchema] = {}
-        for file in read_plan.schema_files(self._view(), limit):
+        for file in read_plan.schema_files(self._snapshot(), limit):
             for row in read_file(file, Position(0), limit, ["position", "ordinal", "payload"]).to_pylist():
                 place = ChangePosition(Position(row["position"]), row["ordinal"])
                 found[place] = TableSchema.from_json(row["payload"])
         return sorted(found.items(), key=itemgetter(0))
 
     def committed_at(self, position: Position) -> int:
-        """Commit time at a position, µs UTC; exact for the last transaction, else cut to ms; 0 if unknown.
+        """Commit time at a position in µs UTC; 0 if unknown.
 
-        At the horizon, where the last transaction may be folded away, that of the latest row.
+        It is exact for the last transaction, and truncated to milliseconds for others. At the horizon the last
+        transaction may be compacted; the result is then the time of the latest row.
         """
         if position == self.durable:
             return 0 if self.last_commit is None else self.last_commit.committed_at
-        held = self._compacted is not None and position == self._compacted.horizon
-        files = self._compacted.files if self._compacted is not None and held else []
+        at_horizon = self._compacted is not None and position == self._compacted.horizon
+        files = self._compacted.files if self._compacted is not None and at_horizon else []
         exact = [file for file in self.every_file() if file.last == position]
         return max((file.committed_at for file in exact or files), default=0)
 
-    def _settle(self) -> None:
-        """Let the view be of one moment: oldest ≤ horizon ≤ durable, as every writer keeps it."""
-        for _ in range(_LOOKS):
+    def _load_matching_versions(self) -> None:
+        """Read durable, oldest and `compacted`, until oldest ≤ horizon ≤ durable as every writer guarantees."""
+        for _ in range(_MAX_ATTEMPTS):
             version = self._table.transaction_version(self.log_id)
             self._durable = None if version is None else Position(version)
-            # what was trimmed lies in `compacted` before it goes, so that one is looked at second
+            # changes are in `compacted` before they are trimmed, so `compacted` is read second
             self._oldest = Position(self._table.transaction_version(trimmed_id(self.log_id)) or 0)
             if not self._oldest:
                 return
-            if self._compacted is None or self._is_compacted_again() or time.monotonic() >= self._compacted_due:
+            if self._compacted is None or self._has_newer_compacted() or time.monotonic() >= self._compacted_due:
                 self._compacted = read_compacted_state(self._root.parent, self.log_id)
-                self._compacted_due = time.monotonic() + LOOK_AGAIN
+                self._compacted_due = time.monotonic() + REOPEN_COMPACTED_EVERY
             if self._compacted is not None and self._oldest <= self._compacted.horizon <= (self._durable or 0):
                 return
             self._compacted_due = 0.0
@@ -276,11 +289,11 @@ class LogReader:
         with storage_errors(self._root):
             self._table.update_incremental()
 
-    def _is_compacted_again(self) -> bool:
-        at = self._compacted
-        return at is not None and commit_file(self._root.parent / COMPACTED, at.version + 1).exists()
+    def _has_newer_compacted(self) -> bool:
+        compacted = self._compacted
+        return compacted is not None and commit_file(self._root.parent / COMPACTED, compacted.version + 1).exists()
 
-    def _view(self) -> read_plan.LogSnapshot:
+    def _snapshot(self) -> read_plan.LogSnapshot:
         compacted = self._compacted
         return read_plan.LogSnapshot(
             changes=self.every_file(),
@@ -299,7 +312,7 @@ def read_file(
     columns: Sequence[str] | None = None,
     only: TableSelection = EVERY_ROW,
 ) -> pa.Table:
-    """The rows of one file in (after, upto] that are wanted, as LOG_SCHEMA or the named columns of it."""
+    """The selected rows of one file in (after, upto], as LOG_SCHEMA or as the named columns of it."""
     names = list(columns or LOG_SCHEMA.names)
     schema = pa.schema([LOG_SCHEMA.field(name) for name in names])
     return pa.concat_tables([schema.empty_table(), *stream_file(file, after, upto, names, only)])
@@ -308,12 +321,12 @@ def read_file(
 def stream_file(
     file: LogFile, after: Position, upto: Position, columns: Sequence[str], only: TableSelection = EVERY_ROW
 ) -> Iterator[pa.Table]:
-    """The same in parts of about PART_ROWS; row groups whose statistics rule them out are not read."""
-    after = max(after, file.beyond)
+    """Like read_file, in parts of about PART_ROWS rows; row groups that the statistics exclude are not read."""
+    after = max(after, file.skip_upto)
     schema = pa.schema([LOG_SCHEMA.field(name) for name in columns])
     within = file.first > after and file.last <= upto
-    asked = {"position": not within, "relation": only.relations is not None, "topic": bool(only.globs)}
-    needed = [*columns, *(name for name, is_asked in asked.items() if is_asked and name not in columns)]
+    filters = {"position": not within, "relation": only.relations is not None, "topic": bool(only.globs)}
+    needed = [*columns, *(name for name, is_used in filters.items() if is_used and name not in columns)]
     try:
         with storage_errors(as_root(file.path, file.options)):
             source = open_data_file(file.path, file.options, file.size)
@@ -329,20 +342,20 @@ def stream_file(
 
 
 def row_spans(file: LogFile) -> list[RowSpan]:
-    """The file's row groups; those of messages alone are left out."""
+    """The row groups of a file; groups that contain only messages are left out."""
     try:
         with storage_errors(as_root(file.path, file.options)):
-            # without its size: what is far from the footer is not fetched
-            about = parquet_file(open_data_file(file.path, file.options)).metadata
+            # without its size, so that only the end of the file is fetched
+            metadata = parquet_file(open_data_file(file.path, file.options)).metadata
     except (OSError, pa.ArrowException) as exc:
         raise unreadable_file_error(file) from exc
-    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     found = [(_bounds(group).get("relation", file.relations), group.total_byte_size) for group in groups]
     return [RowSpan(*relations, size) for relations, size in found if relations is not None]
 
 
 def _groups(footer: pq.FileMetaData, within: tuple[Position, Position], only: TableSelection) -> Iterator[list[int]]:
-    """The row groups that may have wanted rows, as many at a time as have PART_ROWS."""
+    """Numbers of the row groups that may contain selected rows, in batches of at most PART_ROWS rows."""
     after, upto = within
     found: list[int] = []
     rows = 0
@@ -362,7 +375,7 @@ def _groups(footer: pq.FileMetaData, within: tuple[Position, Position], only: Ta
 
 
 def _bounds(group: pq.RowGroupMetaData) -> dict[str, tuple[Any, Any]]:
-    columns = (group.column(place) for place in _BOUNDED)
+    columns = (group.column(place) for place in _PRUNING_LEAVES)
     return {
         column.path_in_schema: (column.statistics.min, column.statistics.max)
         for column in columns
@@ -371,7 +384,7 @@ def _bounds(group: pq.RowGroupMetaData) -> dict[str, tuple[Any, Any]]:
 
 
 def select_rows(rows: pa.Table, only: TableSelection) -> pa.Table:
-    """The rows that are wanted; `relation` and `topic` are looked at where they are asked for."""
+    """The selected rows; needs `relation` and `topic` only if the selection uses them."""
     if only.relations is not None:
         least, greatest = only.relations
         relation = rows["relation"]

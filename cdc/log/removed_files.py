@@ -1,7 +1,7 @@
-"""Records of files that a commit removes from a table and that stay on the disk for readers of older versions.
+"""Records of removed files: a commit removed them from a table, and they stay on disk for readers of older versions.
 
-The record is written before the commit, so that a killed writer forgets no file; it has no effect while the files are
-still in the table. The grace period starts when a vacuum first finds them removed, which is never before the commit.
+The record is written before the commit, so a killed writer forgets no file. It has no effect while the files are still
+in the table. The grace period starts when a vacuum first finds them removed, which is never before the commit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RemovedFiles:
     size: int = 0
     """Total bytes; 0 in records of older versions."""
     boot: str = ""
-    """Boot id of the machine that set `seen_at`, which `up_us` belongs to: see cdc.log.boot_clock."""
+    """Boot id of the machine that set `seen_at`; `up_us` belongs to it, see cdc.log.boot_clock."""
     up_us: int = 0
 
     def __post_init__(self) -> None:
@@ -48,10 +48,10 @@ class RemovedFiles:
             raise ValueError("a record may only name data files of the log's tables")
 
     @classmethod
-    def read(cls, note: Root) -> Self | None:
+    def read(cls, path: Root) -> Self | None:
         """The record in a file; None if the file was removed. Raises LogCorrupt if it cannot be read."""
         try:
-            fields = json.loads(note.read_text(encoding="utf-8"))
+            fields = json.loads(path.read_text(encoding="utf-8"))
             seen = fields["seen_at"]
             return cls(
                 table=str(fields["table"]),
@@ -65,23 +65,23 @@ class RemovedFiles:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as exc:
-            raise LogCorrupt(f"record {note.name!r} in {FOLDER!r} of the log cannot be read") from exc
+            raise LogCorrupt(f"record {path.name!r} in {FOLDER!r} of the log cannot be read") from exc
 
-    def write(self, note: Root) -> None:
+    def write(self, path: Root) -> None:
         """Write the record to a file; durable when the call returns."""
-        atomic_file.replace(note, json.dumps(asdict(self)).encode())
+        atomic_file.replace(path, json.dumps(asdict(self)).encode())
 
     def seen(self, now: BootTimestamp) -> Self:
         """A copy with the time at which the files were found removed."""
         return replace(self, seen_at=now.clock_us, boot=now.boot, up_us=now.up_us)
 
     def age_us(self, now: BootTimestamp) -> int:
-        """Microseconds since the files were found removed; 0 if they were not."""
+        """Microseconds since a vacuum found the files removed; 0 before that."""
         return 0 if self.seen_at is None else now.since(BootTimestamp(self.seen_at, self.boot, self.up_us))
 
 
 def record_removal(root: Root, table: str, files: Mapping[str, int], version: int) -> None:
-    """Record that the next commit of a table, which creates that version, removes files (path: bytes)."""
+    """Record that the next commit of a table, which creates `version`, removes these files (path → bytes)."""
     if not files:
         return
     folder = root / FOLDER
@@ -92,7 +92,7 @@ def record_removal(root: Root, table: str, files: Mapping[str, int], version: in
 
 
 def list_removals(root: str | Root) -> dict[Root, RemovedFiles]:
-    """All records of the log under root, by file."""
+    """All records of the log under root, by path of the record."""
     files: list[Root] = sorted((as_root(root) / FOLDER).glob("[!.]*.json"), key=str)
     return {file: found for file in files if (found := RemovedFiles.read(file)) is not None}
 

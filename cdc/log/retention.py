@@ -1,29 +1,47 @@
-"""Retention: which segments of `changes` may be trimmed, and which removed files may be deleted; no I/O.
+"""Retention: which segments of `changes` may be trimmed, and a request to trim them now.
 
-Segments are trimmed whole, oldest first, and only after their changes are in `compacted`.
+Segments are trimmed whole, oldest first, and only after their changes are in `compacted`. A trim removes them from the
+table; the files stay for readers of older versions until a vacuum deletes them (`vacuum.py`). Only the reader process
+commits to `changes`, so another process leaves a request in the log's directory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from typing import Final
 
-from cdc.log.boot_clock import SECOND, BootTimestamp
-from cdc.log.consumers import Consumer
+from cdc.log.boot_clock import SECOND
+from cdc.log.compacted_state import secured_horizon
+from cdc.log.consumers import Consumer, list_consumers
 from cdc.log.layout import COMPACTED, LogFile
-from cdc.log.removed_files import RemovedFiles
+from cdc.log.object_path import Root, as_root
+from cdc.log.reader import LogReader
 from cdc.position import Position
+from cdc.table import TableState
+
+REQUEST_FILE: Final = "_trim"
+"""Name under the log's root of the file that exists while a process waits for a trim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long compacted changes stay readable one by one."""
+    """How long compacted changes stay available as single changes."""
 
     max_age: float
     """Seconds for which a segment is kept for consumers that have not read it yet."""
     grace: float
-    """Seconds for which files removed from a table stay on the disk for readers of older versions."""
+    """Seconds for which removed files stay on disk for readers of older versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrimPlan:
+    """The segments to trim."""
+
+    segments: tuple[int, ...]
+    upto: Position
+    """Last position in them."""
 
 
 def trimmable(
@@ -46,49 +64,49 @@ def trimmable(
     for number in numbers[:-1]:
         own = [file for file in files if file.segment == number]
         last = max(file.last for file in own)
-        if last > horizon or not (last <= passed or _older(own, now_us - int(max_age * SECOND))):
+        if last > horizon or not (last <= passed or _is_older(own, now_us - int(max_age * SECOND))):
             break
         chosen.append(number)
         upto = max(upto, last)
     return chosen, upto
 
 
-def deletable(
-    notes: Iterable[RemovedFiles],
-    held: Mapping[str, Collection[str]],
-    *,
-    pinned: int | None,
-    grace: float,
-    now: BootTimestamp,
-) -> list[RemovedFiles]:
-    """The records whose removed files may be deleted now.
-
-    held: by table, the paths of its current version. pinned: the lowest version of `compacted` that a consumer reads.
-    The grace period (seconds) of a record starts when a vacuum first finds it committed.
-    """
-    notes = list(notes)
-    # a writer that was killed or fenced leaves a record with an earlier version than the commit that removed the files
-    left_at: dict[tuple[str, str], int] = {}
-    for note in sorted(notes, key=attrgetter("version")):
-        left_at |= {(note.table, path): note.version for path in note.paths}
-    return [
-        note
-        for note in notes
-        if is_committed(note, held)
-        and note.age_us(now) >= int(grace * SECOND)
-        and not (
-            note.table == COMPACTED
-            and pinned is not None
-            and any(pinned < left_at[note.table, path] for path in note.paths)
-        )
-    ]
+def plan_trim(root: str | Root, retention: Retention) -> TrimPlan | None:
+    """The trim that is due for the log under root now; None if there is none."""
+    root = as_root(root)
+    if not (root / COMPACTED).is_dir():
+        return None
+    view = LogReader(root)
+    segments, upto = trimmable(
+        view.segments(),
+        horizon=secured_horizon(root, view.log_id),
+        consumers=list_consumers(root),
+        max_age=retention.max_age,
+        now_us=int(time.time() * SECOND),
+    )
+    # a running copy looks up in the log what changed since it began
+    if segments and (began := oldest_copy_start(view)) is not None and began < upto:
+        allowed = [segment for segment in view.segments() if segment.segment in segments and segment.last <= began]
+        segments, upto = [one.segment for one in allowed], max((one.last for one in allowed), default=Position(0))
+    return TrimPlan(tuple(segments), upto) if segments else None
 
 
-def is_committed(note: RemovedFiles, held: Mapping[str, Collection[str]]) -> bool:
-    """Whether the commit that the record announces was made: none of its files is in the table."""
-    return not set(note.paths) & set(held.get(note.table, ()))
+def request_trim(root: str | Root) -> None:
+    """Ask the reader of the log under root to plan a trim now; the reader removes the request file afterwards."""
+    (as_root(root) / REQUEST_FILE).touch()
 
 
-def _older(files: Iterable[LogFile], than_us: int) -> bool:
+def oldest_copy_start(view: LogReader) -> Position | None:
+    """Position at which the earliest of the unfinished copies began; None if there is none."""
+    open_since: dict[int, Position] = {}
+    for place, schema in view.schema_history():
+        if schema.state is TableState.SNAPSHOTTING:
+            open_since.setdefault(schema.relation, place.position)
+        else:
+            open_since.pop(schema.relation, None)
+    return min(open_since.values(), default=None)
+
+
+def _is_older(files: Iterable[LogFile], than_us: int) -> bool:
     latest = max(file.committed_at for file in files)
     return 0 < latest < than_us

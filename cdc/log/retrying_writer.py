@@ -1,8 +1,10 @@
 """A LogWriter that retries while the log's storage accepts no writes.
 
-Nothing is given up meanwhile: the caller's thread waits, the pipes before it fill, the socket is not read, the WAL
-waits at the source, and status updates go on from their own thread. After a failure the table is opened anew and
-what it holds decides (a failed fsync may have dropped the very pages that a second one would call safe).
+The calling thread waits. The queues before it fill up, the socket is no longer read, and the WAL stays at the source;
+status updates continue from their own thread.
+
+After a failure the table is opened again, and its content decides whether the commit was made. A second fsync would
+prove nothing, because a failed one may have dropped the dirty pages.
 """
 
 from __future__ import annotations
@@ -22,31 +24,33 @@ from cdc.errors import LogCorrupt, LogError, LogFenced, LogUnreachable, LogUnwri
 from cdc.failpoint import hit
 from cdc.log.layout import CHANGES, CommitInfo, LogIdentity
 from cdc.log.object_path import Root, as_root
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import EncodedFile, LogWriter, StagedFile, encoded
+from cdc.log.writer import EncodedFile, LogWriter, SegmentLimits, StagedFile, encode_files
 from cdc.position import Position
 
 _T = TypeVar("_T")
-FULL: Final = frozenset({
+RETRIED_ERRNOS: Final = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ESTALE,
     errno.EACCES, errno.EPERM,
 })  # fmt: skip
-"""What a person or time mends without the reader; anything else is a fault of its own."""
+"""Error numbers that an operator or time can clear while the reader waits; any other error stops the reader."""
 PAUSES: Final = BackOff(0.1, 5.0)
-"""Seconds: soon enough to be noticed when there is room again, seldom enough to cost nothing."""
+"""Seconds between attempts: short enough to notice free space soon, long enough to cost nothing."""
 
 
 class RetryingWriter:
-    """LogWriter's reading side and its writing calls; one process, one thread."""
+    """LogWriter with retries; for one thread of one process."""
 
     def __init__(self, root: str | Root, limits: SegmentLimits, stop: Event, blocked: Callable[[bool], None]) -> None:
-        """`blocked` is told True when storage begins to fail and False when it takes again; stop ends the waiting."""
+        """`blocked` is called with True when writes begin to fail, and with False when they succeed again.
+
+        `stop` ends the waiting with LogUnwritable.
+        """
         self._root, self._limits, self._stop, self._blocked = as_root(root), limits, stop, blocked
         self._writer = LogWriter(root, limits)
 
     @property
     def identity(self) -> LogIdentity:
-        """Of the source that the log was made for."""
+        """The source for which the log was created."""
         return self._writer.identity
 
     @property
@@ -56,67 +60,67 @@ class RetryingWriter:
 
     @property
     def last_commit(self) -> CommitInfo | None:
-        """What the latest commit says of itself."""
+        """Metadata of the latest commit."""
         return self._writer.last_commit
 
     def stage(self, rows: pa.Table) -> list[StagedFile]:
         """As LogWriter.stage."""
-        return self.stage_encoded(encoded(rows))
+        return self.stage_encoded(encode_files(rows))
 
     def stage_encoded(self, files: Sequence[EncodedFile]) -> list[StagedFile]:
         """As LogWriter.stage_encoded."""
         hit("before_data_file")
-        return self._until_it_works(lambda: self._writer.stage_encoded(files))
+        return self._retry(lambda: self._writer.stage_encoded(files))
 
     def commit(self, files: Sequence[StagedFile], info: CommitInfo) -> None:
-        """As LogWriter.commit; one that failed after it was visible is recognised by its token."""
+        """As LogWriter.commit; a commit that was made although its call failed is recognised by its token."""
         before, token = self._writer.durable, uuid.uuid4().hex
         first = True
 
         def attempt() -> None:
             nonlocal first
-            again, first = not first, False
-            if again and self._writer.last_token == token:
+            is_retry, first = not first, False
+            if is_retry and self._writer.last_token == token:
                 return
-            self._check_still(before)
+            self._check_same_position(before)
             self._writer.commit(files, info, token)
 
-        self._until_it_works(attempt)
+        self._retry(attempt)
 
     def trim(self, segments: Collection[int], upto: Position) -> None:
         """As LogWriter.trim."""
-        self._where_it_was(lambda: self._writer.trim(segments, upto))
+        self._retry_at_same_position(lambda: self._writer.trim(segments, upto))
 
-    def rewrite(self, made: Sequence[StagedFile], gone: Sequence[str]) -> bool:
+    def rewrite(self, new: Sequence[StagedFile], old: Sequence[str]) -> bool:
         """As LogWriter.rewrite."""
-        return self._where_it_was(lambda: self._writer.rewrite(made, gone))
+        return self._retry_at_same_position(lambda: self._writer.rewrite(new, old))
 
-    def _where_it_was(self, action: Callable[[], _T]) -> _T:
+    def _retry_at_same_position(self, action: Callable[[], _T]) -> _T:
         before = self._writer.durable
 
         def attempt() -> _T:
-            self._check_still(before)
+            self._check_same_position(before)
             return action()
 
-        return self._until_it_works(attempt)
+        return self._retry(attempt)
 
-    def _check_still(self, before: Position | None) -> None:
-        """A writer opened again must find the log where the last one left it."""
+    def _check_same_position(self, before: Position | None) -> None:
+        """Raise LogFenced unless a writer that was opened again finds the log at the same position as before."""
         if self._writer.durable != before:
             raise LogFenced(f"another writer committed to the log after {before!s}")
 
-    def _until_it_works(self, action: Callable[[], _T]) -> _T:
+    def _retry(self, action: Callable[[], _T]) -> _T:
         failures = 0
         while True:
             try:
-                done = action()
+                result = action()
             except (OSError, DeltaError, pa.ArrowException, LogError) as exc:
                 if not is_storage_failure(exc):
-                    self._give_up(exc)
+                    self._raise_final(exc)
                 if not failures:
                     self._blocked(True)
                 reopened = False
-                while not reopened:  # an old writer does not know whether its commit is in the log
+                while not reopened:  # the old writer does not know whether its commit is in the log
                     failures += 1
                     if self._stop.wait(PAUSES.seconds(failures)):
                         raise LogUnwritable(f"the log's storage accepts no writes: {_reason(exc)}") from exc
@@ -124,23 +128,23 @@ class RetryingWriter:
             else:
                 if failures:
                     self._blocked(False)
-                return done
+                return result
 
-    def _give_up(self, exc: Exception) -> NoReturn:
-        if (gone := missing_log_error(self._root)) is not None:
-            raise gone from exc
+    def _raise_final(self, exc: Exception) -> NoReturn:
+        if (missing := missing_log_error(self._root)) is not None:
+            raise missing from exc
         raise exc
 
     def _reopen(self) -> bool:
-        """Look at what the table holds; False if storage refuses again.
+        """Open a new writer; False if storage fails again.
 
-        Raises LogFenced if another writer committed: it may have taken away what this one has staged.
+        Raises LogFenced if another writer committed, because it may have removed the files that this one has staged.
         """
         try:
             writer = LogWriter(self._root, self._limits)
         except (OSError, DeltaError, LogError) as exc:
             if not is_storage_failure(exc):
-                self._give_up(exc)
+                self._raise_final(exc)
             return False
         if writer.last_token not in self._writer.tokens:
             raise LogFenced(f"another writer committed to the log after {self._writer.durable!s}")
@@ -149,17 +153,17 @@ class RetryingWriter:
 
 
 def is_storage_failure(error: BaseException) -> bool:
-    """Whether the storage refused for a reason that may go by itself; delta-rs and Arrow tell it in words only."""
-    if isinstance(error, LogUnreachable) or (isinstance(error, OSError) and error.errno in FULL):
+    """Whether an error may disappear by waiting; delta-rs and Arrow report its number only as text."""
+    if isinstance(error, LogUnreachable) or (isinstance(error, OSError) and error.errno in RETRIED_ERRNOS):
         return True
     if isinstance(error, LogError):
         return error.__cause__ is not None and is_storage_failure(error.__cause__)
     text = str(error)
-    return any(f"os error {code}" in text or os.strerror(code) in text for code in FULL)
+    return any(f"os error {code}" in text or os.strerror(code) in text for code in RETRIED_ERRNOS)
 
 
 def classify_storage_error(root: Root, error: OSError) -> Exception:
-    """The error of ours for one that a file of the log gave; the same one if it has nothing to do with the log."""
+    """The LogError for an OSError of a file of the log; the same error if it does not concern the log."""
     if (found := missing_log_error(root)) is not None:
         return found
     if is_storage_failure(error) and str(error.filename or root).startswith(str(root)):
@@ -168,9 +172,10 @@ def classify_storage_error(root: Root, error: OSError) -> Exception:
 
 
 def missing_log_error(root: Root) -> LogCorrupt | None:
-    """The error that stops a reader whose log was there and is not any more; None while there is one.
+    """The error for a log whose directory disappeared while the reader ran; None if the directory exists.
 
-    Nothing makes another log in its place: the changes between it and the slot would be in neither.
+    The reader never creates a new log in its place: changes between the end of the lost log and the slot's position
+    would be in neither.
     """
     if (root / CHANGES / "_delta_log").is_dir():
         return None
@@ -183,4 +188,4 @@ def missing_log_error(root: Root) -> LogCorrupt | None:
 
 def _reason(error: BaseException) -> str:
     text = f"{error} {error.__cause__}"
-    return next((os.strerror(code) for code in FULL if os.strerror(code) in text), type(error).__name__)
+    return next((os.strerror(code) for code in RETRIED_ERRNOS if os.strerror(code) in text), type(error).__name__)

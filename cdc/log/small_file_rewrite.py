@@ -1,9 +1,11 @@
 """Rewrite of many small log files into a few large ones with the same rows, while the reader runs.
 
-Every commit, checkpoint and look pays for each file that is listed, and every reader for each that it opens. So new
-files of the segment that is written to are gathered once there are many, and a segment that nobody writes to any more
-is settled: a row is written again at most twice, and then never. The rows are written beside the thread that commits;
-that one only puts the new files in the place of the old, between two appends.
+Every commit, checkpoint and listing costs time for each file of the table, and every reader opens each file. Therefore
+the new files of the open segment are merged when there are many, and the files of a closed segment are merged once
+more. So a row is rewritten at most twice.
+
+A background thread writes the new files. The committing thread only replaces the old files by the new ones, in a commit
+between two appends.
 """
 
 from __future__ import annotations
@@ -27,68 +29,73 @@ from cdc.log.storage import write_parquet
 from cdc.log.writer import StagedFile
 from cdc.position import Position
 
-GATHERED: Final = "gathered-"
-"""How a file begins that was made of new ones of an open segment."""
-SETTLED: Final = "settled-"
-"""How a file begins that was made in a closed segment."""
-MANY: Final = 256
-"""New files of an open segment that are worth it; a commit takes some 10 µs longer for each that is listed."""
-FEW: Final = 8
-"""By how many files a closed segment has to become shorter."""
-SMALL: Final = 4 << 20
-"""Bytes below which a file is small; what is larger stays as it is."""
-ALONE: Final = 1 << 20
-"""The same for rows of one table, as a copy brings them: nobody who wants another reads them, and to write all of a
-copy once more costs as much as the copy."""
-MEMORY: Final = 56 << 20
-"""Bytes of rows, as Arrow, that become one file; about three times as much is in memory meanwhile."""
+OPEN_PREFIX: Final = "gathered-"
+"""Prefix of the names of files that were merged while their segment was open."""
+CLOSED_PREFIX: Final = "settled-"
+"""Prefix of the names of files that were merged after their segment was closed."""
+OPEN_MIN_FILES: Final = 256
+"""Number of new files in the open segment that starts a merge; each file makes a commit about 10 µs slower."""
+CLOSED_MIN_SAVING: Final = 8
+"""Minimum number of files by which a merge must reduce a closed segment."""
+SMALL_BYTES: Final = 4 << 20
+"""Size below which a file is small; larger files are never rewritten."""
+SMALL_BYTES_ONE_TABLE: Final = 1 << 20
+"""The same for a file with rows of one table, such as a copy writes.
+
+Readers of other tables skip such a file anyway, and rewriting all files of a copy would cost as much as the copy.
+"""
+MEMORY_BYTES: Final = 56 << 20
+"""Bytes of Arrow rows that become one file; the peak memory is about three times as much."""
 
 log = structlog.get_logger("settled")
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteJob:
-    """Files of one segment that are worth becoming fewer."""
+    """Files of one segment to merge."""
 
     segment: int
     prefix: str
-    """GATHERED or SETTLED."""
+    """OPEN_PREFIX or CLOSED_PREFIX."""
     groups: tuple[tuple[LogFile, ...], ...]
-    """Neighbours in the order of the log; no two groups share a file of the new ones."""
+    """Each group is merged into one file or more. Its files are neighbours in the order of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """New files and the old ones, relative to the table's directory, whose rows they hold."""
+    """New files, and the paths (relative to the table) of the old files with the same rows."""
 
-    made: tuple[StagedFile, ...]
-    gone: tuple[str, ...]
+    new: tuple[StagedFile, ...]
+    old: tuple[str, ...]
 
 
-class Rewrites(Protocol):
-    """The writer, as far as this goes."""
+class RewritingWriter(Protocol):
+    """The method of the log's writer for rewrites."""
 
-    def rewrite(self, made: Sequence[StagedFile], gone: Sequence[str]) -> bool:
+    def rewrite(self, new: Sequence[StagedFile], old: Sequence[str]) -> bool:
         """As LogWriter.rewrite."""
 
 
-def plan_rewrite(files: Sequence[LogFile], spared: Collection[int] = (), many: int = MANY) -> RewriteJob | None:
-    """Choose the oldest segment of `changes` whose small files are worth rewriting; spared: segments to leave alone."""
+def plan_rewrite(
+    files: Sequence[LogFile], excluded: Collection[int] = (), min_open: int = OPEN_MIN_FILES
+) -> RewriteJob | None:
+    """Choose the oldest segment of `changes` whose small files are worth a merge; excluded: segments to skip."""
     newest = max((file.segment for file in files), default=0)
     segments: dict[int, list[LogFile]] = {}
     for file in files:
         segments.setdefault(file.segment, []).append(file)
-    for number in sorted(segments.keys() - set(spared)):
+    for number in sorted(segments.keys() - set(excluded)):
         is_open = number == newest
         groups = tuple(_groups(segments[number], is_open=is_open))
-        if sum(map(len, groups)) - len(groups) >= (many if is_open else FEW):
-            return RewriteJob(number, GATHERED if is_open else SETTLED, groups)
+        if sum(map(len, groups)) - len(groups) >= (min_open if is_open else CLOSED_MIN_SAVING):
+            return RewriteJob(number, OPEN_PREFIX if is_open else CLOSED_PREFIX, groups)
     return None
 
 
 def _groups(files: Sequence[LogFile], *, is_open: bool) -> Iterator[tuple[LogFile, ...]]:
-    """Neighbours that may become one; schema rows have files of their own before and after."""
-    finished = (lost_ranges.PREFIX, SETTLED, *((GATHERED,) if is_open else ()))  # of lost rows a name tells
+    """Runs of small neighbouring files; files with schema rows are grouped separately."""
+    # the name of a file may record a lost range
+    finished = (lost_ranges.PREFIX, CLOSED_PREFIX, *((OPEN_PREFIX,) if is_open else ()))
     for schemas in (True, False):
         group: list[LogFile] = []
         for file in sorted(files, key=attrgetter("first", "last", "path")):
@@ -105,30 +112,32 @@ def _groups(files: Sequence[LogFile], *, is_open: bool) -> Iterator[tuple[LogFil
 
 
 def _is_small(file: LogFile) -> bool:
-    alone = file.relations is not None and file.relations[0] == file.relations[1]
-    return file.size < (ALONE if alone else SMALL)
+    one_table = file.relations is not None and file.relations[0] == file.relations[1]
+    return file.size < (SMALL_BYTES_ONE_TABLE if one_table else SMALL_BYTES)
 
 
-def rewrite_files(root: Root, job: RewriteJob, stopped: Callable[[], bool], memory: int = MEMORY) -> Rewrite | None:
-    """Write the new files, of which the log knows nothing yet, synced to disk; None once it is to stop.
+def rewrite_files(
+    root: Root, job: RewriteJob, stopped: Callable[[], bool], memory: int = MEMORY_BYTES
+) -> Rewrite | None:
+    """Write and sync the new files, without a commit; None if `stopped` returns True.
 
-    memory: bytes of rows from which on they become a file. Raises LogCorrupt if an old file cannot be read or is not as
-    the log says; then, and when it is to stop, nothing stays on the disk.
+    memory: bytes of rows after which a new file is started. Raises LogCorrupt if an old file cannot be read or has
+    another number of rows than its commit says. After an error or a stop no new file remains.
     """
-    made: list[StagedFile] = []
+    new: list[StagedFile] = []
     try:
-        made.extend(_written(root, job, rows) for rows in _parts(job, stopped, memory))
+        new.extend(_write(root, job, rows) for rows in _parts(job, stopped, memory))
     except BaseException as exc:
-        for file in made:
+        for file in new:
             file.path.unlink(missing_ok=True)
         if isinstance(exc, _Stopped):
             return None
         raise
-    return Rewrite(tuple(made), tuple(f"segment={job.segment}/{_name(file)}" for group in job.groups for file in group))
+    return Rewrite(tuple(new), tuple(f"segment={job.segment}/{_name(file)}" for group in job.groups for file in group))
 
 
 class _Stopped(Exception):
-    """Nobody waits for the files any more."""
+    """The rewrite was stopped."""
 
 
 def _parts(job: RewriteJob, stopped: Callable[[], bool], memory: int) -> Iterator[pa.Table]:
@@ -139,35 +148,35 @@ def _parts(job: RewriteJob, stopped: Callable[[], bool], memory: int) -> Iterato
         for file in group:
             if stopped():
                 raise _Stopped
-            rows.append(_whole(file))
+            rows.append(_read_all(file))
             size += rows[-1].nbytes
             if size >= memory:
-                yield _joined(rows)
+                yield _join(rows)
                 size = 0
         if rows:
-            yield _joined(rows)
+            yield _join(rows)
 
 
-def _joined(rows: list[pa.Table]) -> pa.Table:
-    """The rows as one piece of memory, and not a second time in the list."""
+def _join(rows: list[pa.Table]) -> pa.Table:
+    """Concatenate the tables in one chunk, and empty the list, so that the rows are not in memory twice."""
     joined = pa.concat_tables(rows).combine_chunks()
     rows.clear()
     return joined
 
 
-def _whole(file: LogFile) -> pa.Table:
+def _read_all(file: LogFile) -> pa.Table:
     rows = read_file(file, Position(0), file.last)
     if rows.num_rows != file.rows:
         raise LogCorrupt(f"log file {file.path!r} contains {rows.num_rows} rows: expected {file.rows}")
     return rows
 
 
-def _written(root: Root, job: RewriteJob, rows: pa.Table) -> StagedFile:
+def _write(root: Root, job: RewriteJob, rows: pa.Table) -> StagedFile:
     order = pc.sort_indices(rows, sort_keys=ORDER)
-    many = pc.count_distinct(rows["relation"]).as_py() > rows.num_rows / GROUP
+    has_many_tables = pc.count_distinct(rows["relation"]).as_py() > rows.num_rows / GROUP
     relative = f"segment={job.segment}/{job.prefix}{uuid.uuid4().hex}.parquet"
     path = root / CHANGES / relative
-    size = write_parquet(rows, path, order, SMALL_GROUP if many else GROUP)
+    size = write_parquet(rows, path, order, SMALL_GROUP if has_many_tables else GROUP)
     return StagedFile(path, relative, job.segment, rows.num_rows, size, delta_statistics(rows))
 
 
@@ -176,47 +185,49 @@ def _name(file: LogFile) -> str:
 
 
 class SmallFileRewriter:
-    """Looks for such files beside a writer, writes the new ones, and lets the committing thread put them in place."""
+    """Finds small files and writes the merged ones in one thread, and commits them in another."""
 
-    def __init__(self, root: str | Root, stopped: Callable[[], bool], many: int = MANY) -> None:
-        """stopped: asked between two files that are read. many: new files of the open segment that are worth it."""
-        self._root, self._stopped, self._many = as_root(root), stopped, many
+    def __init__(self, root: str | Root, stopped: Callable[[], bool], min_open: int = OPEN_MIN_FILES) -> None:
+        """stopped: checked before each file is read. min_open: as OPEN_MIN_FILES."""
+        self._root, self._stopped, self._min_open = as_root(root), stopped, min_open
         self._view: LogReader | None = None
-        self._offered: Rewrite | None = None
-        self._refused: set[int] = set()
+        self._prepared: Rewrite | None = None
+        self._failed_segments: set[int] = set()
 
-    def look(self, spared: Collection[int] = ()) -> bool:
-        """Write what is due now, once what was offered has been carried out; whether there is something to commit.
+    def prepare(self, excluded: Collection[int] = ()) -> bool:
+        """Write the new files of the next rewrite, unless one is already prepared; True if there is one to commit.
 
-        For a thread beside. A segment with a file that cannot be read is told once and left alone from then on.
+        For the background thread. A segment with an unreadable file is logged once and skipped from then on.
         """
-        if self._offered is not None:
+        if self._prepared is not None:
             return True
         if self._view is None:
             self._view = LogReader(self._root)
         self._view.refresh()
-        job = plan_rewrite(self._view.every_file(), {*spared, *self._refused}, self._many)
+        job = plan_rewrite(self._view.every_file(), {*excluded, *self._failed_segments}, self._min_open)
         if job is None:
             return False
         try:
-            self._offered = rewrite_files(self._root, job, self._stopped)
+            self._prepared = rewrite_files(self._root, job, self._stopped)
         except LogCorrupt as exc:
-            self._refused.add(job.segment)
-            log.warning("a segment keeps its small files", segment=job.segment, code=exc.code, message=exc.message)
-        return self._offered is not None
+            self._failed_segments.add(job.segment)
+            log.warning(
+                "cannot merge the small files of a segment", segment=job.segment, code=exc.code, message=exc.message
+            )
+        return self._prepared is not None
 
-    def carry_out(self, writer: Rewrites) -> bool:
-        """Put in place what was written; for the committing thread, while it has nothing staged."""
-        rewrite = self._offered
+    def commit_prepared(self, writer: RewritingWriter) -> bool:
+        """Commit the prepared rewrite; for the committing thread while it has nothing staged."""
+        rewrite = self._prepared
         if rewrite is None:
             return False
         try:
-            done = writer.rewrite(rewrite.made, rewrite.gone)
-        except LogCorrupt as exc:  # somebody has taken one of them away meanwhile
-            log.warning("small files stay", code=exc.code, message=exc.message)
-            done = False
+            is_committed = writer.rewrite(rewrite.new, rewrite.old)
+        except LogCorrupt as exc:  # one of the new files was deleted
+            log.warning("cannot merge small files", code=exc.code, message=exc.message)
+            is_committed = False
         finally:
-            self._offered = None
-        if done:
-            log.info("rewritten", files=len(rewrite.gone), into=len(rewrite.made))
-        return done
+            self._prepared = None
+        if is_committed:
+            log.info("merged small files", files=len(rewrite.old), into=len(rewrite.new))
+        return is_committed

@@ -1,4 +1,4 @@
-"""Opening and writing of the log's tables and data files, in a directory or in an object store."""
+"""Functions that open the log's Delta tables and read and write its Parquet files, on disk or in an object store."""
 
 from __future__ import annotations
 
@@ -20,20 +20,26 @@ from cdc.log.layout import GROUP, PARQUET, commit_file
 from cdc.log.object_path import BucketPath, Options, Root, as_root, options_of, storage_errors
 
 _LOG: Final = "_delta_log"
-_READABLE: Final = "let this user read and write the directory log.path, and every one above it"
-PIECE: Final = 1 << 17
-"""Bytes that are written at once: Linux takes one large page of its cache for a larger piece, and it may have to be
-made: 4 MB in one piece took ten times as long on a virtual machine that gives back what is free."""
-TOGETHER: Final = 1 << 19
-"""Bytes of a file that are handed to Python at once: a column has a few pages, and for each a busy process waits for
-Python's lock."""
-WHOLE: Final = 8 << 20
-"""Bytes of a file of an object store up to which it is fetched in one request: as fast as asking for a part of it."""
+_READABLE: Final = (
+    "grant this user read and write access to the directory log.path, and access to each directory above it"
+)
+WRITE_BYTES: Final = 1 << 17
+"""Bytes per write call.
+
+For a larger call Linux may need one large free page of its cache. On a virtual machine that returns free memory to its
+host, a call of 4 MB took ten times as long.
+"""
+HANDOVER_BYTES: Final = 1 << 19
+"""Bytes of an encoded file per call from pyarrow into Python. Each call waits for Python's lock, and a column has only
+a few pages."""
+WHOLE_FETCH_BYTES: Final = 8 << 20
+"""Largest file of an object store, in bytes, that is fetched in one request; fetching a part of it would be no faster.
+"""
 
 
 def is_table(path: Root) -> bool:
-    """Whether there is a Delta table; raises LogInaccessible, and LogUnreachable for an object store."""
-    # while delta-rs asks a store this, no other thread of the process runs
+    """Whether there is a Delta table at path; raises LogInaccessible, and LogUnreachable for an object store."""
+    # delta-rs blocks all other threads of the process while it sends this request to a store
     if isinstance(path, BucketPath):
         return (path / _LOG).is_dir()
     try:
@@ -45,9 +51,10 @@ def is_table(path: Root) -> bool:
 
 
 def open_table(path: Root, version: int | None = None) -> DeltaTable:
-    """The Delta table as it is now, or was at a version; raises LogUnreachable and LogInaccessible for a bucket.
+    """Open the Delta table at its current version, or at the given one.
 
-    Raises LogCorrupt if a commit or a checkpoint is missing or cannot be read.
+    Raises LogCorrupt if a commit or a checkpoint is missing or cannot be read. For an object store it raises
+    LogUnreachable and LogInaccessible.
     """
     try:
         with storage_errors(path):
@@ -61,9 +68,9 @@ def _first_line(error: Exception) -> str:
 
 
 def last_commit_info(path: Root, table: DeltaTable) -> dict[str, Any]:
-    """What the commit says of itself that made the table's version, with its `timestamp` in ms UTC."""
+    """The metadata of the commit that created the table's version, with its `timestamp` in ms UTC."""
     if isinstance(path, BucketPath):
-        # as is_table; a commit that was cleaned away is in the checkpoint
+        # delta-rs would block all other threads, as in is_table; a commit that was cleaned up is in the checkpoint
         with suppress(FileNotFoundError):
             actions = map(json.loads, commit_file(path, table.version()).read_bytes().splitlines())
             return next(action["commitInfo"] for action in actions if "commitInfo" in action)
@@ -72,40 +79,40 @@ def last_commit_info(path: Root, table: DeltaTable) -> dict[str, Any]:
 
 
 _MAGIC: Final = b"PAR1"
-"""What a Parquet file begins and ends with."""
+"""First and last four bytes of a Parquet file."""
 _END: Final = 8
-"""Bytes behind the footer: its length, and that."""
+"""Bytes at the end of a Parquet file that contain the footer's length and _MAGIC."""
 
 
 def write_parquet(rows: pa.Table, path: Root, order: pa.Array | None = None, group: int = GROUP) -> int:
-    """Write rows to a new data file of the log, whose folder is there; its bytes. Durable when it returns.
+    """Write rows to a new data file in an existing folder, and return its size in bytes; durable when it returns.
 
-    order: numbers of the rows, in that of the file, for rows in one piece: to take from many joins them each time;
-    default as they are. group: rows of a row group.
+    order: row numbers in the order of the file; by default the rows keep their order. With an order the table should be
+    in one chunk, because `take` copies several chunks together each time. group: rows of a row group.
     """
     if isinstance(path, BucketPath):
         content = b"".join(encode(rows, order, group))
         path.write_bytes(content)
         return len(content)
-    with _made(path) as file:
+    with _durable_file(path) as file:
         _write(rows, file, order, group)
     return path.stat().st_size
 
 
-class _Pieces:
-    """A file for pyarrow, of which every piece that is written stays by itself.
+class _ChunkList:
+    """A file for pyarrow that keeps every chunk that is written as a separate object.
 
-    One block for all of them grows with the file, and its pages are fresh ones: they cost a quarter of the encoding.
+    One growing buffer would be reallocated with the file, and its new memory pages cost a quarter of the encoding time.
     """
 
     closed = False
 
     def __init__(self) -> None:
-        self.written: list[bytes] = []
+        self.chunks: list[bytes] = []
         self._size = 0
 
     def write(self, piece: bytes) -> int:
-        self.written.append(piece)
+        self.chunks.append(piece)
         self._size += len(piece)
         return len(piece)
 
@@ -113,34 +120,34 @@ class _Pieces:
         return self._size
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: there is no buffer."""
 
     def close(self) -> None:
-        """What is written stays."""
+        """Does nothing: the chunks stay available."""
 
 
 def encode(rows: pa.Table, order: pa.Array | None = None, group: int = GROUP) -> list[bytes]:
-    """What write_parquet would write, in pieces."""
-    sink = _Pieces()
-    with pa.BufferedOutputStream(pa.PythonFile(sink, mode="w"), TOGETHER) as stream:
+    """Encode rows as write_parquet does, and return the file's content in chunks."""
+    sink = _ChunkList()
+    with pa.BufferedOutputStream(pa.PythonFile(sink, mode="w"), HANDOVER_BYTES) as stream:
         _write(rows, stream, order, group)
-    return sink.written
+    return sink.chunks
 
 
 def write_encoded(content: Sequence[bytes], path: Root) -> None:
-    """Write what encode gave to a new data file, whose folder is there. Durable when it returns."""
+    """Write the result of `encode` to a new data file in an existing folder; durable when it returns."""
     if isinstance(path, BucketPath):
         path.write_bytes(b"".join(content))
         return
-    with _made(path) as file:
+    with _durable_file(path) as file:
         for piece in content:
-            for start in range(0, len(piece), PIECE):
-                file.write(memoryview(piece)[start : start + PIECE])
+            for start in range(0, len(piece), WRITE_BYTES):
+                file.write(memoryview(piece)[start : start + WRITE_BYTES])
 
 
 @contextmanager
-def _made(path: Path) -> Iterator[BinaryIO]:
-    """A new file, durable behind the block."""
+def _durable_file(path: Path) -> Iterator[BinaryIO]:
+    """Create a file that is durable after the block; if the block fails, the file is removed."""
     try:
         with path.open("wb") as file:
             yield file
@@ -148,7 +155,7 @@ def _made(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         atomic_file.sync(path.parent)
     except BaseException:
-        with suppress(OSError):  # what was begun takes room that may be wanted for the next attempt
+        with suppress(OSError):  # the next attempt may need the disk space
             path.unlink(missing_ok=True)
         raise
 
@@ -158,41 +165,42 @@ def _write(rows: pa.Table, sink: Any, order: pa.Array | None, group: int) -> Non
         pq.write_table(rows, sink, row_group_size=group, **PARQUET)
         return
     with pq.ParquetWriter(sink, rows.schema, **PARQUET) as writer:
-        for start in range(0, len(order), group):  # group by group: all rows in another order would be all rows twice
+        # one row group at a time: reordering all rows at once would need twice the memory
+        for start in range(0, len(order), group):
             writer.write_table(rows.take(order[start : start + group]), row_group_size=group)
 
 
 def footer(path: Root, size: int) -> pq.FileMetaData:
-    """What a data file of that size says of itself; raises OSError or an Arrow error if it is not whole."""
+    """The footer of a data file of that size; raises OSError or an Arrow error if the file is incomplete."""
     with storage_errors(path):
         return pq.read_metadata(path.reader(size) if isinstance(path, BucketPath) else path)
 
 
 def open_data_file(path: str | Root, options: Options = (), size: int | None = None) -> Any:
-    """What pyarrow reads a data file from: the path, or for an object store what fetches from there.
+    """Return what pyarrow reads a data file from: the path, or a file object for an object store.
 
-    size: of the file, if it is read and not only looked at: a small one is fetched as a whole.
+    size: size of the file, if all of it is read; a small file is then fetched in one request.
     """
     place = as_root(path, options)
     if not isinstance(place, BucketPath):
         return place
-    return _in_arrow(place.read_bytes()) if size is not None and size <= WHOLE else place.reader(size)
+    return _copy_to_arrow(place.read_bytes()) if size is not None and size <= WHOLE_FETCH_BYTES else place.reader(size)
 
 
 def parquet_file(source: Any) -> pq.ParquetFile:
-    """An opened file as Parquet, whose checksums are looked at.
+    """Open a source as Parquet, with verification of page checksums.
 
-    Of one that asks Python for bytes nothing is read ahead: pyarrow's threads would hold on to them for a moment after
-    they are read, and who gives Python memory back while the process ends takes the process with it.
+    A source that calls Python for its bytes is not pre-buffered. pyarrow's threads would keep a reference to Python
+    memory for a moment after the read, and releasing it while the interpreter exits crashes the process.
     """
-    about = _exactly(source) if isinstance(source, str | Path) else None
+    metadata = _read_footer(source) if isinstance(source, str | Path) else None
     return pq.ParquetFile(
-        source, metadata=about, page_checksum_verification=True, pre_buffer=can_read_in_threads(source)
+        source, metadata=metadata, page_checksum_verification=True, pre_buffer=can_read_in_threads(source)
     )
 
 
-def _exactly(path: str | Path) -> pq.FileMetaData:
-    """The footer of a file on disk, of whose end pyarrow reads 64 KiB, and then all of the footer if that is longer."""
+def _read_footer(path: str | Path) -> pq.FileMetaData:
+    """The footer of a file on disk, read at its exact length; pyarrow reads 64 KiB, and a longer footer twice."""
     with Path(path).open("rb", buffering=0) as file:
         file.seek(-_END, os.SEEK_END)
         end = file.read(_END)
@@ -201,12 +209,12 @@ def _exactly(path: str | Path) -> pq.FileMetaData:
 
 
 def can_read_in_threads(source: Any) -> bool:
-    """Whether pyarrow's threads may read an opened file: not one that asks Python for bytes, as for parquet_file."""
+    """Whether pyarrow's threads may read a source: not if it calls Python for its bytes, as in parquet_file."""
     return isinstance(source, str | Path | pa.NativeFile)
 
 
-def _in_arrow(content: bytes) -> pa.BufferReader:
-    """A copy in memory of pyarrow's own, which its threads may give back at any time."""
+def _copy_to_arrow(content: bytes) -> pa.BufferReader:
+    """A copy in memory that pyarrow owns, so that its threads can free it at any time."""
     memory = pa.allocate_buffer(len(content))
     memoryview(memory).cast("B")[:] = content
     return pa.BufferReader(memory)

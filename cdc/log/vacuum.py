@@ -1,19 +1,40 @@
-"""Vacuum: deletes files that commits removed from the log's tables, once no reader can still use them."""
+"""Vacuum: deletes data files that no reader of the log needs any more.
+
+There are three kinds of such files:
+
+- **Removed files**: a trim, compaction or rewrite removed them from a table. Their records (`removed_files.py`) keep
+  them for the grace period, and longer for a consumer that has pinned an older version.
+- **Orphan files**: no commit and no record names them. They are deleted once they are older than the latest commit of
+  their table by the grace, and by ten minutes at least. A younger file may be staged and wait for its commit.
+- **Staged files** that a killed writer never committed. The next writer deletes them when it starts, after a commit
+  that fences the killed one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
 
 import pyarrow as pa
 
 from cdc.log import consumers, removed_files
 from cdc.log.boot_clock import SECOND, BootTimestamp
+from cdc.log.fenced_table import FencedTable
+from cdc.log.layout import CHANGES, COMPACTED, CommitInfo
 from cdc.log.object_path import Root, as_root
 from cdc.log.removed_files import RemovedFiles
-from cdc.log.retention import Retention, deletable, is_committed
-from cdc.log.storage import is_table, open_table
+from cdc.log.retention import Retention
+from cdc.log.storage import is_table, last_commit_info, open_table
+
+MIN_ORPHAN_AGE: Final = 600.0
+"""Minimum age in seconds of an orphan file, whatever the grace; a rewrite takes some minutes at most."""
+_SEGMENT: Final = re.compile(r"segment=\d+\Z")
+_SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,62 +46,182 @@ class VacuumResult:
     """Bytes."""
 
 
-def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> VacuumResult:
-    """Delete files that were removed from a table longer than the grace ago, except those that a consumer pins.
+@dataclass(frozen=True, slots=True)
+class OrphanFile:
+    """A file that no commit and no record names."""
 
-    Several processes may do it at the same time. The grace of a file starts at the first vacuum after its removal.
+    name: str
+    """Path relative to the log's root."""
+    size: int
+    """Bytes."""
+
+
+def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> VacuumResult:
+    """Delete the removed files whose grace is over, except those that a consumer has pinned.
+
+    Several processes may call it at the same time. The grace of a file starts at the first vacuum after its removal.
     """
     root, now = as_root(root), BootTimestamp.now()
     # the records are read before the tables: a commit in between is then seen as committed
-    notes = removed_files.list_removals(root)
-    held = {table: _held(root / table) for table in {note.table for note in notes.values()}}
+    records = removed_files.list_removals(root)
+    current = {table: _current_paths(root / table) for table in {record.table for record in records.values()}}
     if not dry_run:
-        notes = {file: _seen(file, note, held, now) for file, note in notes.items()}
-    pinned = _pinned(root, now, int(retention.max_age * SECOND)) if notes else None
-    chosen = deletable(notes.values(), held, pinned=pinned, grace=retention.grace, now=now)
+        records = {path: _start_grace(path, record, current, now) for path, record in records.items()}
+    pinned = _pinned(root, now, int(retention.max_age * SECOND)) if records else None
+    chosen = deletable(records.values(), current, pinned=pinned, grace=retention.grace, now=now)
     files = size = 0
-    for file, note in notes.items():
-        if note in chosen:
-            for path in note.paths:
-                gone = _remove(root / note.table / path, dry_run=dry_run)
-                files, size = files + (gone is not None), size + (gone or 0)
+    for path, record in records.items():
+        if record in chosen:
+            for name in record.paths:
+                deleted = _delete(root / record.table / name, dry_run=dry_run)
+                files, size = files + (deleted is not None), size + (deleted or 0)
             if not dry_run:
-                file.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
     return VacuumResult(files, size)
 
 
 def waiting(root: str | Root) -> int:
-    """Bytes of removed files that are still on the disk, from the records alone."""
-    return sum(note.size for note in removed_files.list_removals(root).values())
+    """Bytes of removed files that are still on disk, by their records."""
+    return sum(record.size for record in removed_files.list_removals(root).values())
 
 
-def _held(path: Root) -> set[str]:
-    if not is_table(path):
+def deletable(
+    records: Iterable[RemovedFiles],
+    current: Mapping[str, Collection[str]],
+    *,
+    pinned: int | None,
+    grace: float,
+    now: BootTimestamp,
+) -> list[RemovedFiles]:
+    """The records whose removed files may be deleted now.
+
+    current: by table, the paths in its current version. pinned: the lowest version of `compacted` that a consumer
+    reads. The grace period (seconds) of a record starts when a vacuum first finds it committed.
+    """
+    records = list(records)
+    # a killed or fenced writer leaves a record with an earlier version than the commit that really removed the files
+    removed_in: dict[tuple[str, str], int] = {}
+    for record in sorted(records, key=attrgetter("version")):
+        removed_in |= {(record.table, path): record.version for path in record.paths}
+    return [
+        record
+        for record in records
+        if is_committed(record, current)
+        and record.age_us(now) >= int(grace * SECOND)
+        and not (
+            record.table == COMPACTED
+            and pinned is not None
+            and any(pinned < removed_in[record.table, path] for path in record.paths)
+        )
+    ]
+
+
+def is_committed(record: RemovedFiles, current: Mapping[str, Collection[str]]) -> bool:
+    """Whether the commit that the record announces was made: the table contains none of its files."""
+    return not set(record.paths) & set(current.get(record.table, ()))
+
+
+def find_orphan_files(root: Root, grace: float) -> list[OrphanFile]:
+    """The orphan files of both tables that are older than the grace (seconds), by name."""
+    found = (
+        OrphanFile(f"{path.parent.parent.name}/{path.parent.name}/{path.name}", size)
+        for path, size in _old_orphans(root, grace)
+    )
+    return sorted(found, key=attrgetter("name"))
+
+
+def remove_orphan_files(root: Root, grace: float, *, dry_run: bool = False) -> VacuumResult:
+    """Delete orphan files older than the grace (seconds); a dry run only counts them."""
+    files = size = 0
+    for path, length in _old_orphans(root, grace):
+        if not dry_run:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # the folder has other files
+                path.parent.rmdir()
+        files, size = files + 1, size + length
+    return VacuumResult(files, size)
+
+
+def remove_staged_files(root: str | Root) -> int:
+    """Delete the files that a killed writer staged, and return their bytes; only for a writer that is about to start.
+
+    The process that staged them may still run. An empty commit comes first, so that its later commit is fenced.
+    """
+    changes = as_root(root) / CHANGES
+    found: list[Root] = list(changes.glob("segment=*/*.parquet"))
+    fenced = FencedTable(changes)
+    known = {*fenced.files()["path"].to_pylist()} | _recorded_paths(as_root(root), CHANGES)
+    staged = [file for file in found if f"{file.parent.name}/{file.name}" not in known]
+    last = CommitInfo.from_metadata(fenced.latest_commit_info())
+    if not staged or last is None:
+        return 0
+    fenced.commit([], int(last.last), last.to_metadata())
+    freed = 0
+    for file in staged:
+        with suppress(FileNotFoundError):  # a vacuum may delete the same file
+            size = file.stat().st_size
+            file.unlink()
+            freed += size
+    return freed
+
+
+def _current_paths(table: Root) -> set[str]:
+    if not is_table(table):
         return set()
-    return set(pa.table(open_table(path).get_add_actions())["path"].to_pylist())
+    return set(pa.table(open_table(table).get_add_actions())["path"].to_pylist())
 
 
-def _seen(file: Root, note: RemovedFiles, held: Mapping[str, set[str]], now: BootTimestamp) -> RemovedFiles:
-    if note.seen_at is not None or not is_committed(note, held):
-        return note
-    note = note.seen(now)
-    note.write(file)
-    return note
+def _recorded_paths(root: Root, table: str) -> set[str]:
+    records = removed_files.list_removals(root).values()
+    return {path for record in records if record.table == table for path in record.paths}
+
+
+def _start_grace(path: Root, record: RemovedFiles, current: Mapping[str, set[str]], now: BootTimestamp) -> RemovedFiles:
+    if record.seen_at is not None or not is_committed(record, current):
+        return record
+    record = record.seen(now)
+    record.write(path)
+    return record
 
 
 def _pinned(root: Root, now: BootTimestamp, max_age_us: int) -> int | None:
-    """The lowest version that a consumer pins which has reported within the maximum age."""
+    """The lowest version that a consumer has pinned, of those that reported within the maximum age."""
     known = consumers.list_consumers(root)
     return min((c.pinned for c in known if c.pinned is not None and c.silent_us(now) <= max_age_us), default=None)
 
 
-def _remove(file: Root, *, dry_run: bool) -> int | None:
+def _delete(file: Root, *, dry_run: bool) -> int | None:
+    """Delete a file, and return its bytes; None if it does not exist."""
     try:
         size = file.stat().st_size
         if not dry_run:
             file.unlink()
-            with suppress(OSError):  # other files are in it
+            with suppress(OSError):  # the folder has other files
                 file.parent.rmdir()
     except FileNotFoundError:
         return None
     return size
+
+
+def _old_orphans(root: Root, grace: float) -> Iterator[tuple[Root, int]]:
+    for name in (CHANGES, COMPACTED):
+        path = root / name
+        if not is_table(path):
+            continue
+        table = open_table(path)
+        known = set(pa.table(table.get_add_actions())["path"].to_pylist())
+        # read after the table was opened: a file that is removed later is still in the opened version
+        known |= _recorded_paths(root, name)
+        committed = int(last_commit_info(path, table)["timestamp"]) * 1_000_000
+        # the grace also covers a difference between clocks
+        before = min(committed, time.time_ns()) - int(max(grace, MIN_ORPHAN_AGE) * _SECOND_NS)
+        for folder in path.iterdir():
+            if not _SEGMENT.match(folder.name):
+                continue
+            for file in folder.iterdir():
+                if f"{folder.name}/{file.name}" in known or file.name.startswith("."):
+                    continue
+                with suppress(FileNotFoundError):
+                    stat = file.stat()
+                    if stat.st_mtime_ns < before:
+                        yield file, stat.st_size

@@ -1,4 +1,8 @@
-"""The only writer of `changes`: appends whole transactions in order of position, and trims the oldest segments."""
+"""The only writer of `changes`: it appends whole transactions in order of position, and trims the oldest segments.
+
+A partition of the table is a segment. Segments roll over by size or age, so retention can remove whole partitions
+without rewriting a file.
+"""
 
 from __future__ import annotations
 
@@ -15,38 +19,67 @@ from cdc import atomic_file
 from cdc.change import LOG_SCHEMA, Operation
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
-from cdc.log import removed_files, torn_commit
+from cdc.log import removed_files
 from cdc.log.compacted_state import secured_horizon
-from cdc.log.fenced_table import TOKEN, FencedTable
+from cdc.log.fenced_table import TOKEN, FencedTable, repair_torn_commit
 from cdc.log.layout import CHANGES, COMPACTED, ORDER, CommitInfo, LogIdentity, delta_statistics, segment_of, trimmed_id
 from cdc.log.object_path import Root, as_root
-from cdc.log.segments import OpenSegment, SegmentLimits
 from cdc.log.storage import encode, write_encoded
 from cdc.position import Position
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentLimits:
+    """Size and age at which a segment is full."""
+
+    size: int
+    """Bytes of data files."""
+    age: float
+    """Seconds since its first file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSegment:
+    """The segment to which new files are added."""
+
+    number: int
+    size: int = 0
+    opened_at: float
+    """Seconds on the caller's clock."""
+
+    def rolled(self, limits: SegmentLimits, now: float) -> Self:
+        """This segment, or the next one if this one is full; an empty segment is never full."""
+        if self.size and (self.size >= limits.size or now - self.opened_at >= limits.age):
+            return replace(self, number=self.number + 1, size=0, opened_at=now)
+        return self
+
+    def grown(self, size: int) -> Self:
+        """This segment after a file of size bytes was added."""
+        return replace(self, size=self.size + size)
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedFile:
-    """Rows as the bytes of a data file."""
+    """The content of a data file, encoded but not written."""
 
     content: list[bytes]
-    """In pieces."""
+    """The bytes in chunks."""
     rows: int
     statistics: str
 
 
-def encoded(rows: pa.Table) -> list[EncodedFile]:
-    """Rows (LOG_SCHEMA) as data files, sorted; asks nothing of the log, so that any thread may do it.
+def encode_files(rows: pa.Table) -> list[EncodedFile]:
+    """Encode rows (LOG_SCHEMA) as sorted data files; needs nothing of the log, so any thread may call it.
 
-    Schema rows go to a file of their own: readers find them by its statistics.
+    Schema rows get a separate file, so that readers find them by its statistics.
     """
     rows = rows if rows.schema.equals(LOG_SCHEMA) else rows.cast(LOG_SCHEMA)
     is_schema = pc.equal(rows["op"], Operation.SCHEMA.value)
     parts = [rows.filter(is_schema), rows.filter(pc.invert(is_schema))] if pc.any(is_schema).as_py() else [rows]
-    return [_encoded(part) for part in parts if part.num_rows]
+    return [_encode_file(part) for part in parts if part.num_rows]
 
 
-def _encoded(rows: pa.Table) -> EncodedFile:
+def _encode_file(rows: pa.Table) -> EncodedFile:
     if pc.count_distinct(rows["relation"], mode="all").as_py() > 1:
         rows = rows.sort_by(ORDER)
     return EncodedFile(encode(rows), rows.num_rows, delta_statistics(rows))
@@ -54,7 +87,7 @@ def _encoded(rows: pa.Table) -> EncodedFile:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A data file that is written and synced, and not yet part of the log."""
+    """A data file that is written and synced, but not committed."""
 
     path: Root
     relative: str
@@ -65,10 +98,10 @@ class StagedFile:
 
 
 class LogWriter:
-    """Appends to one log; one process, one thread."""
+    """Appends to one log; for one thread of one process."""
 
     def __init__(self, root: str | Root, limits: SegmentLimits) -> None:
-        """Raises LogUnwritable if what the log holds cannot be made durable."""
+        """Raises LogUnwritable if the latest commit of the log cannot be made durable."""
         root = as_root(root)
         self._log = root
         self._root = root / CHANGES
@@ -77,58 +110,56 @@ class LogWriter:
         self.identity = self._fenced.identity
         self.log_id = self._fenced.log_id
         self._segment = OpenSegment(number=self._last_segment(), opened_at=time.monotonic())
-        self._synced: int | None = None
+        self._synced_segment: int | None = None
 
     @classmethod
     def open(cls, root: str | Root, identity: LogIdentity, limits: SegmentLimits) -> Self:
-        """The writer of the log under root, which is made if there is none."""
-        torn_commit.repair_torn_commit(
-            as_root(root) / COMPACTED
-        )  # else nobody could read the log before it is compacted again
+        """Return the writer of the log under root; the log is created if it does not exist."""
+        repair_torn_commit(as_root(root) / COMPACTED)  # else nobody could read the log before it is compacted again
         FencedTable.create(as_root(root) / CHANGES, identity)
         return cls(root, limits)
 
     @property
     def durable(self) -> Position | None:
-        """The last position in the log; None while it holds no snapshot."""
+        """The last position in the log; None before the initial snapshot."""
         position = self._fenced.position
         return None if position is None else Position(position)
 
     @property
     def last_commit(self) -> CommitInfo | None:
-        """What the latest commit says of itself."""
-        return CommitInfo.from_metadata(self._fenced.said_last())
+        """Metadata of the latest commit."""
+        return CommitInfo.from_metadata(self._fenced.latest_commit_info())
 
     def stage(self, rows: pa.Table) -> list[StagedFile]:
-        """Encode rows and write them, as stage_encoded does."""
-        return self.stage_encoded(encoded(rows))
+        """Encode rows, and write them as stage_encoded does."""
+        return self.stage_encoded(encode_files(rows))
 
     def stage_encoded(self, files: Sequence[EncodedFile]) -> list[StagedFile]:
-        """Write data files, synced to disk; nothing is visible yet."""
-        made: list[StagedFile] = []
+        """Write data files and sync them; readers see them after the commit. After a failure none of them remains."""
+        staged: list[StagedFile] = []
         try:
-            made.extend(map(self._write, files))
+            staged.extend(map(self._write, files))
         except BaseException:
-            for written in made:
-                written.path.unlink(missing_ok=True)
+            for file in staged:
+                file.path.unlink(missing_ok=True)
             raise
-        return made
+        return staged
 
     @property
     def tokens(self) -> frozenset[str | None]:
-        """What tells the commit that it stands on, and the one that it last tried to make, from all others."""
+        """Tokens of the commit on which the next one is based, and of the last attempted commit."""
         return self._fenced.tokens
 
     @property
     def last_token(self) -> str | None:
-        """What tells the latest commit from every other attempt at one; None if it does not say."""
-        return self._fenced.said_last().get(TOKEN)
+        """Token of the latest commit in the log; None if it has none."""
+        return self._fenced.latest_commit_info().get(TOKEN)
 
     def commit(self, files: Sequence[StagedFile], info: CommitInfo, token: str | None = None) -> None:
         """Make files part of the log in one commit that ends at info.last; durable when it returns.
 
-        token: to recognise the commit by when its answer is lost. Raises LogFenced if another writer committed,
-        LogCorrupt if a file is not as it was written.
+        token: identifies the commit if the response is lost. Raises LogFenced if another writer committed, LogCorrupt
+        if a file differs from what was written.
         """
         if self.durable is not None and info.last <= self.durable:
             raise LogFenced(
@@ -136,15 +167,15 @@ class LogWriter:
             )
         self._fenced.check_ours()
         actions = [self._fenced.added(file.relative, file.size, file.rows, file.statistics) for file in files]
-        said = info.to_metadata() if token is None else {**info.to_metadata(), TOKEN: token}
-        self._fenced.commit(actions, info.last, said)
+        metadata = info.to_metadata() if token is None else {**info.to_metadata(), TOKEN: token}
+        self._fenced.commit(actions, info.last, metadata)
 
     def trim(self, segments: Collection[int], upto: Position) -> None:
-        """Take whole segments out in one commit, so that `changes` holds single changes above `upto` alone.
+        """Remove whole segments in one commit, so that `changes` contains single changes above `upto` only.
 
-        For a caller that has nothing staged; what is in them must be compacted. Positions stay, and the files stay on
-        the disk. Segments that are gone already are no error. Raises LogFenced if another writer committed,
-        LogCorrupt if a segment reaches beyond `upto` or is the newest one.
+        The caller must have nothing staged, and the segments must be compacted. Segments that are already removed are
+        no error. Positions do not change, and the files stay on disk. Raises LogFenced if another writer committed.
+        Raises LogCorrupt if a segment ends above `upto` or is the newest one.
         """
         last = self.last_commit
         self._fenced.check_ours()
@@ -170,35 +201,35 @@ class LogWriter:
         )
         hit("trim_committed")
 
-    def rewrite(self, made: Sequence[StagedFile], gone: Sequence[str]) -> bool:
-        """Put files in the place of others (paths relative to the table) that hold the same rows, in one commit.
+    def rewrite(self, new: Sequence[StagedFile], old: Sequence[str]) -> bool:
+        """Replace files (paths relative to the table) by new files with the same rows, in one commit.
 
-        For a caller that has nothing staged. False, with nothing done, if one of the others has left the table
-        meanwhile; they stay on the disk. Raises LogFenced if another writer committed, LogCorrupt if a file is not as
-        it was written or the rows are not as many.
+        The caller must have nothing staged. Returns False, and does nothing, if an old file has left the table. The old
+        files stay on disk. Raises LogFenced if another writer committed. Raises LogCorrupt if a new file differs from
+        what was written, or if the numbers of rows differ.
         """
         last = self.last_commit
         self._fenced.check_ours()
-        listed = self._fenced.files().select(["path", "size_bytes", "num_records"]).to_pylist()
-        held = {row["path"]: row for row in listed}
-        if all(file.relative in held for file in made):
-            return True  # an attempt of which nothing was heard
-        if last is None or not held.keys() >= set(gone):
+        rows_of_files = self._fenced.files().select(["path", "size_bytes", "num_records"]).to_pylist()
+        listed = {row["path"]: row for row in rows_of_files}
+        if all(file.relative in listed for file in new):
+            return True  # an earlier attempt succeeded, and its response was lost
+        if last is None or not listed.keys() >= set(old):
             return False
-        rows = sum(held[path]["num_records"] for path in gone)
-        if rows != sum(file.rows for file in made):
+        rows = sum(listed[path]["num_records"] for path in old)
+        if rows != sum(file.rows for file in new):
             raise LogCorrupt(
-                f"{len(gone)} files with {rows} rows cannot be replaced: the new files have another number of rows"
+                f"{len(old)} files with {rows} rows cannot be replaced: the new files have another number of rows"
             )
         added = [
             replace(self._fenced.added(file.relative, file.size, file.rows, file.statistics), data_change=False)
-            for file in made
+            for file in new
         ]
-        sizes = {path: held[path]["size_bytes"] for path in gone}
+        sizes = {path: listed[path]["size_bytes"] for path in old}
         removed_files.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
         hit("rewrite_noted")
-        removed = [FencedTable.removed(path, held[path]["size_bytes"], data_change=False) for path in gone]
-        self._fenced.commit([*added, *removed], last.last, {**last.to_metadata(), "cdc.rewritten": str(len(gone))})
+        removed = [FencedTable.removed(path, listed[path]["size_bytes"], data_change=False) for path in old]
+        self._fenced.commit([*added, *removed], last.last, {**last.to_metadata(), "cdc.rewritten": str(len(old))})
         hit("rewrite_committed")
         return True
 
@@ -206,18 +237,21 @@ class LogWriter:
         self._segment = self._segment.rolled(self._limits, time.monotonic())
         relative = f"segment={self._segment.number}/{uuid.uuid4().hex}.parquet"
         path, size = self._root / relative, sum(map(len, file.content))
-        self._make(path.parent)
+        self._make_folder(path.parent)
         write_encoded(file.content, path)
         self._segment = self._segment.grown(size)
         return StagedFile(path, relative, self._segment.number, file.rows, size, file.statistics)
 
-    def _make(self, folder: Root) -> None:
-        """Let a segment's directory be there after a power loss too; who made it may not have lived to sync that."""
-        if self._synced == segment_of(folder.name):
+    def _make_folder(self, folder: Root) -> None:
+        """Create a segment's directory durably.
+
+        An existing directory is synced as well: its creator may have been killed before that.
+        """
+        if self._synced_segment == segment_of(folder.name):
             return
         folder.mkdir(exist_ok=True)
         atomic_file.sync(folder.parent)
-        self._synced = segment_of(folder.name)
+        self._synced_segment = segment_of(folder.name)
 
     def _last_segment(self) -> int:
         numbers = self._fenced.files()["partition.segment"]

@@ -11,12 +11,11 @@ from typing import Any, Final
 
 from cdc.errors import LogError, UnknownName
 from cdc.log.compacted_state import read_compacted_state
-from cdc.log.inspect import outline
 from cdc.log.layout import CHANGES, LogFile
 from cdc.log.message_formats import MessageFormat, SchemaInForce, SourceBlock, messages
 from cdc.log.object_path import Root, as_root
+from cdc.log.queries import SegmentListing, SegmentSummary, outline
 from cdc.log.reader import LogReader
-from cdc.log.segment_listing import SegmentListing, SegmentSummary
 from cdc.log.storage import is_table
 from cdc.position import Position
 from cdc.service.log_status import FileLine, SegmentLine, Transaction

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Final
 from cdc.capture.settings import retention_of
 from cdc.catalog.commands import COMPACT, CommandState
 from cdc.config import Definition
-from cdc.log import retention_worker
-from cdc.log.audit.orphan_files import remove_orphan_files
 from cdc.log.audit.verify import AuditScope, verify
-from cdc.log.vacuum import vacuum, waiting
+from cdc.log.retention import plan_trim, request_trim
+from cdc.log.vacuum import remove_orphan_files, vacuum, waiting
 from cdc.service.log_status import FindingLine, LogCheck, Trimmable, VacuumReport
 from cdc.service.status import pipeline_status
 
@@ -54,11 +53,11 @@ def vacuum_log(definition: Definition, *, dry_run: bool) -> VacuumReport:
     A dry run changes nothing.
     """
     root, retention = definition.log.root, retention_of(definition)
-    trim = retention_worker.plan_trim(root, retention)
+    trim = plan_trim(root, retention)
     removed = vacuum(root, retention, dry_run=dry_run)
     orphans = remove_orphan_files(root, retention.grace, dry_run=dry_run)
     if trim is not None and not dry_run:
-        retention_worker.request_trim(root)
+        request_trim(root)
     return VacuumReport(
         dry_run=dry_run,
         trim=None if trim is None else Trimmable(segments=trim.segments, oldest=str(trim.upto)),

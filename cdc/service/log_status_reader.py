@@ -11,9 +11,9 @@ from cdc.log import consumers
 from cdc.log.compacted_state import CompactedState, Run, last_commit, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.object_path import Root
+from cdc.log.queries import SegmentListing
 from cdc.log.read_plan import is_late
 from cdc.log.reader import LogReader
-from cdc.log.segment_listing import SegmentListing
 from cdc.log.vacuum import waiting
 from cdc.position import Position
 from cdc.service.log_contents import open_log, segment_line

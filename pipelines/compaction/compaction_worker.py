@@ -18,9 +18,9 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import COMPACT, Command
 from cdc.config import Definition
 from cdc.errors import CdcError, LogError
-from cdc.log import retention_worker
 from cdc.log.compacted_state import read_compacted_state
 from cdc.log.reader import LogReader
+from cdc.log.retention import request_trim
 from pipelines.compaction.compact import CompactionLimits, CompactionResult, compact, is_large
 from pipelines.runtime.session import COMPACTION_POOL
 
@@ -83,7 +83,7 @@ class CompactionWorker(Thread):
         except Exception as exc:  # noqa: BLE001 - no error of a compaction may stop the sinks
             return self._record_failure(exc)
         if result.rows_in or result.merged:
-            retention_worker.request_trim(self._root)
+            request_trim(self._root)
             log.info("compacted", outcome=result.to_json(), seconds=round(time.monotonic() - began, 1))
         return result
 

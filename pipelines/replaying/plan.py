@@ -11,7 +11,7 @@ from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition, ru
 from cdc.config.job_options import POINT_IN_TIME_REMEDY, parse_point_in_time
 from cdc.config.sinks import target_path
 from cdc.errors import ConfigError, SinkUnavailable
-from cdc.log import time_index
+from cdc.log import queries
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake import Lake
@@ -192,7 +192,7 @@ def _parse_position(log: LogReader, text: str, option: str) -> Position:
 def position_before(log: LogReader, time: datetime) -> Position:
     """The last position before the first transaction that was committed later than `time`."""
     durable = log.durable or Position(0)
-    return time_index.position_before(log.files(Position(0), durable), durable, int(time.timestamp() * 1_000_000))
+    return queries.position_at_time(log.files(Position(0), durable), durable, int(time.timestamp() * 1_000_000))
 
 
 def _published_record(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Published | None:

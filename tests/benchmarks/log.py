@@ -24,8 +24,7 @@ from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.log.retention_worker import RetentionWorker
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from pipelines.runtime.session import SparkSettings, spark_session
@@ -156,7 +155,7 @@ def _appended(writer: LogWriter, trimmer: RetentionWorker, rows: pa.Table, times
         own = rows.set_column(0, LOG_SCHEMA.field("position"), positions)
         began = time.perf_counter()
         writer.commit(writer.stage(own), info(own["position"][-1].as_py()))
-        trimmer.carry_out(writer)
+        trimmer.commit_prepared(writer)
         took[number] = time.perf_counter() - began
     return took
 

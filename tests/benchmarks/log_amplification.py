@@ -18,14 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import LOG_SCHEMA
-from cdc.log import consumers, retention_worker
+from cdc.log import consumers
 from cdc.log.consumers import Consumer
 from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention
-from cdc.log.segments import SegmentLimits
+from cdc.log.retention import Retention, plan_trim
 from cdc.log.small_file_rewrite import SmallFileRewriter
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from pipelines.folding.fold import fold
@@ -135,8 +134,8 @@ class Log:
             self._writer.commit(staged, info(rows["position"][-1].as_py()))
             self._first += sum(file.size for file in staged)
             self._segment = staged[-1].segment
-        if self._settling.look():
-            self._settling.carry_out(self._writer)
+        if self._settling.prepare():
+            self._settling.commit_prepared(self._writer)
 
     def _compact(self) -> None:
         """What is closed, now and then all there is; and what every reader has passed is trimmed."""
@@ -145,7 +144,7 @@ class Log:
             raise RuntimeError(f"nothing was cold: {made.summary}")
         if self._random.random() < 0.5:
             consumers.register(self._root, Consumer("lake", "lake", made.horizon))
-        if (trim := retention_worker.plan_trim(self._root, _KEEP)) is not None:
+        if (trim := plan_trim(self._root, _KEEP)) is not None:
             self._writer.trim(trim.segments, trim.upto)
 
     def _check(self, number: int) -> None:

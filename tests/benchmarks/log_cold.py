@@ -18,9 +18,8 @@ from cdc.log.layout import LogFile
 from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
-from cdc.log.retention_worker import SETTLE_EVERY, RetentionWorker
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.retention_worker import REWRITE_EVERY, RetentionWorker
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.log_reading import Rows
@@ -33,7 +32,7 @@ COMMIT: Final = 10_000
 BATCHES: Final = 100
 """Different commits, written in turns: more than become one file, in which equal rows would hardly take room."""
 _AS_CONFIGURED: Final = SegmentLimits(size=128 << 20, age=3600.0)
-_QUIET: Final = 4 * SETTLE_EVERY
+_QUIET: Final = 4 * REWRITE_EVERY
 """Seconds without another file rewritten, after which none will be."""
 
 
@@ -66,11 +65,11 @@ class Cold:
                 positions = pc.add(pc.subtract(rows["position"], pc.min(rows["position"])), begins)
                 own = rows.set_column(0, LOG_SCHEMA.field("position"), positions)
                 writer.commit(writer.stage(own), info(pc.max(positions).as_py()))
-                trimmer.carry_out(writer)
+                trimmer.commit_prepared(writer)
             self._add("cold_log_changes_per_second", self.changes / (time.monotonic() - began))
             files, since = cold_files(folder), time.monotonic()
             while time.monotonic() < since + _QUIET:
-                trimmer.carry_out(writer)
+                trimmer.commit_prepared(writer)
                 time.sleep(0.1)
                 if len(found := cold_files(folder)) != len(files):
                     files, since = found, time.monotonic()

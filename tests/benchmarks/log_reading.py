@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.log.layout import CHANGES
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from pipelines.source.data_source import register
 from tests.benchmarks.figures import Figure
 from tests.log.rows import IDENTITY, info

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cdc.log import retention_worker
 from cdc.log.reader import LogReader
+from cdc.log.retention import request_trim
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from tests.benchmarks.peers import until
@@ -38,7 +38,7 @@ def main() -> int:
 
 def _compact(root: str, upto: Position) -> None:
     compact(None, root, upto=upto)
-    retention_worker.request_trim(root)
+    request_trim(root)
 
 
 if __name__ == "__main__":

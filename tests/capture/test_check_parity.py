@@ -17,7 +17,7 @@ from cdc.capture.reader import Reader
 from cdc.capture.settings import reader_settings
 from cdc.capture.startup_checks import check_log
 from cdc.errors import CdcError
-from cdc.log.pending_epoch import PendingEpoch, write_pending_epoch
+from cdc.log.epoch_records import PendingEpoch, write_pending_epoch
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.snapshot.watermark_window import WatermarkWindows

@@ -131,4 +131,4 @@ def test_what_a_session_says_of_its_source_comes_back_from_the_commit():
     lineage = lineage_of(SourceState(SOURCE, SLOT, PUBLICATION))
     info = CommitInfo(last=Position(1), committed_at=0, **lineage._asdict())
     assert CommitInfo.from_metadata(info.to_metadata()) == info
-    assert info.lineage == lineage
+    assert info.commit_source == lineage

@@ -16,9 +16,9 @@ from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.cli.command import run
 from tests.fixtures.s3 import KEY, KEY_ID, S3
-from tests.log.compacting import compact
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
-from tests.log.whole_log import ORDERS, add, said, version
+from tests.log.sample_log import ORDERS, commit_rows, schema_row, schema_version
+from tests.log.simple_compaction import compact
 
 PLACE = "0/20"
 
@@ -28,7 +28,7 @@ def _root(s3: S3) -> BucketPath:
     """A table, three transactions of it, the first two of them compacted, and who reads them."""
     root = s3.root()
     writer = LogWriter.open(root, IDENTITY, LIMITS)
-    add(writer, said(5, 0, version(ORDERS, "name")))
+    commit_rows(writer, schema_row(5, 0, schema_version(ORDERS, "name")))
     for position in (10, 20, 32):
         writer.commit(writer.stage(table(row(position), row(position, 1))), info(position))
     compact(root, 20)

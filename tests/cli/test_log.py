@@ -15,7 +15,7 @@ from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.cli.command import Outcome, run
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
-from tests.log.whole_log import build
+from tests.log.sample_log import build_sample_log
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def _whole(tmp_path: Path) -> Path:
         f"name: shop\nsource: {{dsn: 'postgresql://localhost:1/shop'}}\ntables: [{{match: 'shop.*'}}]\n"
         f"log: {{path: '{tmp_path}/log'}}\n"
     )
-    build(tmp_path / "log")
+    build_sample_log(tmp_path / "log")
     return path
 
 

@@ -10,8 +10,8 @@ from cdc.log import consumers
 from cdc.log.consumers import Consumer
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from tests.log.compacting import compact
 from tests.log.rows import IDENTITY, info, row, schema_of, table
+from tests.log.simple_compaction import compact
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 
 HOUR_US = 3_600_000_000

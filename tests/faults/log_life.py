@@ -14,24 +14,21 @@ from threading import Event
 from typing import Any, Final
 
 from cdc.log import consumers, removed_files
-from cdc.log.checkpoint import KEPT
+from cdc.log.checkpoint import KEEP
 from cdc.log.consumers import Consumer
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import CHANGES, COMPACTED
-from cdc.log.orphan_files import remove_staged_files
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention
-from cdc.log.retention_worker import plan_trim
+from cdc.log.retention import Retention, plan_trim
 from cdc.log.retrying_writer import RetryingWriter
-from cdc.log.segments import SegmentLimits
-from cdc.log.vacuum import vacuum
-from cdc.log.writer import LogWriter
+from cdc.log.vacuum import remove_staged_files, vacuum
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from pipelines.compaction.compact import compact
-from tests.log.compacting import Row, between, live, opened
 from tests.log.rows import IDENTITY, info, row, schema_of, table
+from tests.log.simple_compaction import Row, latest_state, open_compactor, read_range
 
-FIRST: Final = CHECKPOINT_EVERY * (KEPT // CHECKPOINT_EVERY + 2)
+FIRST: Final = CHECKPOINT_EVERY * (KEEP // CHECKPOINT_EVERY + 2)
 """Where the first transaction lies; what is before are commits without rows."""
 LAST: Final = FIRST + 9
 EVERY: Final = 3
@@ -50,7 +47,7 @@ def aged(root: Path) -> None:
     writer = LogWriter.open(root, IDENTITY, CLOSED)
     for position in range(1, FIRST):
         writer.commit([], info(position))
-    compactor = opened(root)
+    compactor = open_compactor(root)
     for _ in range(1, CHECKPOINT_EVERY):
         compactor.commit([], horizon=Position(FIRST - 1), floor=Position(0))
     for commit in root.glob("*/_delta_log/*"):
@@ -117,7 +114,7 @@ def assert_whole(root: Path, confirmed: int) -> None:
     durable = log.durable or Position(0)
     assert durable >= confirmed
     assert between_sorted(log, log.oldest, durable) == normal(transactions(log.oldest, durable))
-    assert live(between(log, Position(0), durable)) == live(normal(transactions(0, durable)))
+    assert latest_state(read_range(log, Position(0), durable)) == latest_state(normal(transactions(0, durable)))
     assert len(log.schemas()) == (durable >= FIRST)
 
 
@@ -137,7 +134,7 @@ def assert_lived(root: Path) -> None:
 
 def between_sorted(log: LogReader, after: Position, upto: Position) -> list[Row]:
     """The single changes in (after, upto]."""
-    return sorted(between(log, after, upto), key=lambda row: (row["position"], row["ordinal"]))
+    return sorted(read_range(log, after, upto), key=lambda row: (row["position"], row["ordinal"]))
 
 
 def normal(rows: list[Row]) -> list[dict[str, Any]]:

@@ -18,18 +18,19 @@ from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.fixtures.s3 import KEY, S3, Relay
 from tests.fixtures.waiting import until
-from tests.log.compacting import between, opened
 from tests.log.rows import IDENTITY, LIMITS
-from tests.log.stepping import APPENDS, BOTH, COMPACTS, Stepping, append, positions
+from tests.log.simple_compaction import open_compactor, read_range
+from tests.log.table_writers import APPENDS, BOTH, COMPACTS, TableWriter, append_transaction, log_positions
 
 COMMIT, DATA = APPENDS.commit, APPENDS.file
+TableInBucket = tuple[TableWriter, BucketPath]
 
 
 @pytest.fixture(name="root")
 def _root(s3: S3, relay: Relay) -> BucketPath:
     """A log with one transaction, reached through the relay."""
     root = s3.root(port=relay.port)
-    append(LogWriter.open(root, IDENTITY, LIMITS), 10)
+    append_transaction(LogWriter.open(root, IDENTITY, LIMITS), 10)
     return root
 
 
@@ -39,11 +40,11 @@ def patient(root: BucketPath, stop: Event | None = None) -> tuple[RetryingWriter
 
 
 @pytest.fixture(name="both", params=BOTH, ids=lambda of: of.name)
-def _both(request: pytest.FixtureRequest, s3: S3, relay: Relay) -> tuple[Stepping, BucketPath]:
+def _both(request: pytest.FixtureRequest, s3: S3, relay: Relay) -> TableInBucket:
     """One table after the other, and a log of which it holds one transaction, reached through the relay."""
-    of: Stepping = request.param
+    of: TableWriter = request.param
     root = s3.root(port=relay.port)
-    of.begun(root)
+    of.create(root)
     return of, root
 
 
@@ -51,7 +52,7 @@ def commits(relay: Relay, commit: str = COMMIT) -> list[str]:
     return [request for request in relay.seen if re.search(commit, request)]
 
 
-def test_every_commit_asks_for_its_file_to_be_new(both: tuple[Stepping, BucketPath], relay: Relay) -> None:
+def test_every_commit_asks_for_its_file_to_be_new(both: TableInBucket, relay: Relay) -> None:
     of, root = both
     of.writer(root)(20)
 
@@ -60,7 +61,7 @@ def test_every_commit_asks_for_its_file_to_be_new(both: tuple[Stepping, BucketPa
     assert [request for request in relay.conditional if re.search(of.commit, request)] == made
 
 
-def test_a_commit_whose_answer_is_lost_is_recognised(both: tuple[Stepping, BucketPath], relay: Relay) -> None:
+def test_a_commit_whose_answer_is_lost_is_recognised(both: TableInBucket, relay: Relay) -> None:
     of, root = both
     step = of.writer(root)
     lost = relay.fault(of.commit)
@@ -68,10 +69,10 @@ def test_a_commit_whose_answer_is_lost_is_recognised(both: tuple[Stepping, Bucke
     step(30)
 
     assert lost.done == 1
-    assert of.held(root) == [10, 10, 20, 20, 30, 30]
+    assert of.positions(root) == [10, 10, 20, 20, 30, 30]
 
 
-def test_a_commit_that_meets_its_own_first_try_is_recognised(both: tuple[Stepping, BucketPath], relay: Relay) -> None:
+def test_a_commit_that_meets_its_own_first_try_is_recognised(both: TableInBucket, relay: Relay) -> None:
     of, root = both
     step = of.writer(root)
     # the store keeps the commit, its gate says 500, and the client comes again by itself
@@ -81,26 +82,26 @@ def test_a_commit_that_meets_its_own_first_try_is_recognised(both: tuple[Steppin
     step(30)
 
     assert gate.done == 1
-    assert of.held(root) == [10, 10, 20, 20, 30, 30]
+    assert of.positions(root) == [10, 10, 20, 20, 30, 30]
 
 
 def test_who_cannot_know_whether_it_committed_looks_again_until_it_does(root: BucketPath, relay: Relay) -> None:
     writer, blocked = patient(root)
     lost, away = relay.fault(COMMIT), relay.fault(r"^(GET|HEAD) .*/0*2\.json", 503, times=12)
-    append(writer, 20)
-    append(writer, 30)
+    append_transaction(writer, 20)
+    append_transaction(writer, 30)
 
     assert (lost.done, away.done) == (1, 12)
     assert blocked == [True, False]
     assert len(commits(relay)) >= 4
-    assert positions(root) == [10, 10, 20, 20, 30, 30]
+    assert log_positions(root) == [10, 10, 20, 20, 30, 30]
 
 
 def test_a_compaction_that_cannot_know_whether_it_committed_fails_and_the_next_one_goes_on_behind_it(
     s3: S3, relay: Relay
 ) -> None:
     root = s3.root(port=relay.port)
-    COMPACTS.begun(root)
+    COMPACTS.create(root)
     step = COMPACTS.writer(root)
     lost, away = (
         relay.fault(COMPACTS.commit),
@@ -111,14 +112,12 @@ def test_a_compaction_that_cannot_know_whether_it_committed_fails_and_the_next_o
     assert (lost.done, away.done > 0) == (1, True)
     relay.faults.clear()
 
-    assert opened(root).horizon == 20
+    assert open_compactor(root).horizon == 20
     COMPACTS.writer(root)(30)
-    assert COMPACTS.held(root) == [10, 10, 20, 20, 30, 30]
+    assert COMPACTS.positions(root) == [10, 10, 20, 20, 30, 30]
 
 
-def test_a_writer_whose_answer_was_lost_is_fenced_by_who_took_over(
-    both: tuple[Stepping, BucketPath], relay: Relay, s3: S3
-) -> None:
+def test_a_writer_whose_answer_was_lost_is_fenced_by_who_took_over(both: TableInBucket, relay: Relay, s3: S3) -> None:
     of, root = both
     stopped = of.writer(root)
     of.writer(s3.root(root.bucket.removeprefix("s3://")))(20)
@@ -126,10 +125,10 @@ def test_a_writer_whose_answer_was_lost_is_fenced_by_who_took_over(
     with pytest.raises(LogFenced):
         stopped(20)
 
-    assert of.held(root) == [10, 10, 20, 20]
+    assert of.positions(root) == [10, 10, 20, 20]
 
 
-def test_a_412_for_a_commit_that_is_not_there_is_looked_into(both: tuple[Stepping, BucketPath], relay: Relay) -> None:
+def test_a_412_for_a_commit_that_is_not_there_is_looked_into(both: TableInBucket, relay: Relay) -> None:
     of, root = both
     step = of.writer(root)
     refused = relay.fault(of.commit, 412)
@@ -137,7 +136,7 @@ def test_a_412_for_a_commit_that_is_not_there_is_looked_into(both: tuple[Steppin
     step(30)
 
     assert refused.done == 1
-    assert of.held(root) == [10, 10, 20, 20, 30, 30]
+    assert of.positions(root) == [10, 10, 20, 20, 30, 30]
 
 
 @pytest.mark.parametrize("status", [500, 503])
@@ -145,11 +144,11 @@ def test_a_412_for_a_commit_that_is_not_there_is_looked_into(both: tuple[Steppin
 def test_a_store_that_is_busy_for_long_is_waited_for(root: BucketPath, relay: Relay, what: str, status: int) -> None:
     writer, blocked = patient(root)
     busy = relay.fault(what, status, times=5)  # more than one request is tried
-    append(writer, 20)
+    append_transaction(writer, 20)
 
     assert busy.done == 5
     assert blocked == [True, False]
-    assert positions(root) == [10, 10, 20, 20]
+    assert log_positions(root) == [10, 10, 20, 20]
 
 
 @pytest.mark.parametrize("status", [pytest.param(500, marks=pytest.mark.slow), 503])
@@ -158,33 +157,33 @@ def test_a_compaction_that_meets_a_busy_store_fails_and_the_next_one_makes_it(
     s3: S3, relay: Relay, what: str, status: int
 ) -> None:
     root = s3.root(port=relay.port)
-    COMPACTS.begun(root)
+    COMPACTS.create(root)
     busy = relay.fault(what, status, times=5)  # more than one request is tried
     with pytest.raises(LogUnreachable):
         COMPACTS.writer(root)(20)
     COMPACTS.writer(root)(20)
 
     assert busy.done == 5
-    assert COMPACTS.held(root) == [10, 10, 20, 20]
+    assert COMPACTS.positions(root) == [10, 10, 20, 20]
 
 
 @pytest.mark.parametrize("what", [COMPACTS.file, COMPACTS.commit], ids=["data", "commit"])
 def test_a_compaction_that_is_refused_says_what_to_do_and_changes_nothing(s3: S3, relay: Relay, what: str) -> None:
     root = s3.root(port=relay.port)
-    COMPACTS.begun(root)
+    COMPACTS.create(root)
     relay.fault(what, 403)
     with pytest.raises(LogInaccessible, match=r"access to 's3://lake-.*' is denied") as refused:
         COMPACTS.writer(root)(20)
 
     assert "log.storage" in refused.value.fix
-    assert COMPACTS.held(root) == [10, 10]
+    assert COMPACTS.positions(root) == [10, 10]
 
 
 def test_a_refusal_is_told_with_what_to_do_and_nothing_waits(root: BucketPath, relay: Relay) -> None:
     writer, blocked = patient(root)
     relay.fault(DATA, 403)
     with pytest.raises(LogInaccessible, match=r"access to 's3://lake-.*' is denied") as refused:
-        append(writer, 20)
+        append_transaction(writer, 20)
 
     assert "log.storage" in refused.value.fix
     assert blocked == []
@@ -253,7 +252,7 @@ def test_a_reader_of_a_store_that_does_not_answer_is_told_so(root: BucketPath, r
     log = LogReader(root)
     relay.fault(".", 503, times=1000)
     with pytest.raises(LogUnreachable):
-        between(log, Position(0), Position(10))
+        read_range(log, Position(0), Position(10))
 
 
 def test_waiting_ends_when_it_is_asked_to(root: BucketPath, relay: Relay) -> None:
@@ -263,7 +262,7 @@ def test_waiting_ends_when_it_is_asked_to(root: BucketPath, relay: Relay) -> Non
 
     def run() -> None:
         try:
-            append(writer, 20)
+            append_transaction(writer, 20)
         except Exception as exc:
             raised.append(exc)
 

@@ -20,11 +20,10 @@ from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.test_bucket import patient
 from tests.fixtures.s3 import S3, Relay
-from tests.log.compacting import between, compact, live, opened
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
-from tests.log.stepping import append, positions
-from tests.log.test_places import SMALL
-from tests.log.whole_log import ORDERS, add, said, version
+from tests.log.sample_log import ORDERS, SEGMENT_PER_FILE, commit_rows, schema_row, schema_version
+from tests.log.simple_compaction import compact, latest_state, open_compactor, read_range
+from tests.log.table_writers import append_transaction, log_positions
 
 AT_ONCE = Retention(max_age=0.0, grace=0.0)
 LARGE = 6 << 20
@@ -37,9 +36,9 @@ COMPLETE = r"^POST .*uploadId="
 def _root(s3: S3, relay: Relay) -> BucketPath:
     """A log that tells of a table and holds a transaction of it, reached through the relay."""
     root = s3.root(port=relay.port)
-    writer = LogWriter.open(root, IDENTITY, SMALL)
-    add(writer, said(5, 0, version(ORDERS, "name")))
-    append(writer, 10)
+    writer = LogWriter.open(root, IDENTITY, SEGMENT_PER_FILE)
+    commit_rows(writer, schema_row(5, 0, schema_version(ORDERS, "name")))
+    append_transaction(writer, 10)
     return root
 
 
@@ -51,31 +50,31 @@ def large(position: int) -> dict[str, object]:
 def test_who_opens_by_a_listing_that_lags_is_fenced_and_reads_what_was_there_before(
     root: BucketPath, relay: Relay
 ) -> None:
-    append(LogWriter(root, SMALL), 20)
+    append_transaction(LogWriter(root, SEGMENT_PER_FILE), 20)
     relay.unlisted = r"changes/_delta_log/0{19}3\.json"
-    late = LogWriter(root, SMALL)
+    late = LogWriter(root, SEGMENT_PER_FILE)
     assert late.durable == 10
-    assert positions(root) == [5, 10, 10]
+    assert log_positions(root) == [5, 10, 10]
     with pytest.raises(LogFenced):
-        append(late, 15)
+        append_transaction(late, 15)
 
     relay.unlisted = ""
-    append(LogWriter(root, SMALL), 30)
-    assert positions(root) == [5, 10, 10, 20, 20, 30, 30]
+    append_transaction(LogWriter(root, SEGMENT_PER_FILE), 30)
+    assert log_positions(root) == [5, 10, 10, 20, 20, 30, 30]
 
 
 def test_a_compactor_whose_listing_lags_takes_no_run_of_another(root: BucketPath, relay: Relay) -> None:
-    _, folder = opened(root).new_run()
+    _, folder = open_compactor(root).new_run()
     relay.unlisted = f"compacted/{folder.name}/"
-    with pytest.raises(LogFenced, match="another compactor has begun run 1"):
-        opened(root).new_run()
+    with pytest.raises(LogFenced, match="another compactor has created run 1"):
+        open_compactor(root).new_run()
 
 
 def test_a_file_whose_delete_is_late_is_read_by_nobody(root: BucketPath) -> None:
-    writer = LogWriter(root, SMALL)
-    append(writer, 20)
-    append(writer, 30)
-    before = live(between(LogReader(root), Position(0), Position(30)))
+    writer = LogWriter(root, SEGMENT_PER_FILE)
+    append_transaction(writer, 20)
+    append_transaction(writer, 30)
+    before = latest_state(read_range(LogReader(root), Position(0), Position(30)))
     compact(root, 20)
     writer.trim([0, 1, 2], Position(20))
     folders = [root / "changes" / f"segment={number}" for number in range(3)]
@@ -85,21 +84,21 @@ def test_a_file_whose_delete_is_late_is_read_by_nobody(root: BucketPath) -> None
     for file, content in contents:
         file.write_bytes(content)  # answered, and not done yet: the same as being there again
 
-    assert live(between(LogReader(root), Position(0), Position(30))) == before
-    assert LogWriter(root, SMALL).durable == 30
+    assert latest_state(read_range(LogReader(root), Position(0), Position(30))) == before
+    assert LogWriter(root, SEGMENT_PER_FILE).durable == 30
     assert verify(root).is_sound
     assert vacuum(root, AT_ONCE).files == 3
-    assert live(between(LogReader(root), Position(0), Position(30))) == before
+    assert latest_state(read_range(LogReader(root), Position(0), Position(30))) == before
 
 
 def test_of_an_upload_that_breaks_off_nothing_is_to_be_seen(root: BucketPath, relay: Relay) -> None:
     broken = relay.fault(PART, 500, times=100)
     with pytest.raises(LogUnreachable):
-        LogWriter(root, SMALL).stage(table(large(20)))
+        LogWriter(root, SEGMENT_PER_FILE).stage(table(large(20)))
     assert broken.done > 1
     relay.faults.clear()
     assert len(list((root / "changes").glob("segment=*/*.parquet"))) == 2
-    assert positions(root) == [5, 10, 10]
+    assert log_positions(root) == [5, 10, 10]
     assert verify(root).findings == ()
 
 
@@ -111,11 +110,11 @@ def test_a_large_file_is_there_once_whatever_its_upload_went_through(
     writer = RetryingWriter(root, LIMITS, Event(), lambda _: None)
     fault = relay.fault(pattern, status, times=2)
     writer.commit(writer.stage(table(large(20))), info(20))
-    append(writer, 30)
+    append_transaction(writer, 30)
 
     assert fault.done
     assert any(re.search(r"^POST .*\?uploads", request) for request in relay.seen)
-    assert positions(root) == [5, 10, 10, 20, 30, 30]
+    assert log_positions(root) == [5, 10, 10, 20, 30, 30]
     assert verify(root).is_sound
 
 
@@ -129,5 +128,5 @@ def test_a_writer_waits_for_a_store_that_takes_no_part_and_nothing_stays_of_its_
 
     assert fault.done == 16
     assert blocked == [True, False]
-    assert positions(root) == [5, 10, 10, 20]
+    assert log_positions(root) == [5, 10, 10, 20]
     assert verify(root).findings == ()

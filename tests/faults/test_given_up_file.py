@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc.log import consumers
-from cdc.log.audit.damaged_file import Damaged, Dropped, RecoveryWay
+from cdc.log.audit.drop_file import DamagedFile, DroppedFile, RecoveryWay
 from cdc.log.layout import LogFile
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -39,9 +39,9 @@ def cut_short(files: list[LogFile]) -> str:
     return str(path)
 
 
-def given_up(held: Captured) -> Dropped:
+def given_up(held: Captured) -> DroppedFile:
     """Its last file with rows of tables, which cannot be read any more."""
-    return Damaged.find(held.definition.log.root, cut_short(held.log.every_file())).drop()
+    return DamagedFile.find(held.definition.log.root, cut_short(held.log.every_file())).drop()
 
 
 def test_a_table_without_a_key_whose_copy_is_lost_comes_back_whole_with_a_resync(tmp_path: Path, database: str) -> None:
@@ -78,7 +78,7 @@ def test_the_reader_loses_nothing_behind_the_mark_and_a_later_version_keeps_it(t
     path = cut_short(held.log.every_file())
     run_sql(database, "INSERT INTO t VALUES (10, 'next')", "INSERT INTO u VALUES (1)")
     before = held.log.durable
-    done = Damaged.find(root, path).drop()
+    done = DamagedFile.find(root, path).drop()
     assert done.marked == ("public.t",)
     assert held.log.durable == (before or 0) + 1
 

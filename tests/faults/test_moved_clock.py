@@ -17,8 +17,8 @@ from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.log_life import CLOSED, LAST, aged, assert_lived
 from tests.fixtures.moved_clock import WANDERS, MovedClock
-from tests.log.compacting import between, compact, opened
 from tests.log.rows import IDENTITY, info, row, table
+from tests.log.simple_compaction import compact, open_compactor, read_range
 
 HOUR = 3600
 KEPT = Retention(max_age=60.0, grace=1800.0)
@@ -59,7 +59,7 @@ def _root(tmp_path: Path) -> Path:
 
 def rows(root: Path) -> list[int]:
     log = LogReader(root)
-    return [row["position"] for row in between(log, Position(0), log.durable or Position(0))]
+    return [row["position"] for row in read_range(log, Position(0), log.durable or Position(0))]
 
 
 def said_at(root: Path, table: str) -> float:
@@ -88,7 +88,7 @@ def test_the_clock_that_is_moved_is_also_that_of_who_makes_the_commits(tmp_path:
 
 @pytest.mark.parametrize("clock", [-HOUR, HOUR])
 def test_who_was_overtaken_is_refused_whichever_clock_is_ahead(root: Path, moved_clock: MovedClock, clock: int) -> None:
-    writer, compactor = LogWriter(root, CLOSED), opened(root)
+    writer, compactor = LogWriter(root, CLOSED), open_compactor(root)
     moved_clock.run(clock, "-c", APPENDS, root, 50)
     moved_clock.run(clock, "-c", COMPACTS, root, 30)
     with pytest.raises(LogFenced):
@@ -109,4 +109,4 @@ def test_no_file_goes_before_its_grace_is_over_because_the_clock_jumped(
     assert vacuum(root, KEPT).files == 0  # from here on the grace is counted
     moved_clock.run(clock, "-c", SWEEPS, root)
     assert [file for file in held if not file.exists()] == []
-    assert [row["position"] for row in between(view, Position(0), Position(40))] == [10, 20, 30, 40]
+    assert [row["position"] for row in read_range(view, Position(0), Position(40))] == [10, 20, 30, 40]

@@ -14,8 +14,8 @@ from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.log_life import CLOSED, SOON
-from tests.log.compacting import compact, read
 from tests.log.rows import IDENTITY, info, row, table
+from tests.log.simple_compaction import compact, read_rows
 
 
 @pytest.fixture(name="root")
@@ -41,7 +41,7 @@ def test_what_a_consumer_has_pinned_stays_although_an_older_merge_of_it_was_anno
     compact(root, 40, merge=True)
 
     vacuum(root, SOON)
-    assert sorted(row["position"] for file in pinned.files for row in read(file)) == [10, 20, 30]
+    assert sorted(row["position"] for file in pinned.files for row in read_rows(file)) == [10, 20, 30]
     forget(root, "c")
     vacuum(root, SOON)
     assert [file.path for file in pinned.files if Path(file.path).exists()] == []

@@ -23,7 +23,7 @@ from cdc.errors import (
     UnexpectedSlot,
 )
 from cdc.failpoint import VARIABLE
-from cdc.log.slot_record import NAME, read_slot_record
+from cdc.log.epoch_records import SLOT_RECORD_FILE, read_slot_record
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect
@@ -182,7 +182,7 @@ def test_a_record_of_an_emptied_log_proves_nothing(tmp_path: Path, database: str
     assert spawn("reader", "-c", held.path, environment={VARIABLE: "after_copy_staged"}).status == -signal.SIGKILL
     slot_of(held)
     shutil.rmtree(held.folder / "log" / "changes")
-    assert (held.folder / "log" / NAME).exists()
+    assert (held.folder / "log" / SLOT_RECORD_FILE).exists()
     stays(held, UnexpectedSlot.code)
 
 
@@ -214,7 +214,7 @@ def test_a_log_is_not_continued_from_a_slot_of_another_name(tmp_path: Path, data
 def test_a_log_from_before_there_were_records_gets_one_when_it_is_continued(tmp_path: Path, database: str) -> None:
     held = begun(tmp_path, database)
     held.copy()
-    (held.folder / "log" / NAME).unlink()
+    (held.folder / "log" / SLOT_RECORD_FILE).unlink()
     exact(held)
     record = read_slot_record(held.folder / "log")
     assert record is not None

@@ -18,16 +18,16 @@ from deltalake import DeltaTable
 from cdc.errors import LogFenced
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import CHANGES, COMPACTED, commit_file
-from cdc.log.orphan_files import remove_staged_files
 from cdc.log.reader import LogReader
 from cdc.log.retrying_writer import RetryingWriter
+from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.log_life import CLOSED
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.waiting import PATIENCE, until
-from tests.log.compacting import between, opened
 from tests.log.rows import IDENTITY, info, row, table
+from tests.log.simple_compaction import open_compactor, read_range
 
 APPENDS = """
 import sys
@@ -52,7 +52,7 @@ def _root(tmp_path: Path) -> Path:
     writer = LogWriter.open(root, IDENTITY, CLOSED)
     for position in (10, 20, 30):
         writer.commit(writer.stage(table(row(position, key=[str(position)]))), info(position))
-    opened(root).commit([], horizon=Position(0), floor=Position(0))
+    open_compactor(root).commit([], horizon=Position(0), floor=Position(0))
     return root
 
 
@@ -96,7 +96,7 @@ def forget_commits(table: Path) -> None:
 
 def rows(root: Path) -> list[int]:
     log = LogReader(root)
-    return [row["position"] for row in between(log, Position(0), log.durable or Position(0))]
+    return [row["position"] for row in read_range(log, Position(0), log.durable or Position(0))]
 
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
@@ -111,9 +111,9 @@ def test_a_reader_whose_staged_files_another_one_removed_does_not_commit_them(ro
 
 def test_a_compactor_whose_run_another_one_removed_does_not_commit_it(root: Path) -> None:
     with stopped(root, COMPACTED, COMPACTS) as said:
-        opened(root).new_run()
+        open_compactor(root).new_run()
     assert LogFenced.__name__ in said[0]
-    assert opened(root).runs == ()
+    assert open_compactor(root).runs == ()
 
 
 def test_a_reader_that_is_overtaken_by_many_commits_which_are_cleaned_away_is_refused(root: Path) -> None:
@@ -131,12 +131,12 @@ def test_a_reader_that_is_overtaken_by_many_commits_which_are_cleaned_away_is_re
 @pytest.mark.slow
 def test_a_compactor_that_is_overtaken_by_many_commits_which_are_cleaned_away_is_refused(root: Path) -> None:
     with stopped(root, COMPACTED, COMPACTS) as said:
-        fresh = opened(root)
+        fresh = open_compactor(root)
         for _ in range(MANY):
             fresh.commit([], horizon=Position(0), floor=Position(0))
         forget_commits(root / COMPACTED)
     assert LogFenced.__name__ in said[0]
-    assert opened(root).runs == ()
+    assert open_compactor(root).runs == ()
     fresh.commit([], horizon=Position(0), floor=Position(0))
 
 

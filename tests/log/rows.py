@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cdc.change import LOG_SCHEMA, Operation
 from cdc.log.layout import CommitInfo, LogIdentity
-from cdc.log.segments import SegmentLimits
+from cdc.log.writer import SegmentLimits
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
 

@@ -15,8 +15,8 @@ from cdc.log.layout import COMPACTED, LogIdentity
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from tests.log.compacting import between, compact, live, opened, read, write
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
+from tests.log.simple_compaction import compact, latest_state, open_compactor, read_range, read_rows, write_run_files
 
 
 @pytest.fixture(name="root")
@@ -29,12 +29,12 @@ def _root(tmp_path: Path) -> Path:
 
 
 def rows_of(runs: tuple[Run, ...]) -> list[tuple[int, int]]:
-    return [(r["position"], r["ordinal"]) for run in runs for file in run.files for r in read(file)]
+    return [(r["position"], r["ordinal"]) for run in runs for file in run.files for r in read_rows(file)]
 
 
 def run_of(writer: CompactedWriter, *positions: int) -> list[WrittenFile]:
     _, folder = writer.new_run()
-    return write(folder, [row(position) for position in positions])
+    return write_run_files(folder, [row(position) for position in positions])
 
 
 def test_a_log_that_was_never_compacted_has_no_state(root: Path):
@@ -58,41 +58,41 @@ def test_a_merge_replaces_the_runs_and_moves_no_row(root: Path):
     after = read_compacted_state(root)
     assert after is not None
     assert (len(before.runs), len(after.runs), after.horizon, after.floor) == (2, 1, 40, 15)
-    kept = live([r for file in before.files for r in read(file)])
-    assert live([r for file in after.files for r in read(file)]) == kept
+    kept = latest_state([r for file in before.files for r in read_rows(file)])
+    assert latest_state([r for file in after.files for r in read_rows(file)]) == kept
     # who opened before the merge still reads
     assert rows_of(before.runs) == [(20, 0), (20, 1), (40, 0), (40, 1)]
 
 
 def test_a_compactor_whose_files_another_one_has_taken_away_is_told_so(root: Path):
-    first = opened(root)
+    first = open_compactor(root)
     _, folder = first.new_run()
     with pytest.raises(FileNotFoundError), first.alone():
         (Path(str(folder)) / "none.parquet").read_bytes()
-    opened(root).new_run()
+    open_compactor(root).new_run()
     with pytest.raises(LogFenced) as caught, first.alone():
-        write(folder, [row(10)])
+        write_run_files(folder, [row(10)])
     assert isinstance(caught.value.__context__, FileNotFoundError)
 
 
 def test_a_compactor_goes_on_where_another_one_ended(root: Path):
     compact(root, 20)
-    writer = opened(root)
+    writer = open_compactor(root)
     assert (writer.horizon, len(writer.runs)) == (20, 1)
     compact(root, 30, writer=writer)
     assert (writer.horizon, len(writer.runs)) == (30, 2)
 
 
 def test_the_horizon_moves_alone_where_there_is_nothing_to_keep(root: Path):
-    writer = opened(root)
+    writer = open_compactor(root)
     writer.commit([], horizon=Position(30), floor=Position(0))
-    assert opened(root).horizon == 30
+    assert open_compactor(root).horizon == 30
 
 
 @pytest.mark.parametrize("merges", [False, True])
 def test_of_two_compactors_that_start_alike_the_second_fails(root: Path, merges: bool):
     compact(root, 20)
-    first, second = opened(root), opened(root)
+    first, second = open_compactor(root), open_compactor(root)
     compact(root, 20 if merges else 30, writer=first, merge=merges)
     with pytest.raises(LogFenced):
         compact(root, 20 if merges else 40, writer=second, merge=merges)
@@ -103,7 +103,7 @@ def test_of_two_compactors_that_start_alike_the_second_fails(root: Path, merges:
 
 def overtaken(root: Path, others: int) -> Iterator[CompactedWriter]:
     compact(root, 20)
-    stopped, other = opened(root), opened(root)
+    stopped, other = open_compactor(root), open_compactor(root)
     for _ in range(others):
         other.commit([], horizon=Position(20), floor=Position(0))
     yield stopped
@@ -131,19 +131,19 @@ def test_a_stopped_compactor_is_fenced_when_the_commits_between_are_cleaned_away
 
 def test_a_run_that_is_not_there_any_more_is_not_replaced(root: Path):
     writer = compact(root, 20)
-    with pytest.raises(LogFenced, match="not in the table"):
+    with pytest.raises(LogFenced, match="no longer contains"):
         writer.commit([], horizon=Position(20), floor=Position(0), replaces=[7])
 
 
 @pytest.mark.parametrize(("horizon", "floor"), [(19, 0), (20, 4), (20, 21)])
 def test_horizon_and_floor_never_go_back_and_the_floor_stays_below(root: Path, horizon: int, floor: int):
     compact(root, 20, floor=5)
-    with pytest.raises(LogFenced, match="go back"):
-        opened(root).commit([], horizon=Position(horizon), floor=Position(floor))
+    with pytest.raises(LogFenced, match="new horizon is below"):
+        open_compactor(root).commit([], horizon=Position(horizon), floor=Position(floor))
 
 
 def test_a_file_that_is_not_as_it_was_written_is_not_committed(root: Path):
-    writer = opened(root)
+    writer = open_compactor(root)
     (file,) = run_of(writer, 10)
     for wrong in (replace(file, rows=3), replace(file, size=1), replace(file, name=f"{file.name}x")):
         with pytest.raises(LogCorrupt):
@@ -152,7 +152,7 @@ def test_a_file_that_is_not_as_it_was_written_is_not_committed(root: Path):
 
 
 def test_rows_above_the_horizon_are_not_committed(root: Path):
-    writer = opened(root)
+    writer = open_compactor(root)
     with pytest.raises(LogCorrupt, match="above the horizon"):
         writer.commit(run_of(writer, 10, 21), horizon=Position(20), floor=Position(0))
 
@@ -166,25 +166,25 @@ def test_numbers_of_runs_are_never_used_again(root: Path):
 def test_what_a_killed_compactor_wrote_goes_and_what_is_read_stays(root: Path):
     compact(root, 20)
     compact(root, 20, merge=True)
-    killed = opened(root)
+    killed = open_compactor(root)
     (file,) = run_of(killed, 10)
     left = [path for path in (root / COMPACTED).glob("segment=*/*.parquet") if path.name not in file.name]
-    opened(root).new_run()
+    open_compactor(root).new_run()
     assert not (root / COMPACTED / file.name).exists()
     assert [path for path in left if not path.exists()] == []
 
 
 def test_commits_stay_few_on_the_disk(root: Path):
-    writer = opened(root)
+    writer = open_compactor(root)
     for _ in range(CHECKPOINT_EVERY * 2):
         writer.commit([], horizon=Position(20), floor=Position(0))
     assert list((root / COMPACTED / "_delta_log").glob("*.checkpoint.parquet"))
-    assert opened(root).horizon == 20
+    assert open_compactor(root).horizon == 20
 
 
 def test_compactors_that_live_for_one_commit_make_checkpoints_in_their_turn(root: Path):
     for _ in range(CHECKPOINT_EVERY + 1):
-        opened(root).commit([], horizon=Position(20), floor=Position(0))
+        open_compactor(root).commit([], horizon=Position(20), floor=Position(0))
     assert len(list((root / COMPACTED / "_delta_log").glob("*.checkpoint.parquet"))) == 1
 
 
@@ -201,4 +201,4 @@ def test_a_log_that_is_not_trimmed_is_read_from_changes_alone(root: Path):
     compact(root, 40)
     log = LogReader(root)
     assert (log.oldest, log.compacted) == (0, None)
-    assert len(between(log, Position(0), Position(40))) == 8
+    assert len(read_range(log, Position(0), Position(40))) == 8

@@ -12,13 +12,13 @@ from cdc.errors import ConfigError, LogTrimmed
 from cdc.log.export import ExportResult, export_range, write_lines, write_parquet
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from tests.log.whole_log import RESTORED, build
+from tests.log.sample_log import RESTORED, build_sample_log
 
 
 @pytest.fixture(name="log", scope="module")
 def _log(tmp_path_factory: pytest.TempPathFactory) -> LogReader:
     root = tmp_path_factory.mktemp("exported") / "log"
-    build(root)
+    build_sample_log(root)
     return LogReader(root)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.errors import LogError, LogFenced, LogFormatUnknown
-from cdc.log.audit.commits import parsed
+from cdc.log.audit.delta_tables import parse_commit
 from cdc.log.audit.verify import verify
 from cdc.log.compacted_state import CompactedWriter, read_compacted_state
 from cdc.log.layout import CHANGES, COMPACTED, FORMAT, LogIdentity, commit_file, format_of
@@ -81,7 +81,9 @@ def test_the_commit_that_says_so_carries_the_position_as_every_other_does(root: 
     """So of two that write at once one is refused."""
     migrate_log(root)
     for name, position in ((CHANGES, 130), (COMPACTED, 110)):
-        said = parsed(commit_file(root / name, open_table(root / name).version()).read_text(), LogReader(root).log_id)
+        said = parse_commit(
+            commit_file(root / name, open_table(root / name).version()).read_text(), LogReader(root).log_id
+        )
         assert (said.position, said.added) == (position, {})
 
 

@@ -11,7 +11,8 @@ from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.consumers import Consumer
 from cdc.log.layout import COMPACTED, LogFile
 from cdc.log.removed_files import RemovedFiles
-from cdc.log.retention import deletable, trimmable
+from cdc.log.retention import trimmable
+from cdc.log.vacuum import deletable
 from cdc.position import Position
 
 NOW = 1_000 * SECOND

@@ -13,16 +13,15 @@ import pytest
 from cdc.log.consumers import FOLDER, Consumer, register
 from cdc.log.reader import LogReader
 from cdc.log.removed_files import list_removals
-from cdc.log.retention import Retention
-from cdc.log.retention_worker import REQUEST_FILE, RetentionWorker, TrimPlan, plan_trim, request_trim
-from cdc.log.segments import SegmentLimits
-from cdc.log.small_file_rewrite import FEW
-from cdc.log.writer import LogWriter
+from cdc.log.retention import REQUEST_FILE, Retention, TrimPlan, plan_trim, request_trim
+from cdc.log.retention_worker import RetentionWorker
+from cdc.log.small_file_rewrite import CLOSED_MIN_SAVING
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.table import TableState
 from tests.fixtures.waiting import until
-from tests.log.compacting import compact
 from tests.log.rows import IDENTITY, info, row, schema_of, table
+from tests.log.simple_compaction import compact
 
 KEPT = Retention(max_age=1e9, grace=0.0)
 
@@ -89,12 +88,12 @@ def _trimmer(tmp_path: Path, woken: Event) -> Iterator[RetentionWorker]:
 def test_the_committing_thread_is_woken_and_trims(
     writer: LogWriter, tmp_path: Path, trimmer: RetentionWorker, woken: Event
 ):
-    assert trimmer.carry_out(writer) is None
+    assert trimmer.commit_prepared(writer) is None
     compact(tmp_path, 40)
     request_trim(tmp_path)
     assert woken.wait(60)
-    assert trimmer.carry_out(writer) == TrimPlan((0, 1, 2), Position(30))
-    assert trimmer.carry_out(writer) is None
+    assert trimmer.commit_prepared(writer) == TrimPlan((0, 1, 2), Position(30))
+    assert trimmer.commit_prepared(writer) is None
     assert LogReader(tmp_path).oldest == 30
 
 
@@ -115,18 +114,18 @@ def test_a_look_that_fails_is_made_again(writer: LogWriter, tmp_path: Path, trim
     broken.unlink()
     request_trim(tmp_path)
     assert woken.wait(60)
-    assert trimmer.carry_out(writer) is not None
+    assert trimmer.commit_prepared(writer) is not None
 
 
 def test_what_is_settled_is_found_beside_and_put_in_place_by_who_commits(tmp_path: Path, woken: Event):
     writer = LogWriter.open(tmp_path, IDENTITY, SegmentLimits(size=1 << 20, age=3600.0))
-    for position in range(10, 12 + FEW):
+    for position in range(10, 12 + CLOSED_MIN_SAVING):
         writer.commit(writer.stage(table(row(position))), info(position))
     later = LogWriter(tmp_path, SegmentLimits(size=1, age=3600.0))
     later.commit(later.stage(table(row(90))), info(90))
     with RetentionWorker(tmp_path, KEPT, woken.set) as trimmer:
         assert woken.wait(60)
-        trimmer.carry_out(later)
+        trimmer.commit_prepared(later)
         assert len(LogReader(tmp_path).every_file()) == 2
         later.commit([], info(100))
         request_trim(tmp_path)
@@ -140,7 +139,7 @@ def test_a_trim_that_is_no_more_possible_is_told_and_stops_nothing(
     request_trim(tmp_path)
     assert woken.wait(60)
     (tmp_path / "compacted").rename(tmp_path / "elsewhere")
-    assert trimmer.carry_out(writer) is None
+    assert trimmer.commit_prepared(writer) is None
     writer.commit([], info(50))
 
 

@@ -15,12 +15,11 @@ from cdc.log.consumers import Consumer, register
 from cdc.log.reader import LogReader
 from cdc.log.removed_files import list_removals, record_removal
 from cdc.log.retention import Retention
-from cdc.log.segments import SegmentLimits
 from cdc.log.vacuum import vacuum, waiting
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
-from tests.log.compacting import between, compact
 from tests.log.rows import IDENTITY, info, row, table
+from tests.log.simple_compaction import compact, read_range
 
 AT_ONCE = Retention(max_age=3600.0, grace=0.0)
 LATER = Retention(max_age=3600.0, grace=3600.0)
@@ -50,7 +49,7 @@ def test_files_that_left_go_after_their_grace_and_nothing_else_does(writer: LogW
     swept = vacuum(tmp_path, AT_ONCE)
     assert (swept.files, swept.size) == (3, size)
     assert len(before - on_disk(tmp_path)) == 3
-    assert [r["position"] for r in between(LogReader(tmp_path), Position(0), Position(40))] == [30, 40]
+    assert [r["position"] for r in read_range(LogReader(tmp_path), Position(0), Position(40))] == [30, 40]
     assert (list_removals(tmp_path), waiting(tmp_path), vacuum(tmp_path, AT_ONCE).files) == ({}, 0, 0)
 
 
@@ -97,7 +96,7 @@ def test_what_is_staged_and_what_a_commit_only_announced_stays(writer: LogWriter
     vacuum(tmp_path, AT_ONCE)
     assert held[0].exists()
     writer.commit(staged, info(50))
-    assert len(between(LogReader(tmp_path), Position(20), Position(50))) == 3
+    assert len(read_range(LogReader(tmp_path), Position(20), Position(50))) == 3
     assert len(list_removals(tmp_path)) == 1
 
 

@@ -14,8 +14,7 @@ from cdc.log.checkpoint import checkpoint
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import LogIdentity
 from cdc.log.reader import LogReader
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
@@ -147,11 +146,11 @@ def test_commits_that_a_checkpoint_makes_superfluous_go_however_young_they_are(w
     view, path = LogReader(tmp_path), tmp_path / "changes"
     for position in range(1, 20):
         writer.commit(writer.stage(table(row(position))), info(position))
-    checkpoint(path, DeltaTable(str(path)), kept=5)
+    checkpoint(path, DeltaTable(str(path)), keep=5)
     commits = sorted(int(file.stem) for file in (path / "_delta_log").glob("*.json"))
     assert commits == list(range(commits[-1] - 5, commits[-1] + 1))
     writer.commit(writer.stage(table(row(20))), info(20))
-    view._look_due = 0.0
+    view._update_due = 0.0
     view.refresh()
     assert (view.durable, len(everything(tmp_path))) == (20, 20)
     assert view.every_file() == LogReader(tmp_path).every_file()
@@ -194,6 +193,6 @@ def test_a_log_of_an_unknown_format_is_refused(description: str):
 def test_a_place_where_no_directory_can_be_is_told_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory", encoding="utf-8")
     with pytest.raises(
-        LogUnwritable, match=r"the log's directory '.*/file/log/changes' cannot be made: not a directory"
+        LogUnwritable, match=r"the log's directory '.*/file/log/changes' cannot be created: not a directory"
     ):
         LogWriter.open(tmp_path / "file" / "log", IDENTITY, LIMITS)

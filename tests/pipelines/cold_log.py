@@ -9,8 +9,7 @@ from random import Random
 import pyarrow as pa
 
 from cdc.log.object_path import Root
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from pipelines.folding.fold import fold
 from tests.log.rows import IDENTITY, info, schema_of
 from tests.pipelines.lives import OTHER_SINK, SINK, Row, Source, log_row, to_arrow

@@ -13,8 +13,7 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.config import Definition, load_definition
 from cdc.log.reader import LogReader
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.search_index import SearchIndex

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.log.audit.damaged_file import Damaged
+from cdc.log.audit.drop_file import DamagedFile
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.stores.published import TargetState
@@ -72,7 +72,7 @@ def test_a_sink_is_told_of_lost_rows_and_holds_what_it_should_once_the_table_is_
     root = ground.definition.log.root
     file = next(f.path for f in LogReader(root).every_file() if f.first == LOST)
     Path(file).write_bytes(Path(file).read_bytes()[:-20])
-    assert Damaged.find(root, file).drop().marked == ("shop.orders",)
+    assert DamagedFile.find(root, file).drop().marked == ("shop.orders",)
     driven(whole, sink)
     assert driven(ground, sink) == {"shop.orders": TargetState.FAILED}
     assert held(ground, sink)["shop.items"] == held(whole, sink)["shop.items"]
@@ -92,6 +92,6 @@ def test_a_sink_that_had_read_them_keeps_what_it_holds(tmp_path: Path):
     root = ground.definition.log.root
     file = next(f.path for f in LogReader(root).every_file() if f.first == LOST)
     Path(file).unlink()
-    Damaged.find(root, file).drop()
+    DamagedFile.find(root, file).drop()
     driven(ground, "lake")
     assert ground.lake() == right

@@ -10,10 +10,9 @@ from random import Random
 from typing import Any
 
 from cdc.catalog import Catalog
-from cdc.log import retention_worker
 from cdc.log.compacted_state import CompactedState, read_compacted_state
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention
+from cdc.log.retention import Retention, plan_trim
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from pipelines.opened_sink import SinkParts
@@ -85,7 +84,7 @@ class Twins:
     def compact(self, retention: Retention = KEEP) -> CompactedState:
         """Compact what is cold, and trim what may go."""
         compact(None, self.root)
-        trim = retention_worker.plan_trim(self.root, retention)
+        trim = plan_trim(self.root, retention)
         if trim is not None:
             self.cut.writer.trim(trim.segments, trim.upto)
         held = read_compacted_state(self.root)

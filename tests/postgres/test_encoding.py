@@ -20,8 +20,7 @@ from cdc.config.source import Undecodable
 from cdc.errors import UndecodableValue, UndecodableWal
 from cdc.log.layout import LogIdentity
 from cdc.log.reader import LogReader
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.lsn import Lsn
 from cdc.metrics import Metrics
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder

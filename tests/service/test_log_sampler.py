@@ -11,15 +11,14 @@ import pytest
 
 from cdc.log import consumers
 from cdc.log.consumers import Consumer
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.service.log_sampler import LogSampler
 from cdc.service.log_status import LogState, LogStatus
 from tests.fixtures.s3 import KEY, S3, Relay
 from tests.fixtures.waiting import until
-from tests.log.compacting import compact
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
+from tests.log.simple_compaction import compact
 
 SOON = 30.0
 

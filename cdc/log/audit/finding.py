@@ -15,7 +15,7 @@ class DamageKind(StrEnum):
 
     #: A file that a table lists does not exist.
     MISSING = "missing"
-    #: The size of a file differs from its commit.
+    #: The size of a file differs from the size in its commit.
     SIZE = "size"
     #: A footer or page cannot be read, or its checksum is wrong.
     UNREADABLE = "unreadable"
@@ -73,12 +73,12 @@ class AuditFinding:
 
     @property
     def line(self) -> str:
-        """For people: file, what is wrong, positions and tables."""
+        """The finding as one line: file, message, positions and tables."""
         place = "" if self.first is None else f"; positions {self.first!s} to {self.last!s}"
         return f"{f'{self.file}: ' if self.file else ''}{self.message}{place}{tables_suffix(self.tables)}"
 
     def to_json(self) -> dict[str, Any]:
-        """As commands and the API print it."""
+        """The fields that commands and the API print."""
         return {
             "damage": self.damage.value,
             "harmless": self.is_harmless,

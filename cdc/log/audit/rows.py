@@ -1,11 +1,11 @@
-"""Audit of the rows of a file against the statistics in its commit; no I/O."""
+"""Audit of log rows without I/O: of one file against its commit, and of transactions across all files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from cdc.change import Operation
 from cdc.log.audit.finding import DamageKind
-from cdc.log.audit.transactions import runs
 from cdc.log.layout import STATISTICS
 from cdc.position import Position
 from cdc.table import TableSchema
@@ -21,95 +20,95 @@ from cdc.table import TableSchema
 Place = tuple[int, int]
 """(position, ordinal)."""
 _NO_RELATION: Final = np.iinfo(np.int64).max
-"""Messages belong to no relation and stand last in a file."""
+"""Relation number of messages here: they have none, and are last in a file."""
 _MILLISECOND: Final = 1_000
-"""Microseconds: statistics of times are cut to it."""
+"""Microseconds: statistics of times are truncated to milliseconds."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitClaim:
-    """What a table says of one of its files."""
+    """What a commit says about one of its files."""
 
     table: str
     name: str
-    """Relative to the table's directory."""
+    """Path relative to the table's directory."""
     rows: int
     size: int
     """Bytes."""
     bounds: Mapping[str, tuple[Any, Any]]
-    """Column of STATISTICS → its least and greatest value; without those of which the commit says nothing."""
+    """Column of STATISTICS → least and greatest value; columns without statistics are missing."""
     after: Position
-    """Every position in it lies above."""
+    """Every position in the file is above this one."""
     upto: Position
-    """Every position in it lies here or below."""
+    """Every position in the file is at or below this one."""
 
     @classmethod
     def of(cls, table: str, action: Mapping[str, Any], within: tuple[Position, Position]) -> CommitClaim:
-        """The claim of a file as delta-rs lists it, its statistics in columns of their own."""
-        said: dict[str, tuple[Any, Any]] = {
+        """The claim for a file that delta-rs lists as this action; each statistic has its own column."""
+        bounds_of: dict[str, tuple[Any, Any]] = {
             name: (action.get(f"min.{name}"), action.get(f"max.{name}")) for name in STATISTICS
         }
-        if said["committed_at"][0] is not None:
-            least, greatest = said["committed_at"]
-            said["committed_at"] = _millis(least), _millis(greatest)
+        if bounds_of["committed_at"][0] is not None:
+            least, greatest = bounds_of["committed_at"]
+            bounds_of["committed_at"] = _millis(least), _millis(greatest)
         return cls(
             table=table,
             name=action["path"],
             rows=action["num_records"],
             size=action["size_bytes"],
-            bounds={name: bounds for name, bounds in said.items() if bounds[0] is not None},
+            bounds={name: bounds for name, bounds in bounds_of.items() if bounds[0] is not None},
             after=within[0],
             upto=within[1],
         )
 
     @property
     def path(self) -> str:
-        """Relative to the log's root."""
+        """Path relative to the log's root."""
         return f"{self.table}/{self.name}"
 
     @property
     def first(self) -> Position:
-        """The least position, as far as the commit says."""
+        """Least position; 0 without statistics."""
         return Position(self.bounds.get("position", (0, 0))[0])
 
     @property
     def last(self) -> Position:
-        """The greatest position."""
+        """Greatest position; 0 without statistics."""
         return Position(self.bounds.get("position", (0, 0))[1])
 
     @property
     def relations(self) -> tuple[int, int] | None:
-        """Least and greatest; None if it holds messages alone."""
+        """Least and greatest relation number; None if all rows are messages."""
         return self.bounds.get("relation")
 
     @property
     def has_schemas_only(self) -> bool:
-        """Whether it holds `s` rows and nothing else."""
+        """Whether all rows are `s` rows."""
         return self.bounds.get("op") == (Operation.SCHEMA.value, Operation.SCHEMA.value)
 
 
 @dataclass(slots=True)
 class FileContents:
-    """What the rows of one file come to, one row group after the other."""
+    """Totals of the rows of one file, collected row group by row group."""
 
     rows: int = 0
     bounds: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """As Claim.bounds."""
+    """As CommitClaim.bounds."""
     unsorted_at: Place | None = None
-    """The first row that does not stand behind the one before it."""
+    """The first row that sorts before its predecessor."""
     repeated_at: Place | None = None
-    """The first row with relation and place of the one before it."""
+    """The first row with the same relation, position and ordinal as its predecessor."""
     firsts: dict[int, Place] = field(default_factory=dict)
-    """Relation → its first row, schema rows not counted."""
+    """Relation → its first row, without schema rows."""
     columns: dict[int, set[int]] = field(default_factory=dict)
-    """Relation → ids of the columns in its images."""
+    """Relation → column ids in its images."""
     runs: list[np.ndarray] = field(default_factory=list)
-    """Of each row group, as `runs` gives it."""
+    """The result of `runs` for each row group."""
     _before: tuple[int, int, int] | None = None
 
     def add(self, rows: pa.Table) -> None:
-        """Take the next rows (LOG_SCHEMA) of the file."""
+        """Add the next rows (LOG_SCHEMA) of the file."""
         if not rows.num_rows:
             return
         position, ordinal = rows["position"].to_numpy(), rows["ordinal"].to_numpy()
@@ -125,13 +124,13 @@ class FileContents:
                 self.columns.setdefault(number, set()).add(column)
 
     def faults(self, claim: CommitClaim) -> Iterator[tuple[DamageKind, str]]:
-        """What is wrong with the rows, by themselves and by what the commit says of them."""
+        """Contradictions in the rows, and between the rows and the commit."""
         if self.rows != claim.rows:
             yield DamageKind.CONTENTS, f"has {self.rows:,} rows, but its commit records {claim.rows:,}"
         for name, found in self.bounds.items():
-            said = claim.bounds.get(name)
-            if said != found:
-                yield DamageKind.CONTENTS, f"{name} goes from {_pair(found)}, but its commit records {_pair(said)}"
+            expected = claim.bounds.get(name)
+            if expected != found:
+                yield DamageKind.CONTENTS, f"{name} goes from {_pair(found)}, but its commit records {_pair(expected)}"
         least, greatest = self.bounds.get("position", (claim.upto, claim.upto))
         if least <= claim.after or greatest > claim.upto:
             allowed = f"its commit contains positions above {claim.after!s} and up to {claim.upto!s}"
@@ -177,38 +176,38 @@ class FileContents:
 
 
 class SchemaVersions:
-    """The schema rows of a log, and whether each row has one before it."""
+    """The schema rows of a log, to check that one precedes each row."""
 
     def __init__(self) -> None:
         self._first: dict[int, Place] = {}
         self._columns: dict[int, set[int]] = {}
         self._topics: dict[int, str] = {}
-        self._called: dict[int, set[str]] = {}
+        self._all_topics: dict[int, set[str]] = {}
 
     def add(self, place: Place, schema: TableSchema) -> None:
-        """Take a schema row; in any order, the last given names the topic."""
+        """Add a schema row, in any order; the schema that is added last provides the topic."""
         relation = schema.relation
         self._first[relation] = min(place, self._first.get(relation, place))
         self._columns.setdefault(relation, set()).update(column.id for column in schema.columns)
         self._topics[relation] = schema.topic
-        self._called.setdefault(relation, set()).add(schema.topic)
+        self._all_topics.setdefault(relation, set()).add(schema.topic)
 
     def name(self, relation: int) -> str:
-        """The topic, or its number if no schema row names it."""
+        """The topic of a relation; its number if no schema row has it."""
         return self._topics.get(relation, f"relation {relation}")
 
     def topics(self, relation: int) -> set[str]:
-        """All that it was ever called."""
-        return self._called.get(relation, {self.name(relation)})
+        """All topics that the relation ever had."""
+        return self._all_topics.get(relation, {self.name(relation)})
 
     def within(self, relations: tuple[int, int] | None) -> list[int]:
-        """The known relations from the least to the greatest; none for None."""
+        """The known relations between the least and the greatest, both included; empty for None."""
         if relations is None:
             return []
         return [number for number in sorted(self._topics) if relations[0] <= number <= relations[1]]
 
     def faults(self, contents: FileContents) -> Iterator[tuple[int, Place, str]]:
-        """(relation, its first row in the file, what is wrong) of the tables whose rows cannot be read."""
+        """(relation, its first row in the file, message) of each table whose rows have no schema."""
         for relation, place in contents.firsts.items():
             known = self._first.get(relation)
             if known is None or known > place:
@@ -219,8 +218,72 @@ class SchemaVersions:
                 yield relation, place, f"no schema row has the columns {sorted(unknown)}"
 
 
+class Gap(NamedTuple):
+    """Transactions with missing or repeated rows, as found in one file."""
+
+    damage: DamageKind
+    """HOLE or DUPLICATE."""
+    file: int
+    """Number of the file with the rows after the hole, or with one of the repeated rows."""
+    first: int
+    """Position of the first such transaction."""
+    ordinal: int
+    """First ordinal after the hole (HOLE), or the repeated one (DUPLICATE), of the first transaction."""
+    last: int
+    """Position of the last such transaction."""
+    transactions: int
+    """Number of such transactions."""
+
+
+class Transactions:
+    """Checks that each transaction of `changes` has the ordinals from 0 without a hole, each once.
+
+    Files are added in order of their first position. Everything below the first position of the next file is then
+    complete, so only runs of transactions that continue in a later file stay in memory.
+    """
+
+    def __init__(self, after: Position) -> None:
+        """Transactions at or below `after` may have been trimmed in part."""
+        self._after = after
+        self._open = np.empty((0, 4), np.int64)
+
+    def add(self, file: int, found: np.ndarray) -> None:
+        """Add the runs of a file."""
+        numbered = np.column_stack((found, np.full(len(found), file, np.int64)))
+        self._open = np.concatenate((self._open, numbered))
+
+    def check_below(self, below: int | None = None, unseen: Iterable[tuple[int, int]] = ()) -> list[Gap]:
+        """Check the transactions below a position (default: all), and remove them from memory.
+
+        unseen: (first, last) position of files that were not read; holes inside them are not reported.
+        """
+        complete = np.ones(len(self._open), bool) if below is None else self._open[:, 0] < below
+        own, self._open = self._open[complete], self._open[~complete]
+        own = own[np.lexsort((own[:, 1], own[:, 0]))]
+        if not len(own):
+            return []
+        position, start, end, _ = own.T
+        begins = np.diff(position, prepend=-1) != 0
+        expected = np.where(begins, 0, np.roll(end, 1) + 1)
+        holes = (start > expected) & (position > self._after)
+        for first, last in unseen if holes.any() else ():
+            holes &= (position < first) | (position > last)
+        gaps = [*_gaps(DamageKind.HOLE, own[holes]), *_gaps(DamageKind.DUPLICATE, own[start < expected])]
+        return sorted(gaps, key=lambda gap: gap.first)
+
+
+def runs(position: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
+    """Rows in any order → sorted (position, first ordinal, last ordinal) of each run of consecutive ordinals."""
+    order = np.lexsort((ordinal, position))
+    position, ordinal = position[order], ordinal[order]
+    continues = (np.diff(position) == 0) & (np.diff(ordinal) == 1)
+    starts = np.concatenate(([0], np.flatnonzero(~continues) + 1))
+    ends = np.concatenate((starts[1:], [len(position)])) - 1
+    return np.stack((position[starts], ordinal[starts], ordinal[ends]), axis=1)
+
+
 def _columns(relation: np.ndarray, images: pa.ChunkedArray) -> Iterator[tuple[int, int]]:
-    """(relation, column id) of the images, each once or a few times."""
+    """(relation, column id) pairs in the images; a pair may occur several times."""
     start = 0
     for chunk in images.chunks:
         offsets = chunk.offsets.to_numpy()
@@ -238,8 +301,8 @@ def _first_of(wrong: np.ndarray, position: np.ndarray, ordinal: np.ndarray) -> P
     return int(position[at]), int(ordinal[at])
 
 
-def _millis(moment: datetime) -> int:
-    return (moment - _EPOCH) // timedelta(milliseconds=1)
+def _millis(time: datetime) -> int:
+    return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _text(place: Place) -> str:
@@ -252,3 +315,9 @@ def _place(position: int) -> str:
 
 def _pair(bounds: tuple[Any, Any] | None) -> str:
     return "nothing" if bounds is None else f"{bounds[0]!r} to {bounds[1]!r}"
+
+
+def _gaps(damage: DamageKind, wrong: np.ndarray) -> Iterator[Gap]:
+    for file in np.unique(wrong[:, 3]).tolist():
+        own = wrong[wrong[:, 3] == file]
+        yield Gap(damage, file, int(own[0, 0]), int(own[0, 1]), int(own[-1, 0]), len(own))

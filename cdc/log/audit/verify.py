@@ -1,12 +1,12 @@
 """Audit of a whole log: every data file, the Delta commits, and the two tables against each other.
 
-Reads row group after row group, so memory does not grow with the log; may run beside a reader and a compaction. What is
-damaged is told and passed over: everything else is looked at all the same.
+It reads one row group at a time, so memory does not grow with the log. It may run at the same time as a reader and a
+compaction. A damaged file is reported, and the audit continues with the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -16,61 +16,62 @@ from deltalake.exceptions import DeltaError
 
 from cdc.errors import LogCorrupt, LogError
 from cdc.log import lost_ranges, parquet_check
-from cdc.log.audit import table_claims
+from cdc.log.audit import delta_tables
+from cdc.log.audit.delta_tables import FOREIGN_WRITER_REMEDY, RESTORE_REMEDY, LogTables
 from cdc.log.audit.finding import AuditFinding, DamageKind
-from cdc.log.audit.orphan_files import find_orphan_files, orphan_findings
-from cdc.log.audit.rows import CommitClaim, FileContents, Place, SchemaVersions
-from cdc.log.audit.table_claims import FOREIGN_WRITER_REMEDY, RESTORE_REMEDY, LogTables
-from cdc.log.audit.transactions import Gap, Transactions
+from cdc.log.audit.rows import CommitClaim, FileContents, Gap, Place, SchemaVersions, Transactions
 from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.parquet_check import UnreadablePart
 from cdc.log.storage import is_table
+from cdc.log.vacuum import OrphanFile, find_orphan_files
 from cdc.position import Position
 from cdc.table import TableSchema, matches_name
 
 Progress = Callable[[int, int], None]
 """(bytes read, bytes to read)."""
+NAMED_ORPHANS: Final = 100
+"""Maximum number of orphan files that findings name one by one."""
 _SCHEMA_COLUMNS: Final = ("position", "ordinal", "payload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditScope:
-    """How much is looked at."""
+    """What an audit reads."""
 
     globs: tuple[str, ...] = ()
-    """Only files that may hold rows of these tables; then transactions are not asked whether they are whole."""
+    """Only files that may contain rows of these tables; the completeness of transactions is then not checked."""
     most: int | None = None
-    """Bytes of data files that are read, the newest; None for all. That they are there is asked of all."""
+    """Maximum bytes of data files to read, newest first; None for all. The existence of all files is checked."""
     system_id: str | None = None
-    """Of the cluster that the log must have been written from, None if it does not matter."""
+    """Expected system identifier of the source cluster; None accepts any."""
     grace: float = 0.0
-    """Seconds for which a file that belongs to nothing is no finding."""
+    """Seconds before an orphan file becomes a finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What was found."""
+    """Result of an audit."""
 
     findings: tuple[AuditFinding, ...]
     files: int
-    """Data files of both tables."""
+    """Number of data files of both tables."""
     read: int
-    """Of these the ones whose contents were read."""
+    """Number of files whose contents were read."""
     rows: int
     size: int
-    """Bytes of those that were read."""
+    """Bytes of the files that were read."""
     durable: Position | None
     horizon: Position | None
     """None if nothing is compacted."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether there is nothing that could make a read wrong."""
+        """Whether no finding can make a read wrong."""
         return all(finding.is_harmless for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """As commands and the API print it."""
+        """The fields that commands and the API print."""
         return {
             "files": self.files,
             "read": self.read,
@@ -83,22 +84,34 @@ class AuditReport:
 
     @property
     def summary(self) -> str:
-        """One line."""
-        looked = f"{self.read:,} of {self.files:,} files read, {self.rows:,} rows, {self.size:,} bytes"
+        """The report in one line."""
+        counts = f"{self.read:,} of {self.files:,} files read, {self.rows:,} rows, {self.size:,} bytes"
         wrong = sum(not finding.is_harmless for finding in self.findings)
-        verdict = f"{wrong:,} findings" if wrong else "all as it was written"
-        return f"{looked}, up to {self.durable}: {verdict}"
+        verdict = f"{wrong:,} findings" if wrong else "no damage found"
+        return f"{counts}, up to {self.durable}: {verdict}"
 
 
 def verify(root: Root, scope: AuditScope | None = None, progress: Progress = lambda _done, _all: None) -> AuditReport:
-    """Look at the log under root; raises LogError if there is none, LogFormatUnknown if it is of a newer format."""
+    """Audit the log under root; raises LogError if there is none, LogFormatUnknown for a newer format."""
     if not is_table(root / CHANGES) and not (root / CHANGES / "_delta_log").is_dir():
         raise LogError(f"no change log at {str(root)!r}", remedy="check log.path, and that the reader has run once")
     return _Verification(root, scope or AuditScope(), progress).run()
 
 
+def orphan_findings(orphans: Sequence[OrphanFile]) -> Iterator[AuditFinding]:
+    """Findings for orphan files, at most NAMED_ORPHANS one by one."""
+    for orphan in orphans[:NAMED_ORPHANS]:
+        message = f"{orphan.size:,} bytes that no commit names"
+        yield AuditFinding(
+            damage=DamageKind.FOREIGN, message=message, file=orphan.name, remedy="'cdc log gc' removes it"
+        )
+    if len(orphans) > NAMED_ORPHANS:
+        message = f"{len(orphans) - NAMED_ORPHANS:,} more files that no commit names"
+        yield AuditFinding(damage=DamageKind.FOREIGN, message=message, remedy="'cdc log gc' removes them")
+
+
 class _Verification:
-    """One look at one log."""
+    """One audit of one log."""
 
     def __init__(self, root: Root, scope: AuditScope, progress: Progress) -> None:
         self._root, self._scope, self._progress = root, scope, progress
@@ -111,22 +124,22 @@ class _Verification:
         self._unchecked = self._read = self._rows = self._done = 0
 
     def run(self) -> AuditReport:
-        """All of it, the cheap before the dear."""
-        self._tables = tables = table_claims.read_log_tables(self._root, self._scope.system_id)
+        """Run all checks, the cheap ones first."""
+        self._tables = tables = delta_tables.read_log_tables(self._root, self._scope.system_id)
         schemas = sorted((c for c in tables.claims if c.has_schemas_only), key=lambda claim: claim.first)
         self._read_schemas(schemas)
-        self._tell_lost(schemas)
-        sizes = {name: table_claims.sizes(self._root / name) for name in (CHANGES, COMPACTED)}
+        self._report_lost_ranges(schemas)
+        sizes = {name: delta_tables.sizes(self._root / name) for name in (CHANGES, COMPACTED)}
         present = [claim for claim in tables.claims if self._is_there(claim, sizes[claim.table])]
-        self._tell_missing()
-        chosen = self._chosen(present)
+        self._report_missing_files()
+        chosen = self._files_to_read(present)
         names = {claim.path for claim in chosen}
         self._unseen += [(c.first, c.last) for c in tables.claims if c.table == CHANGES and c.path not in names]
         total = sum(claim.size for claim in chosen)
         self._scan_changes([claim for claim in chosen if claim.table == CHANGES], total)
         for claim in (claim for claim in chosen if claim.table == COMPACTED):
             self._scan(claim, total)
-        self._conclude()
+        self._check_whole_log()
         return AuditReport(
             findings=tuple(tables.findings),
             files=len(tables.claims),
@@ -138,62 +151,64 @@ class _Verification:
         )
 
     def _read_schemas(self, claims: Sequence[CommitClaim]) -> None:
-        """Every schema row that can be read; what is wrong with their files is told when those are scanned."""
+        """Collect every readable schema row; problems of these files are reported when the files are scanned."""
         for claim in claims:
 
-            def take(rows: pa.Table, claim: CommitClaim = claim) -> None:
+            def consume(rows: pa.Table, claim: CommitClaim = claim) -> None:
                 for row in rows.to_pylist():
-                    self._take_schema(claim, (row["position"], row["ordinal"]), row["payload"])
+                    self._add_schema(claim, (row["position"], row["ordinal"]), row["payload"])
 
             try:
-                outcome = parquet_check.read(self._root / claim.table / claim.name, take, _SCHEMA_COLUMNS)
+                check = parquet_check.read(self._root / claim.table / claim.name, consume, _SCHEMA_COLUMNS)
             except FileNotFoundError:
                 self._schemas_are_whole = False
             else:
-                self._schemas_are_whole = self._schemas_are_whole and not outcome.unread
+                self._schemas_are_whole = self._schemas_are_whole and not check.unread
 
-    def _take_schema(self, claim: CommitClaim, place: Place, payload: bytes) -> None:
+    def _add_schema(self, claim: CommitClaim, place: Place, payload: bytes) -> None:
         try:
             schema = TableSchema.from_json(payload)
         except (ValueError, KeyError, TypeError):
-            self._damaged(claim, DamageKind.CONTENTS, f"the schema row at ordinal {place[1]} cannot be read")
+            self._report_file(claim, DamageKind.CONTENTS, f"the schema row at ordinal {place[1]} cannot be read")
             self._schemas_are_whole = False
             return
         self._places[claim.table].add(place)
         self._versions.add(place, schema)
 
     def _is_there(self, claim: CommitClaim, sizes: Mapping[str, int]) -> bool:
-        """Whether a file is there and as long as it should be; sizes: of those whose size is known already."""
+        """Whether a file exists with the size in its commit; sizes: the known sizes."""
         try:
-            # what a listing lacks may only be late in it
+            # a new file may not be in the listing yet
             size = sizes.get(claim.name) or (self._root / claim.table / claim.name).stat().st_size
         except FileNotFoundError:
             self._missing.append(claim)
             return False
         if size != claim.size:
-            self._damaged(claim, DamageKind.SIZE, f"the file has {size:,} bytes, but its commit records {claim.size:,}")
+            self._report_file(
+                claim, DamageKind.SIZE, f"the file has {size:,} bytes, but its commit records {claim.size:,}"
+            )
         return size == claim.size
 
-    def _tell_missing(self) -> None:
-        """The files that are not there; one that left its table meanwhile is no finding."""
-        held = table_claims.listed_files(self._root) if self._missing else set()
+    def _report_missing_files(self) -> None:
+        """Report the missing files that their table still contains."""
+        listed = delta_tables.listed_files(self._root) if self._missing else set()
         for claim in self._missing:
-            if claim.path in held:
-                self._damaged(claim, DamageKind.MISSING, "the file is missing")
+            if claim.path in listed:
+                self._report_file(claim, DamageKind.MISSING, "the file is missing")
 
-    def _tell_lost(self, claims: Sequence[CommitClaim]) -> None:
-        """The ranges of which rows were given up: nothing more is missing where those have been."""
+    def _report_lost_ranges(self, claims: Sequence[CommitClaim]) -> None:
+        """Report the ranges whose rows were dropped with a damaged file; holes inside them are no further findings."""
         for claim in claims:
             if claim.table == CHANGES and (ends := lost_ranges.range_in_file_name(claim.name)) is not None:
                 self._unseen.append(ends)
-                found = self._about(claim, DamageKind.LOST, "records rows that were lost with a damaged file")
+                found = self._file_finding(claim, DamageKind.LOST, "records rows that were lost with a damaged file")
                 remedy = "copy the tables that still need it again with 'cdc tables resync'"
                 self._tables.findings.append(replace(found, first=ends[0], last=ends[1], remedy=remedy))
 
-    def _chosen(self, claims: Sequence[CommitClaim]) -> list[CommitClaim]:
-        """The files whose contents are read, in order of their first position."""
+    def _files_to_read(self, claims: Sequence[CommitClaim]) -> list[CommitClaim]:
+        """The files whose contents are read, by first position."""
         globs = self._scope.globs
-        found = [c for c in claims if not globs or any(matches_name(topic, globs) for topic in self._called(c))]
+        found = [c for c in claims if not globs or any(matches_name(topic, globs) for topic in self._topics(c))]
         found.sort(key=lambda claim: (claim.first, claim.name))
         if self._scope.most is None:
             return found
@@ -201,7 +216,7 @@ class _Verification:
         return found[len(found) - int(room.sum()) :]
 
     def _scan_changes(self, claims: Sequence[CommitClaim], total: int) -> None:
-        """The files of `changes`, and the transactions over them."""
+        """Read the files of `changes`, and check the transactions across them."""
         transactions = Transactions(self._tables.oldest)
         for number, claim in enumerate(claims):
             contents = self._scan(claim, total)
@@ -210,37 +225,37 @@ class _Verification:
             for found in () if contents is None or self._scope.globs else contents.runs:
                 transactions.add(number, found)
             following = claims[number + 1].first if number + 1 < len(claims) else None
-            for gap in transactions.settled(following, self._unseen):
-                self._tell_gap(gap, claims[gap.file])
+            for gap in transactions.check_below(following, self._unseen):
+                self._report_gap(gap, claims[gap.file])
 
     def _scan(self, claim: CommitClaim, total: int) -> FileContents | None:
-        """What the rows of a file come to; None if not all of it can be read."""
+        """Read a file and collect its totals; None if a part of it cannot be read."""
         contents = FileContents()
         try:
-            outcome = parquet_check.read(self._root / claim.table / claim.name, contents.add, size=claim.size)
-        except FileNotFoundError:  # swept since it was listed
+            check = parquet_check.read(self._root / claim.table / claim.name, contents.add, size=claim.size)
+        except FileNotFoundError:  # a vacuum deleted it after the listing
             return None
         self._read, self._rows, self._done = self._read + 1, self._rows + contents.rows, self._done + claim.size
         self._progress(self._done, total)
-        for unread in outcome.unread:
-            self._tell_unread(claim, unread)
-        if outcome.unread:
+        for unread in check.unread:
+            self._report_unreadable(claim, unread)
+        if check.unread:
             return None
-        self._unchecked += not outcome.has_checksums
+        self._unchecked += not check.has_checksums
         for damage, message in contents.faults(claim):
-            self._damaged(claim, damage, message)
+            self._report_file(claim, damage, message)
         if self._schemas_are_whole:
-            self._tell_unversioned(claim, contents)
+            self._report_missing_schemas(claim, contents)
         return contents
 
-    def _conclude(self) -> None:
-        """What only the whole tells."""
+    def _check_whole_log(self) -> None:
+        """Checks that need the results of all files."""
         horizon, found = self._tables.horizon, self._tables.findings
         if horizon is not None and self._schemas_are_whole:
             lost = {place for place in self._places[CHANGES] if place[0] <= horizon} - self._places[COMPACTED]
             if lost:
                 message = f"{COMPACTED!r} contains rows of {len(lost):,} table versions without their schema rows"
-                found.append(table_claims.contradiction(f"{message}: the first is at {Position(min(lost)[0])!s}"))
+                found.append(delta_tables.contradiction(f"{message}: the first is at {Position(min(lost)[0])!s}"))
         if self._unchecked:
             message = f"{self._unchecked:,} files have no page checksums: an older version wrote them"
             remedy = "nothing to do: they are removed when their segments are compacted and trimmed"
@@ -248,33 +263,33 @@ class _Verification:
         try:
             found += orphan_findings(find_orphan_files(self._root, self._scope.grace))
         except (DeltaError, LogCorrupt):
-            return  # told when the tables were opened
+            return  # reported when the tables were opened
 
-    def _tell_unread(self, claim: CommitClaim, unread: UnreadablePart) -> None:
+    def _report_unreadable(self, claim: CommitClaim, unread: UnreadablePart) -> None:
         relations = self._relations(claim) if unread.relations is None else unread.relations
-        found = self._about(claim, DamageKind.UNREADABLE, unread.message)
+        found = self._file_finding(claim, DamageKind.UNREADABLE, unread.message)
         first = claim.first if unread.first is None else unread.first
         last = claim.last if unread.last is None else unread.last
         self._tables.findings.append(replace(found, first=first, last=last, tables=self._names(relations)))
 
-    def _tell_unversioned(self, claim: CommitClaim, contents: FileContents) -> None:
+    def _report_missing_schemas(self, claim: CommitClaim, contents: FileContents) -> None:
         for relation, place, message in self._versions.faults(contents):
-            found = self._about(claim, DamageKind.VERSION, message)
+            found = self._file_finding(claim, DamageKind.VERSION, message)
             first, remedy = Position(place[0]), "copy the table again with 'cdc tables resync'"
             self._tables.findings.append(replace(found, first=first, tables=self._names([relation]), remedy=remedy))
 
-    def _tell_gap(self, gap: Gap, claim: CommitClaim) -> None:
+    def _report_gap(self, gap: Gap, claim: CommitClaim) -> None:
         more = f", and {gap.transactions - 1:,} more" if gap.transactions > 1 else ""
-        what = "has no rows before" if gap.damage is DamageKind.HOLE else "has two rows with"
+        what = "misses rows before" if gap.damage is DamageKind.HOLE else "has two rows with"
         first, last = Position(gap.first), Position(gap.last)
-        found = self._about(claim, gap.damage, f"transaction {first!s} {what} ordinal {gap.ordinal}{more}")
+        found = self._file_finding(claim, gap.damage, f"transaction {first!s} {what} ordinal {gap.ordinal}{more}")
         self._tables.findings.append(replace(found, first=first, last=last, remedy=FOREIGN_WRITER_REMEDY))
 
-    def _damaged(self, claim: CommitClaim, damage: DamageKind, message: str) -> None:
-        self._tables.findings.append(self._about(claim, damage, message))
+    def _report_file(self, claim: CommitClaim, damage: DamageKind, message: str) -> None:
+        self._tables.findings.append(self._file_finding(claim, damage, message))
 
-    def _about(self, claim: CommitClaim, damage: DamageKind, message: str) -> AuditFinding:
-        """A finding about all of a file."""
+    def _file_finding(self, claim: CommitClaim, damage: DamageKind, message: str) -> AuditFinding:
+        """A finding about a whole file."""
         return AuditFinding(
             damage=damage,
             message=message,
@@ -285,8 +300,8 @@ class _Verification:
             remedy=RESTORE_REMEDY,
         )
 
-    def _called(self, claim: CommitClaim) -> set[str]:
-        """The tables that a file may hold rows of, by every name that they ever had."""
+    def _topics(self, claim: CommitClaim) -> set[str]:
+        """All topics that the tables in a file ever had."""
         return {topic for relation in self._relations(claim) for topic in self._versions.topics(relation)}
 
     def _relations(self, claim: CommitClaim) -> Collection[int]:

@@ -18,8 +18,7 @@ from cdc.log.compacted_state import CompactedState, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.layout import LogFile
 from cdc.log.reader import LogReader, read_file
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits, CompactionResult, compact, is_large
 from tests.benchmarks import log_amplification

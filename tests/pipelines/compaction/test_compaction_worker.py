@@ -20,7 +20,7 @@ from cdc.log.compacted_state import read_compacted_state
 from cdc.log.layout import COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
-from cdc.log.retention_worker import REQUEST_FILE
+from cdc.log.retention import REQUEST_FILE
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits
 from pipelines.compaction.compaction_worker import CompactionWorker, Spark

@@ -7,8 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.table import TableSchema
 from pipelines.source.options import SourceOptions

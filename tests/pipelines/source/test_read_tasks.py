@@ -12,10 +12,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from cdc.errors import LogTrimmed
-from cdc.log import retention_worker
 from cdc.log.compacted_state import read_compacted_state
 from cdc.log.reader import LogReader, RowSpan, row_spans
-from cdc.log.retention import Retention
+from cdc.log.retention import Retention, plan_trim
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits, compact
 from pipelines.folding.fold import fold
@@ -43,7 +42,7 @@ def trimmed_log(root: Path, seed: int) -> tuple[list[Row], Position]:
             compact(None, root, everything=True, limits=CompactionLimits(parts=random.choice([1, 3])))
     if read_compacted_state(root) is None:
         compact(None, root, everything=True)
-    trim = retention_worker.plan_trim(root, NO_CONSUMERS)
+    trim = plan_trim(root, NO_CONSUMERS)
     assert trim is not None
     writer.trim(trim.segments, trim.upto)
     state = read_compacted_state(root)

@@ -14,11 +14,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import LogTrimmed
-from cdc.log import consumers, retention_worker
+from cdc.log import consumers
 from cdc.log.compacted_state import CompactedState, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention
+from cdc.log.retention import Retention, plan_trim
 from cdc.log.vacuum import vacuum
 from cdc.position import Position
 from pipelines.compaction.compact import compact
@@ -59,7 +59,7 @@ class Life:
     def compact(self) -> CompactedState:
         """All there is; and trim what nobody waits for."""
         compact(None, self.root, everything=True)
-        if (trim := retention_worker.plan_trim(self.root, KEPT)) is not None:
+        if (trim := plan_trim(self.root, KEPT)) is not None:
             self._writer.trim(trim.segments, trim.upto)
         held = read_compacted_state(self.root)
         assert held is not None

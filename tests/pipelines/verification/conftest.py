@@ -10,8 +10,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.config import load_definition
 from cdc.log.layout import CommitInfo, LogIdentity
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from tests.pipelines.kinds import ROWS, TABLE, Ground

@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from cdc.log.audit.finding import DamageKind
-from cdc.log.audit.orphan_files import remove_orphan_files
 from cdc.log.audit.verify import verify
 from cdc.log.export import export_range, write_parquet
 from cdc.log.migrate import MigrationResult, migrate_log
 from cdc.log.reader import LogReader
+from cdc.log.vacuum import remove_orphan_files
 from cdc.log.writer import LogWriter
 from tests.fixtures.s3 import S3, Relay
 from tests.log.rows import IDENTITY, row
-from tests.log.whole_log import EACH_OF_ITS_OWN, ORDERS, add, said, version
+from tests.log.sample_log import ORDERS, SEGMENT_PER_FILE, commit_rows, schema_row, schema_version
 
 
 def test_a_log_in_a_bucket_is_verified_like_one_in_a_directory(s3: S3, tmp_path: Path) -> None:
     root = s3.root()
-    writer = LogWriter.open(root, IDENTITY, EACH_OF_ITS_OWN)
-    add(writer, said(100, 0, version(ORDERS, "name")), row(100, 1))
-    add(writer, row(110))
+    writer = LogWriter.open(root, IDENTITY, SEGMENT_PER_FILE)
+    commit_rows(writer, schema_row(100, 0, schema_version(ORDERS, "name")), row(100, 1))
+    commit_rows(writer, row(110))
     assert verify(root).findings == ()
     assert migrate_log(root) == MigrationResult(2, 2)
     assert write_parquet(LogReader(root), export_range(LogReader(root), None, None, None), tmp_path / "out").rows == 3
@@ -40,10 +40,10 @@ def test_a_log_in_a_bucket_is_verified_like_one_in_a_directory(s3: S3, tmp_path:
 
 def test_sizes_are_listed_and_not_asked_for_file_by_file(s3: S3, relay: Relay) -> None:
     root = s3.root(port=relay.port)
-    writer = LogWriter.open(root, IDENTITY, EACH_OF_ITS_OWN)
-    add(writer, said(100, 0, version(ORDERS, "name")), row(100, 1))
+    writer = LogWriter.open(root, IDENTITY, SEGMENT_PER_FILE)
+    commit_rows(writer, schema_row(100, 0, schema_version(ORDERS, "name")), row(100, 1))
     for position in range(110, 160, 10):
-        add(writer, row(position))
+        commit_rows(writer, row(position))
     relay.seen.clear()
     assert verify(root).findings == ()
     heads = [request for request in relay.seen if request.startswith("HEAD") and "segment" in request]

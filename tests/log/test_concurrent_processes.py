@@ -12,14 +12,12 @@ import pytest
 
 from cdc.log.consumers import Consumer, register
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention
-from cdc.log.retention_worker import plan_trim
-from cdc.log.segments import SegmentLimits
+from cdc.log.retention import Retention, plan_trim
 from cdc.log.vacuum import vacuum
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
-from tests.log.compacting import Row, between, compact, live, opened
 from tests.log.rows import IDENTITY, info, row, table
+from tests.log.simple_compaction import Row, compact, latest_state, open_compactor, read_range
 
 GRACE = Retention(max_age=1e9, grace=30.0)
 """Seconds: longer than any view here lives."""
@@ -70,7 +68,7 @@ class Beside:
                 return
 
     def compacts(self) -> None:
-        writer = opened(self.root)
+        writer = open_compactor(self.root)
         while not self.done.is_set():
             closed = LogReader(self.root).segments()[:-1]
             if closed and closed[-1].last > writer.horizon:
@@ -85,18 +83,18 @@ class Beside:
         while not self.done.is_set():
             log = LogReader(self.root)
             upto = log.durable or Position(0)
-            self.check(live(between(log, Position(0), upto)), upto)
+            self.check(latest_state(read_range(log, Position(0), upto)), upto)
 
     def reads_on(self) -> None:
         log, at, state = LogReader(self.root), Position(0), dict[Any, Any]()
         while not self.done.is_set():
             log.refresh()
             upto = log.latest_boundary(at, random.choice([None, 1, 5]))
-            state, at = live(between(log, at, upto), state), upto
+            state, at = latest_state(read_range(log, at, upto), state), upto
             self.check(state, upto)
 
     def check(self, state: object, upto: Position) -> None:
-        assert state == live([r for r in list(self.every) if r["position"] <= upto])
+        assert state == latest_state([r for r in list(self.every) if r["position"] <= upto])
         self.reads += 1
 
 

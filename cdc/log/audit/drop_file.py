@@ -1,8 +1,9 @@
 """Removal of an unreadable data file from the log, with a record of the loss for every reader.
 
-Of what is in it nothing may be lost at all: changes that are compacted are trimmed, and a state that all changes are
-there for is compacted anew. Otherwise the tables in it are marked needs_resync in the commit that takes it out, and no
-reader can end a range between the lost rows and those marks (`lost_ranges.py`).
+There are three ways, and the first two lose nothing. If the changes in the file are compacted, their segments are
+trimmed. If a compacted file is damaged and all changes still exist, the log is compacted again from its beginning.
+Otherwise the commit that removes the file marks its tables as needs_resync, and no reader can end a range between the
+lost rows and these marks (`lost_ranges.py`).
 """
 
 from __future__ import annotations
@@ -21,43 +22,42 @@ from cdc.change import Operation, RowOrder, control_row
 from cdc.errors import ConfigError, LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import lost_ranges, parquet_check, removed_files
-from cdc.log.audit import table_claims
+from cdc.log.audit import delta_tables
 from cdc.log.audit.rows import CommitClaim, FileContents
 from cdc.log.compacted_state import CompactedWriter, read_compacted_state, secured_horizon
 from cdc.log.fenced_table import FencedTable
 from cdc.log.layout import CHANGES, COMPACTED, ORDER, CommitInfo, LogFile, delta_statistics
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file
-from cdc.log.retention_worker import oldest_copy_start
-from cdc.log.segments import SegmentLimits
+from cdc.log.retention import oldest_copy_start
 from cdc.log.storage import is_table, write_parquet
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.table import TableSchema, TableState
 
-ALIGNED: Final = 8
-"""Bytes: WAL records begin at multiples of it (MAXALIGN), and with them all commits."""
+WAL_ALIGNMENT: Final = 8
+"""Bytes: WAL records begin at multiples of it (MAXALIGN), and so do the LSNs of commits."""
 _LIMITS: Final = SegmentLimits(size=1, age=0.0)
-"""Of a writer that appends nothing."""
+"""Limits of a writer that appends nothing."""
 
 
 class RecoveryWay(StrEnum):
-    """What became of a file."""
+    """How a damaged file is removed."""
 
-    #: The segments up to its own were trimmed: what they come to is compacted.
+    #: Its segment and all before it are trimmed, because their changes are compacted.
     TRIMMED = "trimmed"
-    #: All that was compacted is compacted anew, from changes that are all there.
+    #: The log is compacted again from its beginning, because all changes still exist.
     START_OVER = "start_over"
-    #: It was given up, and the tables in it are marked.
+    #: Its rows are lost, and its tables are marked for a resync.
     GIVEN_UP = "given_up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
-    """What was done."""
+class DroppedFile:
+    """Result of a removal."""
 
     file: str
-    """Relative to the log's root."""
+    """Path relative to the log's root."""
     way: RecoveryWay
     first: Position
     last: Position
@@ -66,28 +66,28 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Damaged:
-    """A file of one of the log's tables that is not as it was written."""
+class DamagedFile:
+    """A damaged or missing file of one of the log's tables."""
 
     log: LogReader
     root: Root
     table: str
     """CHANGES or COMPACTED."""
     name: str
-    """Relative to the table's directory."""
+    """Path relative to the table's directory."""
     file: LogFile
 
     @classmethod
-    def find(cls, root: Root, path: str) -> Damaged:
-        """The file at a path below the log's root, or at a whole one; reads it.
+    def find(cls, root: Root, path: str) -> DamagedFile:
+        """Find the file by its path, absolute or relative to the log's root, and read it.
 
-        Raises ConfigError if it is none of the log's files, or if nothing is wrong with it.
+        Raises ConfigError if the log has no such file, or if the file is not damaged.
         """
         relative = path.removeprefix(f"{root}/")
-        claim = next((claim for claim in table_claims.read_log_tables(root).claims if claim.path == relative), None)
+        claim = next((claim for claim in delta_tables.read_log_tables(root).claims if claim.path == relative), None)
         log = LogReader(root)
-        held = read_compacted_state(root, log.log_id)
-        files = {file.path: file for file in (*log.every_file(), *(() if held is None else held.files))}
+        compacted = read_compacted_state(root, log.log_id)
+        files = {file.path: file for file in (*log.every_file(), *(() if compacted is None else compacted.files))}
         if claim is None or (file := files.get(str(root / relative))) is None:
             raise ConfigError(f"no file {path!r} in the log", remedy="write the path as 'cdc log verify' prints it")
         if not _is_damaged(root, claim):
@@ -96,10 +96,10 @@ class Damaged:
 
     @property
     def way(self) -> RecoveryWay:
-        """What is to be done; raises LogCorrupt if there is nothing but a copy."""
+        """How the file is removed; raises LogCorrupt if only a backup can help."""
         if self.table == COMPACTED and not self.log.oldest:
             return RecoveryWay.START_OVER
-        if self.table == CHANGES and self._trim() is not None:
+        if self.table == CHANGES and self._trimmable() is not None:
             return RecoveryWay.TRIMMED
         if self.file.schemas_only:
             raise LogCorrupt(
@@ -109,7 +109,7 @@ class Damaged:
         return RecoveryWay.GIVEN_UP
 
     def tables(self) -> list[TableSchema]:
-        """Those that have rows in it, or may have if that cannot be read, as they are now."""
+        """Current schemas of the tables with rows in the file, or possibly with rows if the file cannot be read."""
         known = self.log.schemas()
         found = _relations(self.file)
         if found is None:
@@ -117,28 +117,33 @@ class Damaged:
             found = {number for number in known if least <= number <= greatest}
         return [known[number] for number in sorted(found & known.keys())]
 
-    def drop(self) -> Dropped:
-        """Take it out. Killed anywhere it may be done again; whoever writes to the log meanwhile is fenced.
+    def drop(self) -> DroppedFile:
+        """Remove the file. After a kill it can be called again. It fences every running writer of the table.
 
-        Raises LogCorrupt as `way` does, LogFenced if somebody else commits meanwhile.
+        Raises LogCorrupt as `way` does, LogFenced if another process commits at the same time.
         """
         way = self.way
-        done = partial(Dropped, file=f"{self.table}/{self.name}", way=way, first=self.file.first, last=self.file.last)
+        result = partial(
+            DroppedFile, file=f"{self.table}/{self.name}", way=way, first=self.file.first, last=self.file.last
+        )
         if way is RecoveryWay.TRIMMED:
-            segments, upto = self._trim() or ((), Position(0))
+            segments, upto = self._trimmable() or ((), Position(0))
             LogWriter(self.root, _LIMITS).trim(segments, upto)
-            return done()
+            return result()
         if way is RecoveryWay.START_OVER:
-            self._keep_from_trimming()
+            self._fence_reader()
             self._compactor().start_over()
-            return done()
+            return result()
         tables = self.tables()
         self._give_up(tables)
-        return done(marked=tuple(sorted(schema.topic for schema in tables if schema.state is not TableState.DROPPED)))
+        return result(marked=tuple(sorted(schema.topic for schema in tables if schema.state is not TableState.DROPPED)))
 
-    def _trim(self) -> tuple[list[int], Position] | None:
-        """The segments up to its own and where they end, if all of that is compacted and no copy asks for it."""
-        segments = [one for one in self.log.segments() if one.segment <= self.file.segment]
+    def _trimmable(self) -> tuple[list[int], Position] | None:
+        """The segments up to the file's own, and their last position.
+
+        None if one of them is not compacted, or if a running copy needs them.
+        """
+        segments = [segment for segment in self.log.segments() if segment.segment <= self.file.segment]
         upto = max(one.last for one in segments)
         newest = max(one.segment for one in self.log.segments())
         began = oldest_copy_start(self.log) if not self.file.schemas_only else None
@@ -149,18 +154,18 @@ class Damaged:
         return ([one.segment for one in segments], upto) if is_compacted else None
 
     def _give_up(self, tables: Sequence[TableSchema]) -> None:
-        own = {self.name: self.file.size} if self.table == CHANGES else {}
-        lost_before = {(gap.first, gap.last) for gap in lost_ranges.lost_ranges_in(self.log.every_file())}
-        if own or (self.file.first, self.file.last) not in lost_before:
-            _mark(self.root, _Marks(self.file, tables, own))
-        if not own:
+        sizes = {self.name: self.file.size} if self.table == CHANGES else {}
+        recorded = {(gap.first, gap.last) for gap in lost_ranges.lost_ranges_in(self.log.every_file())}
+        if sizes or (self.file.first, self.file.last) not in recorded:
+            _commit_loss(self.root, _Loss(self.file, tables, sizes))
+        if not sizes:
             hit("drop_marked")
             self._compactor().give_up(self.name)
 
-    def _keep_from_trimming(self) -> None:
-        """A commit that changes nothing refuses the trim that a running reader may be about to make."""
+    def _fence_reader(self) -> None:
+        """Make a commit without changes, so that a trim which a running reader prepares is refused."""
         fenced = FencedTable(self.root / CHANGES)
-        fenced.commit([], int(fenced.position or 0), _last(fenced).to_metadata())
+        fenced.commit([], int(fenced.position or 0), _latest_info(fenced).to_metadata())
         if oldest := LogReader(self.root).oldest:
             raise LogFenced(
                 f"changes up to {oldest!s} were trimmed while the command ran", remedy="stop the reader, and try again"
@@ -171,12 +176,12 @@ class Damaged:
 
 
 def position_behind(last: Position) -> Position:
-    """Return the first position after the log's end, which no commit or message of the source can have.
+    """Return a position after the log's end that no commit or message of the source can have.
 
-    Positions of commits are multiples of ALIGNED, those of messages are one less. Raises LogCorrupt if the log already
-    ends just before such a position.
+    Positions of commits are multiples of WAL_ALIGNMENT, those of messages are one less. Raises LogCorrupt if the next
+    position would be one of these.
     """
-    if int(last) % ALIGNED >= ALIGNED - 2:
+    if int(last) % WAL_ALIGNMENT >= WAL_ALIGNMENT - 2:
         raise LogCorrupt(
             f"the log ends at {last!s}: no position is free between that and the next transaction",
             remedy="start the reader, wait until it has captured a transaction or a heartbeat, stop it, and repeat "
@@ -190,14 +195,14 @@ def _is_damaged(root: Root, claim: CommitClaim) -> bool:
     try:
         if place.stat().st_size != claim.size:
             return True
-        outcome = parquet_check.read(place, contents.add)
+        check = parquet_check.read(place, contents.add)
     except FileNotFoundError:
         return True
-    return bool(outcome.unread) or any(True for _ in contents.faults(claim))
+    return bool(check.unread) or any(True for _ in contents.faults(claim))
 
 
 def _relations(file: LogFile) -> set[int] | None:
-    """The relations of its rows by that column, None if it cannot be read or is not what was written."""
+    """The relations of its rows; None if the column cannot be read or contradicts the commit."""
     try:
         found = read_file(file, Position(0), file.last, ["relation"])["relation"].drop_null().unique().to_pylist()
     except LogCorrupt:
@@ -206,54 +211,54 @@ def _relations(file: LogFile) -> set[int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Marks:
+class _Loss:
     file: LogFile
     tables: Sequence[TableSchema]
-    gone: Mapping[str, int]
-    """Files of `changes` that leave, and their bytes."""
+    removed: Mapping[str, int]
+    """Files of `changes` that are removed (path → bytes)."""
 
 
-def _mark(root: Root, marks: _Marks) -> None:
-    """One commit that takes the files out and says at the log's end which tables that leaves behind."""
+def _commit_loss(root: Root, loss: _Loss) -> None:
+    """Remove the files and mark their tables at the log's end, in one commit."""
     fenced = FencedTable(root / CHANGES)
-    info = _last(fenced)
-    actions: list[AddAction | RemoveAction] = [FencedTable.removed(*file) for file in marks.gone.items()]
-    if marks.tables:  # else it held messages alone
+    info = _latest_info(fenced)
+    actions: list[AddAction | RemoveAction] = [FencedTable.removed(*file) for file in loss.removed.items()]
+    if loss.tables:  # otherwise the file contained only messages
         info = replace(info, last=position_behind(info.last), committed_at=time.time_ns() // 1000)
-        info = replace(info, rows=len(marks.tables), transactions=1)
-        actions.append(_written(fenced, marks.file, _rows(marks, info)))
-    removed_files.record_removal(root, CHANGES, marks.gone, fenced.table.version() + 1)
+        info = replace(info, rows=len(loss.tables), transactions=1)
+        actions.append(_write_rows(fenced, loss.file, _rows(loss, info)))
+    removed_files.record_removal(root, CHANGES, loss.removed, fenced.table.version() + 1)
     hit("drop_noted")
-    fenced.commit(actions, int(info.last), {**info.to_metadata(), "cdc.dropped": marks.file.path})
+    fenced.commit(actions, int(info.last), {**info.to_metadata(), "cdc.dropped": loss.file.path})
     hit("drop_committed")
 
 
-def _last(fenced: FencedTable) -> CommitInfo:
-    found = CommitInfo.from_metadata(fenced.said_last())
+def _latest_info(fenced: FencedTable) -> CommitInfo:
+    found = CommitInfo.from_metadata(fenced.latest_commit_info())
     if found is None:
         raise LogCorrupt(f"the latest commit of {CHANGES!r} does not contain the position at which the log ends")
     return found
 
 
-def _rows(marks: _Marks, info: CommitInfo) -> pa.Table:
-    reason = f"rows at {marks.file.first!s} to {marks.file.last!s} were lost with a damaged file of the log"
+def _rows(loss: _Loss, info: CommitInfo) -> pa.Table:
+    reason = f"rows at {loss.file.first!s} to {loss.file.last!s} were lost with a damaged file of the log"
     return pa.Table.from_batches(
         control_row(
             RowOrder(int(info.last), ordinal, 0, info.committed_at),
             Operation.SCHEMA,
             schema.relation,
             schema.topic,
-            _marked(schema, reason).to_json(),
+            _needing_resync(schema, reason).to_json(),
         )
-        for ordinal, schema in enumerate(marks.tables)
+        for ordinal, schema in enumerate(loss.tables)
     )
 
 
-def _marked(schema: TableSchema, reason: str) -> TableSchema:
+def _needing_resync(schema: TableSchema, reason: str) -> TableSchema:
     return schema if schema.state is TableState.DROPPED else schema.flagged(TableState.NEEDS_RESYNC, reason)
 
 
-def _written(fenced: FencedTable, file: LogFile, rows: pa.Table) -> AddAction:
+def _write_rows(fenced: FencedTable, file: LogFile, rows: pa.Table) -> AddAction:
     segment = max(map(int, fenced.files()["partition.segment"].to_pylist()))
     relative = f"segment={segment}/{lost_ranges.lost_range_file_name(file.first, file.last)}"
     size = write_parquet(rows.sort_by(ORDER), fenced.path / relative)

@@ -11,8 +11,8 @@ import pytest
 from cdc.log import removed_files
 from cdc.log.layout import CHANGES, CommitInfo
 from cdc.log.object_path import Root
-from cdc.log.orphan_files import remove_staged_files
 from cdc.log.reader import LogReader
+from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.log.rows import IDENTITY, LIMITS, row, table

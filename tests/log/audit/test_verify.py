@@ -16,31 +16,40 @@ import pytest
 from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown
 from cdc.log import consumers, parquet_check, removed_files
-from cdc.log.audit.commits import missing
+from cdc.log.audit.delta_tables import missing_commits, read_log_tables
 from cdc.log.audit.finding import AuditFinding, DamageKind
-from cdc.log.audit.orphan_files import remove_orphan_files
 from cdc.log.audit.rows import CommitClaim, FileContents
-from cdc.log.audit.table_claims import read_log_tables
 from cdc.log.audit.verify import AuditReport, AuditScope, verify
 from cdc.log.consumers import Consumer
 from cdc.log.layout import FORMAT
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.log.storage import open_table
-from cdc.log.vacuum import vacuum
+from cdc.log.vacuum import remove_orphan_files, vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.compaction.compact import compact
+from tests.log.file_damage import flip_byte, page_of
 from tests.log.rows import IDENTITY, info, row, table
-from tests.log.whole_log import EACH_OF_ITS_OWN, ITEMS, ORDERS, RESTORED, add, build, item, said, version
+from tests.log.sample_log import (
+    ITEMS,
+    ORDERS,
+    RESTORED,
+    SEGMENT_PER_FILE,
+    build_sample_log,
+    commit_rows,
+    item_row,
+    schema_row,
+    schema_version,
+)
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.fixture(name="whole", scope="module")
 def _whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("whole") / "log"
-    build(root)
+    build_sample_log(root)
     return root
 
 
@@ -52,8 +61,8 @@ def _root(whole: Path, tmp_path: Path) -> Path:
 @pytest.fixture(name="writer")
 def _writer(tmp_path: Path) -> LogWriter:
     """Of a log that tells of one table and holds a row of it, for rows that no reader would write."""
-    writer = LogWriter.open(tmp_path / "log", IDENTITY, EACH_OF_ITS_OWN)
-    add(writer, said(100, 0, version(ORDERS, "name")), row(100, 1))
+    writer = LogWriter.open(tmp_path / "log", IDENTITY, SEGMENT_PER_FILE)
+    commit_rows(writer, schema_row(100, 0, schema_version(ORDERS, "name")), row(100, 1))
     return writer
 
 
@@ -74,19 +83,6 @@ def the_one(root: Path, scope: AuditScope | None = None) -> AuditFinding:
     return found
 
 
-def change(path: Path, at: int, by: int = 0x10) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= by
-    path.write_bytes(content)
-
-
-def page_of(path: Path, column: str) -> int:
-    """Somewhere inside the values of the first page of a column."""
-    group = pq.read_metadata(path).row_group(0)
-    chunk = next(c for n in range(group.num_columns) if (c := group.column(n)).path_in_schema.startswith(column))
-    return int(chunk.data_page_offset) + int(chunk.total_compressed_size) - 1
-
-
 def test_a_log_that_has_lived_has_no_findings(root: Path):
     report = verify(root)
     assert report.findings == ()
@@ -96,7 +92,7 @@ def test_a_log_that_has_lived_has_no_findings(root: Path):
 
 def test_a_flipped_byte_is_found_with_file_positions_and_tables(root: Path):
     claim = claim_at(root, 140)
-    change(root / claim.path, page_of(root / claim.path, "after"))
+    flip_byte(root / claim.path, page_of(root / claim.path, "after"))
     found = the_one(root)
     assert (found.damage, found.file) == (DamageKind.UNREADABLE, claim.path)
     assert (found.first, found.last, found.tables) == (140, 140, ("shop.items", "shop.orders"))
@@ -106,7 +102,7 @@ def test_a_flipped_byte_is_found_with_file_positions_and_tables(root: Path):
 def test_where_the_places_are_flipped_the_commit_tells_them(root: Path):
     claim = claim_at(root, 120)
     for column in ("position", "relation"):
-        change(root / claim.path, page_of(root / claim.path, column))
+        flip_byte(root / claim.path, page_of(root / claim.path, column))
     found = the_one(root)
     assert (found.file, found.first, found.last, found.tables) == (claim.path, 120, 120, ("shop.orders",))
 
@@ -117,7 +113,7 @@ def test_any_flipped_byte_is_found_or_changes_nothing_that_is_read(root: Path, t
     copy, seen = tmp_path / "flipped", 0
     for at in random.sample(range(claim.size), 120):
         shutil.copy(root / claim.path, copy)
-        change(copy, at, 1 << random.randrange(8))
+        flip_byte(copy, at, 1 << random.randrange(8))
         contents = FileContents()
         if parquet_check.read(copy, contents.add).unread or list(contents.faults(claim)):
             seen += 1
@@ -127,7 +123,7 @@ def test_any_flipped_byte_is_found_or_changes_nothing_that_is_read(root: Path, t
 
 
 def flip_footer(path: Path) -> None:
-    change(path, -6)
+    flip_byte(path, -6)
 
 
 def truncate(path: Path) -> None:
@@ -161,7 +157,7 @@ def test_a_file_of_yesterday_under_the_same_name_is_found(root: Path):
 def test_a_file_of_the_same_length_with_other_rows_is_found(writer: LogWriter, tmp_path: Path):
     root = tmp_path / "log"
     for position in range(110, 116):
-        add(writer, row(position))
+        commit_rows(writer, row(position))
     claims = sorted(read_log_tables(root).claims, key=lambda claim: claim.size)
     first, second = next(pair for pair in pairwise(claims) if pair[0].size == pair[1].size)
     shutil.copy(root / first.path, root / second.path)
@@ -172,7 +168,7 @@ def test_a_file_of_the_same_length_with_other_rows_is_found(writer: LogWriter, t
 def test_everything_that_is_not_damaged_is_looked_at_all_the_same(root: Path):
     first, second = claim_at(root, 120), claim_at(root, RESTORED + 10)
     (root / first.path).unlink()
-    change(root / second.path, page_of(root / second.path, "key"))
+    flip_byte(root / second.path, page_of(root / second.path, "key"))
     report = verify(root)
     assert {(f.damage, f.file) for f in report.findings} == {
         (DamageKind.MISSING, first.path),
@@ -192,7 +188,7 @@ def test_a_missing_commit_is_named(root: Path):
 def test_where_one_table_cannot_be_opened_the_other_is_looked_at(root: Path):
     (root / "changes" / "_delta_log" / f"{3:020d}.json").unlink()
     claim = next(c for c in read_log_tables(root).claims if not c.has_schemas_only)
-    change(root / claim.path, page_of(root / claim.path, "after"))
+    flip_byte(root / claim.path, page_of(root / claim.path, "after"))
     assert (DamageKind.UNREADABLE, claim.path) in {(f.damage, f.file) for f in verify(root).findings}
 
 
@@ -211,11 +207,11 @@ def test_a_truncated_checkpoint_is_named(root: Path):
 
 
 def test_only_commits_behind_the_last_whole_checkpoint_are_missed():
-    assert missing([0, 1, 2], []) == []
-    assert missing([0, 3, 4, 7], []) == [(1, 2), (5, 6)]
-    assert missing([2, 3, 7], [3]) == [(4, 6)]
-    assert missing([7], [7]) == []
-    assert missing([7], []) == [(0, 6)]
+    assert missing_commits([0, 1, 2], []) == []
+    assert missing_commits([0, 3, 4, 7], []) == [(1, 2), (5, 6)]
+    assert missing_commits([2, 3, 7], [3]) == [(4, 6)]
+    assert missing_commits([7], [7]) == []
+    assert missing_commits([7], []) == [(0, 6)]
 
 
 def test_what_is_behind_a_checkpoint_needs_no_commits(root: Path):
@@ -243,7 +239,7 @@ def test_a_file_that_belongs_to_nothing_is_harmless_and_goes(root: Path):
 
 
 def test_what_a_writer_has_staged_and_what_left_a_table_belong_to_somebody(root: Path):
-    writer = LogWriter.open(root, IDENTITY, EACH_OF_ITS_OWN)
+    writer = LogWriter.open(root, IDENTITY, SEGMENT_PER_FILE)
     for note in removed_files.list_removals(root).values():
         for path in note.paths:
             os.utime(root / note.table / path, (1, 1))
@@ -255,12 +251,12 @@ def test_what_a_writer_has_staged_and_what_left_a_table_belong_to_somebody(root:
 @pytest.mark.parametrize(
     ("rows", "damage", "words"),
     [
-        ([row(110, 0), row(110, 2)], DamageKind.HOLE, "0/6E has no rows before ordinal 2"),
-        ([row(110, 1), row(120, 0)], DamageKind.HOLE, "0/6E has no rows before ordinal 1"),
+        ([row(110, 0), row(110, 2)], DamageKind.HOLE, "0/6E misses rows before ordinal 2"),
+        ([row(110, 1), row(120, 0)], DamageKind.HOLE, "0/6E misses rows before ordinal 1"),
         ([row(110, 0), row(110, 1), row(110, 1)], DamageKind.DUPLICATE, "0/6E#1 twice"),
         ([row(110, 1), row(110, 0)], DamageKind.ORDER, "0/6E#0 is late"),
-        ([row(110), row(130)], DamageKind.RANGE, "holds 0/6E to 0/82"),
-        ([item(110, 0)], DamageKind.VERSION, "the first row comes before any schema row"),
+        ([row(110), row(130)], DamageKind.RANGE, "contains 0/6E to 0/82"),
+        ([item_row(110, 0)], DamageKind.VERSION, "the first row comes before any schema row"),
         ([row(110, 0, after=[(1, "1"), (7, "x")])], DamageKind.VERSION, "no schema row has the columns [7]"),
     ],
     ids=["hole", "begins late", "duplicate", "order", "range", "no version", "unknown column"],
@@ -268,7 +264,7 @@ def test_what_a_writer_has_staged_and_what_left_a_table_belong_to_somebody(root:
 def test_rows_that_no_reader_would_write_are_found(
     writer: LogWriter, tmp_path: Path, rows: list[dict[str, object]], damage: DamageKind, words: str
 ):
-    add(writer, *rows, last=120)
+    commit_rows(writer, *rows, last=120)
     claim = claim_at(tmp_path / "log", 110)
     found = [f for f in wrong(verify(tmp_path / "log")) if f.damage is damage]
     assert found
@@ -285,7 +281,7 @@ def test_one_place_in_two_files_is_found(writer: LogWriter, tmp_path: Path):
     assert (found.damage, found.first, found.message) == (
         DamageKind.DUPLICATE,
         110,
-        "transaction 0/6E has twice ordinal 0",
+        "transaction 0/6E has two rows with ordinal 0",
     )
 
 
@@ -333,7 +329,7 @@ def test_no_log_is_an_error_with_a_remedy(tmp_path: Path):
 
 def test_a_compacted_table_of_another_log_is_found(root: Path, tmp_path: Path):
     other = tmp_path / "other"
-    build(other)
+    build_sample_log(other)
     shutil.rmtree(root / "compacted")
     shutil.copytree(other / "compacted", root / "compacted")
     assert DamageKind.MISFIT in {f.damage for f in wrong(verify(root))}
@@ -364,8 +360,8 @@ def test_files_without_page_checksums_are_told_and_are_no_fault():
 
 def test_of_named_tables_only_the_files_are_read(root: Path):
     claim, other = claim_at(root, 120), claim_at(root, 140)
-    change(root / claim.path, page_of(root / claim.path, "after"))
-    change(root / other.path, page_of(root / other.path, "after"))
+    flip_byte(root / claim.path, page_of(root / claim.path, "after"))
+    flip_byte(root / other.path, page_of(root / other.path, "after"))
     report = verify(root, AuditScope(globs=("items",)))
     assert [f.file for f in report.findings] == [other.path]
     assert report.read < report.files
@@ -379,7 +375,7 @@ def test_with_a_limit_only_the_newest_files_are_read(root: Path):
 
 def test_what_leaves_the_log_while_it_is_looked_at_is_no_finding(root: Path):
     compact(None, root, upto=Position(140), everything=True)
-    writer = LogWriter(root, EACH_OF_ITS_OWN)
+    writer = LogWriter(root, SEGMENT_PER_FILE)
     asked = Retention(max_age=0.0, grace=0.0)
 
     def meanwhile(_done: int, _total: int) -> None:
@@ -413,7 +409,7 @@ def test_large_files_are_read_part_by_part(tmp_path: Path) -> None:
 
 def test_who_meets_a_damaged_file_is_told_what_it_held_and_others_go_on(root: Path):
     claim = claim_at(root, 120)
-    change(root / claim.path, page_of(root / claim.path, "after"))
+    flip_byte(root / claim.path, page_of(root / claim.path, "after"))
     log = LogReader(root)
     with pytest.raises(LogCorrupt) as met:
         list(log.rows(Position(115), Position(130)))
@@ -429,4 +425,4 @@ def test_a_log_that_cannot_be_opened_is_one_clear_error(root: Path):
         LogReader(root)
     assert "cdc log verify" in met.value.fix
     with pytest.raises(LogCorrupt, match="'changes' of the log cannot be opened"):
-        LogWriter(root, EACH_OF_ITS_OWN)
+        LogWriter(root, SEGMENT_PER_FILE)

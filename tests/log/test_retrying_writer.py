@@ -10,12 +10,11 @@ import pytest
 
 from cdc.log.reader import LogReader
 from cdc.log.retrying_writer import RetryingWriter
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from tests.fixtures.disk import small_file_system
-from tests.log.compacting import between, compact
 from tests.log.rows import IDENTITY, info, row, table
+from tests.log.simple_compaction import compact, read_range
 
 EVERY = SegmentLimits(size=1, age=3600.0)
 
@@ -60,7 +59,7 @@ def test_a_trim_waits_for_room_and_is_made_once(root: Path):
     assert filled.told == [True, False]
     assert (LogReader(root).oldest, filled.writer.durable) == (20, 30)
     filled.writer.commit(filled.writer.stage(table(row(40))), info(40))
-    assert [r["position"] for r in between(LogReader(root), Position(0), Position(40))] == [20, 30, 40]
+    assert [r["position"] for r in read_range(LogReader(root), Position(0), Position(40))] == [20, 30, 40]
 
 
 def test_who_opened_before_a_trim_reads_on_although_storage_was_full_in_between(root: Path):
@@ -69,4 +68,4 @@ def test_who_opened_before_a_trim_reads_on_although_storage_was_full_in_between(
     filled.fill()
     filled.writer.commit([], info(40))
     assert filled.told == [True, False]
-    assert [r["position"] for r in between(before, Position(0), Position(30))] == [10, 20, 30]
+    assert [r["position"] for r in read_range(before, Position(0), Position(30))] == [10, 20, 30]

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.log import time_index
+from cdc.log import queries
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -34,7 +34,7 @@ def test_everything_before_a_moment_was_committed_by_then_and_what_follows_was_n
             writer.commit(writer.stage(table(*rows)), info(own[-1][0]))
             placed += own
         log = LogReader(folder)
-        found = time_index.position_before(log.every_file(), log.durable or Position(0), BEGAN + moment)
+        found = queries.position_at_time(log.every_file(), log.durable or Position(0), BEGAN + moment)
 
     assert all(at <= moment for position, at in placed if position <= found)
     following = [at for position, at in placed if position == found + 1]

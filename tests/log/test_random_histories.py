@@ -15,15 +15,13 @@ from hypothesis import strategies as st
 from cdc.errors import LogTrimmed
 from cdc.log.consumers import Consumer, register
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention
-from cdc.log.retention_worker import plan_trim
-from cdc.log.segments import SegmentLimits
+from cdc.log.retention import Retention, plan_trim
 from cdc.log.vacuum import vacuum
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from tests.fixtures.examples import examples
-from tests.log.compacting import Row, between, compact, live, opened
 from tests.log.rows import IDENTITY, info, row, schema_of, table
+from tests.log.simple_compaction import Row, compact, latest_state, open_compactor, read_range
 
 EVERY = SegmentLimits(size=1, age=3600.0)
 State = dict[Any, Any]
@@ -47,7 +45,7 @@ class World:
         self.writer = LogWriter.open(root, IDENTITY, EVERY)
         said = row(1, op="s", key=None, payload=schema_of().to_json())
         self.write([said])
-        self.compactor = opened(root)
+        self.compactor = open_compactor(root)
         self.sinks = [Sink(name, LogReader(root)) for name in "xy"]
 
     def write(self, rows: list[Row]) -> None:
@@ -84,7 +82,7 @@ class World:
         vacuum(self.root, Retention(max_age=0.0, grace=0.0))
 
     def restart(self) -> None:
-        self.writer, self.compactor = LogWriter(self.root, EVERY), opened(self.root)
+        self.writer, self.compactor = LogWriter(self.root, EVERY), open_compactor(self.root)
 
     def register(self, number: int) -> None:
         sink = self.sinks[number]
@@ -100,9 +98,9 @@ class World:
                 sink.log.files(sink.position, sink.log.durable or Position(0))
             sink.position, sink.state = Position(0), {}
         upto = sink.log.latest_boundary(sink.position, max_rows)
-        sink.state = live(between(sink.log, sink.position, upto), sink.state)
+        sink.state = latest_state(read_range(sink.log, sink.position, upto), sink.state)
         sink.position = upto
-        assert sink.state == live([r for r in self.every if r["position"] <= upto])
+        assert sink.state == latest_state([r for r in self.every if r["position"] <= upto])
 
 
 changes = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=4)
@@ -131,7 +129,7 @@ def play(first: list[Any], script: list[tuple[Any, ...]]) -> None:
             world.read(sink, 1, refresh=True)
             world.read(sink, None, refresh=True)
         new = LogReader(world.root)
-        assert live(between(new, Position(0), new.durable or Position(0))) == live(world.every)
+        assert latest_state(read_range(new, Position(0), new.durable or Position(0))) == latest_state(world.every)
         assert [place.position for place, _ in new.schema_history()] == [1]
 
 

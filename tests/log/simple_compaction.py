@@ -18,13 +18,13 @@ from tests.log.rows import table
 Row = dict[str, Any]
 
 
-def opened(root: Root) -> CompactedWriter:
+def open_compactor(root: Root) -> CompactedWriter:
     """The compactor of the log under root."""
     log = LogReader(root)
     return CompactedWriter.open(root, log.identity, log.log_id)
 
 
-def latest(rows: list[Row]) -> list[Row]:
+def last_rows(rows: list[Row]) -> list[Row]:
     """The last row of every key, and every schema row, in order."""
     ordered = sorted(rows, key=lambda row: (row["position"], row["ordinal"]))
     kept = {(row["relation"], tuple(row["key"])): row for row in ordered if row["key"] is not None}
@@ -32,7 +32,7 @@ def latest(rows: list[Row]) -> list[Row]:
     return [*schemas.values(), *kept.values()]
 
 
-def write(folder: Root, rows: list[Row]) -> list[WrittenFile]:
+def write_run_files(folder: Root, rows: list[Row]) -> list[WrittenFile]:
     """Rows as files of a run, schema rows in one of their own."""
     parts = ([row for row in rows if row["op"] == "s"], [row for row in rows if row["op"] != "s"])
     return [_file(folder / f"{number}.parquet", table(*part)) for number, part in enumerate(parts) if part]
@@ -42,14 +42,14 @@ def compact(
     root: Root, upto: int, *, writer: CompactedWriter | None = None, merge: bool = False, floor: int = 0
 ) -> CompactedWriter:
     """Move the horizon to upto; merge: into one run, without the deletes at or below the floor."""
-    writer = writer or opened(root)
-    rows = between(LogReader(root), writer.horizon, Position(upto))
+    writer = writer or open_compactor(root)
+    rows = read_range(LogReader(root), writer.horizon, Position(upto))
     if merge:
-        rows += [row for run in writer.runs for file in run.files for row in read(file)]
-    kept = [row for row in latest(rows) if not (row["op"] == "d" and row["position"] <= floor)]
+        rows += [row for run in writer.runs for file in run.files for row in read_rows(file)]
+    kept = [row for row in last_rows(rows) if not (row["op"] == "d" and row["position"] <= floor)]
     _, folder = writer.new_run()
     writer.commit(
-        write(folder, kept),
+        write_run_files(folder, kept),
         horizon=Position(upto),
         floor=Position(max(floor, writer.floor)),
         replaces=[run.number for run in writer.runs] if merge else (),
@@ -57,18 +57,18 @@ def compact(
     return writer
 
 
-def between(log: LogReader, after: Position, upto: Position) -> list[Row]:
+def read_range(log: LogReader, after: Position, upto: Position) -> list[Row]:
     """The rows of (after, upto]."""
     return [row for batch in log.rows(after, upto) for row in batch.to_pylist()]
 
 
-def read(file: Any) -> list[Row]:
+def read_rows(file: Any) -> list[Row]:
     """All rows of a file."""
     rows: list[Row] = read_file(file, Position(0), Position((1 << 63) - 1)).to_pylist()
     return rows
 
 
-def live(rows: list[Row], before: dict[Any, Any] | None = None) -> dict[Any, Any]:
+def latest_state(rows: list[Row], before: dict[Any, Any] | None = None) -> dict[Any, Any]:
     """(relation, key) → (position, image) of what is there once rows came over a state."""
     state = dict(before or {})
     for row in sorted(rows, key=lambda row: (row["position"], row["ordinal"])):

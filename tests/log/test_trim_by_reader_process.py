@@ -8,12 +8,12 @@ import pytest
 
 from cdc.log.consumers import Consumer, register
 from cdc.log.removed_files import list_removals
-from cdc.log.retention_worker import request_trim
+from cdc.log.retention import request_trim
 from cdc.log.vacuum import waiting
 from cdc.position import Position
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
-from tests.log.compacting import compact
+from tests.log.simple_compaction import compact
 
 
 @pytest.fixture(name="held")

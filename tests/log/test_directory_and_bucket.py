@@ -14,24 +14,22 @@ from cdc.log.audit.verify import verify
 from cdc.log.checkpoint import checkpoint
 from cdc.log.compacted_state import CompactedWriter, read_compacted_state
 from cdc.log.consumers import Consumer
+from cdc.log.epoch_records import PendingEpoch, read_pending_epoch, remove_pending_epoch, write_pending_epoch
 from cdc.log.layout import CHANGES, COMPACTED, FORMAT, commit_file, segment_of
 from cdc.log.migrate import MigrationResult, migrate_log
 from cdc.log.object_path import Root
-from cdc.log.orphan_files import remove_staged_files
-from cdc.log.pending_epoch import PendingEpoch, read_pending_epoch, remove_pending_epoch, write_pending_epoch
 from cdc.log.reader import PROBE_EVERY, LogReader
-from cdc.log.retention import Retention
+from cdc.log.retention import REQUEST_FILE, Retention, plan_trim, request_trim
 from cdc.log.retrying_writer import RetryingWriter
-from cdc.log.segments import SegmentLimits
-from cdc.log.small_file_rewrite import GATHERED, SETTLED, SmallFileRewriter, plan_rewrite, rewrite_files
+from cdc.log.small_file_rewrite import CLOSED_PREFIX, OPEN_PREFIX, SmallFileRewriter, plan_rewrite, rewrite_files
 from cdc.log.storage import open_table
-from cdc.log.vacuum import vacuum, waiting
-from cdc.log.writer import LogWriter
+from cdc.log.vacuum import remove_staged_files, vacuum, waiting
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from tests.fixtures.waiting import until
-from tests.log.compacting import between, compact, live, opened
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
-from tests.log.stepping import BOTH, Stepping
+from tests.log.simple_compaction import compact, latest_state, open_compactor, read_range
+from tests.log.table_writers import BOTH, TableWriter
 from tests.log.test_migrate import FORMAT_1, told
 
 SMALL = SegmentLimits(size=1, age=3600.0)
@@ -52,7 +50,7 @@ def append(writer: LogWriter | RetryingWriter, *positions: int) -> None:
 
 def rows_of(root: Root, after: int = 0) -> list[tuple[int, int]]:
     log = LogReader(root)
-    return [(r["position"], r["ordinal"]) for r in between(log, Position(after), log.durable or Position(0))]
+    return [(r["position"], r["ordinal"]) for r in read_range(log, Position(after), log.durable or Position(0))]
 
 
 def wrote(*positions: int) -> list[tuple[int, int]]:
@@ -102,8 +100,8 @@ def test_of_two_writers_the_second_to_commit_is_fenced(root: Root) -> None:
 
 
 @pytest.mark.parametrize("of", BOTH, ids=lambda of: of.name)
-def test_a_stopped_writer_is_fenced_past_checkpoint_and_clean_up(root: Root, of: Stepping) -> None:
-    of.begun(root)
+def test_a_stopped_writer_is_fenced_past_checkpoint_and_clean_up(root: Root, of: TableWriter) -> None:
+    of.create(root)
     stopped, second = of.writer(root), of.writer(root)
     for position in (20, 30, 40):
         second(position)
@@ -115,7 +113,7 @@ def test_a_stopped_writer_is_fenced_past_checkpoint_and_clean_up(root: Root, of:
     assert (root / of.name / "_delta_log" / "_last_checkpoint").exists()
     with pytest.raises(LogFenced):
         stopped(11)
-    assert sorted(of.held(root)) == [10, 10, 20, 20, 30, 30, 40, 40, 50, 50]
+    assert sorted(of.positions(root)) == [10, 10, 20, 20, 30, 30, 40, 40, 50, 50]
 
 
 def test_what_was_staged_and_never_committed_is_removed(root: Root) -> None:
@@ -137,8 +135,8 @@ def test_segments_are_trimmed_and_swept_and_the_state_is_read_instead(root: Root
     append(writer, 10, 20, 30, 40)
     compact(root, 30)
     consumers.register(root, Consumer("a-1", "lake", Position(30)))
-    before = live(between(LogReader(root), Position(0), Position(40)))
-    trim = retention_worker.plan_trim(root, AT_ONCE)
+    before = latest_state(read_range(LogReader(root), Position(0), Position(40)))
+    trim = plan_trim(root, AT_ONCE)
     assert trim is not None
     writer.trim(trim.segments, trim.upto)
     gone: list[Root] = list((root / CHANGES).glob("segment=0/*.parquet"))
@@ -150,17 +148,17 @@ def test_segments_are_trimmed_and_swept_and_the_state_is_read_instead(root: Root
     assert waiting(root) == 0
     log = LogReader(root)
     assert log.oldest == 30
-    assert live(between(log, Position(0), Position(40))) == before
+    assert latest_state(read_range(log, Position(0), Position(40))) == before
 
 
 def test_small_files_become_one_row_for_row(root: Root) -> None:
     writer = LogWriter.open(root, IDENTITY, LIMITS)
     append(writer, 10, 20, 30)
-    job = plan_rewrite(LogReader(root).every_file(), many=2)
+    job = plan_rewrite(LogReader(root).every_file(), min_open=2)
     assert job is not None
-    made = rewrite_files(root, job, lambda: False)
-    assert made is not None
-    assert writer.rewrite(made.made, made.gone)
+    rewrite = rewrite_files(root, job, lambda: False)
+    assert rewrite is not None
+    assert writer.rewrite(rewrite.new, rewrite.old)
     append(writer, 40)
 
     assert len(LogReader(root).every_file()) == 2
@@ -170,20 +168,20 @@ def test_small_files_become_one_row_for_row(root: Root) -> None:
 def test_new_files_of_the_open_segment_are_gathered_and_a_closed_one_is_settled(root: Root) -> None:
     writer = LogWriter.open(root, IDENTITY, LIMITS)
     append(writer, 10, 20, 30)
-    settling = SmallFileRewriter(root, lambda: False, many=2)
-    assert settling.look()
+    settling = SmallFileRewriter(root, lambda: False, min_open=2)
+    assert settling.prepare()
     append(writer, 40)  # beside it, as appends go on
-    assert settling.carry_out(writer)
+    assert settling.commit_prepared(writer)
     names = [file.path.rpartition("/")[2] for file in LogReader(root).every_file()]
-    assert sorted(name.startswith(GATHERED) for name in names) == [False, True]
+    assert sorted(name.startswith(OPEN_PREFIX) for name in names) == [False, True]
     later = LogWriter(root, LIMITS)  # begins the next segment
     append(later, *range(50, 150, 10))
     append(LogWriter(root, LIMITS), 150)
     until(settling.look, "a view of the closed segment", every=PROBE_EVERY)
-    assert settling.carry_out(LogWriter(root, LIMITS))
+    assert settling.commit_prepared(LogWriter(root, LIMITS))
 
     names = [file.path.rpartition("/")[2] for file in LogReader(root).every_file()]
-    assert sum(name.startswith(SETTLED) for name in names) == 1
+    assert sum(name.startswith(CLOSED_PREFIX) for name in names) == 1
     assert sorted(rows_of(root)) == wrote(*range(10, 160, 10))
 
 
@@ -203,7 +201,7 @@ def test_a_log_of_an_older_format_is_migrated(root: Root) -> None:
 
 def test_one_of_two_compactors_is_fenced_and_runs_merge(root: Root) -> None:
     append(LogWriter.open(root, IDENTITY, LIMITS), 10, 20, 30)
-    first, second = opened(root), opened(root)
+    first, second = open_compactor(root), open_compactor(root)
     numbers = first.new_run()[0], second.new_run()[0]
     compact(root, 20, writer=second)
     with pytest.raises(LogFenced):
@@ -215,12 +213,15 @@ def test_one_of_two_compactors_is_fenced_and_runs_merge(root: Root) -> None:
     held = read_compacted_state(root)
     assert held is not None
     assert len(held.runs) == 1
-    assert live(between(LogReader(root), Position(0), Position(30))).keys() == {(16384, ("0",)), (16384, ("1",))}
+    assert latest_state(read_range(LogReader(root), Position(0), Position(30))).keys() == {
+        (16384, ("0",)),
+        (16384, ("1",)),
+    }
 
 
 def test_files_of_a_run_that_was_never_committed_go(root: Root) -> None:
     append(LogWriter.open(root, IDENTITY, LIMITS), 10)
-    _, folder = opened(root).new_run()
+    _, folder = open_compactor(root).new_run()
     (folder / "x.parquet").write_bytes(b"begun")
     log = LogReader(root)
     _, second = CompactedWriter.open(root, log.identity, log.log_id).new_run()
@@ -254,8 +255,8 @@ def test_an_intent_is_declared_and_fulfilled(root: Root) -> None:
 
 def test_who_asks_for_a_trim_is_seen_until_it_is_done(root: Root) -> None:
     LogWriter.open(root, IDENTITY, LIMITS)
-    retention_worker.request_trim(root)
-    asked = root / retention_worker.REQUEST_FILE
+    request_trim(root)
+    asked = root / REQUEST_FILE
     assert asked.exists()
     with retention_worker.RetentionWorker(root, AT_ONCE, Event().set):
         until(lambda: not asked.exists(), "a look", seconds=60)

@@ -10,9 +10,9 @@ import pytest
 from cdc.errors import ConfigError, LogCorrupt, LogFenced, LogTrimmed
 from cdc.failpoint import VARIABLE
 from cdc.log import removed_files
-from cdc.log.audit.damaged_file import Damaged, Dropped, RecoveryWay, position_behind
+from cdc.log.audit.delta_tables import read_log_tables
+from cdc.log.audit.drop_file import DamagedFile, DroppedFile, RecoveryWay, position_behind
 from cdc.log.audit.finding import DamageKind
-from cdc.log.audit.table_claims import read_log_tables
 from cdc.log.audit.verify import verify
 from cdc.log.compacted_state import read_compacted_state
 from cdc.log.lost_ranges import lost_ranges_in
@@ -23,9 +23,9 @@ from cdc.position import Position
 from cdc.table import TableState
 from pipelines.compaction.compact import compact
 from tests.fixtures import forked
+from tests.log.file_damage import flip_byte, page_of
 from tests.log.rows import info, row, table
-from tests.log.test_verify import change, page_of
-from tests.log.whole_log import EACH_OF_ITS_OWN, ITEMS, ORDERS, RESTORED, build
+from tests.log.sample_log import ITEMS, ORDERS, RESTORED, SEGMENT_PER_FILE, build_sample_log
 
 KILLED = -9
 END = Position(RESTORED + 10)
@@ -35,7 +35,7 @@ DEFINITION = "name: shop\nsource: {dsn: 'postgresql://u@127.0.0.1:1/d'}\ntables:
 @pytest.fixture(name="whole", scope="module")
 def _whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("whole") / "log"
-    build(root)
+    build_sample_log(root)
     return root
 
 
@@ -53,12 +53,12 @@ def file_at(root: Path, position: int, of: str = "changes", *, schemas: bool = F
 
 
 def flipped(root: Path, path: str, column: str = "after") -> str:
-    change(root / path, page_of(root / path, column))
+    flip_byte(root / path, page_of(root / path, column))
     return path
 
 
-def dropped(root: Path, path: str) -> Dropped:
-    return Damaged.find(root, path).drop()
+def dropped(root: Path, path: str) -> DroppedFile:
+    return DamagedFile.find(root, path).drop()
 
 
 def states(root: Path) -> dict[int, TableState]:
@@ -71,10 +71,10 @@ def harm(root: Path) -> set[DamageKind]:
 
 def test_what_is_sound_or_nobodys_is_refused(root: Path):
     with pytest.raises(ConfigError, match="is not damaged"):
-        Damaged.find(root, file_at(root, 140))
+        DamagedFile.find(root, file_at(root, 140))
     for path in ("changes/segment=0/x.parquet", "changes", "../log"):
         with pytest.raises(ConfigError, match="no file"):
-            Damaged.find(root, path)
+            DamagedFile.find(root, path)
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut short", "gone"])
@@ -139,7 +139,7 @@ def test_a_lost_state_marks_its_tables_before_it_goes(root: Path):
 
 
 def test_a_state_of_which_every_change_is_there_is_made_anew(tmp_path: Path):
-    writer = LogWriter.open(tmp_path, build(tmp_path / "other").identity, EACH_OF_ITS_OWN)
+    writer = LogWriter.open(tmp_path, build_sample_log(tmp_path / "other").identity, SEGMENT_PER_FILE)
     for position in (8, 16, 24):
         writer.commit(writer.stage(table(row(position))), info(position))
     compact(None, tmp_path, upto=Position(16))
@@ -162,11 +162,11 @@ def test_what_tells_the_columns_of_tables_is_not_given_up(root: Path):
 
 
 def test_a_writer_that_runs_meanwhile_is_fenced_and_one_that_starts_goes_on(root: Path):
-    running = LogWriter(root, EACH_OF_ITS_OWN)
+    running = LogWriter(root, SEGMENT_PER_FILE)
     dropped(root, flipped(root, file_at(root, 140)))
     with pytest.raises(LogFenced):
         running.commit(running.stage(table(row(END + 8))), info(END + 8))
-    next_one = LogWriter(root, EACH_OF_ITS_OWN)
+    next_one = LogWriter(root, SEGMENT_PER_FILE)
     next_one.commit(next_one.stage(table(row(END + 8))), info(END + 8))
     assert LogReader(root).durable == END + 8
 
@@ -185,7 +185,7 @@ def test_the_word_about_lost_rows_keeps_its_name_when_files_are_settled(root: Pa
     files = LogReader(root).every_file()
     (lost,) = lost_ranges_in(files)
     assert lost == (140, 140, END + 1)
-    job = plan_rewrite(files, many=0)
+    job = plan_rewrite(files, min_open=0)
     assert job is None or all("/lost-" not in file.path for group in job.groups for file in group)
 
 

@@ -22,11 +22,9 @@ from cdc.errors import LogCorrupt, LogFenced, LogTrimmed
 from cdc.log.consumers import Consumer, forget, register
 from cdc.log.layout import CommitInfo
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention
-from cdc.log.retention_worker import plan_trim
-from cdc.log.segments import SegmentLimits
+from cdc.log.retention import Retention, plan_trim
 from cdc.log.vacuum import vacuum
-from cdc.log.writer import LogWriter
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from tests.fixtures.waiting import until

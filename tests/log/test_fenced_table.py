@@ -12,8 +12,8 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.log_life import CLOSED
-from tests.log.compacting import between, compact
 from tests.log.rows import IDENTITY, info, row, table
+from tests.log.simple_compaction import compact, read_range
 
 KEPT = {"empty": (0, 0), "half": (1, 0), "zeros": (0, 2)}
 """How many halves of the bytes are left, and how many are zeros."""
@@ -35,7 +35,7 @@ def append(writer: LogWriter, position: int) -> None:
 
 
 def positions(log: LogReader) -> list[int]:
-    return sorted(row["position"] for row in between(log, Position(0), log.durable or Position(0)))
+    return sorted(row["position"] for row in read_range(log, Position(0), log.durable or Position(0)))
 
 
 @pytest.mark.parametrize("torn", KEPT)

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from cdc.errors import LogCorrupt, LogFenced, LogTrimmed
-from cdc.log.inspect import newest_rows
-from cdc.log.orphan_files import remove_staged_files
+from cdc.log.queries import newest_rows
 from cdc.log.reader import LogReader
 from cdc.log.removed_files import list_removals
-from cdc.log.segments import SegmentLimits
-from cdc.log.writer import LogWriter
+from cdc.log.vacuum import remove_staged_files
+from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
-from tests.log.compacting import between, compact, live
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
+from tests.log.simple_compaction import compact, latest_state, read_range
 
 EVERY = SegmentLimits(size=1, age=3600.0)
 """A segment for each file."""
@@ -28,7 +27,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from cdc.log.writer import LogWriter
-from cdc.log.segments import SegmentLimits
+from cdc.log.writer import SegmentLimits
 from cdc.position import Position
 LogWriter(Path(sys.argv[1]), SegmentLimits(size=1, age=3600.0)).trim([0, 1], Position(20))
 """
@@ -48,7 +47,7 @@ def _writer(tmp_path: Path) -> LogWriter:
 
 
 def everything(root: Path) -> dict[Any, Any]:
-    return live(between(LogReader(root), Position(0), Position(60)))
+    return latest_state(read_range(LogReader(root), Position(0), Position(60)))
 
 
 def test_a_trim_keeps_what_the_log_says_of_itself(writer: LogWriter, tmp_path: Path):
@@ -159,7 +158,7 @@ def test_a_refresh_that_finds_nothing_new_lists_no_file_again(writer: LogWriter,
     writer.trim([0, 1], Position(20))
     reader = LogReader(tmp_path)
     files, held = reader.every_file(), reader.compacted
-    reader._look_due = 0.0
+    reader._update_due = 0.0
     reader.refresh()
     assert reader.every_file() is files
     assert reader.compacted is held
@@ -182,12 +181,12 @@ def test_ranges_of_changes_that_are_gone_are_refused_by_name(writer: LogWriter, 
     compact(tmp_path, 50, merge=True, floor=35)
     writer.trim([0, 1, 2, 3], Position(40))
     reader = LogReader(tmp_path)
-    with pytest.raises(LogTrimmed, match=r"up to 0/28, .* cannot be read up to 0/1E"):
+    with pytest.raises(LogTrimmed, match=r"cannot be read up to 0/1E: changes up to 0/28"):
         reader.files(Position(0), Position(30))
-    with pytest.raises(LogTrimmed, match="0/1E is too late"):
+    with pytest.raises(LogTrimmed, match="cannot be read from 0/1E"):
         reader.latest_boundary(Position(30))
-    assert [r["position"] for r in between(reader, Position(40), Position(60))] == [50, 60]
-    assert len(between(reader, Position(35), Position(50))) == 3
+    assert [r["position"] for r in read_range(reader, Position(40), Position(60))] == [50, 60]
+    assert len(read_range(reader, Position(35), Position(50))) == 3
 
 
 def test_the_commit_time_at_the_horizon_is_known(writer: LogWriter, tmp_path: Path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cdc.log.audit.finding import DamageKind
-from cdc.log.audit.transactions import Gap, Transactions, runs
+from cdc.log.audit.rows import Gap, Transactions, runs
 from cdc.position import Position
 
 Place = tuple[int, int]
@@ -36,7 +36,7 @@ def found(files: Sequence[list[Place]], after: int = 0, unseen: Sequence[Place] 
         position, ordinal = np.array(file).T
         transactions.add(number, runs(position, ordinal))
         following = min(ordered[number + 1])[0] if number + 1 < len(ordered) else None
-        gaps += transactions.settled(following, unseen)
+        gaps += transactions.check_below(following, unseen)
     return gaps
 
 

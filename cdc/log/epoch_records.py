@@ -1,0 +1,100 @@
+"""Records in the log's directory that protect the start of an epoch: the pending epoch, and the slot of the log.
+
+The initial snapshot of an epoch is one commit, so a killed process begins an epoch completely or not at all. Two small
+files say what to do with the slot after such a kill.
+
+- `_epoch.json` requests a new epoch. It exists until the snapshot is committed. Until then the old slot is gone, and a
+  new slot may start at a position from which the log cannot continue. The file prevents that a reader resumes from it.
+- `_slot.json` names the slot with its two positions. A snapshot writes it before it creates the slot. A slot with this
+  name and both positions belongs to this log and was never confirmed, so the next attempt may drop it.
+  `cdc slots recover` and `cdc slots adopt` write it for a slot that exists already.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from cdc import atomic_file
+from cdc.errors import LogCorrupt
+from cdc.log.object_path import Root, as_root
+from cdc.lsn import Lsn
+
+SLOT_RECORD_FILE: Final = "_slot.json"
+"""Under the log's root."""
+PENDING_EPOCH_FILE: Final = "_epoch.json"
+"""Under the log's root."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEpoch:
+    """A request for a new epoch."""
+
+    epoch: int
+    """Number of the new epoch; the request is ignored once the log has reached it."""
+    reason: str
+    """Reason for an operator."""
+
+
+def read_pending_epoch(root: str | Root) -> PendingEpoch | None:
+    """The request of the log under root; None if there is none. Raises LogCorrupt if it cannot be read."""
+    try:
+        fields = json.loads((as_root(root) / PENDING_EPOCH_FILE).read_text(encoding="utf-8"))
+        return PendingEpoch(int(fields["epoch"]), str(fields["reason"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise LogCorrupt(f"file {PENDING_EPOCH_FILE!r} of the log cannot be read") from exc
+
+
+def write_pending_epoch(root: str | Root, request: PendingEpoch) -> None:
+    """Write or replace the request; durable when it returns."""
+    atomic_file.replace(as_root(root) / PENDING_EPOCH_FILE, json.dumps(asdict(request)).encode())
+
+
+def remove_pending_epoch(root: str | Root) -> None:
+    """Remove the request if there is one."""
+    (as_root(root) / PENDING_EPOCH_FILE).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRecord:
+    """A slot with its positions, and the log and the server to which it belongs."""
+
+    log_id: str
+    """Id of the log; if the directory was emptied, it contains a log with another id."""
+    system_id: str
+    timeline: int
+    database: str
+    slot: str
+    confirmed_flush: Lsn
+    """The consistent point of the slot; it moves as soon as a reader confirms a position."""
+    restart_lsn: Lsn | None
+    """None if the server has invalidated the slot."""
+    adopted: bool = False
+    """True for a slot that an operator created and assigned to this log; a snapshot starts at it and never drops it."""
+
+
+def read_slot_record(root: str | Root) -> SlotRecord | None:
+    """The record of the log under root; None if there is none. Raises LogCorrupt if it cannot be read."""
+    try:
+        fields = json.loads((as_root(root) / SLOT_RECORD_FILE).read_text(encoding="utf-8"))
+        confirmed, restart = fields.pop("confirmed_flush"), fields.pop("restart_lsn")
+        return SlotRecord(
+            confirmed_flush=Lsn.parse(confirmed), restart_lsn=None if restart is None else Lsn.parse(restart), **fields
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise LogCorrupt(
+            f"{SLOT_RECORD_FILE!r} of the log cannot be read",
+            remedy=f"run 'cdc slots ls', drop the slot if nobody needs it, then remove {SLOT_RECORD_FILE}",
+        ) from exc
+
+
+def write_slot_record(root: str | Root, record: SlotRecord) -> None:
+    """Write or replace the record; durable when it returns."""
+    restart = None if record.restart_lsn is None else str(record.restart_lsn)
+    fields = {**asdict(record), "confirmed_flush": str(record.confirmed_flush), "restart_lsn": restart}
+    atomic_file.replace(as_root(root) / SLOT_RECORD_FILE, json.dumps(fields).encode())
