@@ -24,8 +24,8 @@ from cdc.table import TableSchema
 from pipelines.runtime.session import SparkSettings
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.table_plan import TablePlans
-from pipelines.transform.expressions import resolved
-from pipelines.transform.table_transform import TableTransform, renamed
+from pipelines.transform.expressions import resolve_expressions
+from pipelines.transform.table_transform import TableTransform, rename_columns
 from pipelines.types import Policy
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _transform_refusals(
     rule: Transform, schema: TableSchema, policy: Policy, session: SessionProvider
 ) -> Iterator[ColumnMismatch]:
     try:
-        held = TableTransform.of(rule, schema).held(renamed(policy, rule.rename))
+        held = TableTransform.of(rule, schema).row_schema(rename_columns(policy, rule.rename))
     except TransformFailed as exc:
         yield ColumnMismatch(("transform", "python"), exc)
         return
@@ -111,6 +111,6 @@ def _transform_refusals(
         single_expressions.append((("where",), {"computed": {}}))
     for key, only in single_expressions:
         try:
-            resolved(rule.model_copy(update=only), held, schema.topic, session())
+            resolve_expressions(rule.model_copy(update=only), held, schema.topic, session())
         except TransformFailed as exc:
             yield ColumnMismatch(("transform", *key), exc)

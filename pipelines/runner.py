@@ -56,7 +56,7 @@ from pipelines.dead_letters.requests import DeadLetterCommands
 from pipelines.opened_sink import OpenedSink, SinkParts
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.sink_lease import LEASE
-from pipelines.runtime.worker_errors import worker_error
+from pipelines.runtime.spark_workers import worker_error
 from pipelines.sink_factory import needs_spark
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.table_state import failure_reason, log_trimmed_error

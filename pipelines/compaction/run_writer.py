@@ -34,7 +34,7 @@ from pipelines.compaction.compact_rows import NARROW_COLUMNS, compact_rows, need
 from pipelines.compaction.key_partitions import from_ipc, split_by_part, to_ipc
 from pipelines.compaction.keyless_netting import remove_cancelled_halves
 from pipelines.folding.fold import split_keyless, split_partial
-from pipelines.runtime.worker_errors import worker_error
+from pipelines.runtime.spark_workers import worker_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -34,16 +34,16 @@ def rows_after(rows: pa.Table | None, position: int) -> pa.Table | None:
     return None if rows is None else rows.filter(pc.greater(rows["position"], position))
 
 
-def queue_changes_of_parked(held: ParkedByKey, batch: TableBatch) -> tuple[pa.Table, dict[Key, ParkedRow]]:
+def queue_changes_of_parked(parked_rows: ParkedByKey, batch: TableBatch) -> tuple[pa.Table, dict[Key, ParkedRow]]:
     """(the batch's rows of other keys, the parked rows with the batch's changes appended).
 
     Raises MissingBase for a partial image of a row that moved from or to a parked key: its other columns are unknown.
     """
     rows = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows
-    _check_moves(rows, held, batch.schema)
-    mine, changes = has_any_key(held, rows["key"]), _changes(rows, held)
+    _check_moves(rows, parked_rows, batch.schema)
+    mine, changes = has_any_key(parked_rows, rows["key"]), _changes(rows, parked_rows)
     ended = [_to_parked_change(ending) for ending in batch.endings]
-    left = {key: _append_changes(row, [*changes.get(key, ()), *ended], batch.upto) for key, row in held.items()}
+    left = {key: _append_changes(row, [*changes.get(key, ()), *ended], batch.upto) for key, row in parked_rows.items()}
     return rows.filter(pc.invert(mine)), left
 
 

@@ -37,22 +37,26 @@ class OfferedRows:
     """Rows that stay parked whatever the target accepts."""
 
 
-def affects_parked(held: ParkedByKey, batch: TableBatch) -> bool:
+def affects_parked(parked_rows: ParkedByKey, batch: TableBatch) -> bool:
     """Whether a batch changes or removes parked keys."""
-    if not held:
+    if not parked_rows:
         return False
     if batch.truncated is not None or batch.generation is not None or batch.endings:
         return True
-    return batch.rows is not None and bool(pc.any(_affects(held, batch.rows)).as_py())
+    return batch.rows is not None and bool(pc.any(_affects(parked_rows, batch.rows)).as_py())
 
 
-def overlay_parked(held: ParkedByKey, batch: TableBatch, again: Collection[Key]) -> OfferedRows:
+def overlay_parked(parked_rows: ParkedByKey, batch: TableBatch, again: Collection[Key]) -> OfferedRows:
     """Overlay a batch on the parked rows; again: keys to retry even if the batch does not change them."""
     rows = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows
-    held = {key: row for key, row in held.items() if batch.truncated is None or row.place > batch.truncated}
-    affected = _affects(held, rows)
-    later = {tuple(row["key"]): _overlay_row(held, row) for row in rows.filter(affected).to_pylist()}
-    waiting = {key: row for key, row in held.items() if key not in later and not _is_removed(row, batch.generation)}
+    parked_rows = {
+        key: row for key, row in parked_rows.items() if batch.truncated is None or row.place > batch.truncated
+    }
+    affected = _affects(parked_rows, rows)
+    later = {tuple(row["key"]): _overlay_row(parked_rows, row) for row in rows.filter(affected).to_pylist()}
+    waiting = {
+        key: row for key, row in parked_rows.items() if key not in later and not _is_removed(row, batch.generation)
+    }
     tried = [row for row in later.values() if not isinstance(row, ParkedRow)]
     tried += [_to_folded_row(waiting.pop(key)) for key in again if key in waiting and waiting[key].complete]
     waiting |= {key: replace(row, upto=batch.upto) for key, row in later.items() if isinstance(row, ParkedRow)}
@@ -61,7 +65,7 @@ def overlay_parked(held: ParkedByKey, batch: TableBatch, again: Collection[Key])
 
 
 def park_refused(
-    batch: TableBatch, refusals: Iterable[RefusedRow], held: ParkedByKey, now: int
+    batch: TableBatch, refusals: Iterable[RefusedRow], parked_rows: ParkedByKey, now: int
 ) -> dict[Key, ParkedRow]:
     """The refused rows of a batch as parked rows; a refused delete needs none. now: µs since 1970 UTC."""
     parked: dict[Key, ParkedRow] = {}
@@ -71,7 +75,7 @@ def park_refused(
         if row["op"] == "d":
             continue
         key = tuple(row["key"])
-        before = held.get(key)
+        before = parked_rows.get(key)
         parked[key] = ParkedRow(
             relation=batch.schema.relation,
             topic=batch.schema.topic,
@@ -105,21 +109,21 @@ def _joined(keys: Iterable[Key]) -> pa.Array:
     return pa.array([_PARTS.join(key) for key in keys], pa.string())
 
 
-def count_parked_keys(rows: pa.Table | None, held: ParkedByKey) -> tuple[int, int]:
+def count_parked_keys(rows: pa.Table | None, parked_rows: ParkedByKey) -> tuple[int, int]:
     """(number of parked keys among those of a batch, number of keys of the batch)."""
     if rows is None or not rows.num_rows:
         return 0, 0
     keys = pc.unique(pc.binary_join(rows["key"], _PARTS))
-    return pc.sum(pc.is_in(keys, _joined(held))).as_py(), len(keys)
+    return pc.sum(pc.is_in(keys, _joined(parked_rows))).as_py(), len(keys)
 
 
-def _affects(held: ParkedByKey, rows: pa.Table) -> pa.ChunkedArray:
-    return pc.or_(has_any_key(held, rows["key"]), has_any_key(held, rows["base"]))
+def _affects(parked_rows: ParkedByKey, rows: pa.Table) -> pa.ChunkedArray:
+    return pc.or_(has_any_key(parked_rows, rows["key"]), has_any_key(parked_rows, rows["base"]))
 
 
-def _overlay_row(held: ParkedByKey, row: dict[str, Any]) -> dict[str, Any] | ParkedRow:
+def _overlay_row(parked_rows: ParkedByKey, row: dict[str, Any]) -> dict[str, Any] | ParkedRow:
     """The row overlaid on its parked base row: as a row to offer, or as a row that stays parked."""
-    base = held.get(tuple(row["base"] or row["key"]))
+    base = parked_rows.get(tuple(row["base"] or row["key"]))
     if row["op"] == "d" or row["complete"] is not False or base is None:
         return row
     image = {**base.image, **dict(row["after"] or ())}

@@ -67,9 +67,9 @@ class Quarantine:
         """The table records of a sink that was just opened, with the keys that are parked at their positions."""
         if not isinstance(self._sink, ParkingSink):
             return dict(tables)
-        held = {relation: self._sink.parked.rows_of(relation) for relation in tables}
-        self._relations |= {relation for relation, rows in held.items() if rows}
-        return {relation: _with_keys(table, held[relation]) for relation, table in tables.items()}
+        parked_rows = {relation: self._sink.parked.rows_of(relation) for relation in tables}
+        self._relations |= {relation for relation, rows in parked_rows.items() if rows}
+        return {relation: _with_keys(table, parked_rows[relation]) for relation, table in tables.items()}
 
     @property
     def rows(self) -> list[ParkedRow]:
@@ -78,8 +78,8 @@ class Quarantine:
             return []
         with self._lock:
             relations = sorted(self._relations)
-        held = [row for relation in relations for row in self._sink.parked.rows_of(relation).values()]
-        return sorted(held, key=lambda row: row.place)
+        parked_rows = [row for relation in relations for row in self._sink.parked.rows_of(relation).values()]
+        return sorted(parked_rows, key=lambda row: row.place)
 
     @property
     def requested_relations(self) -> set[int]:
@@ -124,23 +124,23 @@ class Quarantine:
 
     def _apply(self, sink: ParkingSink, before: TableRecord | None, batch: TableBatch, applied: int) -> TableRecord:
         relation = batch.schema.relation
-        limit, held = sink.parking_limits(batch.schema).stop_at, sink.parked.rows_of(relation)
+        limit, parked_rows = sink.parking_limits(batch.schema).stop_at, sink.parked.rows_of(relation)
         if applied >= batch.upto:
-            return _with_keys(sink.apply(batch), held)
+            return _with_keys(sink.apply(batch), parked_rows)
         requests = self._requests_of(relation)
-        if held and before is not None and before.schema != batch.schema.to_json().decode():
+        if parked_rows and before is not None and before.schema != batch.schema.to_json().decode():
             # rows that did not fit the old columns may fit the new ones
-            requests = dict.fromkeys(held, DeadLetterAction.RETRY) | requests
-        if not requests and not affects_parked(held, batch):
+            requests = dict.fromkeys(parked_rows, DeadLetterAction.RETRY) | requests
+        if not requests and not affects_parked(parked_rows, batch):
             sink.parked.write(relation, applied, ())
             try:
-                return _with_keys(sink.apply(batch), held)
+                return _with_keys(sink.apply(batch), parked_rows)
             except (ValueNotRepresentable, MissingBase) as exc:
                 if not limit:
                     exc.fix = _remedy(exc, sink.name)
                     raise
         left, record = _apply_divided(sink, batch, applied, requests)
-        self._record_outcomes(relation, requests, held, left)
+        self._record_outcomes(relation, requests, parked_rows, left)
         return _with_keys(record, left)
 
     def _requests_of(self, relation: int) -> dict[Key, DeadLetterAction]:
@@ -148,13 +148,13 @@ class Quarantine:
             return {key: action for (of, key), action in self._requests.items() if of == relation}
 
     def _record_outcomes(
-        self, relation: int, requests: Mapping[Key, DeadLetterAction], held: ParkedByKey, left: ParkedByKey
+        self, relation: int, requests: Mapping[Key, DeadLetterAction], parked_rows: ParkedByKey, left: ParkedByKey
     ) -> None:
         with self._lock:
             self._relations.add(relation)
             for key, action in requests.items():
                 if self._requests.pop((relation, key), None) is not None:
-                    self._unpublished[relation, key] = _outcome(action, held.get(key), left.get(key))
+                    self._unpublished[relation, key] = _outcome(action, parked_rows.get(key), left.get(key))
 
 
 def _applied_position(sink: ParkingSink, before: TableRecord | None, batch: TableBatch) -> int:
@@ -163,7 +163,7 @@ def _applied_position(sink: ParkingSink, before: TableRecord | None, batch: Tabl
         return sink.target_position(batch.schema)
     if before.position <= batch.after:
         return before.position
-    # a crash left the target ahead: up to there it may only lack the rows that a truncate removed
+    # a crash left the target ahead: up to there only rows that a truncate removed may be missing
     return min(before.position, max(batch.after, sink.target_position(batch.schema)))
 
 
@@ -173,7 +173,7 @@ class _DividedBatch:
 
     sink: ParkingSink
     batch: TableBatch
-    held: ParkedByKey
+    parked_rows: ParkedByKey
     """Parked rows, without those to discard."""
     tried: frozenset[Key]
     """Keys among them to retry."""
@@ -187,37 +187,37 @@ def _apply_divided(
 ) -> tuple[ParkedByKey, TableRecord]:
     """Park the rows that the target refuses and merge the others; return (parked rows, record of the table)."""
     relation, allowed = batch.schema.relation, sink.parking_limits(batch.schema)
-    held = sink.parked.rows_of(relation)
-    kept = {key: row for key, row in held.items() if requests.get(key) is not DeadLetterAction.DISCARD}
+    parked_rows = sink.parked.rows_of(relation)
+    kept = {key: row for key, row in parked_rows.items() if requests.get(key) is not DeadLetterAction.DISCARD}
     if sink.keeps_history(batch.schema):
         # of a discarded key the changes before the refused one are retried, with those of this batch
-        kept |= {key: without_refused_changes(row) for key, row in held.items() if key not in kept}
+        kept |= {key: without_refused_changes(row) for key, row in parked_rows.items() if key not in kept}
     tried = frozenset(key for key in requests if key in kept)
-    divided = _DividedBatch(sink, batch, kept, tried, applied, max(allowed.stop_at, _size(held)))
+    divided = _DividedBatch(sink, batch, kept, tried, applied, max(allowed.stop_at, _size(parked_rows)))
     merged, waiting = (_divide_history if sink.keeps_history(batch.schema) else _divide_latest_state)(divided)
     if too_many := _too_many(divided, waiting, allowed):
         raise DeadLetterLimitExceeded(
             f"{too_many} may be parked; the first error: {next(iter(waiting.values())).message}"
         )
-    beside = sink.image_mask(batch.schema)
-    left = {key: row.with_images(beside) for key, row in waiting.items()}
-    sink.parked.write(relation, applied, changed_entries(held, left, batch.upto))
+    image_mask = sink.image_mask(batch.schema)
+    left = {key: row.with_images(image_mask) for key, row in waiting.items()}
+    sink.parked.write(relation, applied, changed_entries(parked_rows, left, batch.upto))
     hit("after_park")
     record = sink.apply(merged)
     sink.parked.confirm(relation, left)
-    if new := len(left.keys() - held.keys()):
+    if new := len(left.keys() - parked_rows.keys()):
         log.warning("rows parked", table=batch.schema.topic, keys=new, parked=len(left))
     return left, record
 
 
 def _divide_latest_state(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
     """(rows that a target of latest states accepts, rows to park)."""
-    offered = overlay_parked(divided.held, divided.batch, divided.tried)
+    offered = overlay_parked(divided.parked_rows, divided.batch, divided.tried)
     whole = replace(divided.batch, rows=offered.rows)
     refusals = divided.sink.find_refused(whole, divided.limit)
     taken = np.setdiff1d(np.arange(offered.rows.num_rows), [refusal.row for refusal in refusals])
     merged = replace(divided.batch, rows=offered.rows.take(pa.array(taken)))
-    return merged, offered.waiting | park_refused(whole, refusals, divided.held, _now())
+    return merged, offered.waiting | park_refused(whole, refusals, divided.parked_rows, _now())
 
 
 def _divide_history(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
@@ -225,7 +225,7 @@ def _divide_history(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
     batch = replace(
         divided.batch, endings=tuple(end for end in divided.batch.endings if end.position > divided.applied)
     )
-    rows, left = queue_changes_of_parked(divided.held, batch)
+    rows, left = queue_changes_of_parked(divided.parked_rows, batch)
     images, ended = replay_queues(left[key] for key in divided.tried)
     refusals = divided.sink.find_refused(
         replace(batch, rows=rows, unparked=images, earlier_endings=ended), divided.limit
@@ -261,9 +261,9 @@ def _remedy(exc: CdcError, sink: str) -> str:
     return f"this sink cannot park rows of this table: {fix}run 'cdc replay {sink} --tables TABLE'"
 
 
-def _size(held: ParkedByKey) -> int:
+def _size(parked_rows: ParkedByKey) -> int:
     """Number of parked rows; a row with history counts once per change."""
-    return sum(max(1, len(row.changes)) for row in held.values())
+    return sum(max(1, len(row.changes)) for row in parked_rows.values())
 
 
 def _now() -> int:
@@ -278,5 +278,5 @@ def _outcome(action: DeadLetterAction, before: ParkedRow | None, after: ParkedRo
     return DeadLetterOutcome.PARKED if after.complete else DeadLetterOutcome.ASKED
 
 
-def _with_keys(record: TableRecord, held: ParkedByKey) -> TableRecord:
-    return replace(record, parked=tuple(sorted(held))) if held or record.parked else record
+def _with_keys(record: TableRecord, parked_rows: ParkedByKey) -> TableRecord:
+    return replace(record, parked=tuple(sorted(parked_rows))) if parked_rows or record.parked else record

@@ -174,11 +174,11 @@ class _Stages:
 
 @cache
 def _life_stages() -> _Stages:
-    goes_on = F.col("partial") & F.col("moved_from").isNull()
+    continues = F.col("partial") & F.col("moved_from").isNull()
     begins, start = F.col("sent").isNull(), F.col("start")
     later = F.filter("rest", lambda row: start.isNull() | _after(row, start))
     return _Stages(
-        sent=F.when(goes_on, F.array_sort(F.map_keys("after"))).alias("sent"),
+        sent=F.when(continues, F.array_sort(F.map_keys("after"))).alias("sent"),
         row=F.max_by(F.struct(*_FACTS), _order()).alias("row"),
         start=F.max_by(F.when(begins, F.col("row")), F.when(begins, _order("row."))).alias("start"),
         rest=F.collect_list(F.when(~begins, F.col("row"))).alias("rest"),

@@ -1,1 +1,1 @@
-"""What stands around the sinks of a running apply process."""
+"""Services of an apply process for its sinks: Spark session, leases, throttle, progress, requests."""

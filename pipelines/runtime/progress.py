@@ -1,10 +1,11 @@
-"""Progress of the sinks of an apply process: collected by their loops, reported to the catalog twice a second."""
+"""Progress of the sinks of an apply process: recorded by their loops, reported to the catalog twice a second."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import Event, Lock, Thread
 from typing import Final
@@ -15,13 +16,50 @@ from cdc import metrics
 from cdc.catalog import AWAITS_SPARK, Catalog, DeadLetter, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import CdcError, complete_remedy
 from cdc.stores.published import Published, TableRecord
-from pipelines.runtime.external_commits import ExternalCommitReport
 from pipelines.runtime.throttle import BatchThrottle, CommitRate
 
 REPORT_EVERY: Final = 0.5
 """Seconds; a process without a report for five is shown as down."""
 
 log = structlog.get_logger("apply")
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalCommit:
+    """A commit of another client that changed rows."""
+
+    version: int
+    operation: str
+    """As the client's commit names it, for instance DELETE."""
+
+    def __str__(self) -> str:
+        return f"another client committed version {self.version} ({self.operation}): 'cdc verify' shows what differs"
+
+
+class ExternalCommitReport:
+    """Commits of other clients since a sink was opened; thread-safe."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, ExternalCommit] = {}
+        self._uncounted: dict[str, int] = {}
+        self._lock = Lock()
+
+    def add(self, topic: str, commits: Sequence[ExternalCommit]) -> None:
+        """Add commits that were found in a table's target, in order."""
+        with self._lock:
+            self._last[topic] = commits[-1]
+            self._uncounted[topic] = self._uncounted.get(topic, 0) + len(commits)
+
+    def last(self, topic: str) -> ExternalCommit | None:
+        """The last commit of another client in a table; None: none since the sink was opened."""
+        with self._lock:
+            return self._last.get(topic)
+
+    def pop_counts(self) -> dict[str, int]:
+        """Number of commits added since the last call, by topic."""
+        with self._lock:
+            found, self._uncounted = self._uncounted, {}
+        return found
 
 
 class SinkFigures:

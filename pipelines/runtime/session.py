@@ -1,4 +1,4 @@
-"""The one place that builds the Spark session: settings, the Delta jars, and what a single machine needs."""
+"""Creation of the Spark session: its settings, and the Delta jars."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from cdc.cluster.spark_job import DELTA_PACKAGE, SHIPPED_BY_SPARK
 from cdc.config import Definition
 from cdc.errors import SparkUnavailable
 from cdc.private_files import configured_umask
-from pipelines.runtime.ship_code import ship
+from pipelines.runtime.spark_workers import ship
 
 NEEDED_JARS: Final = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")
-"""What create, append, MERGE, DML, OPTIMIZE, history and streaming reads load, by experiment.
+"""The jars that Delta's create, append, MERGE, DML, OPTIMIZE, history and streaming reads load, found by experiment.
 
-All else that the package names is shipped by PySpark itself, often newer, or serves Unity Catalog.
+PySpark contains the other dependencies of the package, often newer, or they are for Unity Catalog.
 """
 
 IVY_CACHES: Final = (".ivy2.5.2/jars", ".ivy2/jars")
-"""Where `--packages` leaves jars below the home directory: Spark 4 and, before it, Spark 3."""
+"""Directories below the home directory in which `--packages` stores jars: of Spark 4 and of Spark 3."""
 
 _EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -39,16 +39,16 @@ _PLAIN_CHECKPOINTS: Final = (
 )
 
 COMPACTION_POOL: Final = "compaction"
-"""The scheduler's pool of jobs that the sinks do not wait for; on one machine it gets what the others leave."""
+"""Scheduler pool of compaction jobs; on one machine it gets the capacity that the sinks leave."""
 
 EVERYWHERE: Final = {
     # values are Postgres text under timezone UTC; a session in local time would shift them at the first cast
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # INT96, the default, others read as nanoseconds, of which 64 bits end in 2262: for them 9999 would be in 1816
+    # other readers convert INT96, the default, to 64 bits of nanoseconds, which end in 2262: year 9999 becomes 1816
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # the default, 10 ms between two looks at the source, is fine; an idle query should not burn a core either
+    # the default, 10 ms between two polls of the source, costs an idle query more CPU
     "spark.sql.streaming.pollingDelay": "20ms",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.python.worker.reuse": "true",
@@ -64,7 +64,7 @@ DECISIVE: Final = frozenset(
         "spark.sql.parquet.outputTimestampType",
     }
 )
-"""Those of them that results depend on: they stand against what was submitted, too."""
+"""Settings among them that change results: they override submitted settings, too."""
 
 ON_ONE_MACHINE: Final = {
     # 50 snapshot partitions, the default, make each small Delta read take seconds
@@ -75,41 +75,41 @@ ON_ONE_MACHINE: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.showConsoleProgress": "false",
     "spark.cleaner.periodicGC.interval": "10min",
-    # re-planning between stages pays for large joins, and costs a small batch more than its fold
+    # adaptive planning helps large joins, and costs a small batch more than its fold
     "spark.sql.adaptive.enabled": "false",
     # Hadoop sets permissions and checksums of local files by starting a process for each: 100 ms a batch for the
-    # two files of a checkpoint that is thrown away with its query
+    # two files of a checkpoint that is deleted with its query
     "spark.sql.streaming.checkpointFileManagerClass": _PLAIN_CHECKPOINTS,
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    # in the order of their jobs, the tasks of a compaction would keep every sink waiting until the last had begun
+    # FIFO would let every sink wait until the last task of a compaction has begun
     "spark.scheduler.mode": "FAIR",
-    # as it stands: Hadoop takes %20 for a part of the name
+    # not percent-encoded: Hadoop reads %20 as part of the name
     "spark.scheduler.allocation.file": f"file://{Path(__file__).with_name('pools.xml')}",
 }
 """Settings of `local` masters."""
 
 _TRUST_ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Without Arrow's own checks of each access to a vector: Spark asks for nulls itself, and a row costs a fifth less."""
+"""Disable Arrow's checks of each vector access: Spark checks nulls itself, and a row costs a fifth less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSettings:
-    """What a definition says of Spark."""
+    """Spark settings of a definition."""
 
     master: str = "local[2]"
     app_name: str = "cdc"
     conf: Mapping[str, str] = field(default_factory=dict)
-    """Spark's own settings; they win over ours."""
+    """Spark's own settings; they override ours."""
     delta_jars: tuple[str, ...] = ()
-    """Jar files, or directories of jars, that make Delta; nothing is looked up or fetched when given."""
+    """Jar files of Delta, or directories of them; if given, no cache is searched and nothing is downloaded."""
     warehouse: str | None = None
-    """Directory of tables without a path; Spark's default, below the working directory, when None."""
+    """Directory of tables without a path; None: Spark's default below the working directory."""
     download: bool = True
-    """Whether a missing Delta jar may be fetched."""
+    """Whether a missing Delta jar may be downloaded."""
 
     @classmethod
     def of(cls, definition: Definition, app_name: str) -> Self:
-        """The settings of a process that works for a definition."""
+        """The settings of a process of this definition."""
         wanted = definition.spark
         return cls(master=wanted.master, app_name=app_name, conf=dict(wanted.conf), delta_jars=tuple(wanted.delta_jars))
 
@@ -120,12 +120,12 @@ class SparkSettings:
 
 
 def spark_session(settings: SparkSettings) -> SparkSession:
-    """Build the session, or return the running one; its attribute `delta` says whether Delta is there.
+    """Create the session, or return the running one; its attribute `delta` is true if Delta is available.
 
-    Under spark-submit the JVM is already there with its own jars, and the submitted settings win, the master first.
-    The executors of a cluster are sent this process' own code.
-    Raises SparkUnavailable, also for a path in delta_jars that does not exist. A Delta jar that cannot
-    be had is no error: one line on stderr says so, and delta-rs goes on writing.
+    Under spark-submit the JVM runs already with its own jars, and submitted settings override ours.
+    The executors of a cluster get the code of this process.
+    Raises SparkUnavailable, also for a path in delta_jars that does not exist. A Delta jar that cannot be downloaded is
+    no error: a line on stderr reports it, and delta-rs writes alone.
     """
     try:
         return _started(settings)
@@ -137,7 +137,7 @@ def spark_session(settings: SparkSettings) -> SparkSession:
                 "Spark needs Java, but JAVA_HOME is not set and no 'java' is on the PATH",
                 remedy="install Java 17 or later, or set JAVA_HOME in the environment of this process",
             ) from exc
-        raise SparkUnavailable(f"Spark does not start: {_said(exc)}") from exc
+        raise SparkUnavailable(f"Spark does not start: {_error_line(exc)}") from exc
 
 
 def _started(settings: SparkSettings) -> SparkSession:
@@ -154,11 +154,11 @@ def _started(settings: SparkSettings) -> SparkSession:
     return session
 
 
-def _said(exc: Exception) -> str:
-    """What is wrong, without the stack of the JVM, which Py4J puts into its text behind the exception's own line."""
+def _error_line(exc: Exception) -> str:
+    """The message of an exception without the JVM stack that Py4J appends to it."""
     lines = str(exc).splitlines() or [type(exc).__name__]
-    told = next((text for text in lines if text.startswith(": ")), lines[0])
-    return told.removeprefix(": ")[:300]
+    message = next((text for text in lines if text.startswith(": ")), lines[0])
+    return message.removeprefix(": ")[:300]
 
 
 def has_delta(session: SparkSession) -> bool:
@@ -167,7 +167,7 @@ def has_delta(session: SparkSession) -> bool:
 
 
 def delta_jars(settings: SparkSettings, home: Path | None = None) -> tuple[Path, ...]:
-    """The jar files that make Delta: the given ones, else those in an Ivy cache below home, else none."""
+    """The jar files of Delta: the given ones, else those in an Ivy cache below home, else none."""
     if settings.delta_jars:
         return tuple(_given(settings.delta_jars))
     for cache in IVY_CACHES:
@@ -200,7 +200,7 @@ def _prepare_environment(settings: SparkSettings) -> None:
         return
     home = Path(pyspark.__file__).parent
     if (home / "bin" / "spark-submit").is_file():
-        # a SPARK_HOME left over from another Spark, or none in an unactivated venv, starts the wrong one or none
+        # SPARK_HOME may name another Spark, and in a venv that is not activated it is not set
         os.environ["SPARK_HOME"] = str(home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -213,19 +213,19 @@ def _submitted() -> bool:
 
 
 def _start_jvm(settings: SparkSettings) -> None:
-    if _submitted() or SparkContext._gateway is not None:  # noqa: SLF001 - no public way to ask
+    if _submitted() or SparkContext._gateway is not None:  # noqa: SLF001 - there is no public attribute
         return
     jars = delta_jars(settings)
     if jars or _names_delta(settings.conf) or not settings.download:
         if not jars and not _names_delta(settings.conf):
-            _say_without_delta()
+            _print_without_delta()
         SparkContext._ensure_initialized(conf=_jvm_conf(settings, jars))  # noqa: SLF001 - the jars are chosen here
         return
-    _say(f"fetching {DELTA_PACKAGE} once, into the Ivy cache")
+    _print(f"downloading {DELTA_PACKAGE} once, into the Ivy cache")
     try:
         SparkContext._ensure_initialized(conf=_jvm_conf(settings, (), package=DELTA_PACKAGE))  # noqa: SLF001
     except PySparkRuntimeError:
-        _say_without_delta()
+        _print_without_delta()
         SparkContext._ensure_initialized(conf=_jvm_conf(settings, ()))  # noqa: SLF001
 
 
@@ -235,7 +235,7 @@ def _names_delta(conf: Mapping[str, str]) -> bool:
 
 
 def _jvm_conf(settings: SparkSettings, jars: tuple[Path, ...], package: str = "") -> SparkConf:
-    # Hadoop sets the modes of some files itself, by a umask of its own
+    # Hadoop sets the modes of some files by its own umask
     chosen = {**EVERYWHERE, "spark.hadoop.fs.permissions.umask-mode": f"{configured_umask():03o}"}
     if settings.local:
         log4j = Path(__file__).with_name("log4j2.properties").as_uri()
@@ -254,7 +254,7 @@ def _jvm_conf(settings: SparkSettings, jars: tuple[Path, ...], package: str = ""
 
 
 def _add_jars(chosen: dict[str, str], jars: tuple[Path, ...], *, local: bool) -> None:
-    # on one machine the class path is enough; spark.jars would copy each jar for an executor that is this process
+    # on one machine the class path is enough; spark.jars would copy each jar for the executor in this process
     key, separator = ("spark.driver.extraClassPath", os.pathsep) if local else ("spark.jars", ",")
     named = [chosen[key]] if chosen.get(key) else []
     if jars:
@@ -280,9 +280,9 @@ def _sql_settings(settings: SparkSettings, *, delta: bool) -> dict[str, str]:
     return chosen
 
 
-def _say_without_delta() -> None:
-    _say("Spark runs without Delta: name its jars in spark.delta_jars; until then delta-rs writes Delta alone")
+def _print_without_delta() -> None:
+    _print("Spark runs without Delta: name its jars in spark.delta_jars; until then delta-rs writes Delta alone")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stderr.write(f"cdc: {line}\n")

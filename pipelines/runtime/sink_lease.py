@@ -1,4 +1,4 @@
-"""Leases on sinks: of two apply processes that name one sink, the second waits until the first releases it or dies.
+"""Leases on sinks: if two apply processes have the same sink, the second waits until the first releases it or dies.
 
 A lease is a row in the catalog that a thread renews. A lease of a dead process on this machine is void at once.
 Correctness does not depend on leases: a process that was suspended for longer than its lease and resumes is fenced by
@@ -40,7 +40,7 @@ class SinkLeases:
         self._lock = Lock()
         """Each sink asks from a thread of its own."""
         self._closed = Event()
-        self._renewer = Thread(target=self._renew, name="holds", daemon=True)
+        self._renewer = Thread(target=self._renew, name="sink-leases", daemon=True)
 
     def try_acquire(self, sink: str) -> bool:
         """Acquire the lease of the sink if it is free; return whether this process has it. Cheap once it has."""

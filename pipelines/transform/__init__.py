@@ -1,1 +1,1 @@
-"""What a rule of the definition makes of rows."""
+"""The transformations of rows by rules: dropped, renamed, masked and computed columns, filters."""

@@ -14,7 +14,7 @@ from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.delta.strategy import table_record
 from pipelines.sinks.delta.table import DeltaTarget
-from pipelines.transform.expressions import refusing
+from pipelines.transform.expressions import raising_transform_failed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,7 +33,7 @@ class BulkLoad:
         """
         target, shape = self._parts.targets.open(batch.schema), self._parts.targets.shape(batch.schema)
         source = shape.finished_frame(rows.selectExpr("*", f"'u' AS {OP}"))
-        with ONE_SPARK_WRITE, refusing(batch.schema.topic):
+        with ONE_SPARK_WRITE, raising_transform_failed(batch.schema.topic):
             merge_with_spark(target, source, shape.key, TxnMarker(target.app_id, batch.upto))
         return self._complete(batch, target)
 

@@ -17,7 +17,7 @@ import structlog
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.log.layout import commit_file
-from pipelines.runtime.external_commits import ExternalCommitReport, ForeignCommit
+from pipelines.runtime.progress import ExternalCommit, ExternalCommitReport
 from pipelines.sinks.delta.table import APP_ID, DeltaTarget
 
 GONE: Final = "UNKNOWN"
@@ -67,18 +67,18 @@ class ExternalCommitWatch:
         self._known[target.uri] = target.version
 
 
-def _foreign(target: DeltaTarget, left: int) -> Iterator[ForeignCommit]:
+def _foreign(target: DeltaTarget, left: int) -> Iterator[ExternalCommit]:
     store, identity = pafs.PyFileSystem(DeltaStorageHandler(target.uri)), target.identity
     for version in range(left + 1, target.version + 1):
         try:
             with store.open_input_stream(str(commit_file(PurePosixPath(), version))) as commit:
                 actions = [json.loads(line) for line in commit.read().splitlines() if line]
         except FileNotFoundError:
-            yield ForeignCommit(version, GONE)
+            yield ExternalCommit(version, GONE)
             continue
         if _changes_rows(actions) and not _is_ours(actions, identity):
             operations = (action["commitInfo"].get("operation") for action in actions if "commitInfo" in action)
-            yield ForeignCommit(version, str(next(operations, None) or GONE))
+            yield ExternalCommit(version, str(next(operations, None) or GONE))
 
 
 def _changes_rows(actions: Iterable[dict[str, Any]]) -> bool:

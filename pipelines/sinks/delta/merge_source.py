@@ -40,7 +40,11 @@ class RowShape:
     @property
     def held(self) -> pa.Schema:
         """The columns of row images: the target's without the computed ones."""
-        return target_schema(self.schema, self.policy) if self.transform is None else self.transform.held(self.policy)
+        return (
+            target_schema(self.schema, self.policy)
+            if self.transform is None
+            else self.transform.row_schema(self.policy)
+        )
 
     @property
     def columns(self) -> pa.Schema:
@@ -68,7 +72,7 @@ class RowShape:
 
     def finished_frame(self, source: DataFrame) -> DataFrame:
         """A merge's source in the target's columns, as Shapes.finished."""
-        made = source if self.expressions is None else self.expressions.finished_frame(source)
+        made = source if self.expressions is None else self.expressions.apply_to_frame(source)
         for name in self.parted:
             made = made.withColumn(name, checked_partition_column(name))
         return made if self.part is None else made.selectExpr("*", f"{int(self.part)}L AS {RELATION_COLUMN}")

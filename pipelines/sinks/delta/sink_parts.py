@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from cdc.stores.target_rules import TargetRules
-from pipelines.runtime.external_commits import ExternalCommitReport
+from pipelines.runtime.progress import ExternalCommitReport
 from pipelines.runtime.throttle import CommitRate
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.external_commits import ExternalCommitWatch

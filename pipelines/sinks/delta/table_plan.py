@@ -27,8 +27,8 @@ from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.delta.merge_source import RowShape
 from pipelines.sinks.delta.partition_values import check_partition_values
 from pipelines.sinks.delta.table_layout import PLAIN, TableLayout, has_bounds, parts_files
-from pipelines.transform.expressions import resolved
-from pipelines.transform.table_transform import TableTransform, renamed
+from pipelines.transform.expressions import resolve_expressions
+from pipelines.transform.table_transform import TableTransform, rename_columns
 from pipelines.types import Policy
 from pipelines.types.typed_rows import sent_cells
 
@@ -69,12 +69,12 @@ class TablePlans:
         rule = rule_of(schema.topic, self._rules)
         if rule is None or rule.transform is None:
             return RowShape(schema, policy)
-        transform, policy = TableTransform.of(rule.transform, schema), renamed(policy, rule.transform.rename)
+        transform, policy = TableTransform.of(rule.transform, schema), rename_columns(policy, rule.transform.rename)
         if not rule.transform.needs_spark:
             return RowShape(transform.schema, policy, transform)
         if self.spark is None:
             raise SparkAwaited(f"the rule of {schema.topic!r} has expressions")
-        expressions = resolved(rule.transform, transform.held(policy), schema.topic, self.spark)
+        expressions = resolve_expressions(rule.transform, transform.row_schema(policy), schema.topic, self.spark)
         return RowShape(transform.schema, policy, transform, expressions)
 
     def claim_path(self, uri: str, schema: TableSchema) -> None:
@@ -144,7 +144,7 @@ class TablePlans:
 
     def finish_source(self, source: pa.Table, shape: RowShape) -> pa.Table:
         """A merge's source in the target's columns; raises ValueNotRepresentable as check_parts does."""
-        made = source if shape.expressions is None else shape.expressions.finished(source, self._session())
+        made = source if shape.expressions is None else shape.expressions.apply(source, self._session())
         check_partition_values(made, shape.parted, shape.schema.topic)
         return shape.named(made)
 

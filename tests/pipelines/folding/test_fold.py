@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from pipelines.folding.fold import FOLDED_ARROW, fold
-from pipelines.folding.range_statistics import STATISTICS_COLUMNS, Fence, RangeStatistics, collect_statistics
-from pipelines.folding.spark_fold import FOLDED, fold_frame
+from pipelines.folding.range_statistics import RangeStatistics, collect_statistics
+from pipelines.folding.spark_fold import fold_frame
 from tests.fixtures.examples import examples
 from tests.pipelines.lives import SINK, Row, Source, Target, log_row, replay, to_arrow
 
@@ -28,7 +28,7 @@ Fold = Callable[[list[Row]], list[Row]]
 
 @pytest.fixture(params=["arrow", "spark"])
 def folded(request: pytest.FixtureRequest) -> Fold:
-    """Both folds in turn; the one in Spark with the survey of the narrow columns, as the loop calls it."""
+    """Both folds in turn; the Spark fold gets the statistics of the range, as in the apply process."""
     if request.param == "arrow":
         return lambda rows: in_order(fold(to_arrow(rows), sink=SINK))
     spark = request.getfixturevalue("spark")
@@ -89,25 +89,6 @@ def test_applying_folds_range_by_range_equals_replaying_the_history(seed: int) -
         for number in ranges:
             target.apply([row for row in by_history[source.relation] if row["relation"] == number])
         assert target.table == source.table, source.log
-
-
-@pytest.mark.parametrize(
-    ("seed", "surveyed"),
-    [(1, True), (2, False), *(pytest.param(n, n % 2 == 0, marks=pytest.mark.slow) for n in range(3, 23))],
-)
-def test_the_plan_and_the_specification_are_equal(spark: SparkSession, seed: int, surveyed: bool) -> None:
-    _, rows = histories(seed)
-    known = collect_statistics([to_arrow(rows)], sink=SINK) if surveyed else None
-
-    planned, specified = in_order(in_spark(spark, rows, known)), in_order(fold(to_arrow(rows), sink=SINK))
-    for seen, expected in zip(planned, specified, strict=True):
-        assert seen == expected
-
-
-def test_the_plan_has_the_declared_schema(spark: SparkSession) -> None:
-    frame = fold_frame(spark.createDataFrame(to_arrow([change(0, "c", "a", after={1: "a"})])), sink=SINK)
-
-    assert frame.schema.simpleString() == FOLDED.simpleString()
 
 
 @pytest.mark.parametrize("with_partial", [False, True], ids=["keep latest", "lives"])
@@ -278,22 +259,3 @@ def test_rows_of_a_keyless_table_are_not_folded(folded: Fold) -> None:
     assert seen == [("u", None, {1: "x"}, True, None)] * 2 + [("d", None, {1: "x"}, True, None)]
     assert sorted([went, came], key=str) == [("d", None, {1: "x"}, True, None), ("u", None, {1: "y"}, True, None)]
     assert other == ("u", ["a"], {1: "a"}, True, None)
-
-
-def test_a_survey_of_narrow_columns_knows_what_the_fold_asks_of_the_range() -> None:
-    moved = partial(3, "b", {1: "b"}, old="a") | {"address": "theirs"}
-    marks = [log_row(1, (4, 2), "t"), log_row(1, (9, 0), "g", payload=b"6"), log_row(1, (5, 0), "t")]
-    tables = [to_arrow(rows).select(list(STATISTICS_COLUMNS)) for rows in ([partial(0, "a", {})], [moved, *marks])]
-
-    assert collect_statistics(tables, sink=SINK) == RangeStatistics(
-        partial=True, moves=False, fences={1: Fence(5, 0, 6)}, links=0
-    )
-    assert collect_statistics(tables, sink="theirs").moves
-
-
-def test_a_survey_of_nothing_asks_for_nothing() -> None:
-    assert (
-        collect_statistics([], sink=SINK)
-        == collect_statistics([pa.table(to_arrow([]))], sink=SINK)
-        == RangeStatistics(links=0)
-    )

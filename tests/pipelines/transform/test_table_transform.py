@@ -1,4 +1,4 @@
-"""TableTransform: what a rule makes of a table's columns, without a store and without Spark."""
+"""TableTransform: dropped, renamed and masked columns and Python functions, without a store and without Spark."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def hashed(text: str) -> str:
     return hmac.new(b"pepper", text.encode(), hashlib.sha256).hexdigest()
 
 
-def made(columns: tuple[Column, ...] = ORDERS.columns, **rule) -> TableTransform:
+def ruled(columns: tuple[Column, ...] = ORDERS.columns, **rule) -> TableTransform:
     return TableTransform.of(Transform.model_validate(rule), replace(ORDERS, columns=columns))
 
 
 def rows_of(transform: TableTransform, *rows) -> list[dict[str, Any]]:
     typed = transform.rows(folded(list(rows)), POLICY)
-    assert typed.schema == transform.held(POLICY)
+    assert typed.schema == transform.row_schema(POLICY)
     return typed.drop_columns(["_position", "_ordinal"]).to_pylist()
 
 
@@ -58,37 +58,37 @@ def test_a_mask_hides_a_text_and_keeps_null(how: str, text: str | None, expected
 
 
 def test_a_mask_does_not_show_its_salt() -> None:
-    assert "pepper" not in repr(made(mask={"item": "sha256"}, salt=SALT))
+    assert "pepper" not in repr(ruled(mask={"item": "sha256"}, salt=SALT))
 
 
 def test_columns_are_dropped_renamed_and_masked_as_postgres_prints_them() -> None:
-    transform = made(drop=["item"], rename={"price": "cost", "id": "number"}, mask={"price": "sha256"}, salt=SALT)
+    transform = ruled(drop=["item"], rename={"price": "cost", "id": "number"}, mask={"price": "sha256"}, salt=SALT)
 
     assert rows_of(transform, put(7, "gone", 10, price="1.50")) == [{"number": 7, "cost": hashed("1.50")}]
     assert [c.name for c in transform.schema.key] == ["number"]
 
 
-def test_the_value_of_a_column_that_is_dropped_or_masked_cannot_stop_the_table() -> None:
-    transform = made((ID, replace(PRICE, id=2), PRICE), drop=["price"])  # both are called price
+def test_a_dropped_or_masked_value_cannot_stop_the_table() -> None:
+    transform = ruled((ID, replace(PRICE, id=2), PRICE), drop=["price"])  # both are called price
     assert rows_of(transform, put(1, "not a number", 10)) == [{"id": 1}]
 
-    assert rows_of(made(mask={"price": "redact"}), put(1, "a", 10, price="NaN"))[0]["price"] == "***"
+    assert rows_of(ruled(mask={"price": "redact"}), put(1, "a", 10, price="NaN"))[0]["price"] == "***"
 
 
-def test_what_rows_older_than_a_masked_column_hold_is_masked_as_well() -> None:
+def test_the_default_of_a_masked_column_is_masked() -> None:
     note = column(4, "note", missing="private")
-    transform = made((*ORDERS.columns, note), mask={"note": "redact"})
+    transform = ruled((*ORDERS.columns, note), mask={"note": "redact"})
 
     assert rows_of(transform, put(1, "a", 10))[0]["note"] == "***"
     assert transform.missing(note) == "***"
-    assert made((*ORDERS.columns, note)).missing(note) == "private"
+    assert ruled((*ORDERS.columns, note)).missing(note) == "private"
 
 
-def test_an_image_of_which_only_dropped_columns_were_not_sent_is_complete() -> None:
+def test_an_image_without_dropped_columns_only_is_complete() -> None:
     images = folded([part(1, 10, {3: "2.00"}), part(2, 10, {2: "b"})])
 
-    assert made(drop=["item"]).settled(images)["complete"].to_pylist() == [True, False]
-    assert made().settled(images)["complete"].to_pylist() == [False, False]
+    assert ruled(drop=["item"]).settled(images)["complete"].to_pylist() == [True, False]
+    assert ruled().settled(images)["complete"].to_pylist() == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -109,20 +109,20 @@ def test_an_image_of_which_only_dropped_columns_were_not_sent_is_complete() -> N
         ({"python": "no.such.module:nothing"}, "cannot be imported"),
     ],
 )
-def test_a_rule_that_does_not_go_with_the_table_is_refused(rule: dict[str, Any], words: str) -> None:
+def test_a_rule_that_does_not_fit_the_table_is_refused(rule: dict[str, Any], words: str) -> None:
     with pytest.raises(TransformFailed, match=words):
-        made((*ORDERS.columns, column(9, "computed", generated=True)), **rule).held(POLICY)
+        ruled((*ORDERS.columns, column(9, "computed", generated=True)), **rule).row_schema(POLICY)
 
 
 def test_a_column_that_takes_the_name_of_a_dropped_one_is_no_collision() -> None:
-    assert rows_of(made(drop=["item"], rename={"price": "item"}), put(1, "a", 10)) == [
+    assert rows_of(ruled(drop=["item"], rename={"price": "item"}), put(1, "a", 10)) == [
         {"id": 1, "item": _price("1.00")}
     ]
 
 
 def test_a_table_without_a_key_has_no_computed_columns() -> None:
     with pytest.raises(TransformFailed, match="has no key"):
-        made((replace(ID, key=None), ITEM), where="id > 1")
+        ruled((replace(ID, key=None), ITEM), where="id > 1")
 
 
 def _price(text: str):
@@ -147,30 +147,30 @@ def failing(rows: pa.Table) -> pa.Table:
     raise ValueError(rows["item"].to_pylist())
 
 
-def test_a_function_makes_other_columns_of_whole_rows() -> None:
-    transform = made(python=f"{__name__}:shouted", drop=["price"])
+def test_a_function_changes_the_columns_of_complete_rows() -> None:
+    transform = ruled(python=f"{__name__}:shouted", drop=["price"])
 
     assert rows_of(transform, put(1, "abc", 10)) == [{"id": 1, "item": "ABC", "length": 3}]
-    assert transform.held(POLICY).field("item").metadata == made().held(POLICY).field("item").metadata
+    assert transform.row_schema(POLICY).field("item").metadata == ruled().row_schema(POLICY).field("item").metadata
 
 
-def test_a_function_is_not_called_with_a_part_of_a_row() -> None:
+def test_a_function_is_not_called_with_partial_images() -> None:
     with pytest.raises(TransformFailed, match="needs complete rows") as refused:
-        made(python=f"{__name__}:shouted").rows(folded([part(1, 10, {3: "1.00"})]), POLICY)
+        ruled(python=f"{__name__}:shouted").rows(folded([part(1, 10, {3: "1.00"})]), POLICY)
     assert "REPLICA IDENTITY FULL" in refused.value.fix
 
 
 @pytest.mark.parametrize(
     ("name", "words"), [("shortened", "as many rows"), ("keyless", "the key column 'id'"), ("failing", "ValueError")]
 )
-def test_a_function_that_breaks_its_promise_is_refused_without_a_value(name: str, words: str) -> None:
+def test_the_error_of_a_wrong_function_contains_no_value(name: str, words: str) -> None:
     with pytest.raises(TransformFailed, match=words) as refused:
-        made(python=f"{__name__}:{name}").rows(folded([put(1, "private", 10)]), POLICY)
+        ruled(python=f"{__name__}:{name}").rows(folded([put(1, "private", 10)]), POLICY)
     assert "private" not in str(refused.value)
     assert refused.value.__cause__ is None
 
 
-def test_a_fingerprint_tells_rules_and_salts_apart_and_is_the_same_in_another_process() -> None:
+def test_fingerprints_differ_by_rule_and_salt() -> None:
     rules: list[dict[str, Any]] = [
         {},
         {"drop": ["item"]},
@@ -178,13 +178,13 @@ def test_a_fingerprint_tells_rules_and_salts_apart_and_is_the_same_in_another_pr
         {"where": "id > 1"},
     ]
     rules.append({"mask": {"item": "sha256"}, "salt": Secret("other", {"env": "SALT"})})
-    found = [made(**rule).fingerprint for rule in rules]
+    found = [ruled(**rule).fingerprint for rule in rules]
 
     assert len(set(found)) == len(rules)
-    assert [made(**rule).fingerprint for rule in rules] == found
+    assert [ruled(**rule).fingerprint for rule in rules] == found
 
 
-def test_a_transform_travels_to_executors() -> None:
-    transform = made(mask={"item": "sha256"}, salt=SALT)
+def test_a_transform_can_be_pickled() -> None:
+    transform = ruled(mask={"item": "sha256"}, salt=SALT)
 
     assert rows_of(pickle.loads(pickle.dumps(transform)), put(1, "a", 10))[0]["item"] == hashed("a")

@@ -16,8 +16,7 @@ from cdc.config.sinks import HistoryMode
 from cdc.log.layout import commit_file
 from cdc.stores.published import Published, TableRecord
 from pipelines.folding.every_change import GenerationEnd
-from pipelines.runtime.external_commits import ForeignCommit
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.progress import ExternalCommit, SinkFigures
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.latest import LatestState
 from pipelines.sinks.delta.maintenance import COMPACT_ABOVE
@@ -93,7 +92,7 @@ def test_a_change_of_rows_by_another_client_is_told_once(
         (TOPIC, left, [left + 1], [operation], "warning")
     ]
     assert applied(sink, 80) == []
-    assert sink.foreign.last(TOPIC) == ForeignCommit(left + 1, operation)
+    assert sink.foreign.last(TOPIC) == ExternalCommit(left + 1, operation)
     assert (sink.foreign.pop_counts(), sink.foreign.pop_counts()) == ({TOPIC: 1}, {})
 
 

@@ -1,24 +1,29 @@
-"""The driver's own code, sent to the executors of a cluster so that both run the same version.
+"""Spark's Python workers: the driver's code that executors get, and errors that workers raised.
 
-Its dependencies, such as pyarrow and deltalake, are not sent: they must be installed where executors run.
+Executors get the packages cdc and pipelines from the driver, so that both run the same version. Their dependencies,
+such as pyarrow and deltalake, are not sent: they must be installed where executors run.
 """
 
 from __future__ import annotations
 
 import atexit
+import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
-
-from pyspark.sql import SparkSession
 
 import cdc
 import pipelines
+from cdc.errors import LogCorrupt
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ARCHIVE: Final = "cdc-code.zip"
 _PACKAGES: Final = (cdc, pipelines)
+_LOG_CORRUPT: Final = re.compile(r"LogCorrupt: ([^\n]+)")
 
 
 def ship(session: SparkSession) -> None:
@@ -43,3 +48,9 @@ def build_archive(folders: list[Path], archive: Path) -> Path:
                 if file.is_file() and "__pycache__" not in file.parts:
                     zipped.writestr(ZipInfo(str(file.relative_to(folder.parent))), file.read_bytes(), ZIP_DEFLATED)
     return archive
+
+
+def worker_error(exc: BaseException) -> LogCorrupt | None:
+    """The LogCorrupt that a worker raised, of which Spark forwards only the text; None for any other error."""
+    found = _LOG_CORRUPT.search(str(exc))
+    return None if found is None else LogCorrupt(found[1])

@@ -1,4 +1,4 @@
-"""What is submitted, here to a Spark of this machine: a replay tells the catalog how far it is and how it ended."""
+"""Submitted replays, in a Spark session of this machine: the catalog has their progress and outcome."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.catalog.commands import JOB_LEASE, REPLAY, Command
 from cdc.failpoint import VARIABLE
-from cdc.log.compacted_state import read_compacted_state
 from cdc.service.background_jobs import ReplayJobs, ReplayStatus
 from tests.fixtures import forked
 from tests.fixtures.forked import Ended
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
-from tests.pipelines.replayed import END, Ground, delta_rows, made
+from tests.pipelines.replayed import Ground, delta_rows, made
 
 KILLED = -9
 
@@ -34,15 +33,15 @@ def catalog(ground: Ground) -> Iterator[Catalog]:
         yield opened
 
 
-def submitted(ground: Ground, *words: str, failpoint: str | None = None) -> Ended:
-    """What spark-submit runs, in a session of its own."""
+def submit(ground: Ground, *words: str, failpoint: str | None = None) -> Ended:
+    """Run the script of spark-submit in its own session."""
     environment = {VARIABLE: failpoint} if failpoint else {}
     command = ("pipelines.submitted.job", *words, "-c", ground.folder / "shop.yaml")
     return forked.run(*command, environment=environment, timeout=90)
 
 
 def last(catalog: Catalog) -> ReplayStatus:
-    """As the API shows it."""
+    """The last replay as the API shows it."""
     found = ReplayJobs(catalog, "shop", None).last("lake")
     assert found is not None
     return found
@@ -54,47 +53,38 @@ def newest(catalog: Catalog) -> Command:
 
 def test_a_replay_leaves_its_report_and_the_rows_that_applying_made(ground: Ground, catalog: Catalog) -> None:
     into = str(ground.folder / "new")
-    done = submitted(ground, "replay", "lake", "--into", into)
+    done = submit(ground, "replay", "lake", "--into", into)
     assert done.status == 0, done.errors
 
-    told = last(catalog)
-    assert (told.state, told.error, told.request.into) == ("done", None, into)
-    assert told.command == f"cdc spark submit replay lake --from=beginning --to=latest --into={into} -c FILE"
-    assert told.summary is not None
-    assert told.summary.startswith("built 2 tables of lake")
-    assert {table["topic"] for table in (told.result or {})["tables"]} == {"shop.orders", "shop.items"}
+    status = last(catalog)
+    assert (status.state, status.error, status.request.into) == ("done", None, into)
+    assert status.command == f"cdc spark submit replay lake --from=beginning --to=latest --into={into} -c FILE"
+    assert status.summary is not None
+    assert status.summary.startswith("built 2 tables of lake")
+    assert {table["topic"] for table in (status.result or {})["tables"]} == {"shop.orders", "shop.items"}
     assert catalog.leases.holder(newest(catalog).payload[JOB_LEASE]) is None
     for topic, rows in ground.lake().items():
         assert delta_rows(f"{into}/{topic.replace('.', '/')}") == rows
 
 
 def test_a_replay_that_cannot_be_says_why(ground: Ground, catalog: Catalog) -> None:
-    assert submitted(ground, "replay", "lake", "--tables", "shop.none").status == 2
+    assert submit(ground, "replay", "lake", "--tables", "shop.none").status == 2
 
-    told = last(catalog)
-    assert (told.state, told.summary) == ("failed", "no table of sink 'lake' in the log matches 'shop.none'")
-    assert (told.error or {})["code"] == "CDC-1000"
+    status = last(catalog)
+    assert (status.state, status.summary) == ("failed", "no table of sink 'lake' in the log matches 'shop.none'")
+    assert (status.error or {})["code"] == "CDC-1000"
 
 
 def test_a_replay_that_was_killed_runs_until_its_lease_has_run_out(ground: Ground, catalog: Catalog) -> None:
-    done = submitted(ground, "replay", "lake", failpoint="replay_after_build")
+    done = submit(ground, "replay", "lake", failpoint="replay_after_build")
     assert done.status == KILLED, done.errors
     ReplayJobs(catalog, "shop", None).jobs.fail_unfinished()  # it is no child of a server that starts
 
-    told = last(catalog)
-    assert told.state == "running"
-    assert told.summary is not None
-    assert told.summary.startswith("2/2 shop.")
+    status = last(catalog)
+    assert status.state == "running"
+    assert status.summary is not None
+    assert status.summary.startswith("2/2 shop.")
     lease = newest(catalog).payload[JOB_LEASE]
     catalog.leases.release(lease, str(catalog.leases.holder(lease)))
-    told = last(catalog)
-    assert (told.state, told.summary) == ("failed", "its cluster job ended without a result")
-
-
-def test_a_compaction_folds_what_is_cold(ground: Ground) -> None:
-    done = submitted(ground, "compact", "--all")
-    assert done.status == 0, done.errors
-
-    held = read_compacted_state(ground.definition.log.root)
-    assert held is not None
-    assert held.horizon == END
+    status = last(catalog)
+    assert (status.state, status.summary) == ("failed", "its cluster job ended without a result")

@@ -1,0 +1,39 @@
+"""Folded rows of a batch, divided into images and control events by table."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.folding.every_change import GenerationEnd
+from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.folding.folded_batch import split_by_table
+from tests.contracts.folded import ORDERS
+
+COMMITTED_US = 1_000_000
+
+
+def folded_row(relation: int | None, op: str, position: int, **fields: Any) -> dict[str, Any]:
+    return {"relation": relation, "op": op, "position": position, "ordinal": 0} | fields
+
+
+def test_images_and_control_events_are_divided_by_relation() -> None:
+    committed_at = datetime.fromtimestamp(1, UTC)
+    rows = [
+        folded_row(1, "u", 5, key=["a"], complete=True),
+        folded_row(2, "d", 6, key=["b"], complete=True),
+        folded_row(1, "g", 9, payload=b"4", committed_at=committed_at),
+        folded_row(1, "t", 7, committed_at=committed_at),
+        folded_row(3, "s", 8, payload=ORDERS.to_json()),
+        folded_row(None, "b", 9),
+    ]
+    batch = split_by_table(pa.Table.from_pylist(rows, FOLDED_ARROW))
+
+    assert batch.relations == [1, 2, 3]
+    assert [batch.rows_of(relation)["key"].to_pylist() for relation in batch.relations] == [[["a"]], [["b"]], []]
+    assert (batch.controls[1].truncated, batch.controls[1].generation) == ((7, 0), 4)
+    assert batch.controls[1].endings == (GenerationEnd(7, 0, COMMITTED_US), GenerationEnd(9, 0, COMMITTED_US, 4))
+    assert batch.controls[3].schema == ORDERS
+    assert 2 not in batch.controls

@@ -1,0 +1,27 @@
+"""The script that spark-submit runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc.log.compacted_state import read_compacted_state
+from tests.pipelines.cold_log import EACH_OF_ITS_OWN
+from tests.pipelines.replayed import END, Ground, made
+from tests.pipelines.submitted.test_replay_progress import submit
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    """A log of several segments."""
+    return made(tmp_path, EACH_OF_ITS_OWN)
+
+
+def test_a_submitted_compaction_compacts_the_log(ground: Ground) -> None:
+    done = submit(ground, "compact", "--all")
+    assert done.status == 0, done.errors
+
+    state = read_compacted_state(ground.definition.log.root)
+    assert state is not None
+    assert state.horizon == END
