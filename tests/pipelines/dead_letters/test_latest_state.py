@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cdc.errors import MissingBase
-from cdc.stores.dead_letter_rows import ParkedRow
+from cdc.stores.dead_letter_rows import Key, ParkedRow
 from pipelines.dead_letters.latest_state import affects_parked, changed_entries, count_parked_keys, overlay_parked
 from pipelines.sinks.contract import TableBatch
 from tests.contracts.folded import ORDERS, Row, batch, gone, part, put
@@ -31,7 +31,7 @@ def parked_row(key: str = "1", position: int = 5, **fields: Any) -> ParkedRow:
     return ParkedRow(**values | fields)
 
 
-PARKED = {("1",): parked_row()}
+PARKED: dict[Key, ParkedRow] = {("1",): parked_row()}
 
 
 def batch_of(*rows: Row, **fields: Any) -> TableBatch:
@@ -56,7 +56,7 @@ def test_a_partial_image_is_overlaid_on_the_parked_row() -> None:
 
 
 def test_an_incomplete_parked_row_waits_with_the_overlaid_image() -> None:
-    waiting = {("1",): parked_row(image={2: "parked"}, complete=False)}
+    waiting: dict[Key, ParkedRow] = {("1",): parked_row(image={2: "parked"}, complete=False)}
     offered = overlay_parked(waiting, batch_of(part(1, 9, {3: "2.00"})), [("1",)])
 
     assert offered.rows.num_rows == 0
@@ -65,8 +65,8 @@ def test_an_incomplete_parked_row_waits_with_the_overlaid_image() -> None:
 
 
 def test_only_changed_entries_are_stored() -> None:
-    before = {("1",): parked_row(), ("2",): parked_row("2")}
-    after = {("1",): before["1",], ("3",): parked_row("3")}
+    before: dict[Key, ParkedRow] = {("1",): parked_row(), ("2",): parked_row("2")}
+    after: dict[Key, ParkedRow] = {("1",): before["1",], ("3",): parked_row("3")}
 
     entries = changed_entries(before, after, 20)
     assert [(entry.row.key, entry.row.upto) for entry in entries] == [(("3",), 5), (("2",), 20)]
