@@ -16,7 +16,7 @@ from cdc.change import LOG_SCHEMA
 from cdc.log.durable_position import DurablePosition
 from cdc.log.layout import CommitInfo, CommitSource
 from cdc.log.writer import EncodedFile, encode_files
-from cdc.pgoutput.decoder_events import Decoded
+from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.position import Position
 
 OPEN_LIMIT: Final = 16 * 1024 * 1024
@@ -68,7 +68,7 @@ class PendingRows:
         """Last position of a commit made now; 0 if there is nothing to commit."""
         return self._last or Position(0)
 
-    def add(self, decoded: Decoded) -> None:
+    def add(self, decoded: DecodedRows) -> None:
         """Add decoded rows."""
         finished, rest = decoded.rows.slice(0, decoded.complete), decoded.rows.slice(decoded.complete)
         if decoded.last is not None:
@@ -126,7 +126,7 @@ class CommitBatcher:
         self._is_copied = self._has_chunk = False
         self._chunks = 0
 
-    def add(self, arrived: Decoded) -> None:
+    def add(self, arrived: DecodedRows) -> None:
         """Add decoded rows."""
         self._pending.add(arrived)
         self._is_copied = self._is_copied or arrived.copied

@@ -19,7 +19,7 @@ from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
-from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
+from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.frames import FrameBatch, parse_frame
 from cdc.pgoutput.kernel import BEGIN
 from cdc.pgoutput.lsn_check import LsnCheck
@@ -115,7 +115,7 @@ class DecodeStage:
         self.spool.close()
         self._relations.close()
 
-    def rows(self, frames: FrameBatch) -> Iterator[Decoded]:
+    def rows(self, frames: FrameBatch) -> Iterator[DecodedRows]:
         """Decoded rows in commit order."""
         for schema in self._relations.detect_drift():
             self._announce(schema)
@@ -148,7 +148,7 @@ class DecodeStage:
                 self._decoder.skip_to(Position.of(begin.final_lsn, self._after.epoch))
             self._last = None
 
-    def _pass_on(self, event: SignalSeen | Decoded) -> Iterator[Decoded]:
+    def _pass_on(self, event: SignalSeen | DecodedRows) -> Iterator[DecodedRows]:
         """Yield rows; store signals on disk before the log can commit the transaction that contains them."""
         if isinstance(event, SignalSeen):
             if self._signal_queue is not None:
@@ -159,7 +159,7 @@ class DecodeStage:
             self._signal_queue.store_rows(event.rows)
         yield event
 
-    def _insert_chunk(self, seen: WatermarkSeen) -> Iterator[Decoded]:
+    def _insert_chunk(self, seen: WatermarkSeen) -> Iterator[DecodedRows]:
         """Rows of a chunk, as rows of the watermark's own transaction."""
         schema, batches = self._windows.batches_at_watermark(seen)
         if schema is not None:
@@ -171,7 +171,7 @@ class DecodeStage:
                 self._decoder.define(schema, announce=False)
         for batch in batches:
             self._decoder.leave_room(batch.num_rows)
-            yield Decoded(batch, 0, None, 0, 0, copied=True)
+            yield DecodedRows(batch, 0, None, 0, 0, copied=True)
 
     def _announce(self, schema: TableSchema) -> None:
         self._resolved.clear()

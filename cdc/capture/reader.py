@@ -30,7 +30,7 @@ from cdc.log.retention_worker import RetentionWorker
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter, StagedFile
-from cdc.pgoutput.decoder_events import Decoded
+from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.load_kernels import load_kernels
 from cdc.position import Position
@@ -72,7 +72,7 @@ class Reader:
         self._settings, self._windows = settings, windows
         self._on_start, self._metrics, self._stop = on_start, figures, stop
         self._frames: ByteQueue[FrameBatch] = ByteQueue(FRAMES_WAITING)
-        self._rows: ByteQueue[Decoded] = ByteQueue(ROWS_WAITING)
+        self._rows: ByteQueue[DecodedRows] = ByteQueue(ROWS_WAITING)
         self._batches: ByteQueue[CommitBatch] = ByteQueue(3)  # each counts as 1: three wait while one is written
         self._failure: BaseException | None = None
         self._is_ending = Event()

@@ -111,17 +111,17 @@ class PipelineProbe:
         durable = log.durable if log is not None else None
         sinks = [sink for sink in self._catalog.sinks.ls(PIPELINE) if sink.position > 0]
         tables = list(self._catalog.tables.ls(PIPELINE))
-        figures, lag = self._figures(), {sink.sink: sink.lag_seconds for sink in sinks}
+        metrics, lag = self._metrics(), {sink.sink: sink.lag_seconds for sink in sinks}
         load, stalled = self._measure(now), self._stalled(now, durable, {s.sink: Position(s.position) for s in sinks})
         slowest = max((max(seconds, stalled.get(sink, 0.0)) for sink, seconds in lag.items()), default=None)
         return PipelineSnapshot(
             durable=durable,
             sinks={sink.sink: Position(sink.position) for sink in sinks},
             lag=lag,
-            source_lag=figures.get(SOURCE_LAG_SECONDS.name),
-            slot_retained=figures.get(SLOT_RETAINED.name),
+            source_lag=metrics.get(SOURCE_LAG_SECONDS.name),
+            slot_retained=metrics.get(SLOT_RETAINED.name),
             versions={(table.sink, table.topic): (table.version, table.rows) for table in tables if table.sink},
-            compiling=bool(figures.get(COMPILING.name)),
+            compiling=bool(metrics.get(COMPILING.name)),
             reasons={sink.sink: sink.reason for sink in sinks if sink.reason},
             stalled=stalled,
             slow=None if load is None else load.reason(slowest),
@@ -155,12 +155,12 @@ class PipelineProbe:
             counts.update({entry["values"]: entry["counts"] for entry in pc.value_counts(topics).to_pylist()})
         return sorted(counts.items())
 
-    def _figures(self) -> dict[str, float]:
+    def _metrics(self) -> dict[str, float]:
         """Metrics of reader and server by name; of several label values, any."""
         found: dict[str, float] = {}
         for report in self._catalog.processes.ls(PIPELINE):
             old = report.reported_at is None or report_age(report.reported_at, datetime.now(UTC)) > REPORT_MAX_AGE
             if report.process in {"reader", "server"} and not old:
-                figures: Any = report.figures
-                found |= {name: float(value) for name, _, value in figures}
+                metrics: Any = report.figures
+                found |= {name: float(value) for name, _, value in metrics}
         return found

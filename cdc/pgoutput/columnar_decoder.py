@@ -13,7 +13,7 @@ from cdc.errors import SourceError, UnknownRelation
 from cdc.pgoutput import kernel
 from cdc.pgoutput.arrays import IGNORED, TupleLayout, pack_layouts, with_layout, without_layout
 from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, new_values
-from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
+from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.frames import FrameBatch, malformed, parse_frame
 from cdc.pgoutput.messages import (
     AnyMessage,
@@ -32,7 +32,7 @@ from cdc.pgoutput.reference_decoder import expand
 from cdc.position import Position
 from cdc.table import TableSchema
 
-Event: TypeAlias = Decoded | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
+Event: TypeAlias = DecodedRows | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
 
 _NONE: Final = -1
 
@@ -106,7 +106,7 @@ class ColumnarDecoder:
         truncate of a transaction that is not dropped first needs it: under publish_via_partition_root the walsender
         also describes leaf partitions, of which it sends no rows.
 
-        A Decoded is yielded before every keepalive that requests a reply if rows or transactions are pending, when
+        A DecodedRows is yielded before every keepalive that requests a reply if rows or transactions are pending, when
         about 16 MiB of values are pending, and at the end if a `w` frame was consumed since the last one. Raises
         MalformedFrame or UnknownRelation after yielding the events before the error.
         """
@@ -169,16 +169,16 @@ class ColumnarDecoder:
     def _topic(self, name: str) -> int:
         return self._topics.setdefault(name, len(self._topics))
 
-    def _flushed(self) -> Iterator[Decoded]:
+    def _flushed(self) -> Iterator[DecodedRows]:
         if self._pending:
             yield self._flush()
 
-    def _flush(self) -> Decoded:
+    def _flush(self) -> DecodedRows:
         state = self._state
         if len(self._names) != len(self._topics):
             self._names = pa.array(list(self._topics), pa.string())
         last = int(state[kernel.LAST])
-        decoded = Decoded(
+        decoded = DecodedRows(
             self._buffers.take(self._names),
             int(state[kernel.COMPLETE]),
             None if last == _NONE else Position(last),

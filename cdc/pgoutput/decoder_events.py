@@ -49,7 +49,7 @@ class WatermarkSeen:
 class SignalSeen:
     """A signal message, inside or outside a transaction.
 
-    It is yielded before the Decoded whose `last` is its position, so a consumer that stores it first loses none.
+    It is yielded before the DecodedRows whose `last` is its position, so a consumer that stores it first loses none.
     """
 
     content: bytes
@@ -61,20 +61,20 @@ class SignalSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedRows:
     """Rows in WAL order, and how many of them belong to complete transactions."""
 
     rows: pa.RecordBatch
     """Rows with LOG_SCHEMA; may be empty."""
     complete: int
-    """The first `complete` rows belong to committed transactions, and so do all rows of earlier Decoded that were
+    """The first `complete` rows belong to committed transactions, and so do all rows of earlier DecodedRows that were
     still open; the others belong to the transaction that is open now."""
     last: Position | None
-    """Position of the last commit in this Decoded, also of an empty transaction; None without a commit."""
+    """Position of the last commit in these rows, also of an empty transaction; None without a commit."""
     committed_at: int
     """Time of that commit, microseconds UTC since 1970; 0 if none."""
     transactions: int
-    """Number of commits in this Decoded, including empty transactions."""
+    """Number of commits in these rows, including empty transactions."""
     copied: bool = False
     """Whether the rows come from a copy instead of the stream."""
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from cdc.change import DDL_PREFIX, LOG_SCHEMA, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.errors import SourceError, UnknownRelation
 from cdc.pgoutput.arrays import IGNORED, TupleLayout
-from cdc.pgoutput.decoder_events import DdlSeen, Decoded, OpenTransaction, RelationSeen, SignalSeen, WatermarkSeen
+from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, OpenTransaction, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.frames import HEADER, FrameBatch, malformed, parse_frame
 from cdc.pgoutput.messages import (
     UNCHANGED,
@@ -44,13 +44,11 @@ from cdc.pgoutput.messages import (
 from cdc.position import Position
 from cdc.table import TableSchema
 
-__all__ = ["Decoded", "ReferenceDecoder", "RelationSeen", "RowImage", "expand", "parse_frame"]
-
 VALUE_LIMIT: Final = 16 << 20
-"""Approximate bytes of values after which a Decoded is yielded."""
+"""Approximate bytes of values after which a DecodedRows is yielded."""
 
 Image = dict[int, str | None]
-Event = Decoded | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
+Event = DecodedRows | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +117,7 @@ def _key(frame: bytes, values: Values, layout: TupleLayout) -> list[str | None] 
 
 @dataclass(slots=True)
 class _Pending:
-    """Rows and transactions since the last Decoded."""
+    """Rows and transactions since the last DecodedRows."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     nbytes: int = 0
@@ -136,9 +134,9 @@ class _Pending:
         self.last, self.committed_at = position, committed_at
         self.transactions += 1
 
-    def decoded(self) -> Decoded:
+    def decoded(self) -> DecodedRows:
         rows = pa.RecordBatch.from_pylist(self.rows, schema=LOG_SCHEMA)
-        return Decoded(rows, self.complete, self.last, self.committed_at, self.transactions)
+        return DecodedRows(rows, self.complete, self.last, self.committed_at, self.transactions)
 
 
 class ReferenceDecoder:
@@ -217,11 +215,11 @@ class ReferenceDecoder:
         if self._pending.nbytes >= VALUE_LIMIT:
             yield self._flush()
 
-    def _flushed(self) -> Iterator[Decoded]:
+    def _flushed(self) -> Iterator[DecodedRows]:
         if self._pending:
             yield self._flush()
 
-    def _flush(self) -> Decoded:
+    def _flush(self) -> DecodedRows:
         self._moved = False
         pending, self._pending = self._pending, _Pending()
         return pending.decoded()

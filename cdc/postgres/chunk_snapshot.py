@@ -85,7 +85,10 @@ class Visibility:
         return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
 
     def sees(self, xids: np.ndarray) -> np.ndarray:
-        """Which committed transactions are visible (bool); int64 as the stream sends them, without the high 32 bits."""
+        """Whether the snapshot sees each of these committed transactions, as a boolean array.
+
+        `xids` are int64 without the high 32 bits, as in the stream.
+        """
         # the transactions are recent, so of all xids with these low bits the one nearest to xmax is the right one
         whole = self.xmax + ((xids - self.xmax + _HALF) % _XIDS) - _HALF
         return (whole < self.xmax) & ~np.isin(whole, list(self.running))

@@ -46,7 +46,7 @@ READS: Final = 16
 _log = logging.getLogger(__name__)
 
 
-class Drained(NamedTuple):
+class DrainResult(NamedTuple):
     """Messages extracted from libpq's buffer by one call."""
 
     frames: FrameBatch
@@ -135,7 +135,7 @@ class CopyDrain:
         self._functions = load_functions()
         self._hint = _FIRST_BUFFER
 
-    def take(self, limit: int = LIMIT) -> Drained:
+    def take(self, limit: int = LIMIT) -> DrainResult:
         """All messages that libpq has buffered; stops at the first message that reaches the limit."""
         if self._functions is None:
             return _drain_in_python(self._pgconn, limit)
@@ -144,7 +144,7 @@ class CopyDrain:
         frames = FrameBatch(buffer[: offsets[count]], offsets[: count + 1])
         # a quarter more than last time: growing costs a copy, untouched pages cost nothing
         self._hint = max(_FIRST_BUFFER, frames.nbytes + frames.nbytes // 4)
-        return Drained(frames, status, reply)
+        return DrainResult(frames, status, reply)
 
 
 class LineDrain:
@@ -165,7 +165,7 @@ class LineDrain:
         return int(self._offsets[self._count])
 
     def gather(self, limit: int) -> int:
-        """Read lines up to the limit in bytes, or until PATIENCE_MS pass without input; returns the status as Drained.
+        """Read lines up to `limit` bytes, or until PATIENCE_MS pass without input; returns a status of DrainResult.
 
         Raises OperationalError if the connection breaks.
         """
@@ -212,7 +212,7 @@ def _empty_buffers(nbytes: int) -> tuple[np.ndarray, np.ndarray]:
     return np.empty(nbytes, np.uint8), offsets
 
 
-def _drain_in_python(pgconn: Any, limit: int) -> Drained:
+def _drain_in_python(pgconn: Any, limit: int) -> DrainResult:
     """Extract messages as _drain does, if the C functions cannot be called by address."""
     frames: list[bytes] = []
     used, length = 0, 1
@@ -223,7 +223,7 @@ def _drain_in_python(pgconn: Any, limit: int) -> Drained:
         frames.append(bytes(view))
         used += length
     reply = any(len(frame) == 18 and frame[:1] == b"k" and frame[17] == 1 for frame in frames)  # noqa: PLR2004
-    return Drained(FrameBatch.of(frames), length, reply)
+    return DrainResult(FrameBatch.of(frames), length, reply)
 
 
 @lru_cache(maxsize=1)

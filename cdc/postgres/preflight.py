@@ -147,15 +147,15 @@ def preflight(dsn: str, wants: SourceRequirements) -> list[PreflightProblem]:
             source = _read(conn, wants)
             problems += [problem for check in CHECKS for problem in check(source)]
     except (SourceError, ConfigError) as error:
-        problems.append(_of(error, "dsn"))
+        problems.append(_from_error(error, "dsn"))
     return sorted(problems, key=lambda problem: not problem.fatal)
 
 
-def _of(error: CdcError, subject: str) -> PreflightProblem:
+def _from_error(error: CdcError, subject: str) -> PreflightProblem:
     return PreflightProblem(error.code, subject, f"{error.message}; {error.fix}")
 
 
-def _failed(
+def _problem(
     subject: str, message: str, statement: sql.Composable | str | None = None, *, fatal: bool = True
 ) -> PreflightProblem:
     text = statement.as_string(None) if isinstance(statement, sql.Composable) else statement
@@ -185,12 +185,12 @@ def _slot_name(wants: SourceRequirements) -> Iterator[PreflightProblem]:
 def _version(source: _Source) -> Iterator[PreflightProblem]:
     version = source.conn.info.server_version
     if version < OLDEST:
-        yield _failed("server_version", f"too old: expected 14 or newer, got {version // 10000}")
+        yield _problem("server_version", f"too old: expected 14 or newer, got {version // 10000}")
 
 
 def _settings(source: _Source) -> Iterator[PreflightProblem]:
     if source.wal_level != "logical":
-        yield _failed(
+        yield _problem(
             "wal_level",
             f"expected 'logical', got {source.wal_level!r}; a change requires a restart of the server",
             "ALTER SYSTEM SET wal_level = 'logical';",
@@ -203,7 +203,7 @@ def _settings(source: _Source) -> Iterator[PreflightProblem]:
     ):
         # an existing slot needs no further one, and an active slot already has its walsender
         if used + needed > limit and (source.slot is None or (name == "max_wal_senders" and not source.slot.active)):
-            yield _failed(
+            yield _problem(
                 name,
                 f"{used} of {limit} are in use, {needed} more needed; raise it and restart the server, or drop some",
                 f"ALTER SYSTEM SET {name} = {used + 4};",
@@ -212,14 +212,14 @@ def _settings(source: _Source) -> Iterator[PreflightProblem]:
 
 def _role(source: _Source) -> Iterator[PreflightProblem]:
     if not source.replication:
-        yield _failed(
+        yield _problem(
             f"role {source.role}",
             "does not have the REPLICATION attribute",
             sql.SQL("ALTER ROLE {} REPLICATION;").format(source.grantee),
         )
     version = source.conn.info.server_version
     if source.standby and version < DECODING_STANDBY:
-        yield _failed("dsn", f"logical decoding on a standby requires version 16 or later, got {version // 10000}")
+        yield _problem("dsn", f"logical decoding on a standby requires version 16 or later, got {version // 10000}")
 
 
 def _slot(source: _Source) -> Iterator[PreflightProblem]:
@@ -242,16 +242,16 @@ def _slot(source: _Source) -> Iterator[PreflightProblem]:
         reason = slot.invalidation_reason or "wal_removed"
         yield PreflightProblem(SlotInvalidated.code, subject, f"is invalidated: {reason}", drop.as_string(None))
     elif slot.active:
-        yield _failed(subject, f"is active: the server's process {slot.active_pid} streams from it", fatal=False)
+        yield _problem(subject, f"is active: the server's process {slot.active_pid} streams from it", fatal=False)
 
 
 def _tables(source: _Source) -> Iterator[PreflightProblem]:
     if not source.tables:
-        yield _failed("tables", f"no table matches {list(source.wants.patterns)!r}")
+        yield _problem("tables", f"no table matches {list(source.wants.patterns)!r}")
     for oid, table in source.tables:
         yield from _table(source, table, source.rights[oid])
     for unfit in uncapturable_tables(source.conn, source.wants.patterns, source.wants.exclude):
-        yield _failed(str(unfit.name), f"{unfit.reason}; it is not captured", unfit.sql, fatal=False)
+        yield _problem(str(unfit.name), f"{unfit.reason}; it is not captured", unfit.sql, fatal=False)
 
 
 def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterator[PreflightProblem]:
@@ -259,21 +259,23 @@ def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterat
     name = sql.Identifier(*table)
     if not usage:
         grant = sql.SQL("GRANT USAGE ON SCHEMA {} TO {};").format(sql.Identifier(table.schema), source.grantee)
-        yield _failed(str(table), f"role {source.role!r} does not have USAGE on its schema", grant)
+        yield _problem(str(table), f"role {source.role!r} does not have USAGE on its schema", grant)
     if not select:
         grant = sql.SQL("GRANT SELECT ON {} TO {};").format(name, source.grantee)
-        yield _failed(str(table), f"role {source.role!r} does not have SELECT, which the initial snapshot needs", grant)
+        yield _problem(
+            str(table), f"role {source.role!r} does not have SELECT, which the initial snapshot needs", grant
+        )
     if not identified:
         what = "REPLICA IDENTITY NOTHING" if identity == "n" else "no primary key"
-        yield _failed(
+        yield _problem(
             str(table),
             f"has {what}: once the table is published, updates and deletes fail at the source",
             sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(name),
         )
     if computed is not None:
-        yield _failed(str(table), *_computed(source, name, computed, kind))
+        yield _problem(str(table), *_computed(source, name, computed, kind))
     if hidden:
-        yield _failed(
+        yield _problem(
             str(table),
             f"has row-level security, which hides rows from role {source.role!r} in the initial snapshot",
             sql.SQL("ALTER ROLE {} BYPASSRLS;").format(source.grantee),
@@ -312,10 +314,10 @@ def _publication(source: _Source) -> Iterator[PreflightProblem]:
             f", and role {source.role!r} does not own publication and tables" if allowed else f", and it {NOT_ALTERED}"
         )
         listed = ", ".join(map(str, missing))
-        yield _failed(subject, f"does not contain {listed}{why}", addition_sql(wants.publication, missing))
+        yield _problem(subject, f"does not contain {listed}{why}", addition_sql(wants.publication, missing))
     if not found.operations:
         statement = sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate');")
-        yield _failed(
+        yield _problem(
             subject,
             "does not publish all of insert, update, delete, truncate",
             statement.format(sql.Identifier(wants.publication)),
@@ -323,7 +325,7 @@ def _publication(source: _Source) -> Iterator[PreflightProblem]:
     if not found.via_root and not may_change:
         for table in partitioned_tables(source.conn, names):
             what = f"is partitioned, and {subject} publishes partitions under their own names, which are not captured"
-            yield _failed(str(table), what, via_root_sql(wants.publication))
+            yield _problem(str(table), what, via_root_sql(wants.publication))
 
 
 def _publication_absent(source: _Source, names: Sequence[TableName]) -> Iterator[PreflightProblem]:
@@ -331,16 +333,16 @@ def _publication_absent(source: _Source, names: Sequence[TableName]) -> Iterator
     statement = creation_sql(source.wants.publication, names, source.wants.control.pipeline)
     foreign = [table for table in names if not _owned(source, table)]
     if source.standby:
-        yield _failed(subject, "does not exist; create it at the primary", statement)
+        yield _problem(subject, "does not exist; create it at the primary", statement)
     elif not source.wants.control.create:
-        yield _failed(subject, "does not exist", statement)
+        yield _problem(subject, "does not exist", statement)
     elif foreign:
         listed = ", ".join(map(str, foreign))
-        yield _failed(subject, f"does not exist, and role {source.role!r} does not own {listed}", statement)
+        yield _problem(subject, f"does not exist, and role {source.role!r} does not own {listed}", statement)
     elif not source.may_create:
         grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {};").format(sql.Identifier(source.database), source.grantee)
         message = f"does not exist, and role {source.role!r} does not have CREATE on the database"
-        yield _failed(subject, message, grant)
+        yield _problem(subject, message, grant)
 
 
 def _owned(source: _Source, table: TableName) -> bool:

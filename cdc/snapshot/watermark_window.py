@@ -21,7 +21,7 @@ import pyarrow as pa
 from cdc.change import Operation, RowOrder, control_row
 from cdc.errors import SnapshotInvalidated
 from cdc.log.durable_position import DurablePosition
-from cdc.pgoutput.decoder_events import Decoded, WatermarkSeen
+from cdc.pgoutput.decoder_events import DecodedRows, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility
 from cdc.snapshot.signal_queue import SignalQueue
@@ -170,7 +170,7 @@ class WatermarkWindows:
         with self._changed:
             self._schemas[schema.relation] = schema
 
-    def observe(self, decoded: Decoded) -> None:
+    def observe(self, decoded: DecodedRows) -> None:
         """Add decoded rows to the open windows."""
         rows, complete = decoded.rows, decoded.complete
         with self._changed:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
-from cdc.pgoutput.decoder_events import Decoded
+from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Insert
 from tests.pgoutput.encode import frame
@@ -35,7 +35,7 @@ def _decode(batches: list[FrameBatch]) -> int:
     decoder = ColumnarDecoder()
     decoder.define(table(1, width=10), announce=False)
     events = (event for batch in batches for event in decoder.decode(batch))
-    return sum(event.rows.num_rows for event in events if isinstance(event, Decoded))
+    return sum(event.rows.num_rows for event in events if isinstance(event, DecodedRows))
 
 
 def _frames(rows: int) -> Iterator[FrameBatch]:

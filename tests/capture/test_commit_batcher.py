@@ -7,7 +7,7 @@ import pyarrow as pa
 from cdc.capture.commit_batcher import CHUNKS_PER_COMMIT, OPEN_LIMIT, CommitBatch, CommitBatcher, PendingRows
 from cdc.change import LOG_SCHEMA
 from cdc.log.durable_position import DurablePosition
-from cdc.pgoutput.decoder_events import Decoded
+from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.position import Position
 from tests.log.rows import row, table
 
@@ -18,11 +18,11 @@ WIDE = [(1, "x" * (OPEN_LIMIT // 2 + 1))]
 """An image of which two are more than an open transaction may have in memory."""
 
 
-def decoded(position: int, *, ended: bool = True, wide: bool = False, copied: bool = False) -> Decoded:
+def decoded(position: int, *, ended: bool = True, wide: bool = False, copied: bool = False) -> DecodedRows:
     """One row of a transaction."""
     (batch,) = table(row(position, after=WIDE if wide else [(1, "1")])).to_batches()
     last = Position(position) if ended else None
-    return Decoded(batch, int(ended), last, committed_at=7, transactions=int(ended), copied=copied)
+    return DecodedRows(batch, int(ended), last, committed_at=7, transactions=int(ended), copied=copied)
 
 
 def gathering(commit_bytes: int = 1 << 20, reached: DurablePosition | None = None) -> CommitBatcher:
@@ -140,9 +140,9 @@ def test_what_is_finished_is_given_out_at_the_end():
 EMPTY = pa.RecordBatch.from_pylist([], LOG_SCHEMA)
 
 
-def decoded_rows(*positions: int, complete: int, last: int | None) -> Decoded:
+def decoded_rows(*positions: int, complete: int, last: int | None) -> DecodedRows:
     (rows,) = table(*(row(p, n) for n, p in enumerate(positions))).combine_chunks().to_batches() or [EMPTY]
-    return Decoded(
+    return DecodedRows(
         rows=rows, complete=complete, last=None if last is None else Position(last), committed_at=7, transactions=1
     )
 

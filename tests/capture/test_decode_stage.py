@@ -12,7 +12,7 @@ from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.spool import Spool
 from cdc.change import SIGNAL_PREFIX
 from cdc.lsn import Lsn
-from cdc.pgoutput.decoder_events import Decoded
+from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, Insert, Message, Relation
 from cdc.position import Position
@@ -55,7 +55,7 @@ def decoded(catalogue: Catalogue, folder: Path, *transactions: list[AnyMessage])
     counts = []
     for messages in transactions:
         events = decoding.rows(FrameBatch.of([placed_frame(message) for message in messages]))
-        counts.append(sum(event.rows.num_rows for event in events if isinstance(event, Decoded)))
+        counts.append(sum(event.rows.num_rows for event in events if isinstance(event, DecodedRows)))
     decoding.close()
     return counts
 
@@ -77,7 +77,7 @@ def test_signals_are_kept_before_the_log_can_hold_their_transaction(
     (_decoded,) = kept = [
         [signal.type.value for signal in windows.signal_queue.stored()]
         for event in decoding.rows(FrameBatch.of([placed_frame(message) for message in messages]))
-        if isinstance(event, Decoded)
+        if isinstance(event, DecodedRows)
     ]
     decoding.close()
     assert kept == [["pause-snapshot", "stop-snapshot"]]

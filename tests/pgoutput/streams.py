@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cdc.change import LOG_SCHEMA, OWN_PREFIXES
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
-from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen, SignalSeen, WatermarkSeen
+from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import (
     UNCHANGED,
@@ -37,7 +37,7 @@ from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 
 DECODERS = (ReferenceDecoder, ColumnarDecoder)
 Decoder = ReferenceDecoder | ColumnarDecoder
-Event = Decoded | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
+Event = DecodedRows | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
 
 
 def table(
@@ -107,7 +107,7 @@ def decode(decoder: Decoder, messages: Sequence[AnyMessage]) -> list[dict[str, A
 
 def rows(found: Sequence[object]) -> pa.Table:
     """All rows of the events, checked: full validation also checks UTF-8 and offsets."""
-    joined = pa.Table.from_batches([e.rows for e in found if isinstance(e, Decoded)], LOG_SCHEMA)
+    joined = pa.Table.from_batches([e.rows for e in found if isinstance(e, DecodedRows)], LOG_SCHEMA)
     joined.validate(full=True)
     return joined
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cdc.change import LOG_SCHEMA
 from cdc.errors import MalformedFrame, SourceError
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
-from cdc.pgoutput.decoder_events import Decoded
+from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import Insert
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
@@ -30,7 +30,7 @@ def _decoders() -> tuple[Decoder, Decoder]:
     return ready(ReferenceDecoder(epoch=3, after=AFTER)), ready(ColumnarDecoder(epoch=3, after=AFTER))
 
 
-def _plain(event: Decoded) -> dict[str, list[object]]:
+def _plain(event: DecodedRows) -> dict[str, list[object]]:
     """Its rows, times as numbers: damaged frames bring times that no datetime can hold."""
     table = rows([event])
     times = table["committed_at"].cast(pa.int64())
@@ -43,7 +43,7 @@ def _outcome(decoder: Decoder, batches: list[list[bytes]]) -> list[object]:
     try:
         for batch in batches:
             for event in events(decoder, batch):
-                if isinstance(event, Decoded):
+                if isinstance(event, DecodedRows):
                     found.append((_plain(event), event.complete, event.last))
                     found.append((event.committed_at, event.transactions, decoder.in_transaction))
                 else:
@@ -123,7 +123,7 @@ def test_a_huge_transaction_spans_batches_and_is_complete_only_at_its_end():
     changes = [Insert(1, (str(n), "x" * 1000, None)) for n in range(40_000)]
     frames = [frame(message) for message in transaction(600, *changes)]
     found = [*events(decoder, frames[:20_000]), *events(decoder, frames[20_000:])]
-    decoded = [event for event in found if isinstance(event, Decoded)]
+    decoded = [event for event in found if isinstance(event, DecodedRows)]
     assert len(decoded) > 2
     assert [event.complete for event in decoded[:-1]] == [0] * (len(decoded) - 1)
     assert decoded[-1].complete == decoded[-1].rows.num_rows
@@ -153,7 +153,7 @@ def test_rows_of_many_relations_have_the_right_topics():
 def test_rows_have_exactly_the_schema_of_the_log():
     frames = [frame(message) for message in transaction(600)]
     (event,) = events(ready(ColumnarDecoder()), frames)
-    assert isinstance(event, Decoded)
+    assert isinstance(event, DecodedRows)
     assert event.rows.schema.equals(LOG_SCHEMA, check_metadata=True)
 
 
@@ -161,7 +161,7 @@ def test_a_writable_buffer_is_taken_as_well_as_a_readonly_one():
     batch = FrameBatch.of([frame(m) for m in transaction(600, Insert(1, ("a", "b", "c")), Insert(IGNORED_OID, ()))])
     decoder = ready(ColumnarDecoder())
     (event,) = decoder.decode(FrameBatch(batch.buffer.copy(), batch.offsets.copy()))
-    assert isinstance(event, Decoded)
+    assert isinstance(event, DecodedRows)
     assert event.rows["key"].to_pylist() == [["a"]]
 
 

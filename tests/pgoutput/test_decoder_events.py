@@ -9,7 +9,7 @@ import pytest
 
 from cdc.change import DDL_PREFIX, LOG_SCHEMA, SIGNAL_PREFIX
 from cdc.lsn import Lsn
-from cdc.pgoutput.decoder_events import DdlSeen, Decoded, SignalSeen
+from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, SignalSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, Insert, Message
 from cdc.position import Position
@@ -40,15 +40,15 @@ def rows_after_announcing(
         if isinstance(event, DdlSeen):
             assert event.content == b"ddl"
             decoder.announce(announced)
-        elif isinstance(event, Decoded):
+        elif isinstance(event, DecodedRows):
             found += [(row["op"], row["topic"]) for row in event.rows.to_pylist()]
     return found
 
 
-def signals_and_rows(decoder: Decoder, messages: list[AnyMessage]) -> list[SignalSeen | Decoded]:
+def signals_and_rows(decoder: Decoder, messages: list[AnyMessage]) -> list[SignalSeen | DecodedRows]:
     """Signals and decoded rows in the order in which the decoder yields them."""
     found = ready(decoder).decode(FrameBatch.of([frame(message) for message in messages]))
-    return [event for event in found if isinstance(event, SignalSeen | Decoded)]
+    return [event for event in found if isinstance(event, SignalSeen | DecodedRows)]
 
 
 @each_decoder
@@ -89,7 +89,7 @@ def test_a_ddl_message_outside_transactions_is_ignored(kind: type[Decoder]) -> N
 def test_a_signal_in_a_transaction_has_its_position_and_the_number_of_rows_before_it(kind: type[Decoder]) -> None:
     signal, decoded = signals_and_rows(kind(epoch=3), transaction(600, ROW, SIGNAL, ROW))
     assert signal == SignalSeen(b"{}", Position.of(600, 3), 1)
-    assert isinstance(decoded, Decoded)
+    assert isinstance(decoded, DecodedRows)
     assert decoded.rows["op"].to_pylist() == ["c", "c"]
 
 
@@ -98,7 +98,7 @@ def test_a_signal_outside_transactions_comes_before_the_rows_with_its_position(k
     messages = [*transaction(600, ROW), replace(SIGNAL, transactional=False, lsn=Lsn(701))]
     signal, decoded = signals_and_rows(kind(epoch=3), messages)
     assert signal == SignalSeen(b"{}", Position.of(700, 3), 0)
-    assert isinstance(decoded, Decoded)
+    assert isinstance(decoded, DecodedRows)
     assert (decoded.last, decoded.transactions, decoded.rows.num_rows) == (Position.of(700, 3), 2, 1)
 
 
@@ -116,12 +116,12 @@ def test_a_signal_after_a_dropped_transaction_is_yielded(kind: type[Decoder]) ->
     messages = [*transaction(500, ROW), replace(SIGNAL, transactional=False, lsn=Lsn(701))]
     signal, decoded = signals_and_rows(kind(after=Position(600)), messages)
     assert isinstance(signal, SignalSeen)
-    assert isinstance(decoded, Decoded)
+    assert isinstance(decoded, DecodedRows)
     assert decoded.rows.num_rows == 0
 
 
 @pytest.mark.parametrize("copied", [True, False])
 def test_the_size_of_copied_rows_does_not_count_reserved_memory(copied: bool) -> None:
     rows = pa.RecordBatch.from_pylist([{"position": n, "op": "r"} for n in range(1000)], LOG_SCHEMA)
-    part = Decoded(rows.slice(0, 1), 1, None, 0, 0, copied=copied)
+    part = DecodedRows(rows.slice(0, 1), 1, None, 0, 0, copied=copied)
     assert (part.nbytes < rows.get_total_buffer_size()) == copied

@@ -17,8 +17,8 @@ from cdc.errors import MalformedFrame, UnknownRelation
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
-from cdc.pgoutput.decoder_events import Decoded
-from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.decoder_events import DecodedRows
+from cdc.pgoutput.frames import FrameBatch, parse_frame
 from cdc.pgoutput.messages import UNCHANGED as NOT_SENT
 from cdc.pgoutput.messages import (
     Delete,
@@ -32,7 +32,7 @@ from cdc.pgoutput.messages import (
     Type,
     Update,
 )
-from cdc.pgoutput.reference_decoder import ReferenceDecoder, parse_frame
+from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair
 from cdc.position import Position
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame
@@ -99,7 +99,7 @@ def outcome(decoder: Decoder, frames: list[bytes]) -> list[object]:
     found: list[object] = []
     try:
         for event in events(decoder, frames):
-            if isinstance(event, Decoded):
+            if isinstance(event, DecodedRows):
                 table = rows([event])
                 times = table["committed_at"].cast(pa.int64())
                 plain = table.set_column(table.schema.get_field_index("committed_at"), "committed_at", times)

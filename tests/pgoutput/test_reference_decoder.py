@@ -12,7 +12,7 @@ import pytest
 from cdc.change import HEARTBEAT_PREFIX, Operation
 from cdc.errors import MalformedFrame, MalformedPosition, UnknownRelation
 from cdc.lsn import Lsn
-from cdc.pgoutput.decoder_events import Decoded, RelationSeen
+from cdc.pgoutput.decoder_events import DecodedRows, RelationSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import (
     UNCHANGED,
@@ -308,7 +308,7 @@ def test_every_kind_of_change_shows_its_relation(make, change):
 def test_a_truncate_of_several_relations_comes_after_all_were_announced(make):
     first, second = relation(ORDERS), relation(TABLES[2])
     found = feed(make(), *transaction(600, first, second, Truncate((1, 2), False, False)))
-    assert [type(event) for event in found] == [RelationSeen, RelationSeen, Decoded]
+    assert [type(event) for event in found] == [RelationSeen, RelationSeen, DecodedRows]
     told = rows(found).select(["op", "relation", "ordinal"]).to_pylist()
     assert [tuple(row.values()) for row in told] == [("s", 101, 0), ("s", 102, 1), ("t", 101, 2), ("t", 102, 3)]
 
@@ -342,7 +342,7 @@ def test_rows_of_an_unknown_relation_are_an_error_after_the_rows_before_them(mak
     frames = [frame(m) for m in [*transaction(600, Insert(1, ("a", "", ""))), *transaction(700, Insert(77, ("a",)))]]
     stream = events(decoder, frames)
     (first,) = islice(stream, 1)
-    assert isinstance(first, Decoded)
+    assert isinstance(first, DecodedRows)
     assert first.last == Position(600)
     with pytest.raises(UnknownRelation, match="relation 77 "):
         next(stream)
@@ -366,7 +366,7 @@ def test_keepalives_that_ask_come_at_their_place_and_the_last_other_one_at_the_e
     quiet, asking = Keepalive(Lsn(650), False), Keepalive(Lsn(700), True)
     first, second = transaction(600, Insert(1, ("a", "", ""))), transaction(800)
     found = feed(decoder, quiet, *first, quiet, asking, *second, quiet, Keepalive(Lsn(900), False))
-    assert [type(event) for event in found] == [Decoded, Keepalive, Decoded, Keepalive]
+    assert [type(event) for event in found] == [DecodedRows, Keepalive, DecodedRows, Keepalive]
     assert (found[1], found[3].wal_end) == (asking, 900)
     assert feed(decoder, asking) == [asking]
     assert feed(decoder, quiet) == [quiet]

@@ -10,7 +10,7 @@ from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.change import Operation
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
-from cdc.pgoutput.decoder_events import DdlSeen, Decoded, RelationSeen
+from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen
 from cdc.pgoutput.frames import FrameBatch
 from cdc.postgres.connection import connect
 from cdc.postgres.publication import ensure_publication, published_schema
@@ -86,7 +86,7 @@ class DecodingSession:
             elif isinstance(event, DdlSeen):
                 for schema in self.relations.apply_ddl(event.content):
                     self._decoder.announce(schema)
-            elif isinstance(event, Decoded):
+            elif isinstance(event, DecodedRows):
                 rows = event.rows.to_pylist()
                 self.rows += rows
                 self.versions += [

@@ -20,10 +20,10 @@ from cdc.change import LOG_SCHEMA
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
-from cdc.pgoutput.decoder_events import Decoded, RelationSeen
-from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.decoder_events import DecodedRows, RelationSeen
+from cdc.pgoutput.frames import FrameBatch, parse_frame
 from cdc.pgoutput.messages import CommitMessage, Keepalive
-from cdc.pgoutput.reference_decoder import ReferenceDecoder, parse_frame
+from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
@@ -128,7 +128,7 @@ class Capture:
             for event in decoder.decode(FrameBatch.of(list(frames))):
                 if isinstance(event, RelationSeen):
                     decoder.define(resolve_relation(conn, event.relation, None), announce=False)
-                elif isinstance(event, Decoded):
+                elif isinstance(event, DecodedRows):
                     found.append(event.rows)
         table = pa.Table.from_batches(found, LOG_SCHEMA)
         table.validate(full=True)

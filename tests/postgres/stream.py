@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cdc.pgoutput.frames import parse_frame
 from cdc.pgoutput.messages import Keepalive, Relation
-from cdc.pgoutput.reference_decoder import parse_frame
 from cdc.postgres.replication import ReplicationStream
 from tests.fixtures.waiting import until
 

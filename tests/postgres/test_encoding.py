@@ -25,7 +25,7 @@ from cdc.lsn import Lsn
 from cdc.metrics import Metrics
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
-from cdc.pgoutput.decoder_events import Decoded
+from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair
@@ -213,7 +213,7 @@ def streamed(stream: ReplicationStream, decoding: DecodeStage, count: int) -> li
 
     def enough() -> bool:
         if (frames := stream.receive(0.5)) is not None:
-            items = [item for item in decoding.rows(frames) if isinstance(item, Decoded)]
+            items = [item for item in decoding.rows(frames) if isinstance(item, DecodedRows)]
             found.extend(row for item in items for row in item.rows.to_pylist())
         return len(found) >= count
 

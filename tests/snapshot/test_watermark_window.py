@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cdc.change import LOG_SCHEMA
 from cdc.errors import SnapshotInvalidated
-from cdc.pgoutput.decoder_events import Decoded, WatermarkSeen
+from cdc.pgoutput.decoder_events import DecodedRows, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility
 from cdc.snapshot.watermark_window import WINDOW_LIMIT, Chunk, PlacedRows, WatermarkWindows
@@ -119,7 +119,7 @@ def read(values: list[str]) -> pa.Table:
     return pa.Table.from_pylist(rows, LOG_SCHEMA)
 
 
-def batches(transactions: list[Transaction], cuts: set[int]) -> Iterator[Decoded]:
+def batches(transactions: list[Transaction], cuts: set[int]) -> Iterator[DecodedRows]:
     """Their rows as a decoder gives them that ends a batch before any row of those numbers."""
     rows = [row for transaction in transactions for row in transaction.rows]
     ends = {t.rows[-1]["position"]: n for t in transactions for n, row in enumerate(rows) if row is t.rows[-1]}
@@ -127,7 +127,7 @@ def batches(transactions: list[Transaction], cuts: set[int]) -> Iterator[Decoded
     for first, end in pairwise(bounds):
         complete = [row for row in rows[first:end] if ends[row["position"]] < end]
         last = Position(complete[-1]["position"]) if complete else None
-        yield Decoded(log_rows(rows[first:end]), len(complete), last, 0, 0)
+        yield DecodedRows(log_rows(rows[first:end]), len(complete), last, 0, 0)
 
 
 def whole(rows: pa.Table, visibility: Visibility, **said: Any) -> Chunk:
