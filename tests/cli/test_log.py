@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.cli.command import Outcome, run
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
-from tests.log.sample_log import build_sample_log
 
 
 @pytest.fixture
@@ -147,84 +145,6 @@ def test_tail_follows_what_is_appended(definition: Path) -> None:
         child.wait(20)
     assert first["position"] == "0/12C"
     assert [(c["position"], c["ordinal"]) for c in followed] == [("0/190", 0), ("0/190", 1)]
-
-
-@pytest.fixture(name="whole")
-def _whole(tmp_path: Path) -> Path:
-    """A definition whose log was compacted and trimmed, and has a second epoch."""
-    path = tmp_path / "pipeline.yaml"
-    path.write_text(
-        f"name: shop\nsource: {{dsn: 'postgresql://localhost:1/shop'}}\ntables: [{{match: 'shop.*'}}]\n"
-        f"log: {{path: '{tmp_path}/log'}}\n"
-    )
-    build_sample_log(tmp_path / "log")
-    return path
-
-
-def test_verify_of_a_sound_log_says_what_it_read(capsys: pytest.CaptureFixture[str], whole: Path) -> None:
-    outcome = run(capsys, "log", "verify", "-c", whole)
-    assert outcome.status == 0
-    assert "10 of 10 files read, 27 rows" in outcome.output
-    assert run(capsys, "log", "verify", "-c", whole, "--json").envelope["result"]["findings"] == []
-
-
-def test_verify_of_a_damaged_log_is_status_4_and_names_file_positions_and_tables(
-    capsys: pytest.CaptureFixture[str], whole: Path
-) -> None:
-    broken = next((whole.parent / "log" / "changes").glob("segment=3/*.parquet"))
-    broken.write_bytes(broken.read_bytes()[:-1])
-    outcome = run(capsys, "log", "verify", "-c", whole)
-    assert outcome.status == 4
-    assert f"changes/segment=3/{broken.name}" in outcome.output
-    assert "positions 0/78 to 0/78; tables shop.orders" in outcome.output
-    assert "→" in outcome.output
-    told = run(capsys, "log", "verify", "-c", whole, "--json")
-    assert told.status == 4
-    assert (told.envelope["ok"], told.envelope["error"]["code"]) == (False, "CDC-6002")
-    (found,) = told.envelope["result"]["findings"]
-    assert (found["damage"], found["first"], found["tables"]) == ("size", "0/78", ["shop.orders"])
-    assert run(capsys, "log", "verify", "--tables", "items", "-c", whole).status == 4
-    assert run(capsys, "log", "verify", "--source", "-c", whole).status == 3
-
-
-def test_export_writes_what_tail_prints(capsys: pytest.CaptureFixture[str], whole: Path) -> None:
-    out = whole.parent / "out.jsonl"
-    outcome = run(capsys, "log", "export", "--tables", "shop.*", out, "-c", whole, "--json")
-    assert outcome.status == 0, outcome.errors
-    lines = [json.loads(text) for text in out.read_text(encoding="utf-8").splitlines()]
-    assert outcome.envelope["result"]["rows"] == len(lines)
-    told = run(capsys, "tail", "shop.*", "--since", "0/74", "-n", "999", "-c", whole, "--json").envelope["result"]
-    assert lines == told["changes"]
-    assert run(capsys, "log", "export", out, "-c", whole).status == 2
-
-
-@pytest.mark.parametrize("shape", ["debezium", "flat", "parquet"])
-def test_export_has_a_shape_for_each_reader(capsys: pytest.CaptureFixture[str], whole: Path, shape: str) -> None:
-    out = whole.parent / "out"
-    outcome = run(capsys, "log", "export", "--format", shape, "--from", "0/78", "--to", "0/8C", out, "-c", whole)
-    assert outcome.status == 0, outcome.errors
-    assert out.is_dir() == (shape == "parquet")
-
-
-def test_export_from_what_was_trimmed_says_where_it_may_begin(capsys: pytest.CaptureFixture[str], whole: Path) -> None:
-    outcome = run(capsys, "log", "export", "--from", "0/64", whole.parent / "out", "-c", whole)
-    assert outcome.status == 1
-    assert "--from 0/74" in outcome.errors
-    assert not (whole.parent / "out").exists()
-
-
-def test_gc_removes_a_file_that_belongs_to_nobody(capsys: pytest.CaptureFixture[str], whole: Path) -> None:
-    stray = whole.parent / "log" / "changes" / "segment=3" / "stray.parquet"
-    stray.write_bytes(b"x")
-    os.utime(stray, (1, 1))
-    outcome = run(capsys, "log", "verify", "-c", whole)
-    assert (outcome.status, "cdc log gc" in outcome.output) == (0, True)
-    assert run(capsys, "log", "gc", "-c", whole).status == 0
-    assert not stray.exists()
-
-
-def test_a_log_of_this_format_is_not_migrated(capsys: pytest.CaptureFixture[str], whole: Path) -> None:
-    assert run(capsys, "migrate", "log", "-c", whole).output == "✓ the log already has format 2\n"
 
 
 @pytest.mark.parametrize("options", [[], ["-n", "0"], ["--since", "2030-01-01"], ["-f"]])

@@ -1,4 +1,4 @@
-"""`cdc log drop-file`: says what is lost and asks, and does not touch a file that is sound."""
+"""`cdc log verify` finds damage; `cdc log drop-file` says what is lost, asks, and refuses an undamaged file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cdc.config import load_definition
 from cdc.log.reader import LogReader
 from tests.cli.command import run
 from tests.cli.trimmed import Folder
+from tests.cli.whole_log import whole_log_definition
 
 
 def broken(folder: Folder, position: int) -> str:
@@ -69,3 +70,34 @@ def test_a_sound_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     outcome = run(capsys, "log", "drop-file", file, "--yes", "-c", folder.path)
     assert outcome.status == 2
     assert "is not damaged" in outcome.errors
+
+
+@pytest.fixture(name="whole")
+def _whole(tmp_path: Path) -> Path:
+    return whole_log_definition(tmp_path)
+
+
+def test_verify_of_a_sound_log_says_what_it_read(capsys: pytest.CaptureFixture[str], whole: Path) -> None:
+    outcome = run(capsys, "log", "verify", "-c", whole)
+    assert outcome.status == 0
+    assert "10 of 10 files read, 27 rows" in outcome.output
+    assert run(capsys, "log", "verify", "-c", whole, "--json").envelope["result"]["findings"] == []
+
+
+def test_verify_of_a_damaged_log_is_status_4_and_names_file_positions_and_tables(
+    capsys: pytest.CaptureFixture[str], whole: Path
+) -> None:
+    broken = next((whole.parent / "log" / "changes").glob("segment=3/*.parquet"))
+    broken.write_bytes(broken.read_bytes()[:-1])
+    outcome = run(capsys, "log", "verify", "-c", whole)
+    assert outcome.status == 4
+    assert f"changes/segment=3/{broken.name}" in outcome.output
+    assert "positions 0/78 to 0/78; tables shop.orders" in outcome.output
+    assert "→" in outcome.output
+    told = run(capsys, "log", "verify", "-c", whole, "--json")
+    assert told.status == 4
+    assert (told.envelope["ok"], told.envelope["error"]["code"]) == (False, "CDC-6002")
+    (found,) = told.envelope["result"]["findings"]
+    assert (found["damage"], found["first"], found["tables"]) == ("size", "0/78", ["shop.orders"])
+    assert run(capsys, "log", "verify", "--tables", "items", "-c", whole).status == 4
+    assert run(capsys, "log", "verify", "--source", "-c", whole).status == 3

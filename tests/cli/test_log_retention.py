@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from cdc.log.reader import LogReader
 from cdc.log.retention import REQUEST_FILE
 from tests.cli.command import run, spawn
 from tests.cli.trimmed import Folder
+from tests.cli.whole_log import whole_log_definition
 
 
 @pytest.fixture
@@ -171,3 +173,18 @@ def test_inspect_counts_what_is_held_and_names_the_oldest_position(
     found = asked(capsys, folder, "log", "inspect")
     assert found["oldest"] == "0/96"
     assert found["tables"] == {"shop.orders": {"c": 8, "s": 1}}  # two of the horizon, and three times two behind it
+
+
+@pytest.fixture(name="whole")
+def _whole(tmp_path: Path) -> Path:
+    return whole_log_definition(tmp_path)
+
+
+def test_gc_removes_a_file_that_belongs_to_nobody(capsys: pytest.CaptureFixture[str], whole: Path) -> None:
+    stray = whole.parent / "log" / "changes" / "segment=3" / "stray.parquet"
+    stray.write_bytes(b"x")
+    os.utime(stray, (1, 1))
+    outcome = run(capsys, "log", "verify", "-c", whole)
+    assert (outcome.status, "cdc log gc" in outcome.output) == (0, True)
+    assert run(capsys, "log", "gc", "-c", whole).status == 0
+    assert not stray.exists()

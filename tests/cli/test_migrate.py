@@ -8,6 +8,7 @@ import pytest
 
 from cdc.catalog.revision import HEAD
 from tests.cli.command import run
+from tests.cli.whole_log import whole_log_definition
 from tests.config.definitions import SOUND, write
 
 
@@ -41,3 +42,12 @@ def test_an_unreachable_catalog_is_status_3(tmp_path: Path, capsys: pytest.Captu
     outcome = run(capsys, "migrate", "status", "-c", path, "--json")
     assert outcome.status == 3
     assert outcome.envelope["error"]["code"] == "CDC-5001"
+
+
+@pytest.fixture(name="whole")
+def _whole(tmp_path: Path) -> Path:
+    return whole_log_definition(tmp_path)
+
+
+def test_a_log_of_this_format_is_not_migrated(capsys: pytest.CaptureFixture[str], whole: Path) -> None:
+    assert run(capsys, "migrate", "log", "-c", whole).output == "✓ the log already has format 2\n"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from cdc.config import Definition, DeltaSinkDefinition, check_definition, load_definition, printable_definition
-from cdc.config.expression import named_in
 from tests.config.definitions import changed, write
 
 ENVIRONMENT = {"SALT": "c4n4ry"}
@@ -192,20 +191,6 @@ def test_what_sees_whole_rows_needs_a_target_of_their_latest_state(tmp_path: Pat
         check_definition(write(tmp_path, ruled("transform: {mask: {a: redact}}", kept)), ENVIRONMENT).definition
         is not None
     )
-
-
-def test_names_of_an_expression_are_neither_texts_nor_comments() -> None:
-    expression = "f(`a b`, c.d, 'g', \"h\", 1e5, x'0a') -- i\n /* j */ AND k"
-
-    assert [(name, called) for _, name, called in named_in(expression)] == [
-        ("f", True),
-        ("a b", False),
-        ("c", False),
-        ("d", False),
-        ("x", False),
-        ("AND", False),
-        ("k", False),
-    ]
 
 
 def test_columns_may_be_called_as_functions_are(tmp_path: Path) -> None:

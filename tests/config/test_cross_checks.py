@@ -1,4 +1,4 @@
-"""What a Delta sink keeps of a row's past: said for all tables or by rules, and refused where it contradicts itself."""
+"""Checks of keys against each other: each conflict is reported at the key that the user would change."""
 
 from __future__ import annotations
 
@@ -6,40 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.config import DeltaSinkDefinition, TableSettings, TargetMode, check_definition, table_settings
-from cdc.config.sinks import HistoryMode
+from cdc.config import check_definition
 from tests.config.definitions import SOUND, write
-
-
-def delta(**said: object) -> DeltaSinkDefinition:
-    return DeltaSinkDefinition.model_validate({"type": "delta", "name": "lake", "path": "/lake/{table}", **said})
-
-
-def keeping(sink: DeltaSinkDefinition, topic: str) -> HistoryMode:
-    return table_settings(topic, sink, sink.rules).history_mode
-
-
-def test_a_table_is_kept_as_the_first_rule_that_matches_says_and_else_as_the_sink_does() -> None:
-    rules = [
-        {"match": "shop.audit_*", "mode": "append"},
-        {"match": "shop.*", "except_column_list": ["note"]},
-        {"match": "*.*", "mode": "soft_delete"},
-    ]
-    sink = delta(stored_as_scd_type=2, column_list=["id", "name"], rules=rules)
-
-    assert keeping(sink, "shop.audit_2026") is HistoryMode.CHANGES
-    assert keeping(sink, "shop.orders") is HistoryMode.VERSIONS
-    assert keeping(sink, "ops.orders") is HistoryMode.MARKED
-    assert keeping(delta(), "ops.orders") is HistoryMode.LATEST
-    assert table_settings("shop.audit_2026", sink, sink.rules).column_list == ("id", "name")
-
-
-def test_what_a_rule_says_takes_the_place_of_its_alternative_at_the_sink() -> None:
-    sink = delta(column_list=["id"], rules=[{"match": "*.*", "except_column_list": ["note"]}])
-    found = table_settings("shop.orders", sink, sink.rules)
-    assert (found.column_list, found.except_column_list) == ((), ("note",))
-    assert table_settings("shop.orders", TableSettings(mode=TargetMode.APPEND), ()).history_mode is HistoryMode.CHANGES
-
 
 CONFLICTS = [
     (["mode: append", "stored_as_scd_type: 2"], "mode", "conflicts with stored_as_scd_type"),
@@ -68,7 +36,7 @@ CONFLICTS += [
 
 @pytest.mark.parametrize("in_rule", [False, True], ids=["sink", "rule"])
 @pytest.mark.parametrize(("said", "name", "message"), CONFLICTS)
-def test_a_contradiction_is_told_at_its_key(
+def test_a_conflict_is_reported_at_its_key(
     tmp_path: Path, said: list[str], name: str, message: str, in_rule: bool
 ) -> None:
     lines = f"rules: [{{match: 'shop.*', {', '.join(said)}}}]" if in_rule else "\n    ".join(said)
@@ -79,7 +47,7 @@ def test_a_contradiction_is_told_at_its_key(
     assert [issue for issue in found.issues if issue.key == key]
 
 
-def test_a_rule_is_told_that_columns_are_dropped_by_its_sink_and_cannot_be_of_its_tables(tmp_path: Path) -> None:
+def test_a_rule_that_inherits_dropped_columns_must_be_compatible_with_it(tmp_path: Path) -> None:
     sink = f"{SOUND}    dropped_columns: drop\n    rules:\n      - {{match: shop.a, column_list: [id]}}\n"
     assert not check_definition(write(tmp_path, sink), {}).issues
     (issue,) = check_definition(write(tmp_path, f"{sink}      - {{match: shop.b, mode: append}}\n"), {}).issues
@@ -90,7 +58,7 @@ def test_a_rule_is_told_that_columns_are_dropped_by_its_sink_and_cannot_be_of_it
     assert not check_definition(write(tmp_path, kept), {}).issues
 
 
-def test_an_unknown_mode_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+def test_an_unknown_mode_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     (issue,) = check_definition(write(tmp_path, f"{SOUND}    mode: sotf_delete\n"), {}).issues
     assert "expected 'append' or 'soft_delete'" in issue.message
     assert "soft_delete" in (issue.suggestion or "")
