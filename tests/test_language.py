@@ -38,6 +38,9 @@ WORDS: Final = {
 """Word to avoid → how it is spelled; an underscore counts as a space."""
 ENDINGS: Final = (".py", ".md", ".yaml", ".yml", ".html", ".sql", ".service", ".toml")
 RIGHT: Final[dict[tuple[str, str], str]] = {
+    ("cdc/log/object_path.py", "lacks"): "a message of an object store that a pattern matches",
+    ("cdc/log/object_path.py", "tell"): "a method of Python's file interface",
+    ("cdc/log/storage.py", "tell"): "a method of Python's file interface",
     ("cdc/README.md", "beside"): "`snapshot.beside` is a key of definitions",
     ("cdc/cli/consumers.py", "held"): "`holds_bytes` is a JSON field",
     ("cdc/cli/doctor.py", "flaw"): "`flaws` is a JSON field",

@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 
 from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown, LogUnwritable
-from cdc.log.checkpoint import checkpoint
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.layout import LogIdentity
 from cdc.log.reader import LogReader
@@ -135,27 +133,6 @@ def test_segments_roll_by_size(tmp_path: Path):
     assert sorted(f.segment for f in LogReader(tmp_path).every_file()) == [0, 1, 2]
 
 
-def test_checkpoints_keep_the_commit_files_few(writer: LogWriter, tmp_path: Path):
-    for position in range(1, CHECKPOINT_EVERY * 2 + 2):
-        writer.commit([], info(position))
-    assert list((tmp_path / "changes" / "_delta_log").glob("*.checkpoint.parquet"))
-    assert LogReader(tmp_path).durable == CHECKPOINT_EVERY * 2 + 1
-
-
-def test_commits_that_a_checkpoint_makes_superfluous_go_however_young_they_are(writer: LogWriter, tmp_path: Path):
-    view, path = LogReader(tmp_path), tmp_path / "changes"
-    for position in range(1, 20):
-        writer.commit(writer.stage(table(row(position))), info(position))
-    checkpoint(path, DeltaTable(str(path)), keep=5)
-    commits = sorted(int(file.stem) for file in (path / "_delta_log").glob("*.json"))
-    assert commits == list(range(commits[-1] - 5, commits[-1] + 1))
-    writer.commit(writer.stage(table(row(20))), info(20))
-    view._update_due = 0.0
-    view.refresh()
-    assert (view.durable, len(everything(tmp_path))) == (20, 20)
-    assert view.every_file() == LogReader(tmp_path).every_file()
-
-
 OPENED = """
 import os, sys
 from pathlib import Path
@@ -176,12 +153,6 @@ def test_a_new_segment_s_directory_is_synced_into_the_table_s_before_its_first_f
     """What is opened beside files is what is synced: a directory can be opened for nothing else."""
     found = subprocess.run([sys.executable, "-c", OPENED, str(tmp_path)], check=True, capture_output=True, text=True)
     assert found.stdout.split() == ["changes/segment=0", "changes", "changes/segment=0", "changes/segment=0"]
-
-
-def test_of_writers_that_live_for_one_commit_one_makes_the_checkpoint(tmp_path: Path):
-    for position in range(1, CHECKPOINT_EVERY + 2):
-        LogWriter.open(tmp_path, IDENTITY, LIMITS).commit([], info(position))
-    assert len(list((tmp_path / "changes" / "_delta_log").glob("*.checkpoint.parquet"))) == 1
 
 
 @pytest.mark.parametrize("description", ["", "{}", '{"format": 3, "system_id": "", "database": ""}'])

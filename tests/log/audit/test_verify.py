@@ -16,7 +16,7 @@ import pytest
 from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown
 from cdc.log import consumers, parquet_check, removed_files
-from cdc.log.audit.delta_tables import missing_commits, read_log_tables
+from cdc.log.audit.delta_tables import read_log_tables
 from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim, FileContents
 from cdc.log.audit.verify import AuditReport, AuditScope, verify
@@ -206,14 +206,6 @@ def test_a_truncated_checkpoint_is_named(root: Path):
     assert wrong(verify(root))[0].file == f"changes/_delta_log/{checkpoint.name}"
 
 
-def test_only_commits_behind_the_last_whole_checkpoint_are_missed():
-    assert missing_commits([0, 1, 2], []) == []
-    assert missing_commits([0, 3, 4, 7], []) == [(1, 2), (5, 6)]
-    assert missing_commits([2, 3, 7], [3]) == [(4, 6)]
-    assert missing_commits([7], [7]) == []
-    assert missing_commits([7], []) == [(0, 6)]
-
-
 def test_what_is_behind_a_checkpoint_needs_no_commits(root: Path):
     open_table(root / "changes").create_checkpoint()
     for commit in sorted((root / "changes" / "_delta_log").glob("*.json"))[:4]:
@@ -396,15 +388,6 @@ def test_progress_ends_with_all_bytes(root: Path):
     report = verify(root, progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (report.size, report.size)
     assert told == sorted(told)
-
-
-def test_large_files_are_read_part_by_part(tmp_path: Path) -> None:
-    path = tmp_path / "large.parquet"
-    rows = table(*(row(110, n) for n in range(300)))
-    pq.write_table(rows, path, row_group_size=100)
-    taken: list[int] = []
-    outcome = parquet_check.read(path, lambda part: taken.append(part.num_rows))
-    assert (taken, outcome.unread, outcome.has_checksums) == ([100, 100, 100], (), False)
 
 
 def test_who_meets_a_damaged_file_is_told_what_it_held_and_others_go_on(root: Path):
