@@ -177,7 +177,7 @@ def test_new_files_of_the_open_segment_are_gathered_and_a_closed_one_is_settled(
     later = LogWriter(root, LIMITS)  # begins the next segment
     append(later, *range(50, 150, 10))
     append(LogWriter(root, LIMITS), 150)
-    until(settling.look, "a view of the closed segment", every=PROBE_EVERY)
+    until(settling.prepare, "a view of the closed segment", every=PROBE_EVERY)
     assert settling.commit_prepared(LogWriter(root, LIMITS))
 
     names = [file.path.rpartition("/")[2] for file in LogReader(root).every_file()]
