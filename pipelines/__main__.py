@@ -146,7 +146,7 @@ def _check(arguments: argparse.Namespace) -> int:
     definition, preflight = load_definition(arguments.config), import_module("pipelines.preflight")
     runtime, sink_preflight = import_module("pipelines.runtime.session"), import_module("cdc.stores.sink_preflight")
     defined = import_module("cdc.capture.startup_checks").defined_tables(definition)
-    tables = list(sink_preflight.fed(definition, defined, {sink.name for sink in definition.sinks}))
+    tables = list(sink_preflight.tables_of_sinks(definition, defined, {sink.name for sink in definition.sinks}))
     with ExitStack() as stack:
 
         @cache

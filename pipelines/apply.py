@@ -27,7 +27,7 @@ from pipelines.folding.folded_batch import Boundary, ControlEvents, FoldedBatch
 from pipelines.runtime.cut_requests import CutRequests, PendingCut
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import Sink, TableBatch
-from pipelines.sinks.table_state import (
+from pipelines.sinks.table_records import (
     check_captured,
     failed_record,
     log_trimmed_error,

@@ -12,7 +12,7 @@ from cdc.stores.lake import Lake, Moment, ReadAt, aliases, parse_at, tables_by_s
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.target_rules import TargetRules
 from cdc.target_names import RELATION_COLUMN
-from pipelines.sinks.delta.merge import require_delta
+from pipelines.sinks.delta.spark_writer import require_delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

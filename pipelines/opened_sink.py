@@ -110,7 +110,7 @@ class OpenedSink:
             self.sink.close()
             raise
         if isinstance(self.sink, DeltaTarget):
-            progress.commit_rate, progress.external_commits = self.sink.pace, self.sink.foreign
+            progress.commit_rate, progress.external_commits = self.sink.commit_rate, self.sink.external_commits
         self._throttle = (
             None if progress.commit_rate is None else ThrottleState(progress.commit_rate, self._is_batch_urgent)
         )

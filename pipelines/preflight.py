@@ -18,8 +18,7 @@ from cdc.config.yaml_document import Key
 from cdc.errors import InvalidDefinition, SinkUnavailable, TransformFailed
 from cdc.log.reader import LogReader
 from cdc.stores.path_ownership import is_begun
-from cdc.stores.sink_preflight import SinkTables, fed, tables_in, taken
-from cdc.stores.sink_preflight import misfits as misfits_of
+from cdc.stores.sink_preflight import SinkTable, path_conflicts, rule_mismatches, tables_in, tables_of_sinks
 from cdc.table import TableSchema
 from pipelines.runtime.session import SparkSettings
 from pipelines.sinks.delta.settings import DeltaSettings
@@ -52,11 +51,11 @@ class NewSinkCheck:
         """Raise InvalidDefinition for every error in a Delta sink that has not published anything."""
         new = {one.name for one in self.definition.sinks if one.name in self.sinks and _is_new(one)}
         tables = tables_in(log) if new else []
-        occupied = taken(self.definition, tables, new, log.log_id)
+        occupied = path_conflicts(self.definition, tables, new, log.log_id)
         found = [
-            *misfits_of(self.definition, tables, new),
+            *rule_mismatches(self.definition, tables, new),
             *(one for one in occupied if not isinstance(one.error, SinkUnavailable)),
-            *find_unresolved_rules(fed(self.definition, tables, new), session),
+            *find_unresolved_rules(tables_of_sinks(self.definition, tables, new), session),
         ]
         if found:
             raise InvalidDefinition.from_issues(issues_in_file(self.config, found))
@@ -72,12 +71,12 @@ def local_settings(definition: Definition) -> SparkSettings:
     return replace(settings, master="local[1]", download=False)
 
 
-def find_unresolved_rules(tables: Iterable[SinkTables], session: SessionProvider) -> list[ColumnMismatch]:
+def find_unresolved_rules(tables: Iterable[SinkTable], session: SessionProvider) -> list[ColumnMismatch]:
     """The keys of rules that a sink could not apply; `cdc.stores.sink_preflight` finds the others without Spark."""
     return [ColumnMismatch(one.key(*key), error) for one in tables for key, error in _refusals(one, session)]
 
 
-def _refusals(one: SinkTables, session: SessionProvider) -> Iterator[ColumnMismatch]:
+def _refusals(one: SinkTable, session: SessionProvider) -> Iterator[ColumnMismatch]:
     rule, schema = one.rule, with_target_columns(one.schema, one.settings)
     if rule is None or any(column_mismatches(one.schema, rule, one.settings)):
         return

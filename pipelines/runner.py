@@ -59,7 +59,7 @@ from pipelines.runtime.sink_lease import LEASE
 from pipelines.runtime.spark_workers import worker_error
 from pipelines.sink_factory import needs_spark
 from pipelines.sinks.contract import SparkAwaited
-from pipelines.sinks.table_state import failure_reason, log_trimmed_error
+from pipelines.sinks.table_records import failure_reason, log_trimmed_error
 
 ATTEMPTS: Final = 5
 """Failures in a row after which a run that is to end gives the sink up."""

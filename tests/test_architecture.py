@@ -105,11 +105,8 @@ WIDE = {
     "pipelines.preflight": 14,
     "pipelines.replaying.rebuild": 20,
     "pipelines.replaying.replay": 24,
-    "pipelines.sinks.delta.history": 13,
     "pipelines.sinks.delta.history_merge": 13,
-    "pipelines.sinks.delta.history_modes": 13,
-    "pipelines.sinks.delta.swap": 20,
-    "pipelines.sinks.delta.table": 13,
+    "pipelines.sinks.delta.staged_targets": 20,
     "pipelines.verification.log_rows": 18,
     "pipelines.verification.verify": 16,
 }

@@ -81,7 +81,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
 def _cut_to_json(cut: Published) -> dict[str, Any]:
     """The cut as the envelope shows it; tables that are not part of it are listed with their state."""
     from cdc.position import Position
-    from cdc.stores.snapshot_retention import format_time
+    from cdc.stores.cut_retention import format_time
 
     apart = {table.topic: table.state for table in cut.tables.values() if table.state != "streaming"}
     when = format_time(cut.committed_at) if cut.committed_at else None

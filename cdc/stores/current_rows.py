@@ -1,7 +1,7 @@
-"""Current rows of a Delta target of any mode: the rows that its source should have now.
+"""Current rows of a Delta target in any history mode: the rows that its source should have now.
 
-A target says in the property `cdc.mode` what it keeps: one row per key (`scd1`, where the property is not there), every
-version of a row (`scd2`), every change (`append`), or deleted rows too, marked (`soft_delete`).
+The property `cdc.mode` of a target names its mode. Without the property, or with `scd1`, it has one row per key. `scd2`
+keeps every version of a row, `append` every change, and `soft_delete` keeps deleted rows with a mark.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cdc.stores.table_features import NAMED
 from cdc.target_names import RELATION_COLUMN
 
 MODE: Final = "cdc.mode"
-"""The property of a target."""
+"""Property of a target that names its history mode."""
 APPEND: Final = "append"
 _PUT_BACK: Final = "restore the missing files from a backup, or rebuild the table: 'cdc replay SINK --tables TABLE'"
 _CURRENT: Final = {"scd1": None, "scd2": '"__END_AT" IS NULL', "soft_delete": 'NOT "_deleted"'}
-# the places of control rows are looked up once, not for every row
+# the positions of control rows are read once, not for every row
 _LATEST: Final = """
     WITH marks AS (
         SELECT coalesce(max(CASE WHEN "_op" = 't' THEN "_position" END), -1) AS emptied,
@@ -48,9 +48,9 @@ class CurrentRows:
     """The rows of a Delta target at one version that its source should have as well."""
 
     def __init__(self, target: str, version: int | None, relation: int) -> None:
-        """Raise SinkUnavailable when there is no such table or version; None is the newest.
+        """Open the target; raises SinkUnavailable if the table or version does not exist.
 
-        relation: whose rows are meant, where many tables share the target.
+        version: None means the newest. relation: the table whose rows are read, if several tables share the target.
         """
         try:
             self._table = DeltaTable(target, version=version)
@@ -59,9 +59,9 @@ class CurrentRows:
         self._target = target
         self.mode = self._table.metadata().configuration.get(MODE, "scd1")
         self.unread: str | None = None
-        """Why its rows cannot be read by delta-rs, although it can be opened; None if they can."""
+        """Why delta-rs can open the target and not read its rows; None if it can read them."""
         self.kinds: dict[str, pa.DataType] = {}
-        """Type by column, of all columns; text and bytes as views."""
+        """The type of every column, as the engine returns it: text and bytes are views."""
         try:
             schema = pa.RecordBatchReader.from_stream(self._table.scan()).schema
             self.kinds = dict(zip(schema.names, schema.types, strict=True))
@@ -73,13 +73,14 @@ class CurrentRows:
 
     @property
     def known(self) -> bool:
-        """Whether this code knows what such a target holds."""
+        """Whether this version of cdc knows the history mode of the target."""
         return self.mode in _CURRENT or self.mode == APPEND
 
     def read(self, columns: Sequence[str], key: Sequence[str], where: str | None = None) -> pa.RecordBatchReader:
-        """Stream columns of those for which a predicate over key columns holds, in no order; names in it are quoted.
+        """Stream some columns of the current rows, in no order.
 
-        Raises SinkUnavailable, also while rows are read, where a file is missing or is not what it was.
+        where: SQL over key columns, with quoted names. Raises SinkUnavailable if a file is missing or damaged, also
+        while the stream is read.
         """
         with _named_errors(self._target):
             reader = self._reader(columns, key, where)
@@ -110,7 +111,7 @@ def _named_errors(target: str) -> Iterator[None]:
     except (DeltaError, pa.ArrowException, OSError) as exc:
         raise _unreadable(target, exc) from exc
     except BaseException as exc:
-        if type(exc).__name__ != "PanicException":  # of the engine's Rust; it has no importable name
+        if type(exc).__name__ != "PanicException":  # a panic of the engine's Rust code; its class cannot be imported
             raise
         raise _unreadable(target, exc) from exc
 
@@ -123,10 +124,10 @@ def _unreadable(target: str, exc: BaseException) -> SinkUnavailable:
 
 
 def quote_identifier(name: str) -> str:
-    """A name in SQL."""
+    """An identifier for DataFusion (delta-rs)."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def quote_literal(text: str) -> str:
-    """Text in SQL."""
+    """A string literal for DataFusion (delta-rs)."""
     return "'" + text.replace("'", "''") + "'"

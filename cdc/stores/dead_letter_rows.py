@@ -1,7 +1,7 @@
 """Dead-letter rows: rows that a sink refused, in a Delta table next to the sink's published record.
 
-The table is a list of entries, each of the batch that made it: a row was parked, parked anew in a later state, or let
-go. An entry counts once the target of its table has come to the end of that batch; one that is behind it belongs to
+The table is a list of entries. Each entry belongs to a batch and parks a row, replaces a parked row, or unparks a key.
+An entry counts once the target of its table has reached the end of the batch. An entry after that position belongs to
 a batch that was never merged.
 """
 
@@ -19,11 +19,11 @@ from cdc.stores.published import Published, TableRecord
 from cdc.target_names import parked_uri, published_uri
 
 Key = tuple[str, ...]
-"""As Postgres text, in key order."""
+"""The values of the key columns as Postgres text, in key order."""
 MASKED: Final = "\0"
-"""Before a text of a masked column, which is kept as the target has it; Postgres text never holds it."""
+"""First character of a masked text, which is stored as in the target; Postgres text never contains it."""
 Image = Mapping[int, str | None]
-"""Column id → text as Postgres sent it; what is absent was not sent."""
+"""Column id → text as Postgres sent it; an unsent column is absent."""
 
 PARKED_SCHEMA: Final = pa.schema(
     [
@@ -44,30 +44,30 @@ PARKED_SCHEMA: Final = pa.schema(
         pa.field("changes", pa.string()),
     ]
 )
-"""One entry per row: `key`, `image` (column id → text) and `changes` are JSON, times µs since 1970 UTC.
+"""One entry per row: `key`, `image` (column id → text) and `changes` are JSON, times are µs since 1970 UTC.
 
-A table that was made before there were `changes` has none, and gets the column with its next entry.
+An older table has no column `changes`; it gets the column with its next entry.
 """
-_TOLD: Final = frozenset({"key", "image", "parked", "changes"})
-"""Fields that are not the row's own as they are."""
+_CONVERTED_FIELDS: Final = frozenset({"key", "image", "parked", "changes"})
+"""Fields that are converted before they are stored."""
 _LOST: Final = "its row is no longer stored next to the sink"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedChange:
-    """One change of a key that waits for its turn, or what a truncate or a generation end did to the key's row."""
+    """One waiting change of a parked key, or a truncate or generation end that removes the row of the key."""
 
     op: str
-    """The log's letter."""
+    """The operation, a letter as in the log."""
     position: int
     ordinal: int
     committed_at: int
     """µs since 1970 UTC."""
     image: Image = field(default_factory=dict)
-    """Of a delete, what was sent of the old row."""
+    """For a delete: the columns of the old row that were sent."""
     complete: bool = True
     began: int | None = None
-    """Of a generation end: rows from below this position are gone."""
+    """For a generation end: it removes rows older than this position."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -75,7 +75,7 @@ class ParkedChange:
         return self.position, self.ordinal
 
     def to_json(self) -> dict[str, Any]:
-        """As an entry has it."""
+        """The change as JSON fields of an entry."""
         return asdict(self) | {"image": {str(column): text for column, text in self.image.items()}}
 
     @classmethod
@@ -86,7 +86,7 @@ class ParkedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedRow:
-    """One key that a sink could not bring to its latest state."""
+    """A key whose row the target refused, with the refused change or the changes that wait."""
 
     relation: int
     topic: str
@@ -94,32 +94,32 @@ class ParkedRow:
     key: Key
     position: int
     ordinal: int
-    """Of the latest change of the key; where every change is kept, of the one that is refused."""
+    """Position of the latest change of the key; in a history target, of the refused change."""
     committed_at: int
-    """Of that change, µs since 1970 UTC."""
+    """Commit time of that change, µs since 1970 UTC."""
     image: Image = field(default_factory=dict)
     complete: bool
-    """Whether the image has every column; if not, only the source can tell the row."""
+    """Whether the image has every column; if not, only the source has the complete row."""
     code: str
     message: str
-    """Why it was parked: an error's, without values."""
+    """Message of the error for which it was parked, without row values."""
     attempts: int = 1
     first_at: int
     """When the key was parked, µs since 1970 UTC."""
     upto: int
-    """The end of the batch that left it as it is."""
+    """End of the batch that wrote this state of the row."""
     changes: tuple[ParkedChange, ...] = ()
-    """Of a target that keeps more than the latest state: the changes of the key that wait, in order."""
+    """History targets only: the waiting changes of the key, in order."""
 
     @property
     def place(self) -> tuple[int, int]:
         """(position, ordinal)."""
         return self.position, self.ordinal
 
-    def with_images(self, told: Callable[[Image], Image]) -> ParkedRow:
-        """The same with other images."""
-        changes = tuple(replace(change, image=told(change.image)) for change in self.changes)
-        return replace(self, image=told(self.image), changes=changes)
+    def with_images(self, convert: Callable[[Image], Image]) -> ParkedRow:
+        """The same row with converted images."""
+        changes = tuple(replace(change, image=convert(change.image)) for change in self.changes)
+        return replace(self, image=convert(self.image), changes=changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +128,12 @@ class DeadLetterEntry:
 
     row: ParkedRow
     parked: bool = True
-    """False: the key was let go."""
+    """False: the key was unparked."""
 
     def to_json(self) -> dict[str, Any]:
-        """As PARKED_SCHEMA has it."""
+        """The entry as a row of PARKED_SCHEMA."""
         row = self.row
-        fields = {name: getattr(row, name) for name in PARKED_SCHEMA.names if name not in _TOLD}
+        fields = {name: getattr(row, name) for name in PARKED_SCHEMA.names if name not in _CONVERTED_FIELDS}
         image = {str(column): text for column, text in row.image.items()}
         return fields | {
             "key": json.dumps(row.key, ensure_ascii=False),
@@ -145,11 +145,11 @@ class DeadLetterEntry:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Read what to_json wrote."""
-        said = {name: value for name, value in fields.items() if name != "parked"}
-        said["key"] = tuple(json.loads(said["key"]))
-        said["image"] = {int(column): text for column, text in json.loads(said["image"]).items()}
-        said["changes"] = tuple(map(ParkedChange.from_json, json.loads(said.get("changes") or "[]")))
-        return cls(ParkedRow(**said), fields["parked"])
+        row = {name: value for name, value in fields.items() if name != "parked"}
+        row["key"] = tuple(json.loads(row["key"]))
+        row["image"] = {int(column): text for column, text in json.loads(row["image"]).items()}
+        row["changes"] = tuple(map(ParkedChange.from_json, json.loads(row.get("changes") or "[]")))
+        return cls(ParkedRow(**row), fields["parked"])
 
 
 def read_entries(table: DeltaTable) -> list[DeadLetterEntry]:
@@ -159,14 +159,14 @@ def read_entries(table: DeltaTable) -> list[DeadLetterEntry]:
 
 
 def parked_at(
-    entries: Iterable[DeadLetterEntry], record: Published, standing: Mapping[int, int]
+    entries: Iterable[DeadLetterEntry], record: Published, positions: Mapping[int, int]
 ) -> dict[int, dict[Key, ParkedRow]]:
-    """The parked rows of every table where it stands now, by relation and key.
+    """The parked rows of every table at the position of its target, by relation and key.
 
-    standing: by relation, a target that a crash left ahead of what was published, or that was not published at all.
-    A key that is listed and has no row here is one of which only the source can tell more.
+    positions: by relation, the position of a target that a crash left ahead of the published record, or that was never
+    published. A key that the record lists and that has no entry gets a row without an image.
     """
-    held: dict[int, dict[Key, ParkedRow]] = {
+    parked: dict[int, dict[Key, ParkedRow]] = {
         relation: {key: _lost(table, key, record.position, n) for n, key in enumerate(table.parked)}
         for relation, table in record.tables.items()
     }
@@ -174,15 +174,15 @@ def parked_at(
         row = entry.row
         table = record.tables.get(row.relation)
         published = 0 if table is None else table.position
-        rows = held.setdefault(row.relation, {})
+        rows = parked.setdefault(row.relation, {})
         if row.upto <= published:
             if entry.parked and row.key in rows:
                 rows[row.key] = row
-        elif row.upto <= standing.get(row.relation, 0):
+        elif row.upto <= positions.get(row.relation, 0):
             rows.pop(row.key, None)
             if entry.parked:
                 rows[row.key] = row
-    return {relation: rows for relation, rows in held.items() if rows}
+    return {relation: rows for relation, rows in parked.items() if rows}
 
 
 def _lost(table: TableRecord, key: Key, position: int, ordinal: int) -> ParkedRow:
@@ -193,7 +193,7 @@ def _lost(table: TableRecord, key: Key, position: int, ordinal: int) -> ParkedRo
 
 
 def read_parked(template: str, record: Published) -> list[ParkedRow]:
-    """What a sink has parked at a record that it published; template: its path."""
+    """The rows that a sink has parked at a published record; template: the path template of the sink."""
     uri = parked_uri(published_uri(template))
     entries = read_entries(DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else []
     return [row for rows in parked_at(entries, record, {}).values() for row in rows.values()]

@@ -1,7 +1,7 @@
-"""Lake: read-only access to the Delta targets of a sink: its published record, its tables, SQL over them.
+"""Lake: read-only access to the Delta targets of a sink: published record, tables, SQL over them.
 
-Reading goes through delta-rs' own engine (`scan`, QueryBuilder): the `to_pyarrow*` ways return silent
-nulls after a rename and fail on deletion vectors, and `count` ignores deletion vectors.
+Rows are read with delta-rs' own engine (`scan`, QueryBuilder). The methods `to_pyarrow*` silently return nulls after a
+rename and fail on deletion vectors, and `count` ignores deletion vectors.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from cdc.errors import (
     TargetUnusable,
 )
 from cdc.position import Position
+from cdc.stores.cut_retention import ListedCut, find_cut
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.stores.read_only import checked_rows, named_errors, one_line, require_query
-from cdc.stores.snapshot_retention import ListedCut, chosen
-from cdc.stores.table_features import lacking, named_in, widened
+from cdc.stores.table_features import features_in_error, unsupported_features, widened_columns
 from cdc.stores.target_rules import TargetRules
 from cdc.table import TableSchema, split_topic, topic
 from cdc.target_names import RELATION_COLUMN, name_of_segment, published_uri
@@ -41,9 +41,9 @@ PUBLISHED_AT: Final = "published_at"
 PUBLISHED_SCHEMA: Final = pa.schema(
     [("position", pa.int64()), ("committed_at", pa.int64()), ("record", pa.string()), (PUBLISHED_AT, pa.int64())]
 )
-"""A row of `_cdc/published`, one per cut that is kept: Position, µs since 1970 UTC, Published.to_json, again µs.
+"""One kept cut per row of `_cdc/published`: Position, µs since 1970 UTC, Published.to_json, µs since 1970 UTC.
 
-The record of all but the newest may lack schemas. What was written before cuts were kept has no `published_at`.
+Only the newest record always has the schemas. Rows of an older version of cdc have no `published_at`.
 """
 
 _QUOTED: Final = r'"(?:[^"]|"")+"'
@@ -58,23 +58,20 @@ _T = TypeVar("_T")
 
 
 class ReadAt(StrEnum):
-    """Which state of the tables a query sees, where it is not the cut of a moment in the past."""
+    """Which state of the tables a query sees, unless it names a moment in the past."""
 
     #: The last published cut: all tables at one position.
     PUBLISHED = "published"
-    #: The newest version of every table; they may stand at different positions.
+    #: The newest version of every table; their positions may differ.
     LATEST = "latest"
 
 
 Moment = Position | datetime
-"""A position, or an instant, UTC if it does not say: the last kept cut with nothing that came after it is meant."""
+"""A position or a time (UTC without a zone); it selects the last kept cut without a change after it."""
 
 
 def parse_at(text: str) -> ReadAt | Moment:
-    """Read `published`, `latest`, a position, or a time as ISO 8601, which is UTC if it does not say.
-
-    Raises ConfigError.
-    """
+    """Parse `published`, `latest`, a position, or an ISO 8601 time (UTC without a zone); raises ConfigError."""
     if text in tuple(ReadAt):
         return ReadAt(text)
     try:
@@ -102,7 +99,7 @@ class Lake:
 
     @classmethod
     def open(cls, template: str, rules: TargetRules | None = None) -> Self:
-        """By the sink's path template; nothing is read yet. rules: a query shows no rows made under others."""
+        """The lake at a path template; reads nothing yet. rules: a query refuses rows that do not follow them."""
         return cls(template, rules)
 
     def published(self) -> Published | None:
@@ -112,22 +109,22 @@ class Lake:
             return table and read_published(table)
 
     def cuts(self) -> list[ListedCut]:
-        """The cuts that are kept, oldest first; raises SinkUnavailable if they cannot be read."""
+        """The kept cuts, oldest first; raises SinkUnavailable if they cannot be read."""
         with self._reading():
             table = self._record()
             return [] if table is None else list_cuts(table)
 
     def cut(self, at: ReadAt | Moment = ReadAt.PUBLISHED) -> Published:
-        """The record of one cut; raises CutUnavailable where none is kept, SinkUnavailable if it cannot be read.
+        """The record of one cut; raises CutUnavailable if it is not kept, SinkUnavailable if it cannot be read.
 
-        Its tables in state streaming are at its position; a table in another state does not belong to the cut.
+        Its tables in state streaming are at its position; tables in other states do not belong to the cut.
         """
         with self._reading():
             table = self._record()
             cuts = [] if table is None else list_cuts(table)
         newest = Position(cuts[-1].position if cuts else 0)
         moment = _zoned(at) if isinstance(at, datetime) else at if isinstance(at, Position) else newest
-        found = chosen(cuts, moment, datetime.now(UTC))
+        found = find_cut(cuts, moment, datetime.now(UTC))
         with self._reading():
             record = None if table is None else _record_of(table, found.published_at)
         if record is None:
@@ -148,12 +145,13 @@ class Lake:
     def query(self, sql: str, at: ReadAt | Moment | Published = ReadAt.PUBLISHED) -> pa.RecordBatchReader:
         """Run a SELECT over the tables, named `schema.table`, or `table` where that is unambiguous.
 
-        A target that several tables share is one more, named as its directory. at: also a record that `cut` gave. Only
-        tables that the text names are opened. Raises ConfigError for SQL that DataFusion refuses, QueryNotReadOnly for
-        a statement that is not a query, QueryFailed for one that fails, also while its rows are read, CutUnavailable
-        for a moment without a cut or a table that does not belong to it, TargetRulesChanged or CutUnderOtherRules for
-        rows that were made under other rules, and TargetUnusable for a table that was given features which delta-rs
-        does not read.
+        A shared target is one more table with the name of its directory. at: also a record that `cut` returned. Only
+        tables that the query names are opened.
+
+        Raises ConfigError for SQL that DataFusion refuses, QueryNotReadOnly for a statement that is not a query, and
+        QueryFailed for a query that fails, also while its rows are read. Raises CutUnavailable for a moment without a
+        cut, or a table outside of the cut. Raises TargetRulesChanged or CutUnderOtherRules for rows that were written
+        under other rules, TargetUnusable for table features that delta-rs does not read.
         """
         if at is ReadAt.LATEST:
             tables = self.tables()
@@ -179,21 +177,23 @@ class Lake:
                 require_query(builder, text)
                 return checked_rows(builder.execute(text))
         except (ConfigError, QueryFailed) as exc:
-            if (features := named_in(str(exc.__cause__))) is not None:
-                unread = [topic for topic, table in opened.items() if lacking(table, to_read=True)] or [*opened]
-                raise self._unread(unread[0], features, widened(opened[unread[0]])) from exc
+            if (features := features_in_error(str(exc.__cause__))) is not None:
+                unreadable = [t for t, table in opened.items() if unsupported_features(table, to_read=True)] or [
+                    *opened
+                ]
+                raise self._unreadable(unreadable[0], features, widened_columns(opened[unreadable[0]])) from exc
             if isinstance(exc, ConfigError):
-                exc.fix = _nearest(exc.message, tables) + _known(tables)
+                exc.fix = _suggestion(exc.message, tables) + _table_names(tables)
             raise
 
     def check_rules(self, relation: int) -> None:
-        """Raise TargetRulesChanged for a table whose target was made under other rules than those given to `open`."""
+        """Raise TargetRulesChanged for a table whose target was not written under the rules given to `open`."""
         parts = [table for table in self.tables() if table.relation == relation]
         if parts:
             self._check_newest(parts, self._known())
 
     def is_shown(self, parts: Sequence[TableRecord], version: int) -> bool:
-        """Whether the tables of one target may be read at a version by the rules given to `open`."""
+        """Whether the rules given to `open` allow reading the tables of one target at a version."""
         known = self._known() if self._rules is not None else {}
         try:
             self._check_newest(parts, known)
@@ -203,7 +203,7 @@ class Lake:
         return True
 
     def differences(self) -> list[tuple[str, TargetRulesChanged]]:
-        """(table, why) of every target that does not follow the rules; what cannot be opened is left out."""
+        """(table, difference) for every target that does not follow the rules, except targets that cannot be opened."""
         found = list[tuple[str, TargetRulesChanged]]()
         try:
             tables, known = self.tables(), self._known()
@@ -217,40 +217,40 @@ class Lake:
         return found
 
     def _known(self) -> dict[int, TableSchema]:
-        """The tables as they were published last; the records of past cuts lack that."""
+        """The schemas of the last published record; records of past cuts have none."""
         texts = {table.relation: table.schema for table in self.tables()}
         return {relation: TableSchema.from_json(text) for relation, text in texts.items() if text is not None}
 
     def _check_newest(self, parts: Sequence[TableRecord], known: Mapping[int, TableSchema]) -> None:
-        """Raise TargetRulesChanged for a target whose rows of now were made under other rules."""
+        """Raise TargetRulesChanged for a target whose current rows were written under other rules."""
         if self._rules is None or not parts[0].target:
             return
         try:
             newest = self._opened(parts[0], None)
         except (SinkUnavailable, TargetUnusable):
-            return  # the cut says why, or the version that is opened for it
+            return  # the cut has the reason, or opening its version raises it
         for part in parts:
-            if (found := self._rules.difference(newest, *_now(part, known))) is not None:
+            if (found := self._rules.difference(newest, *_topic_and_schema(part, known))) is not None:
                 raise found
 
     def _check_opened(self, parts: Sequence[TableRecord], known: Mapping[int, TableSchema], table: DeltaTable) -> None:
-        """Raise CutUnderOtherRules for a version with rows of which the rules hide something."""
+        """Raise CutUnderOtherRules for a version with data that the rules hide."""
         if self._rules is None:
             return
         for part in parts:
-            if (found := self._rules.exposes(table, *_now(part, known))) is not None:
+            if (found := self._rules.exposes(table, *_topic_and_schema(part, known))) is not None:
                 raise CutUnderOtherRules(f"version {table.version()} of table {part.topic!r} {found}")
 
     def _opened(self, part: TableRecord, version: int | None) -> DeltaTable:
         try:
             return _table(part.target, version)
         except SinkUnavailable as exc:
-            if (features := named_in(str(exc.__cause__))) is None:
+            if (features := features_in_error(str(exc.__cause__))) is None:
                 raise
-            raise self._unread(part.topic, features) from exc
+            raise self._unreadable(part.topic, features) from exc
 
-    def _unread(self, topic: str, features: str, columns: Sequence[str] = ()) -> TargetUnusable:
-        which = f" (the type of column {', '.join(map(repr, columns))} was widened)" if columns else ""
+    def _unreadable(self, topic: str, features: str, columns: Sequence[str] = ()) -> TargetUnusable:
+        which = f" (the type of column {', '.join(map(repr, columns))} was widened_columns)" if columns else ""
         return TargetUnusable(
             f"the target of table {topic!r} has table features that delta-rs does not read: {features}{which}",
             remedy=f"Spark with Delta reads it: pipelines.lake.at(spark, {self._template!r})[{topic!r}]; or move the "
@@ -259,7 +259,7 @@ class Lake:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Around the reading of the record: what it fails with has a code."""
+        """Raise SinkUnavailable for any error of reading the published record in the block."""
         try:
             yield
         except (DeltaError, pa.ArrowException, OSError, ValueError, KeyError, TypeError) as exc:
@@ -276,7 +276,7 @@ class Lake:
 
 
 def tables_by_shared_target(tables: Iterable[TableRecord]) -> dict[str, list[TableRecord]]:
-    """The name of its directory → the tables, of every target that more than one of them has."""
+    """Name of the directory → tables, for every target that several of the tables share."""
     found: dict[str, list[TableRecord]] = {}
     for table in tables:
         found.setdefault(table.target, []).append(table)
@@ -284,7 +284,7 @@ def tables_by_shared_target(tables: Iterable[TableRecord]) -> dict[str, list[Tab
 
 
 def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Sequence[TableRecord]) -> None:
-    """Name the rows of tables that lie in one target; rows of another one there may be ahead of the cut."""
+    """Register the rows of some tables of a target; other tables of a shared target may be ahead of the cut."""
     if RELATION_COLUMN not in [field.name for field in table.schema().fields]:
         builder.register(alias, table)
         return
@@ -295,14 +295,14 @@ def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Seque
     builder.execute(view).read_all()
 
 
-def _now(part: TableRecord, known: Mapping[int, TableSchema]) -> tuple[str, TableSchema | None]:
-    """(the topic that rules go by, the table as it was published last)."""
+def _topic_and_schema(part: TableRecord, known: Mapping[int, TableSchema]) -> tuple[str, TableSchema | None]:
+    """(the topic by which rules are found, the schema of the last published record)."""
     schema = known.get(part.relation)
     return part.topic if schema is None else schema.topic, schema
 
 
 def check_in_cut(table: TableRecord) -> TableRecord:
-    """The table of a cut, if it belongs to it; raises CutUnavailable for one that is copied or stands still."""
+    """The table, if it belongs to its cut; raises CutUnavailable for a table that is being copied or has stopped."""
     if (table.reason or "").startswith(CutUnderOtherRules.code):
         raise CutUnderOtherRules(f"table {table.topic!r} is no longer in the cut: {table.reason}")
     if table.state != TargetState.STREAMING:
@@ -315,16 +315,16 @@ def check_in_cut(table: TableRecord) -> TableRecord:
 
 
 def read_target(target: str, version: int | None = None) -> pa.RecordBatchReader:
-    """Stream the rows of a Delta table at a version (None: the newest), without reading it whole.
+    """Stream the rows of a Delta table at a version (None: the newest).
 
-    String and binary columns come as views (`string_view`), as the engine holds them. Raises
-    SinkUnavailable when there is no such table or version.
+    String and binary columns are views (`string_view`), as in the engine. Raises SinkUnavailable if the table or
+    version does not exist.
     """
     return pa.RecordBatchReader.from_stream(_table(target, version).scan())
 
 
 def read_published(table: DeltaTable) -> Published | None:
-    """The newest record in an opened `_cdc/published` table, None while it is empty."""
+    """The newest record of an opened `_cdc/published` table, None if it is empty."""
     files = pa.table(table.get_add_actions(flatten=True))
     newest = f"max.{PUBLISHED_AT}"
     return _record_of(table, pc.max(files[newest]).as_py() or 0 if newest in files.column_names else 0)
@@ -339,7 +339,7 @@ def list_cuts(table: DeltaTable) -> list[ListedCut]:
 
 
 def _record_of(table: DeltaTable, published_at: int) -> Published | None:
-    """The record that was published at the instant; 0: the one of before cuts were kept."""
+    """The record that was published at that time; 0: the record of an older version of cdc."""
     known = {field.name for field in table.schema().fields}
     earlier = f"{PUBLISHED_AT} IS NULL" if PUBLISHED_AT in known else None
     rows = pa.table(
@@ -349,17 +349,17 @@ def _record_of(table: DeltaTable, published_at: int) -> Published | None:
 
 
 def aliases(topics: Iterable[str]) -> dict[str, str]:
-    """Topic → a name without a schema: the table's own where no other schema has that table, else `schema__table`."""
+    """Topic → name without a schema: the table's name if it is unique, otherwise `schema__table`."""
     parts = {table: split_topic(table) for table in topics}
     names = [name for _, name in parts.values()]
     return {table: name if names.count(name) == 1 else f"{schema}__{name}" for table, (schema, name) in parts.items()}
 
 
 def bind_tables(sql: str, tables: Mapping[str, _T]) -> tuple[str, dict[str, _T]]:
-    """SQL with every table's name replaced by an alias, and alias → table for those it names.
+    """SQL in which an alias replaces the name of each table, and alias → table for the named tables. Pure.
 
-    Pure. The engine has one flat set of names, so `shop.orders` becomes `orders` where no other
-    schema has that table, else `shop__orders`. Literals and comments stay.
+    The engine has no schemas, so `shop.orders` becomes `orders` if no other schema has that table, otherwise
+    `shop__orders`. Literals and comments stay.
     """
     alias_of = aliases(tables)
     topic_of = {alias: table for table, alias in alias_of.items()}
@@ -370,7 +370,7 @@ def bind_tables(sql: str, tables: Mapping[str, _T]) -> tuple[str, dict[str, _T]]
             return match.group()
         if match["schema"]:
             whole = topic(_plain(match["schema"]), _plain(match["table"]))
-            # not a table: `orders.id`, a column of one
+            # otherwise it is a column of a table, as in `orders.id`
             named, rest = (
                 (whole, "") if whole in tables else (topic_of.get(_plain(match["schema"])), "." + match["table"])
             )
@@ -399,8 +399,8 @@ def _table(target: str, version: int | None) -> DeltaTable:
         raise SinkUnavailable(f"no readable table at {target!r}, version {version!r}") from exc
 
 
-def _nearest(message: str, tables: list[TableRecord]) -> str:
-    """A question after the name that is most like the one which was not found; empty without one."""
+def _suggestion(message: str, tables: list[TableRecord]) -> str:
+    """A suggestion of the table name that is most similar to the missing one; empty if there is none."""
     if (missing := _MISSING.search(message)) is None:
         return ""
     names = {
@@ -411,6 +411,6 @@ def _nearest(message: str, tables: list[TableRecord]) -> str:
     return f"did you mean {names[near[0]]!r}? " if near else ""
 
 
-def _known(tables: list[TableRecord]) -> str:
+def _table_names(tables: list[TableRecord]) -> str:
     names = sorted({*tables_by_shared_target(tables), *(table.topic for table in tables)})
     return f"tables are: {', '.join(names) or 'none yet'}"

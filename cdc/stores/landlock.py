@@ -1,7 +1,7 @@
-"""Landlock: revokes this process' right to write files, on Linux 5.13 and later.
+"""Landlock: denies this process every change of a file, on Linux 5.13 and later.
 
-The kernel applies it to the calling thread and to every thread and process that it starts later, without a way back.
-Files that are open already, as standard output is, stay writable. `/dev/null` does too.
+The kernel denies it to the calling thread and to every thread and process that it starts later, for their lifetime.
+Files that are already open, such as standard output, stay writable, and so does `/dev/null`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, Final
 _CREATE_RULESET: Final = 444
 _ADD_RULE: Final = 445
 _RESTRICT_SELF: Final = 446
-"""System calls; the numbers are the same on every architecture that CPython runs on but Alpha."""
+"""Numbers of system calls: the same on every architecture that CPython supports, except Alpha."""
 _ASK_VERSION: Final = 1
 _PATH_BENEATH: Final = 1
 _NO_NEW_PRIVILEGES: Final = 38
 _WRITE_FILE: Final = 1 << 1
 _WRITES: Final = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
-"""Write, remove and make files of every kind: what version 1 knows."""
+"""The rights of version 1: write, remove and create files of every kind."""
 _ADDED: Final = {2: 1 << 13, 3: 1 << 14}
 """Version → the right that it adds: move between directories, truncate."""
 
 
 def kernel_version() -> int:
-    """The kernel's version of Landlock; 0 where it has none, or where the process may not use it."""
+    """The kernel's version of Landlock; 0 if the kernel does not have it or forbids it to the process."""
     if not sys.platform.startswith("linux"):
         return 0
     call = ctypes.CDLL(None, use_errno=True).syscall
@@ -34,9 +34,9 @@ def kernel_version() -> int:
 
 
 def deny_file_writes() -> bool:
-    """Deny every change of a file to this process; False where the kernel has no Landlock.
+    """Deny every change of a file to this process; returns False if the kernel has no Landlock.
 
-    To be called before libraries start their threads.
+    Call it before libraries start their threads.
     """
     if (version := kernel_version()) == 0:
         return False

@@ -1,4 +1,4 @@
-"""Read-only check of a target's path: whether it is free, or contains a Delta table of this log."""
+"""Path ownership: whether a target's path is free or contains a Delta table of this log; changes nothing."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from deltalake.fs import DeltaStorageHandler
 
 from cdc.errors import SinkUnavailable, TargetUnusable
 from cdc.stores.lake import Lake
-from cdc.stores.table_features import named_in
+from cdc.stores.table_features import features_in_error
 
 LOG_ID: Final = "cdc.log_id"
-"""The property that makes a Delta table ours: the log that it is filled from."""
+"""Property of a target: the id of the log that fills it."""
 STAGED: Final = "replay-"
-"""Of the folder of a staged table inside the table it replaces, and of its record beside the sink's."""
+"""Prefix of the directory of a staged table inside the table that it replaces, and of its staged record."""
 ELSEWHERE: Final = (
     "set another path in the sink or in a rule for the table, or move what is at this path to another directory"
 )
 _HIDDEN: Final = ("_", ".")
 
 
-def check_place(uri: str, log_id: str | None) -> None:
-    """Raise TargetUnusable for what a sink of this log would leave alone there; None: there is no log that fills any.
+def check_path(uri: str, log_id: str | None) -> None:
+    """Raise TargetUnusable if a sink of this log may not write to the path.
 
-    Raises SinkUnavailable where the store does not say what lies there.
+    log_id: None means that no log exists yet. Raises SinkUnavailable if the store cannot be read.
     """
     if "://" not in uri and Path(uri).is_file():
         raise TargetUnusable(f"{uri!r} is a file: expected a directory", remedy=ELSEWHERE)
@@ -37,29 +37,32 @@ def check_place(uri: str, log_id: str | None) -> None:
             return
         owner = DeltaTable(uri).metadata().configuration.get(LOG_ID)
     except (DeltaError, OSError) as exc:
-        if (features := named_in(str(exc))) is None:
+        if (features := features_in_error(str(exc))) is None:
             raise SinkUnavailable(
                 f"{uri!r} cannot be listed: {type(exc).__name__}",
                 remedy="check that the store of the sink's path is running and permits listing and reading",
             ) from exc
-        told = f"the Delta table at {uri!r} has table features that delta-rs does not read: {features}"
-        raise TargetUnusable(told) from exc
+        raise TargetUnusable(
+            f"the Delta table at {uri!r} has table features that delta-rs does not read: {features}"
+        ) from exc
     check_owner(uri, owner, log_id)
 
 
 def check_free(uri: str) -> None:
-    """Raise TargetUnusable where files lie that no Delta table has; a replay's folder and hidden ones are none."""
+    """Raise TargetUnusable if the path has files of no Delta table; hidden files and those of a replay do not count."""
     try:
         store = pafs.PyFileSystem(DeltaStorageHandler(uri))
     except TableNotFoundError:  # no such directory
         return
-    lying = sorted(found.base_name for found in store.get_file_info(pafs.FileSelector("", allow_not_found=True)))
-    if theirs := [name for name in lying if not name.startswith((*_HIDDEN, STAGED))]:
-        raise TargetUnusable(f"{uri!r} is neither a Delta table nor empty: it contains {theirs[0]!r}", remedy=ELSEWHERE)
+    names = sorted(found.base_name for found in store.get_file_info(pafs.FileSelector("", allow_not_found=True)))
+    if foreign := [name for name in names if not name.startswith((*_HIDDEN, STAGED))]:
+        raise TargetUnusable(
+            f"{uri!r} is neither a Delta table nor empty: it contains {foreign[0]!r}", remedy=ELSEWHERE
+        )
 
 
 def check_owner(uri: str, owner: str | None, log_id: str | None) -> None:
-    """Raise TargetUnusable for a Delta table whose property says another log, or none; log_id: as of check_place."""
+    """Raise TargetUnusable for a Delta table that another log fills, or none; log_id: as in check_path."""
     if owner is None:
         raise foreign_table_error(uri, LOG_ID)
     if owner != log_id:
@@ -68,14 +71,14 @@ def check_owner(uri: str, owner: str | None, log_id: str | None) -> None:
 
 
 def foreign_table_error(uri: str, name: str) -> TargetUnusable:
-    """The error of a Delta table that lacks a property of ours."""
+    """The error of a Delta table that does not have a property of every target."""
     return TargetUnusable(
         f"the Delta table at {uri!r} was not created by cdc: it has no property {name!r}", remedy=ELSEWHERE
     )
 
 
 def is_begun(template: str) -> bool:
-    """Whether the sink with this path has published anything, or a store that does not answer may have it."""
+    """Whether the sink with this path template has published; True also if its store does not answer."""
     try:
         return Lake.open(template).published() is not None
     except (DeltaError, OSError):

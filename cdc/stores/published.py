@@ -1,6 +1,7 @@
-"""Published and TableRecord: what a sink says of itself, in the form that it is stored in.
+"""Published record of a sink: the position of the sink, and position, version and state of each of its tables.
 
-The record is the truth about a sink: which table stands where, at which version of its target.
+The record alone decides what readers see. Delta sinks store it in the table `_cdc/published`, search sinks in a
+document of the index.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from enum import StrEnum
 from typing import Any, Final, Self
 
 RECORD_FORMAT: Final = 1
-"""Version of the JSON below; a newer one is refused by older readers."""
+"""Version of the JSON; an older reader refuses a newer version."""
 
 
 class TargetState(StrEnum):
-    """How far a target is to be trusted."""
+    """State of one table of a sink."""
 
-    #: Exactly at its position.
+    #: The target is exactly at its position.
     STREAMING = "streaming"
-    #: Not complete: a full copy of the table, the first one or a resync, has not ended.
+    #: Incomplete: a full copy of the table (initial snapshot or resync) has not ended.
     SNAPSHOTTING = "snapshotting"
-    #: Complete, but not at the record's position: a crash left it ahead, or it comes from behind.
+    #: Complete, and not at the position of the sink: a crash left it ahead, or it has to catch up.
     CATCHING_UP = "catching_up"
-    #: Stands still at its position; the reason stands beside it.
+    #: Stopped at its position, for the reason in the record.
     FAILED = "failed"
 
 
@@ -35,21 +36,21 @@ class TableRecord:
     relation: int
     """The log's number of the table."""
     topic: str
-    """`schema.table` of now."""
+    """The current `schema.table`."""
     target: str
     """Path or URI of the target."""
     position: int
-    """The target holds every change up to here and none after it."""
+    """The target has every change up to this position and none after it."""
     version: int | None
-    """The target's version at this position; None where the engine has none."""
+    """The Delta version of the target at this position; None for a search index."""
     state: str
     """A TargetState."""
     reason: str | None = None
-    """Why it failed, in words for an operator: code and message, no row values."""
+    """Why it failed, as code and message for an operator, without row values."""
     schema: str | None = None
-    """TableSchema JSON of the version that the target follows."""
+    """JSON of the table's schema at this position."""
     parked: tuple[tuple[str, ...], ...] = ()
-    """Every key, sorted, whose row the target could not take: it is there as it was before, or not at all."""
+    """The parked keys, sorted; the target has an older row for each of them, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Published:
 
     @property
     def versions(self) -> dict[str, int]:
-        """Target → its version at this cut; of tables that share a target the newest, for it holds them all."""
+        """Target → its version at this cut; for a shared target the newest of the versions of its tables."""
         found: dict[str, int] = {}
         for table in self.tables.values():
             if table.version is not None:
@@ -73,7 +74,7 @@ class Published:
 
     def to_json(self) -> str:
         """Text with sorted keys, so that equal records are equal text."""
-        # not asdict, which copies every value and takes half the time of a publish of fifty tables
+        # asdict copies every value, and would take half the time of a publish of fifty tables
         tables = [
             {name: getattr(table, name) for name in TableRecord.__slots__} for _, table in sorted(self.tables.items())
         ]

@@ -1,9 +1,9 @@
-"""Read-only SQL: what a query may be, and what the engine's errors say.
+"""Read-only queries: the check that a statement only reads, and the translation of the engine's errors.
 
-DataFusion executes `COPY … TO`, `CREATE`, `DROP` and `SET` as readily as a SELECT, and delta-rs passes no option that
-forbids them. Its own parser decides here: DESCRIBE takes exactly one statement, which has to be a query, and runs
-nothing; the plan that EXPLAIN shows then names the one query that writes, `SELECT … INTO`. A second parser of another
-dialect would refuse what the engine can read, or read otherwise what the engine runs.
+DataFusion also executes `COPY … TO`, `CREATE`, `DROP` and `SET`, and delta-rs has no option to forbid them. The
+engine's own parser decides: DESCRIBE accepts exactly one statement, which must be a query, and runs nothing. The plan
+that EXPLAIN returns then shows the only query that writes, `SELECT … INTO`. A parser of another dialect would refuse
+valid queries, or understand a statement differently from the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WRITING_PLAN: Final = re.compile(r"Create|Drop|CopyTo|Dml")
 _REFUSED: Final = re.compile(
     r"SQL error|Error during planning|Schema error|This feature is not implemented|Invalid or Unsupported Configuration"
 )
-"""How the engine begins what it says of a statement; what it says of rows begins otherwise."""
+"""The beginnings of errors about a statement; errors about rows begin differently."""
 _WRAPPERS: Final = re.compile(
     r"^(?:(?:External|Arrow|Parquet|Compute|Cast|Execution|Schema|SQL|Internal|Object Store) error: "
     r"|Error during planning: |This feature is not implemented: )+"
@@ -42,12 +42,12 @@ _UNNAMED_TABLE: Final = re.compile(r"table 'datafusion\.public\.([^']*)' not fou
 
 
 def require_query(builder: QueryBuilder, sql: str) -> None:
-    """Raise QueryNotReadOnly unless the engine reads it as one query; EXPLAIN of a query and DESCRIBE pass too.
+    """Raise QueryNotReadOnly unless the text is one query, EXPLAIN of a query, or DESCRIBE.
 
-    The engine's own error comes out where it cannot read it.
+    Raises the engine's own error for text that it cannot parse.
     """
     if _DESCRIBE.match(sql):
-        builder.execute(sql).read_all()  # it describes tables and queries, and refuses everything else
+        builder.execute(sql).read_all()  # DESCRIBE accepts tables and queries, and refuses everything else
         return
     explained = _EXPLAIN.match(sql)
     query = sql[explained.end() :] if explained else sql
@@ -61,7 +61,7 @@ def require_query(builder: QueryBuilder, sql: str) -> None:
 
 @contextmanager
 def named_errors() -> Iterator[None]:
-    """Around calls of the engine: raises ConfigError for what it says of the statement, QueryFailed for the rest.
+    """Translate errors of the engine in the block: ConfigError for the statement, QueryFailed for all others.
 
     The engine's own error is the cause.
     """
@@ -70,13 +70,15 @@ def named_errors() -> Iterator[None]:
     except (DeltaError, pa.ArrowException, OSError) as exc:
         raise _named(exc) from exc
     except BaseException as exc:
-        if type(exc).__name__ != "PanicException":  # of its Rust; it has no importable name and is no Exception
+        if (
+            type(exc).__name__ != "PanicException"
+        ):  # a panic of the engine's Rust code; its class cannot be imported and is no Exception
             raise
         raise QueryFailed(f"the engine failed: {one_line(str(exc))}") from exc
 
 
 def checked_rows(stream: Any) -> pa.RecordBatchReader:
-    """The rows of an Arrow stream of the engine; what fails while they are read is raised as `named_errors` does."""
+    """The rows of an Arrow stream of the engine; errors while it is read are translated as in `named_errors`."""
     reader = pa.RecordBatchReader.from_stream(stream)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -87,7 +89,7 @@ def checked_rows(stream: Any) -> pa.RecordBatchReader:
 
 
 def one_line(message: str) -> str:
-    """What the engine says, without the names of the layers that it passed."""
+    """The message of an engine error as one line, without the names of the engine's layers."""
     text = message.partition(_ADVERTISEMENT)[0].rpartition("caused by\n")[2].strip()
     text = _WRAPPERS.sub("", text)
     if parsed := _PARSER.match(text):
@@ -97,10 +99,10 @@ def one_line(message: str) -> str:
 
 
 def _named(exc: Exception) -> CdcError:
-    said = one_line(str(exc)) or type(exc).__name__
+    message = one_line(str(exc)) or type(exc).__name__
     if _REFUSED.search(str(exc)):
-        return ConfigError(f"query refused: {said}", remedy="correct the statement")
-    return QueryFailed(f"query failed: {said}")
+        return ConfigError(f"query refused: {message}", remedy="correct the statement")
+    return QueryFailed(f"query failed: {message}")
 
 
 def _first_word(sql: str) -> str:

@@ -1,10 +1,9 @@
-"""The search index as a store: its layout, and reading it while a sink writes it.
+"""Search index: the layout of the tantivy index of a sink, and reading it while the sink writes it.
 
-One tantivy index per sink. A document is one row of a source table; two reserved documents hold the
-log the index belongs to and the published record, and one more each row that the sink has parked, all
-written by the same commit as the rows they speak of. Rows are kept by column id, as the log has them: a
-renamed column or table costs no rewriting, names come from the schema in the published record when a
-document is read.
+A document is one row of a source table. Two reserved documents contain the id of the log and the published record, and
+each parked row is one more document. One commit writes rows, parked rows and record together. Rows are stored by column
+id, as in the log, so a renamed column or table rewrites nothing. A reader takes the names from the schema in the
+published record.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ PUBLISHED_ID: Final = "\0published"
 OWNER_ID: Final = "\0owner"
 """`_id` of the document whose `_image` is the UUID of the log that fills the index."""
 PARKED_TOPIC: Final = "\0parked"
-"""`_topic` of the documents whose `_image` is a parked row; of no `_relation`, so that no row of a table is one."""
+"""`_topic` of the documents whose `_image` is a parked row; they have no `_relation`, unlike rows of a table."""
 TERM_BYTES: Final = 60_000
-"""tantivy drops terms above 65,530 bytes without a word; a longer key is known by its digest."""
+"""Bytes above which a key is replaced by its digest: tantivy silently drops terms above 65,530 bytes."""
 
 
 def layout() -> tantivy.Schema:
-    """The fields of every index; an index with others is not ours."""
+    """The fields of every index of a sink; an index with other fields belongs to another program."""
     fields = tantivy.SchemaBuilder()
     fields.add_text_field("_id", stored=True, tokenizer_name="raw", index_option="basic")
     fields.add_unsigned_field("_relation", stored=True, indexed=True)
@@ -65,7 +64,7 @@ def parked_id(relation: int, key: Sequence[str | None]) -> str:
 def parked_rows(
     searcher: tantivy.Searcher, schema: tantivy.Schema, record: Published
 ) -> dict[int, dict[Key, ParkedRow]]:
-    """What is parked beside the rows of an index that published the record, by relation and key."""
+    """The parked rows of an index that published the record, by relation and key."""
     query = tantivy.Query.term_query(schema, "_topic", PARKED_TOPIC)
     count = searcher.search(query, limit=1, count=True).count or 0
     hits = searcher.search(query, limit=max(1, count), count=False).hits
@@ -74,7 +73,7 @@ def parked_rows(
 
 
 def rows_of(schema: tantivy.Schema, relation: int, below: int | None = None) -> tantivy.Query:
-    """The query for every document of a relation; with `below`, only those at older positions."""
+    """The query for every row of a relation; below: only rows at positions before it."""
     own = tantivy.Query.term_query(schema, "_relation", relation)
     if below is None:
         return own
@@ -86,7 +85,7 @@ def rows_of(schema: tantivy.Schema, relation: int, below: int | None = None) -> 
 
 
 def stored_image(searcher: tantivy.Searcher, schema: tantivy.Schema, identity: str) -> bytes | None:
-    """What the document with that `_id` keeps, None if there is no such document."""
+    """The `_image` of the document with that `_id`, None if it does not exist."""
     found = searcher.search(tantivy.Query.term_query(schema, "_id", identity), limit=1, count=False).hits
     if not found:
         return None
@@ -100,20 +99,20 @@ def decode_image(stored: bytes) -> dict[int, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class FoundRow:
-    """One row of a source table as the index holds it."""
+    """One row of a source table in the index."""
 
     topic: str
     key: tuple[str | None, ...]
     """Key columns as Postgres text, in key order."""
     position: Position
     source: Mapping[str, str | None]
-    """Column name → text as Postgres sent it; None is SQL NULL. Every sent column is there."""
+    """Column name → text as Postgres sent it, for every sent column; None is SQL NULL."""
     score: float
-    """How well it matches the words; 0 when it was not searched for."""
+    """How well the row matches the words; 0 if no words were searched."""
 
 
 class SearchIndex:
-    """One index at one moment: later commits of the sink are not seen until it is opened again."""
+    """A snapshot of one index: it shows later commits of the sink only after it is opened again."""
 
     def __init__(self, index: tantivy.Index) -> None:
         self._index = index
@@ -125,7 +124,7 @@ class SearchIndex:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open an index or a kept cut; raises SinkUnavailable where there is none."""
+        """Open an index or a kept cut; raises SinkUnavailable if it does not exist."""
         try:
             return cls(tantivy.Index.open(str(path)))
         except (ValueError, OSError) as error:
@@ -135,14 +134,14 @@ class SearchIndex:
 
     @property
     def topics(self) -> dict[str, int]:
-        """Topic → relation; a table that was dropped and made again is known by its latest relation."""
+        """Topic → relation; for a table that was dropped and created again, the latest relation."""
         tables = self._tables()
         return {tables[relation].topic: relation for relation in sorted(tables)}
 
     def search(self, topic: str | None, words: str, limit: int = 10) -> list[FoundRow]:
-        """The rows that match best: every word must occur, `column:word` asks for one column.
+        """The rows that match best: every word must occur, `column:word` searches one column.
 
-        With a topic only rows of that table. Malformed queries are read as far as they make sense.
+        topic: only rows of this table. The valid parts of a malformed query are used.
         """
         must = tantivy.Occur.Must
         query, _ = self._index.parse_query_lenient(words, ["_text", "_fields"], conjunction_by_default=True)
@@ -156,7 +155,7 @@ class SearchIndex:
         return [self._row(address, score) for score, address in hits]
 
     def documents(self, topic: str) -> Iterator[FoundRow]:
-        """Every row of a table, in no order; nothing for a topic the index does not have."""
+        """Every row of a table, in no order; none for a topic that the index does not have."""
         relation = self.topics.get(topic)
         if relation is None or not self._searcher.num_docs:
             return
@@ -165,11 +164,11 @@ class SearchIndex:
             yield self._row(address, 0.0)
 
     def parked(self) -> list[ParkedRow]:
-        """What the sink has parked."""
+        """The parked rows of the sink."""
         if self.published is None:
             return []
-        held = parked_rows(self._searcher, self._schema, self.published)
-        return [row for rows in held.values() for row in rows.values()]
+        parked = parked_rows(self._searcher, self._schema, self.published)
+        return [row for rows in parked.values() for row in rows.values()]
 
     def _tables(self) -> Mapping[int, TableRecord]:
         return self.published.tables if self.published is not None else {}
@@ -188,7 +187,7 @@ class SearchIndex:
 
 
 def named(image: Mapping[int, str | None], schema: str | None) -> dict[str, str | None]:
-    """The image by column name; a column added after the row was written has its default of then."""
+    """The image by column name; a column that is newer than the row has the default with which it was added."""
     if schema is None:
         return {str(column): value for column, value in image.items()}
     return {c.name: image.get(c.id, c.missing) for c in TableSchema.from_json(schema).sent}

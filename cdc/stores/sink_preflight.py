@@ -1,7 +1,7 @@
-"""Targets: what keeps the tables that there are from going where a definition's sinks put them, told before any write.
+"""Sink preflight: finds tables that cannot be written to the targets of a definition, before any write.
 
-Two look: `cdc doctor`, at the tables of the source, and the apply process before it begins a sink, at those of the log.
-A table for which it comes true later stops alone.
+`cdc doctor` checks the tables of the source. The apply process checks the tables of the log before it opens a sink. A
+table that becomes impossible later stops alone.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.config import Definition, DeltaSinkDefinition, SinkRule, TableSettings, rule_of, table_settings
-from cdc.config.column_checks import ColumnMismatch
-from cdc.config.column_checks import column_mismatches as misfits_of_columns
+from cdc.config.column_checks import ColumnMismatch, column_mismatches
 from cdc.config.sinks import target_path
 from cdc.config.yaml_document import Key
 from cdc.errors import (
@@ -28,126 +27,130 @@ from cdc.errors import (
     TransformFailed,
 )
 from cdc.log.reader import LogReader
-from cdc.stores.path_ownership import check_place
+from cdc.stores.path_ownership import check_path
 from cdc.table import TableSchema, TableState, matches
 
 AT_ONCE: Final = 16
-"""Places looked at side by side: in an object store each look takes as long as the store does to answer."""
+"""Paths checked in parallel: each check waits for the answer of an object store."""
 
 
 @dataclass(frozen=True, slots=True)
-class SinkTables:
+class SinkTable:
     """One table of one Delta sink."""
 
     sink: DeltaSinkDefinition
-    place: int
-    """Of the sink in the definition."""
+    number: int
+    """Index of the sink in the definition."""
     schema: TableSchema
 
     @property
     def rule(self) -> SinkRule | None:
-        """The rule that counts for it."""
+        """The rule that applies to the table."""
         return rule_of(self.schema.topic, self.sink.rules)
 
     @property
     def settings(self) -> TableSettings:
-        """How it is kept."""
+        """The settings of the table."""
         return table_settings(self.schema.topic, self.sink, self.sink.rules)
 
     def key(self, *below: str | int) -> Key:
-        """Where something is said of it: by its rule if that does, else by the sink."""
+        """The key of a setting in the definition: in the rule if it has the setting, otherwise in the sink."""
         rule = self.rule
         if rule is not None and below[0] in rule.model_fields_set:
-            return ("sinks", self.place, "rules", self.sink.rules.index(rule), *below)
-        return ("sinks", self.place, *below)
+            return ("sinks", self.number, "rules", self.sink.rules.index(rule), *below)
+        return ("sinks", self.number, *below)
 
 
-def fed(definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]) -> Iterator[SinkTables]:
-    """The tables of each Delta sink among those named."""
-    for place, sink in enumerate(definition.sinks):
+def tables_of_sinks(
+    definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]
+) -> Iterator[SinkTable]:
+    """The tables of each Delta sink with one of these names."""
+    for number, sink in enumerate(definition.sinks):
         if isinstance(sink, DeltaSinkDefinition) and sink.name in sinks:
-            yield from (SinkTables(sink, place, schema) for schema in tables if matches(schema.topic, sink.tables))
+            yield from (SinkTable(sink, number, schema) for schema in tables if matches(schema.topic, sink.tables))
 
 
 def tables_in(log: LogReader) -> list[TableSchema]:
-    """The tables that the log follows."""
+    """The tables of the log that were not dropped."""
     return [schema for schema in log.schemas().values() if schema.state is not TableState.DROPPED]
 
 
-def judged(definition: Definition, tables: Sequence[TableSchema]) -> list[ColumnMismatch]:
-    """What is wrong with every sink, but for what takes Spark to find.
+def sink_mismatches(definition: Definition, tables: Sequence[TableSchema]) -> list[ColumnMismatch]:
+    """The mismatches of every sink that can be found without Spark.
 
-    Where there is a log that cannot be read, whose targets are ours is not known: places are not looked at.
+    Paths are not checked if the log cannot be read, because the owner of a target is then unknown.
     """
     sinks = {sink.name for sink in definition.sinks}
-    found = misfits(definition, tables, sinks)
+    found = rule_mismatches(definition, tables, sinks)
     try:
-        return [*found, *taken(definition, tables, sinks, LogReader(definition.log.root).log_id)]
+        return [*found, *path_conflicts(definition, tables, sinks, LogReader(definition.log.root).log_id)]
     except (LogCorrupt, LogFormatUnknown, LogInaccessible, LogUnreachable):
         return found
     except LogError:
-        return [*found, *taken(definition, tables, sinks, None)]
+        return [*found, *path_conflicts(definition, tables, sinks, None)]
 
 
-def misfits(definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]) -> list[ColumnMismatch]:
-    """What rules name that their tables do not have."""
+def rule_mismatches(
+    definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]
+) -> list[ColumnMismatch]:
+    """Columns that rules name and their tables do not have."""
     return [
         ColumnMismatch(one.key(*key), error)
-        for one in fed(definition, tables, sinks)
-        for key, error in misfits_of_columns(one.schema, one.rule, one.settings)
+        for one in tables_of_sinks(definition, tables, sinks)
+        for key, error in column_mismatches(one.schema, one.rule, one.settings)
     ]
 
 
-def taken(
+def path_conflicts(
     definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str], log_id: str | None
 ) -> list[ColumnMismatch]:
-    """Targets in whose place something else lies or is to lie, and of each sink the first whose store does not say.
+    """Targets whose path another table or other files use; for an unreadable store, the first target of each sink.
 
-    log_id: as of check_place.
+    log_id: as in check_path.
     """
-    routes, found = list[tuple[str, SinkTables]](), list[ColumnMismatch]()
-    for one in fed(definition, tables, sinks):
+    routes, found = list[tuple[str, SinkTable]](), list[ColumnMismatch]()
+    for one in tables_of_sinks(definition, tables, sinks):
         try:
             routes.append((target_path(one.sink.path, one.sink.rules, one.schema), one))
         except TransformFailed as exc:
             found.append(ColumnMismatch(one.key("pattern"), exc))
-    found += _crossing(routes)
-    places = dict[str, SinkTables]()
+    found += _overlapping_paths(routes)
+    first_of = dict[str, SinkTable]()
     for uri, one in routes:
-        places.setdefault(uri, one)
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="places") as pool:
-        answers = list(pool.map(lambda uri: _look(uri, log_id), places))
-    unseen = set[int]()
-    for one, error in zip(places.values(), answers, strict=True):
-        if error is None or (isinstance(error, SinkUnavailable) and one.place in unseen):
+        first_of.setdefault(uri, one)
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="paths") as pool:
+        errors = list(pool.map(lambda uri: _path_error(uri, log_id), first_of))
+    unreadable = set[int]()
+    for one, error in zip(first_of.values(), errors, strict=True):
+        if error is None or (isinstance(error, SinkUnavailable) and one.number in unreadable):
             continue
         if isinstance(error, SinkUnavailable):
-            unseen.add(one.place)
-        told = f"table {one.schema.topic!r} cannot be written there: {error.message}"
-        found.append(ColumnMismatch(one.key("path"), type(error)(told, remedy=error.fix)))
+            unreadable.add(one.number)
+        message = f"table {one.schema.topic!r} cannot be written there: {error.message}"
+        found.append(ColumnMismatch(one.key("path"), type(error)(message, remedy=error.fix)))
     return found
 
 
-def _crossing(routes: Iterable[tuple[str, SinkTables]]) -> Iterator[ColumnMismatch]:
-    """Tables whose target would lie in the place of another's, or inside of it, but for those of a rule that merges."""
-    around: tuple[str, SinkTables] | None = None
+def _overlapping_paths(routes: Iterable[tuple[str, SinkTable]]) -> Iterator[ColumnMismatch]:
+    """Tables whose target has the path of another target or is inside it, except tables of a rule with merge_tables."""
+    around: tuple[str, SinkTable] | None = None
     for uri, one in sorted(routes, key=lambda route: f"{route[0]}/"):
         if around is None or not f"{uri}/".startswith(f"{around[0]}/"):
             around = uri, one
             continue
         other, owner = around
         if uri != other or one.rule is None or not one.rule.merge_tables or one.rule is not owner.rule:
-            told = (
+            message = (
                 f"the target of table {one.schema.topic!r} would be {uri!r}, which overlaps {other!r}, the target "
                 "of table "
                 f"{owner.schema.topic!r}"
             )
-            yield ColumnMismatch(one.key("path"), TransformFailed(told))
+            yield ColumnMismatch(one.key("path"), TransformFailed(message))
 
 
-def _look(uri: str, log_id: str | None) -> CdcError | None:
+def _path_error(uri: str, log_id: str | None) -> CdcError | None:
     try:
-        check_place(uri, log_id)
+        check_path(uri, log_id)
     except (SinkUnavailable, TargetUnusable) as exc:
         return exc
     return None

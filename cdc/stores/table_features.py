@@ -1,4 +1,4 @@
-"""Table features: what a Delta table asks of who reads or writes it, and which of that delta-rs (1.6) cannot do."""
+"""Table features: the features that a Delta table requires of its clients and that delta-rs (1.6) does not support."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ WRITTEN: Final = frozenset(
         "variantType-preview",
     }
 )
-"""What delta-rs writes, by the protocol's names; a feature that is not here it may not even read."""
+"""The features that delta-rs writes, by their names in the protocol; it may be unable to read others."""
 NAMED: Final = re.compile(
     r"Unsupported table features required: \[([^\]]+)\]"  # a commit or a scan of delta-rs
     r"|Feature '([^']+)' is not supported"  # its kernel, when a table is opened
 )
-"""How delta-rs says which features it does not know."""
+"""The errors in which delta-rs names unsupported features."""
 _IDENTITY: Final = 6
-"""Writer version of the protocol before features had names: all up to identity columns."""
+"""Writer version of the protocol that requires all features up to identity columns, without their names."""
 _WIDENED: Final = "delta.typeChanges"
-"""In the metadata of a column whose type was widened after files had been written."""
+"""Metadata key of a column whose type was widened after files had been written."""
 
 
-def lacking(table: DeltaTable, *, to_read: bool = False) -> tuple[str, ...]:
-    """The features that a table asks for and delta-rs does not write, sorted; to_read: those that it does not read."""
+def unsupported_features(table: DeltaTable, *, to_read: bool = False) -> tuple[str, ...]:
+    """The features of a table that delta-rs cannot write, sorted; to_read: those that it cannot read."""
     protocol = table.protocol()
-    asked = set(protocol.reader_features or ())
+    required = set(protocol.reader_features or ())
     if not to_read:
-        asked.update(protocol.writer_features or ())
+        required.update(protocol.writer_features or ())
     if not to_read and protocol.min_writer_version == _IDENTITY:
-        asked.add("identityColumns")
-    return tuple(sorted(asked - WRITTEN))
+        required.add("identityColumns")
+    return tuple(sorted(required - WRITTEN))
 
 
-def widened(table: DeltaTable) -> tuple[str, ...]:
-    """The columns whose type was widened, in the table's order."""
+def widened_columns(table: DeltaTable) -> tuple[str, ...]:
+    """The columns whose type was widened, in the order of the table."""
     return tuple(field.name for field in table.schema().fields if _WIDENED in field.metadata)
 
 
-def named_in(text: str) -> str | None:
-    """The features that an error of delta-rs names, as it spells them; None: it is about something else."""
+def features_in_error(text: str) -> str | None:
+    """The unsupported features that an error of delta-rs names; None for any other error."""
     found = NAMED.search(text)
     return None if found is None else next(names for names in found.groups() if names)

@@ -1,9 +1,9 @@
-"""TargetRules: the rules by which the rows of a Delta target were made, compared with those of the definition.
+"""Target rules: the rules under which the rows of a Delta target were written, compared with the definition.
 
-Theory. A rule that changes what a target shows (a mask, a column that is left out, a filter) acts on rows as they are
-merged: on those that are in the target already it has no effect until they are built again. So every target records
-under which rules its rows were made: in its own properties and columns, of every version, where no lost catalog and no
-restart forgets it. Four compare: the sink when it opens a target and with every batch, `cdc query` and `cdc doctor`.
+Theory. A rule that hides data (a mask, a left-out column, a filter) acts on rows when they are merged. It does not
+change the rows that are already in the target; only a replay rewrites them. So every version of a target records, in
+its properties and columns, the rules under which its rows were written. A lost catalog or a restart cannot remove that.
+The sink compares the rules when it opens a target and with every batch; `cdc query` and `cdc doctor` compare them too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cdc.table import TableSchema
 from cdc.target_names import COLUMN_ID_KEY, column_name, name_of_column
 
 TRANSFORM: Final = "cdc.transform"
-"""Property of a target: names the transform by which its rows were made; missing or empty where there is none."""
+"""Property of a target: fingerprint of the transform that made its rows; missing or empty without a transform."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +32,32 @@ class TargetRules:
     """The rules of one Delta sink."""
 
     settings: TableSettings
-    """Of the sink as a whole."""
+    """The settings of the sink as a whole."""
     rules: tuple[SinkRule, ...] = ()
 
     @classmethod
     def of(cls, sink: DeltaSinkDefinition) -> Self:
-        """Those of a definition."""
+        """The rules of a definition."""
         return cls(sink, sink.rules)
 
     def difference(self, table: DeltaTable, topic: str, schema: TableSchema | None) -> TargetRulesChanged | None:
-        """What a version of a target shows of a table and should not, or the reverse; None if it follows the rules.
+        """The first difference between a version of a target and the rules; None if it follows them.
 
-        schema: the table as it was published last; None if nobody knows: then columns are not compared.
+        schema: the table as it was published last; None: columns are not compared.
         """
         configuration = table.metadata().configuration
         if not any(name.startswith(_OURS) for name in configuration):
-            return None  # of another hand: that it lies there is the sink's to report
-        found = self._by_transform(configuration, topic) or self._by_mode(configuration, topic)
+            return None  # not a target of cdc; the sink reports it
+        found = self._transform_difference(configuration, topic) or self._mode_difference(configuration, topic)
         if found is None and schema is not None:
-            found = next(self._by_columns(pa.schema(table.schema().to_arrow()), schema), None)
+            found = next(self._column_differences(pa.schema(table.schema().to_arrow()), schema), None)
         return None if found is None else TargetRulesChanged(f"target {table.table_uri!r} {found}")
 
     def exposes(self, table: DeltaTable, topic: str, schema: TableSchema | None) -> str | None:
-        """What a version of a target may show of a table although the rules hide it; None if nothing."""
+        """Data in a version of a target that the rules hide; None if there is none."""
         rule = self._rule(topic)
         if rule is not None and rule.transform is not None and rule.transform.hides_data:
-            found = self._by_transform(table.metadata().configuration, topic)
+            found = self._transform_difference(table.metadata().configuration, topic)
             if found is not None:
                 return found
         if schema is None:
@@ -75,26 +75,26 @@ class TargetRules:
     def _rule(self, topic: str) -> SinkRule | None:
         return rule_of(topic, self.rules)
 
-    def _by_transform(self, configuration: Mapping[str, str | None], topic: str) -> str | None:
+    def _transform_difference(self, configuration: Mapping[str, str | None], topic: str) -> str | None:
         rule = self._rule(topic)
         transform = None if rule is None else rule.transform
         expected = "" if transform is None else transform.fingerprint
         return _REMADE if (configuration.get(TRANSFORM) or "") != expected else None
 
-    def _by_mode(self, configuration: Mapping[str, str | None], topic: str) -> str | None:
+    def _mode_difference(self, configuration: Mapping[str, str | None], topic: str) -> str | None:
         expected = settings_with_rule(self.settings, self._rule(topic)).history_mode
-        if (held := configuration.get(MODE) or HistoryMode.LATEST.value) != expected.value:
-            return f"was created with mode {held!r}: expected {expected.value!r}"
+        if (mode := configuration.get(MODE) or HistoryMode.LATEST.value) != expected.value:
+            return f"was created with mode {mode!r}: expected {expected.value!r}"
         return None
 
-    def _by_columns(self, columns: pa.Schema, schema: TableSchema) -> Iterator[str]:
+    def _column_differences(self, columns: pa.Schema, schema: TableSchema) -> Iterator[str]:
         settings = settings_with_rule(self.settings, self._rule(schema.topic))
         yield from (_SHOWS.format(name) for name in self._shown(columns, schema, settings))
         if settings.schema_changes is not SchemaChanges.IGNORE:
-            yield from (_LACKS.format(name) for name in self._missing(columns, schema, settings))
+            yield from (_MISSES.format(name) for name in self._missing(columns, schema, settings))
 
     def _shown(self, columns: pa.Schema, schema: TableSchema, settings: TableSettings) -> Iterator[str]:
-        """Columns of the target that the rules leave out, by their names at the source."""
+        """The columns of the target that the rules leave out, by their names at the source."""
         if not settings.column_list and not settings.except_column_list:
             return
         wanted = {column.id for column in with_target_columns(schema, settings).columns}
@@ -102,7 +102,7 @@ class TargetRules:
         if _ids(columns):
             for field in columns:
                 number, name = _id(field), name_of_column(field.name)
-                # a column that the table has no more is known by its name alone
+                # a column that was dropped at the source is known by its name alone
                 if number in left_out or (name in settings.except_column_list and number not in {None, *wanted}):
                     yield left_out.get(number or 0, name)
             return
@@ -111,7 +111,7 @@ class TargetRules:
         yield from (name for name in unwanted if column_name(name) in set(columns.names) - there)
 
     def _missing(self, columns: pa.Schema, schema: TableSchema, settings: TableSettings) -> Iterator[str]:
-        """Columns that the rules do not leave out and the target lacks."""
+        """The columns that the rules do not leave out and that are missing in the target."""
         rule = self._rule(schema.topic)
         transform = None if rule is None else rule.transform
         if transform is not None and transform.python is not None:
@@ -130,14 +130,14 @@ class TargetRules:
 
 
 _OURS: Final = "cdc."
-"""Beginning of the properties of every target."""
+"""Prefix of the properties of every target."""
 _REMADE: Final = "has rows that were written with another transform"
 _SHOWS: Final = "has column {0!r}, which its rule excludes"
-_LACKS: Final = "has no column {0!r}, which its rule includes"
+_MISSES: Final = "has no column {0!r}, which its rule includes"
 
 
 def _ids(columns: pa.Schema) -> set[int]:
-    """Ids of the source columns; a target that many tables share has none."""
+    """Ids of the source columns; a shared target has none."""
     return {number for field in columns if (number := _id(field)) is not None}
 
 

@@ -38,7 +38,7 @@ from pipelines.compaction.key_partitions import from_ipc, split_by_part, to_ipc
 from pipelines.folding.range_statistics import Fence
 from pipelines.replaying.log_contents import TableContents, filter_sink_rows
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, statistics
-from pipelines.sinks.delta.merge_source import RowShape
+from pipelines.sinks.delta.table_plan import RowShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,7 +70,7 @@ class LatestRowsQuery:
     @property
     def columns(self) -> pa.Schema:
         """The columns of the target, KEY_TEXT and IS_DELETED."""
-        columns = self.shape.held
+        columns = self.shape.image_columns
         return columns.append(pa.field(KEY_TEXT, pa.string())).append(pa.field(IS_DELETED, pa.bool_()))
 
 

@@ -25,9 +25,9 @@ from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import TableSchema
 from pipelines.sink_factory import build_sink, delta_settings
 from pipelines.sinks.contract import Sink
-from pipelines.sinks.delta.swap import StagedDelta
-from pipelines.sinks.search.swap import StagedSearch
-from pipelines.sinks.table_state import with_progress_state
+from pipelines.sinks.delta.staged_targets import StagedDelta
+from pipelines.sinks.search.staged_index import StagedSearch
+from pipelines.sinks.table_records import with_progress_state
 
 UNFINISHED: Final = "_unfinished_replay"
 """Marker file in a directory that a replay is filling; it contains the owner."""
@@ -47,7 +47,7 @@ class StagedTarget(Protocol):
     def forget_earlier(self, schemas: dict[int, TableSchema]) -> None:
         """Remove staged targets of an earlier process that never replaced the old ones."""
 
-    def standing(self, log_id: str) -> Published | None:
+    def open_published(self, log_id: str) -> Published | None:
         """The published record of the sink; from now on no driver can change it."""
 
     def put(self, built: Published, rest: dict[int, TableRecord]) -> Published:

@@ -41,7 +41,7 @@ from pipelines.replaying.log_contents import TableContents
 from pipelines.sinks.contract import ParkingSink, Sink, SparkAwaited, TableBatch
 from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.table_state import check_captured, failed_record, with_progress_state
+from pipelines.sinks.table_records import check_captured, failed_record, with_progress_state
 from pipelines.source.data_source import rows_between
 
 if TYPE_CHECKING:
@@ -190,10 +190,15 @@ class Rebuild:
 
     def _write_by_executors(self, spark: SparkSession, table: TableContents, upto: Position) -> TableRecord:
         shape = self._sink.parts.targets.shape(table.schema) if isinstance(self._sink, DeltaSink) else None
-        if isinstance(self._sink, DeltaSink) and shape is not None and shape.by_rows and not table.statistics.partial:
+        if (
+            isinstance(self._sink, DeltaSink)
+            and shape is not None
+            and not shape.needs_complete_rows
+            and not table.statistics.partial
+        ):
             wanted = LatestRowsQuery(table, self._source.sink, self._source.globs, int(upto), shape)
             files, whole = self._source.log.files(Position(0), upto), _whole_batch(table, None, None, upto)
-            load = BulkLoad(self._sink.parts)
+            load = BulkLoad(self._sink)
             folder = load.folder(table.schema)
             try:
                 if folder is None:

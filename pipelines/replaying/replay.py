@@ -42,8 +42,8 @@ from pipelines.runtime.replay_pause import driver_of, paused, sole_replay
 from pipelines.runtime.session import SparkSettings, has_delta, spark_session
 from pipelines.sink_factory import keeps_history
 from pipelines.sinks.contract import Sink, SparkAwaited
-from pipelines.sinks.delta.merge import has_file_system
 from pipelines.sinks.delta.settings import Writer
+from pipelines.sinks.delta.spark_writer import has_file_system
 from pipelines.source.data_source import register
 
 MAX_ROWS: Final = 200_000
@@ -152,7 +152,7 @@ class _ReplayRun:
         """Apply the last changes and replace the targets, while no driver has the sink open."""
         self._report_line("the new target is built: closing the sink for the switch")
         with paused(self._catalog, self._definition.name, self._plan.wanted.name):
-            current = staged.standing(self._plan.log.log_id)
+            current = staged.open_published(self._plan.log.log_id)
             built = self._catch_up(staged.sink, built, current)
             return staged.put(*split_records(self._plan.wanted, built, current))
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NONE_PARKED",
+    "DeadLetterSettings",
     "ParkedRows",
     "ParkingSink",
     "Published",

@@ -20,10 +20,11 @@ from cdc.stores.lake import read_target
 from cdc.stores.published import Published, TableRecord, TargetState
 from cdc.table import Column, TableSchema, TableState
 from pipelines.sinks.delta.bulk_load import BulkLoad
+from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
-from pipelines.sinks.delta.shared import SharedTarget, delete_other_tables
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.target import DeltaTarget
+from pipelines.sinks.delta.target_part import delete_other_tables
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
 
 LOG = "log-1"
@@ -302,9 +303,8 @@ def test_a_shorter_range_from_before_a_new_name_waits_after_a_crash(quick):
     changed = replace(EAST, columns=CLASHES["renamed to 'article'"])
     whole = DeltaTarget.open(uri)
     assert whole is not None
-    SharedTarget(whole, 1).evolve_columns(
-        sink.parts.targets.shape(changed).columns, SchemaChanges.EVOLVE, 60, replaced=True
-    )
+    columns = sink.parts.targets.shape(changed).columns
+    whole.part_of(1).evolve_columns(ColumnChange(columns, SchemaChanges.EVOLVE, replaced=True), 60)
 
     again = quick.driver()
     with pytest.raises(SchemaNotApplicable, match="renamed to 'item'"):
@@ -397,7 +397,7 @@ def test_executors_fill_and_merge_into_the_part_of_a_table(spark, tmp_path: Path
     apply(sink, noted, [Row(("1",), 10, {1: "1", 2: "a", 3: "1", 4: "n"})], 0, 20)
     images = batch([put(1, "b", 10), put(2, "c", 11)], 0, 20, WEST, generation=5)
     typed = spark.createDataFrame(sink.parts.targets.shape(WEST).rows(images.rows))
-    BulkLoad(sink.parts).fill(replace(images, rows=None), typed)
+    BulkLoad(sink).fill(replace(images, rows=None), typed)
     later = batch([put(1, "B", 30), gone(2, 31), part(3, 32, {3: "4"}, base=("2",))], 20, 40, WEST)
     record = sink.apply(replace(later, rows=None, frame=spark.createDataFrame(later.rows)))
 

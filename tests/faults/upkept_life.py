@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 from cdc.config import SinkRule
 from cdc.stores.published import Published
-from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
+from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings, ZOrdering
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.zorder import ZOrdering
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.sinks.upkept import Clock
 
@@ -34,7 +33,7 @@ def live(folder: str, rounds: int, *by: str) -> Iterator[int]:
     settings = UpkeepSettings(every=EVERY, vacuum_after=0.0, retain=0.0, keep_commits=10, ordering=ordering)
     rules = (SinkRule(match="*.*", cluster_by=by),)
     sink = DeltaSink(DeltaSettings("lake", path_in(folder), rules=rules, upkeep=settings))
-    sink._upkeep = TargetMaintenance(settings, clock)  # what comes when does not depend on the machine
+    sink._maintenance = TargetMaintenance(settings, clock)  # what comes when does not depend on the machine
     published = sink.open(LOG)
     done = published.position // 10 if published else 0
     for number in range(done + 1, done + 1 + rounds):

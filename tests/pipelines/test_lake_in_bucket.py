@@ -13,7 +13,7 @@ from cdc.stores.lake import Lake
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from pipelines.sink_factory import build_sink
-from pipelines.sinks.delta.merge import has_file_system
+from pipelines.sinks.delta.spark_writer import has_file_system
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.pipelines.replayed import END, Ground, Rows, delta_rows, made
 

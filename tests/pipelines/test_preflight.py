@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from cdc.config import load_definition
 from cdc.errors import ConfigError, InvalidDefinition
 from cdc.log.reader import LogReader
-from cdc.stores.sink_preflight import fed, judged, tables_in
+from cdc.stores.sink_preflight import sink_mismatches, tables_in, tables_of_sinks
 from pipelines.preflight import NewSinkCheck, find_unresolved_rules
 from tests.fixtures import forked
 from tests.pipelines.replayed import Ground, made
@@ -165,12 +165,12 @@ def test_what_spark_does_not_resolve_is_told_at_its_key(ground: Ground, spark: A
     rule = f"{{match: shop.orders, transform: {{{said}}}}}".replace(", x: {}", "")
     definition = load_definition(ruled(ground, rule))
     tables = tables_in(LogReader(definition.log.root))
-    (misfit,) = find_unresolved_rules(fed(definition, tables, {"lake"}), lambda: spark)
+    (misfit,) = find_unresolved_rules(tables_of_sinks(definition, tables, {"lake"}), lambda: spark)
 
     key, words = WRONG[said]
     assert misfit.key == ("sinks", 0, "rules", 0, *key.split("."))
     assert words in misfit.error.message
-    assert judged(definition, tables) == []
+    assert sink_mismatches(definition, tables) == []
 
 
 @pytest.mark.parametrize(

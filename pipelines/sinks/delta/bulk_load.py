@@ -9,11 +9,12 @@ from cdc.stores.published import TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder
-from pipelines.sinks.delta.merge import ONE_SPARK_WRITE, OP, TxnMarker, merge_with_spark
 from pipelines.sinks.delta.settings import Writer
-from pipelines.sinks.delta.sink_parts import DeltaSinkParts
-from pipelines.sinks.delta.strategy import table_record
-from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.spark_writer import ONE_SPARK_WRITE
+from pipelines.sinks.delta.table_plan import OP
+from pipelines.sinks.delta.target import DeltaTarget
+from pipelines.sinks.delta.writers import TxnMarker, merge_with_spark
 from pipelines.transform.expressions import raising_transform_failed
 
 if TYPE_CHECKING:
@@ -23,31 +24,31 @@ if TYPE_CHECKING:
 class BulkLoad:
     """Loads the targets of one open sink; a target must have no rows."""
 
-    def __init__(self, parts: DeltaSinkParts) -> None:
-        self._parts = parts
+    def __init__(self, sink: DeltaSink) -> None:
+        self._sink, self._targets = sink, sink.parts.targets
 
     def fill(self, batch: TableBatch, rows: DataFrame) -> TableRecord:
         """Write `rows` with Spark: all rows of the table, in the target's own columns, each once.
 
-        Only for a session with Delta. Raises what reading the frame raises; the target then is still empty.
+        Needs a session with Delta. Raises the errors of reading the frame; the target is then still empty.
         """
-        target, shape = self._parts.targets.open(batch.schema), self._parts.targets.shape(batch.schema)
+        target, shape = self._targets.open(batch.schema), self._targets.shape(batch.schema)
         source = shape.finished_frame(rows.selectExpr("*", f"'u' AS {OP}"))
         with ONE_SPARK_WRITE, raising_transform_failed(batch.schema.topic):
             merge_with_spark(target, source, shape.key, TxnMarker(target.app_id, batch.upto))
         return self._complete(batch, target)
 
     def folder(self, schema: TableSchema) -> TargetFolder | None:
-        """The directory in which executors may write files for `adopt`; None where Spark's own writer has to write."""
-        target, shape = self._parts.targets.open(schema), self._parts.targets.shape(schema)
-        by_spark = self._parts.settings.writer is Writer.SPARK or shape.expressions is not None
+        """The directory in which executors may write files for `adopt`; None if Spark's own writer has to write."""
+        target, shape = self._targets.open(schema), self._targets.shape(schema)
+        by_spark = self._sink.parts.settings.writer is Writer.SPARK or shape.expressions is not None
         if by_spark or "://" in target.uri or target.table.metadata().partition_columns:
             return None
         return TargetFolder(target.uri, target.statistics_columns)
 
     def adopt(self, batch: TableBatch, files: Sequence[DataFile]) -> TableRecord:
-        """Make files of the target's folder its rows."""
-        target = self._parts.targets.open(batch.schema)
+        """Add files of the target's directory as its rows."""
+        target = self._targets.open(batch.schema)
         target.add(files, batch.upto)
         return self._complete(batch, target)
 
@@ -55,5 +56,4 @@ class BulkLoad:
         target.set_key(batch.schema, None, replaced=True)
         if batch.generation is not None:
             target.complete_generation(batch.generation)
-        before = self._parts.published.records.get(batch.schema.relation)
-        return table_record(batch, target, batch.upto, before)
+        return self._sink.record(batch, target, batch.upto)

@@ -1,4 +1,4 @@
-"""Defaults of new columns as SQL: what rows older than ADD COLUMN … DEFAULT hold, spelled for DataFusion."""
+"""Column defaults: the values of rows older than ADD COLUMN … DEFAULT, as SQL literals for DataFusion."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pyarrow as pa
 from cdc.errors import ValueNotRepresentable
 from cdc.table import Column
 from cdc.target_names import column_name
-from pipelines.sinks.delta.merge_source import RowShape
-from pipelines.types.families import Policy, family_of, parse_array
+from pipelines.sinks.delta.table_plan import RowShape
+from pipelines.types import Policy, family_of
+from pipelines.types.families import parse_array
 
 _SPELLING: Final = {
     pa.bool_(): "Boolean",
@@ -32,7 +33,7 @@ def new_defaults(shape: RowShape, known: Iterable[Column]) -> dict[str, str]:
     """Delta column → SQL expression, for the columns with a default that are not among the known ones."""
     ids = {column.id for column in known}
     return {
-        column_name(column.name): default_expression(column, shape.missing(column) or "", shape.policy)
+        column_name(column.name): default_expression(column, shape.default_of(column) or "", shape.policy)
         for column in shape.schema.sent
         if column.missing is not None and column.id not in ids
     }
@@ -47,7 +48,7 @@ def default_expression(column: Column, text: str, policy: Policy) -> str:
         pass
     else:
         return default_literal(text, family.arrow)
-    # raised outside of the handler: Arrow's message holds the value itself
+    # raised outside of the handler, because Arrow's message contains the value
     raise ValueNotRepresentable(
         f"column {column.name!r} has a default of type {column.type_name!r} that {family.arrow!s} cannot represent"
     )

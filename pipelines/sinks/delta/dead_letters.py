@@ -18,10 +18,10 @@ from cdc.position import Position
 from cdc.stores.dead_letter_rows import PARKED_SCHEMA, DeadLetterEntry, Key, ParkedRow, parked_at, read_entries
 from cdc.stores.published import Published
 from pipelines.sinks.contract import RefusedRow, TableBatch
-from pipelines.sinks.delta.base_lookup import BaseLookup, without_base
-from pipelines.sinks.delta.erasure import erase_earlier
-from pipelines.sinks.delta.merge_source import RowShape, source_rows
-from pipelines.sinks.delta.row_states import typed_changes
+from pipelines.sinks.delta.complete_changes import typed_changes
+from pipelines.sinks.delta.delta_log import erase_earlier
+from pipelines.sinks.delta.merge_source import BaseLookup, has_no_base, source_rows
+from pipelines.sinks.delta.table_plan import RowShape
 from pipelines.types.typed_rows import typed_keys
 
 STALE: Final = 500
@@ -44,9 +44,9 @@ class DeadLetterTable:
         self._table: DeltaTable | None = None
         self._parked: dict[int, Mapping[Key, ParkedRow]] = {}
         self._unlisted: dict[int, list[DeadLetterEntry]] = {}
-        """By relation, for tables that were never published: their entries count up to the position of the target."""
+        """By relation: entries of tables that were never published; they count up to the position of the target."""
         self._entries = 0
-        self._unsettled: set[int] = set()
+        self._unconfirmed: set[int] = set()
         self._lock = Lock()
 
     def load(self, record: Published, positions: Mapping[int, int]) -> None:
@@ -54,14 +54,14 @@ class DeadLetterTable:
 
         positions: by relation, the position of the target of each table of the record.
         """
-        self._parked, self._unlisted, self._unsettled, self._entries = {}, {}, set(), 0
+        self._parked, self._unlisted, self._unconfirmed, self._entries = {}, {}, set(), 0
         self._table = DeltaTable(self._uri) if DeltaTable.is_deltatable(self._uri) else None
         entries = [] if self._table is None else read_entries(self._table)
         self._entries = len(entries)
         listed = [entry for entry in entries if entry.row.relation in record.tables]
         self._parked = dict(parked_at(listed, record, positions))
         for relation, position in positions.items():
-            self._delete_behind(relation, position, listed)
+            self._delete_after(relation, position, listed)
         for entry in entries:
             if entry.row.relation not in record.tables:
                 self._unlisted.setdefault(entry.row.relation, []).append(entry)
@@ -70,11 +70,11 @@ class DeadLetterTable:
         """As load, for a table that was never published and whose target is at a position."""
         entries = self._unlisted.pop(relation, [])
         self._parked |= parked_at(entries, Published(0, 0), {relation: position})
-        self._delete_behind(relation, position, entries)
+        self._delete_after(relation, position, entries)
 
-    def _delete_behind(self, relation: int, position: int, entries: Iterable[DeadLetterEntry]) -> None:
+    def _delete_after(self, relation: int, position: int, entries: Iterable[DeadLetterEntry]) -> None:
         if self._table is not None and any(e.row.relation == relation and e.row.upto > position for e in entries):
-            self._table.delete(_behind(relation, position))
+            self._table.delete(_is_after(relation, position))
 
     def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
         """See ParkedRows.rows_of."""
@@ -84,9 +84,9 @@ class DeadLetterTable:
         """See ParkedRows.write."""
         rows = [entry.to_json() for entry in entries]
         with self._lock:
-            if not rows and relation not in self._unsettled:
+            if not rows and relation not in self._unconfirmed:
                 return
-            self._unsettled.add(relation)  # also if the commit fails
+            self._unconfirmed.add(relation)  # also if the commit fails
             table = self._open_or_create()
             self._add_new_columns(table)
             # entries of an attempt that never merged must not count once a later batch passes its end
@@ -94,21 +94,21 @@ class DeadLetterTable:
                 table,
                 pa.Table.from_pylist(rows, PARKED_SCHEMA),
                 mode="overwrite",
-                predicate=_behind(relation, after),
+                predicate=_is_after(relation, after),
             )
             self._entries += len(rows)
-            (self._unsettled.add if rows else self._unsettled.discard)(relation)
+            (self._unconfirmed.add if rows else self._unconfirmed.discard)(relation)
 
     def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
         """See ParkedRows.confirm."""
         with self._lock:
-            self._unsettled.discard(relation)
+            self._unconfirmed.discard(relation)
             self._parked[relation] = rows
 
     def compact(self) -> None:
         """Rewrite the table once most of its entries are superseded; called between two batches."""
         live = [row for rows in self._parked.values() for row in rows.values()]
-        if self._table is None or self._unsettled or self._unlisted or self._entries <= STALE + 2 * len(live):
+        if self._table is None or self._unconfirmed or self._unlisted or self._entries <= STALE + 2 * len(live):
             return
         rows = [DeadLetterEntry(row).to_json() for row in live]
         write_deltalake(self._open_or_create(), pa.Table.from_pylist(rows, PARKED_SCHEMA), mode="overwrite")
@@ -162,29 +162,29 @@ class DeadLetterTable:
 def _open_or_create(uri: str) -> DeltaTable:
     if DeltaTable.is_deltatable(uri):
         return DeltaTable(uri)
-    described = "rows that a cdc sink could not take: entries by batch, see 'cdc dlq'"
+    described = "rows that a cdc sink refused: entries by batch, see 'cdc dlq'"
     return DeltaTable.create(uri, PARKED_SCHEMA, description=described, configuration=_PROPERTIES)
 
 
-def _behind(relation: int, position: int) -> str:
+def _is_after(relation: int, position: int) -> str:
     return f"relation = {int(relation)} AND upto > {int(position)}"
 
 
-def refused_states(images: pa.Table, before: BaseLookup, shape: RowShape, limit: int) -> list[RefusedRow]:
-    """The rows (folded shape, op `u` and `d`, one table with a key) that the target refuses, about `limit` at most.
+def refused_rows(images: pa.Table, bases: BaseLookup, shape: RowShape, limit: int) -> list[RefusedRow]:
+    """The folded rows (op `u` and `d`) of a table with a key that the target refuses, about `limit` at most.
 
-    A delete is among them if the target has no type for its key: then there is nothing to delete.
+    A delete is refused if the target cannot represent its key; there is then nothing to delete.
     """
     found = _failing(images, lambda part: source_rows(part, shape), limit)
     partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
     rows = np.setdiff1d(np.flatnonzero(partial.to_numpy()), np.fromiter(found, np.int64, len(found)))
     if len(rows):
-        found |= _without_base(images, rows, before, shape)
+        found |= _without_base(images, rows, bases, shape)
     return [RefusedRow(row, error) for row, error in sorted(found.items())]
 
 
 def refused_changes(batch: TableBatch, shape: RowShape, limit: int) -> list[RefusedRow]:
-    """The rows of a batch for a history target that have a value or key which does not fit, about `limit` at most.
+    """The rows of a batch for a history target with a value or key that does not fit, about `limit` at most.
 
     Rows of `unparked` are numbered after the others.
     """
@@ -198,12 +198,12 @@ def _typed(images: pa.Table, shape: RowShape) -> None:
     typed_keys(images["base"].drop_null(), shape.schema, shape.policy)
 
 
-def _without_base(images: pa.Table, rows: np.ndarray, before: BaseLookup, shape: RowShape) -> dict[int, CdcError]:
+def _without_base(images: pa.Table, rows: np.ndarray, bases: BaseLookup, shape: RowShape) -> dict[int, CdcError]:
     partial = images.take(pa.array(rows))
-    bases = pa.table({"key": pc.coalesce(partial["base"], partial["key"]), "position": partial["position"]})
-    untypable = _failing(bases, lambda part: typed_keys(part["key"], shape.schema, shape.policy), len(rows))
+    keys = pa.table({"key": pc.coalesce(partial["base"], partial["key"]), "position": partial["position"]})
+    untypable = _failing(keys, lambda part: typed_keys(part["key"], shape.schema, shape.policy), len(rows))
     known = np.setdiff1d(np.arange(len(rows)), np.fromiter(untypable, np.int64, len(untypable)))
-    baseless = known[without_base(partial.take(pa.array(known)), before, shape)] if len(known) else known
+    baseless = known[has_no_base(partial.take(pa.array(known)), bases, shape)] if len(known) else known
     return {
         int(rows[row]): _missing_base(shape, partial["position"][int(row)].as_py()) for row in [*untypable, *baseless]
     }

@@ -1,8 +1,8 @@
-"""External commits: rows that other clients changed in a target since a sink left it, found in the Delta log.
+"""External commits: rows that other clients changed in a target since the last commit of the sink.
 
 Our commits carry the target's identity, in a `txn` or in the commit info. Of the others, only a commit with files
-marked `dataChange` changes rows; an OPTIMIZE, a VACUUM and a property do not. Commits are read only where the target
-is at another version than the sink left it at, by their names in the log and without a listing.
+marked `dataChange` changes rows; an OPTIMIZE, a VACUUM and a property do not. Commits are read only if the target has a
+later version than the last commit of the sink. They are read by name, without a listing of the log.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from deltalake.fs import DeltaStorageHandler
 
 from cdc.log.layout import commit_file
 from pipelines.runtime.progress import ExternalCommit, ExternalCommitReport
-from pipelines.sinks.delta.table import APP_ID, DeltaTarget
+from pipelines.sinks.delta.target import APP_ID, DeltaTarget
 
-GONE: Final = "UNKNOWN"
-"""The operation of a commit that is no longer in the log; the log has the last hundred of ours."""
+MISSING: Final = "UNKNOWN"
+"""The operation of a commit that is no longer in the log; the log has the last hundred of our commits."""
 
 log = structlog.get_logger("apply")
 
@@ -29,8 +29,8 @@ log = structlog.get_logger("apply")
 class ExternalCommitWatch:
     """Finds external commits in a sink's targets; threads may use it at once, for one target one at a time."""
 
-    def __init__(self, report: ExternalCommitReport) -> None:
-        self.report = report
+    def __init__(self) -> None:
+        self.report = ExternalCommitReport()
         self._known: dict[str, int] = {}
         """By target URI: the version up to which its commits were checked."""
 
@@ -53,32 +53,32 @@ class ExternalCommitWatch:
         self._known.clear()
 
     def _check(self, target: DeltaTarget, topic: str) -> None:
-        left = self._known[target.uri]
-        if target.version > left and (found := list(_foreign(target, left))):
+        known = self._known[target.uri]
+        if target.version > known and (found := list(_foreign(target, known))):
             self.report.add(topic, found)
             log.warning(
                 "another client changed a target",
                 table=topic,
                 target=target.uri,
-                left_at=left,
+                left_at=known,
                 versions=[commit.version for commit in found],
                 operations=sorted({commit.operation for commit in found}),
             )
         self._known[target.uri] = target.version
 
 
-def _foreign(target: DeltaTarget, left: int) -> Iterator[ExternalCommit]:
+def _foreign(target: DeltaTarget, known: int) -> Iterator[ExternalCommit]:
     store, identity = pafs.PyFileSystem(DeltaStorageHandler(target.uri)), target.identity
-    for version in range(left + 1, target.version + 1):
+    for version in range(known + 1, target.version + 1):
         try:
             with store.open_input_stream(str(commit_file(PurePosixPath(), version))) as commit:
                 actions = [json.loads(line) for line in commit.read().splitlines() if line]
         except FileNotFoundError:
-            yield ExternalCommit(version, GONE)
+            yield ExternalCommit(version, MISSING)
             continue
         if _changes_rows(actions) and not _is_ours(actions, identity):
             operations = (action["commitInfo"].get("operation") for action in actions if "commitInfo" in action)
-            yield ExternalCommit(version, str(next(operations, None) or GONE))
+            yield ExternalCommit(version, str(next(operations, None) or MISSING))
 
 
 def _changes_rows(actions: Iterable[dict[str, Any]]) -> bool:

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MAX_TEXT_BOUND: Final = 256
-"""Characters of a whole text bound; a longer lower bound is cut, a longer upper bound is left out."""
+"""Maximum characters of a text bound; a longer lower bound is cut, a longer upper bound is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A Parquet file that is written and not yet part of a table."""
+    """A Parquet file that no commit has added to a table yet."""
 
     name: str
     """Path in the table's directory."""
@@ -31,7 +31,7 @@ class TargetFolder:
     """The directory of a target that executors write to, and the statistics that they return; pickled to them."""
 
     path: str
-    """A directory that every executor sees."""
+    """A directory that every executor can write."""
     statistics_columns: tuple[str, ...]
     """Columns whose bounds are returned."""
 
@@ -50,8 +50,8 @@ def statistics(rows: pa.Table, columns: Sequence[str]) -> str:
             least[name] = low[:MAX_TEXT_BOUND] if isinstance(low, str) else low
         if high is not None and not (isinstance(high, str) and len(high) > MAX_TEXT_BOUND):
             greatest[name] = high
-    told = {"numRecords": rows.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
-    return json.dumps(told, ensure_ascii=False)
+    found = {"numRecords": rows.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+    return json.dumps(found, ensure_ascii=False)
 
 
 def delta_bounds(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
@@ -63,7 +63,7 @@ def delta_bounds(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
     if pa.types.is_date(kind):
         return [None if day is None or day.startswith("-") else day for day in values.cast(pa.string()).to_pylist()]
     if pa.types.is_timestamp(kind):
-        # Delta's statistics end at the millisecond, and its readers know: of either bound the one before it
+        # statistics of Delta are in milliseconds, rounded down, also for upper bounds; readers expect that
         texts = pc.floor_temporal(values, unit="millisecond").cast(pa.timestamp("ms", tz=kind.tz)).cast(pa.string())
         return [None if text is None or text.startswith("-") else text.replace(" ", "T") for text in texts.to_pylist()]
     return None

@@ -1,8 +1,9 @@
 """History: the strategy of targets that keep more of a row than its latest state: versions, marked rows, every change.
 
-Steps of a batch: evolve the columns, then let HistoryMerge write the rows of the mode. No copy replaces older rows:
-they stay, in the columns that they had. So the target records, as `txn` positions, up to where its rows are older than
-a new column; those rows, and no others, are then given the default of the column.
+A batch is merged in these steps: evolve the columns, fill the defaults of new columns, let HistoryMerge write the rows
+of the mode. A full copy does not replace older rows: they stay, with the columns that they had. So the target records
+for each new column, as the position of a `txn`, up to where its rows are older than the column. Only those rows get the
+default of the column.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_changes
 from pipelines.sinks.delta.history_merge import HistoryMerge
 from pipelines.sinks.delta.history_modes import ROWS_OF
-from pipelines.sinks.delta.merge import double_quoted
-from pipelines.sinks.delta.schema_evolution import column_id, ids_only_in
-from pipelines.sinks.delta.strategy import TableStrategy
-from pipelines.sinks.delta.table import DeltaTarget
-from pipelines.sinks.delta.versions import all_columns
+from pipelines.sinks.delta.schema_evolution import ColumnChange, column_id, ids_only_in
+from pipelines.sinks.delta.strategy import DeltaSinkParts
+from pipelines.sinks.delta.target import DeltaTarget
+from pipelines.sinks.delta.target_layout import double_quoted
 
 OLDER_THAN_COLUMN: Final = "/older/"
 """Suffix of a `txn` identity, with the id of a column: the position up to which rows are older than the column."""
@@ -36,39 +36,43 @@ OLDER_THAN_COLUMN: Final = "/older/"
 log = structlog.get_logger("apply")
 
 
-class History(TableStrategy):
+class History:
     """The contract is pipelines.sinks.delta.strategy.KeepingStrategy."""
 
     replaced_by_copy = False
+
+    def __init__(self, parts: DeltaSinkParts) -> None:
+        self._settings, self._writers = parts.settings, parts.writers
+        self._targets, self._published = parts.targets, parts.published
+
+    def merge(self, target: DeltaTarget, batch: TableBatch) -> None:
+        """See KeepingStrategy.merge."""
+        shape, known = self._targets.shape(batch.schema), self._published.schema_of(batch.schema.relation)
+        batch, settings = without_earlier_keys(batch, known), self._settings.of(batch.schema.topic)
+        defaults = new_defaults(shape, original_columns(target, shape.schema) if known is None else known.columns)
+        columns = shape.columns_in_mode(settings.history_mode)
+        if target.columns_changed_upto <= batch.upto:
+            # older versions stay, so that no copy replaces every row
+            record_older_rows(target, columns, defaults.keys())
+            target.evolve_columns(ColumnChange(columns, settings.schema_changes, replaced=False), batch.upto)
+        else:
+            record_rows_before_columns(target, columns, batch.upto)
+        fill_older_rows(target, defaults, settings.history_mode)
+        HistoryMerge(ROWS_OF[settings.history_mode](target, shape, settings), self._writers).apply(batch)
 
     def rows_upto(self, target: DeltaTarget) -> int:
         """See KeepingStrategy.rows_upto."""
         return target.changed_upto
 
-    def refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
-        """See KeepingStrategy.refused."""
-        target = self._targets.open(batch.schema)
-        return refused_changes(batch, self._targets.shape(self._in_target_columns(target, batch).schema), limit)
-
-    def _merge(self, target: DeltaTarget, batch: TableBatch) -> None:
-        shape, known = self._targets.shape(batch.schema), self._published.schema_of(batch.schema.relation)
-        batch, settings = without_earlier_keys(batch, known), self._settings.of(batch.schema.topic)
-        defaults = new_defaults(shape, original_columns(target, shape.schema) if known is None else known.columns)
-        columns = all_columns(shape.columns, settings.history_mode)
-        if target.columns_changed_upto <= batch.upto:
-            # older versions stay, so that no copy replaces every row
-            record_older_rows(target, columns, defaults.keys())
-            target.evolve_columns(columns, settings.schema_changes, batch.upto, replaced=False)
-        else:
-            record_rows_before_columns(target, columns, batch.upto)
-        refill(target, defaults, settings.history_mode)
-        HistoryMerge(ROWS_OF[settings.history_mode](target, shape, settings), self._parts.writers).apply(batch)
+    def find_refused(self, target: DeltaTarget, batch: TableBatch, limit: int) -> list[RefusedRow]:  # noqa: ARG002
+        """See KeepingStrategy.find_refused."""
+        return refused_changes(batch, self._targets.shape(batch.schema), limit)
 
 
 def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> TableBatch:
-    """The batch without changes from before a full copy under another key: no row is found by theirs any more.
+    """The batch without the changes before a full copy that ended under another key: no row is found by that key.
 
-    before: the table when it was last published. What the target has of such rows ends with the copy.
+    before: the table when it was last published. The copy ends what the target has of such rows.
     """
     if batch.rows is None or not batch.ends_copy:
         return batch
@@ -77,48 +81,40 @@ def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> Table
     if same and pc.all(pc.equal(pc.list_value_length(batch.rows["key"]), len(ids)), min_count=0).as_py():
         return batch
     rows = batch.rows.filter(pc.greater_equal(batch.rows["position"], batch.generation))
-    if left := batch.rows.num_rows - rows.num_rows:
-        log.warning("changes under an earlier key are not retained", table=batch.schema.topic, changes=left)
+    if dropped := batch.rows.num_rows - rows.num_rows:
+        log.warning("changes under an earlier key are not retained", table=batch.schema.topic, changes=dropped)
     return replace(batch, rows=rows)
 
 
 def original_columns(target: DeltaTarget, schema: TableSchema) -> list[Column]:
-    """The columns that no row of the target is older than, as far as its own notes tell."""
+    """The columns that are as old as every row of the target, as far as its recorded positions show."""
     if not target.changed_upto:
         return list(schema.columns)
     fields = {column_id(field): field for field in target.columns}
-    there = [(column, fields.get(str(column.id).encode())) for column in schema.columns]
-    return [c for c, field in there if field is not None and target.transaction(_older_than(field)) is None]
+    columns = [(column, fields.get(str(column.id).encode())) for column in schema.columns]
+    return [c for c, field in columns if field is not None and target.transaction(_older_than(field)) is None]
 
 
 def record_older_rows(target: DeltaTarget, columns: pa.Schema, names: Collection[str]) -> None:
-    """Note up to where the rows are older than the columns of these names, before the target has them."""
-    there, stands = {column_id(field) for field in target.columns}, target.changed_upto
-    new = [_older_than(columns.field(name)) for name in names if column_id(columns.field(name)) not in there]
-    if stands:
-        _note(target, new, stands)
+    """Record that all present rows are older than the columns of these names, before the target gets the columns."""
+    present, upto = {column_id(field) for field in target.columns}, target.changed_upto
+    new = [_older_than(columns.field(name)) for name in names if column_id(columns.field(name)) not in present]
+    if upto:
+        _record_positions(target, new, upto)
 
 
 def record_rows_before_columns(target: DeltaTarget, columns: pa.Schema, upto: int) -> None:
-    """Note that the rows up to there are older than columns which the target has, and not they, from before a crash."""
-    _note(
-        target, [OLDER_THAN_COLUMN + column.decode() for column in sorted(ids_only_in(target.columns, columns))], upto
-    )
+    """Record that rows up to a position are older than the columns that an attempt before a crash added."""
+    later = sorted(ids_only_in(target.columns, columns))
+    _record_positions(target, [OLDER_THAN_COLUMN + column.decode() for column in later], upto)
 
 
-def _note(target: DeltaTarget, suffixes: Sequence[str], upto: int) -> None:
-    if suffixes:
-        marks = CommitProperties(app_transactions=[Transaction(target.app_id + suffix, upto) for suffix in suffixes])
-        target.table.create_write_transaction([], "append", target.table.schema(), commit_properties=marks)
-        target.refresh()
+def fill_older_rows(target: DeltaTarget, defaults: Mapping[str, str], mode: HistoryMode) -> None:
+    """Set new columns to their defaults in the rows that are older: Delta column → SQL expression.
 
-
-def refill(target: DeltaTarget, defaults: Mapping[str, str], keeping: HistoryMode) -> None:
-    """Give the rows that were noted as older the defaults of new columns: Delta column → SQL expression.
-
-    Rows of deletes do not say them. Younger ones, perhaps of an attempt before a crash, hold their own values.
+    Rows of deletes have no values. Younger rows, perhaps of an attempt before a crash, have their own values.
     """
-    images = f" AND {OP_COLUMN} IN ('c', 'u', 'r')" if keeping is HistoryMode.CHANGES else ""
+    images = f" AND {OP_COLUMN} IN ('c', 'u', 'r')" if mode is HistoryMode.CHANGES else ""
     for name, expression in defaults.items():
         older = target.transaction(_older_than(target.columns.field(name)))
         if older is not None and target.files()[0]:
@@ -127,6 +123,15 @@ def refill(target: DeltaTarget, defaults: Mapping[str, str], keeping: HistoryMod
                 predicate=f"{POSITION_COLUMN} <= {older}{images}",
                 commit_properties=target.signed_commit,
             )
+
+
+def _record_positions(target: DeltaTarget, suffixes: Sequence[str], upto: int) -> None:
+    if suffixes:
+        positions = CommitProperties(
+            app_transactions=[Transaction(target.app_id + suffix, upto) for suffix in suffixes]
+        )
+        target.table.create_write_transaction([], "append", target.table.schema(), commit_properties=positions)
+        target.refresh()
 
 
 def _older_than(field: pa.Field) -> str:

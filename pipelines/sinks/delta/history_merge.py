@@ -1,11 +1,11 @@
 """History merge: the rows of one batch written to one target with history.
 
-Order of the commits: first the rows that the changes make, whole and in one commit; then one commit for each ending
-(truncate or end of a copy), which closes the rows that the range did not touch. Each can be repeated. The first
-carries a `txn` of its own where others follow, and a repeated attempt skips changes up to there; the others find only
-rows that are still open. The last commit carries the `txn` of the range.
+Order of the commits: first the rows that the changes make, in one commit. Then one commit for each ending (truncate or
+end of a copy), which closes the rows that the range did not change. Each commit can be repeated. If endings follow, the
+first commit carries a `txn` of its own, and a repeated attempt skips changes up to there; an ending finds only rows
+that are still open. The last commit carries the `txn` of the range.
 
-Honest ceiling: the changes of one batch are in the memory of this process at once, and those of one transaction always.
+Honest ceiling: all changes of one batch are in the memory of this process at once, and always those of one transaction.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.every_change import GenerationEnd
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.complete_changes import StoredRows, complete_changes
 from pipelines.sinks.delta.history_modes import HistoryRows
-from pipelines.sinks.delta.merge import OP, TxnMarker, double_quoted
-from pipelines.sinks.delta.partition_values import check_partition_values
-from pipelines.sinks.delta.row_states import StoredState, row_states
-from pipelines.sinks.delta.table import ROWS, DeltaTarget
-from pipelines.sinks.delta.writers import Writers
+from pipelines.sinks.delta.table_plan import OP
+from pipelines.sinks.delta.target import ROWS, DeltaTarget
+from pipelines.sinks.delta.target_layout import check_partition_values, double_quoted
+from pipelines.sinks.delta.writers import TxnMarker, Writers
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class HistoryMerge:
     def apply(self, batch: TableBatch) -> None:
         """Merge a batch; its rows are single changes, as pipelines.folding.every_change makes them.
 
-        Raises MissingBase and ValueNotRepresentable as states does, and HistoryTrimmed for a target whose changes
-        the log has no longer one by one.
+        Raises MissingBase and ValueNotRepresentable as complete_changes does. Raises HistoryTrimmed if the log no
+        longer has the single changes after the position of the target.
         """
         images, done = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows, self.target.changed_upto
         self._check_not_trimmed(batch, images, done)
@@ -56,7 +56,7 @@ class HistoryMerge:
         stored = self.rows.without_parked(self.rows.stored(images), batch.parked_keys)
         rows, known = self._new_rows(batch, images, stored, done), stored.rows.num_rows
         if batch.unparked is not None and done < batch.upto:
-            # else an attempt before a crash committed them with the changes
+            # otherwise an attempt before a crash committed them with the changes
             earlier = self.rows.without_parked(self.rows.stored_before(batch.unparked), batch.parked_keys)
             with_endings = replace(batch, endings=(*batch.earlier_endings, *batch.endings))
             rows = pa.concat_tables([rows, self._new_rows(with_endings, batch.unparked, earlier, batch.upto)])
@@ -66,7 +66,7 @@ class HistoryMerge:
             self.target.complete_generation(batch.generation)
         hit("delta_before_merge")
         if rows.num_rows:
-            # where the target has none of the keys, every row is new
+            # if the target has none of the keys, every row is new
             self._write(batch, rows, self.rows.find_columns if known else (), ROWS if closes else "")
         hit("delta_after_merge")
         if closes:
@@ -82,43 +82,43 @@ class HistoryMerge:
                 f"from {Position(batch.since)!s} on"
             )
 
-    def _new_rows(self, batch: TableBatch, images: pa.Table, stored: StoredState, done: int) -> pa.Table:
-        there = row_states(images, stored, batch.endings, self.rows.shape)
-        return self.rows.new_rows(there, stored, batch, images, done)
+    def _new_rows(self, batch: TableBatch, images: pa.Table, stored: StoredRows, done: int) -> pa.Table:
+        states = complete_changes(images, stored, batch.endings, self.rows.shape)
+        return self.rows.new_rows(states, stored, batch, images, done)
 
-    def _write(self, batch: TableBatch, rows: pa.Table, finds: tuple[str, ...], suffix: str) -> None:
-        source = rows.append_column(OP, pa.repeat(pa.scalar("u"), rows.num_rows)) if finds else rows
-        check_partition_values(source, self.rows.shape.parted, batch.schema.topic)
-        choice = self.writers.choice(self.target, batch, source, finds)
+    def _write(self, batch: TableBatch, rows: pa.Table, find_columns: tuple[str, ...], suffix: str) -> None:
+        source = rows.append_column(OP, pa.repeat(pa.scalar("u"), rows.num_rows)) if find_columns else rows
+        check_partition_values(source, self.rows.shape.partition_texts, batch.schema.topic)
+        writer = self.writers.choose(self.target, batch, source, find_columns)
         marker = TxnMarker(self.target.app_id + suffix, batch.upto)
-        self.writers.merge(self.target, source, finds, marker, choice)
+        self.writers.merge(self.target, source, find_columns, marker, writer)
 
     def _close(self, endings: Sequence[GenerationEnd], batch: TableBatch) -> None:
-        """Close the rows that each ending took away; the last commit carries the `txn`."""
-        others = self.rows.not_parked(batch.parked_keys)
+        """Close the rows that each ending removed at the source; the last commit carries the `txn`."""
+        not_parked = self.rows.not_parked(batch.parked_keys)
         for ending in endings:
             last = ending is endings[-1]
             marker = TxnMarker(self.target.app_id, batch.upto).properties if last else self.target.signed_commit
             closing = self.rows.closing(ending)
             self.target.table.update(
                 updates={double_quoted(name): expression for name, expression in closing.items()},
-                predicate=f"{self.rows.open_rows} AND ({_older(ending)}) AND {others}",
+                predicate=f"{self.rows.open_rows} AND ({_older(ending)}) AND {not_parked}",
                 commit_properties=marker,
             )
             hit("delta_after_ending")
 
 
 def _without_earlier_deletes(images: pa.Table, since: int) -> pa.Table:
-    """The images without the deletes from before the history begins."""
+    """The images without the deletes from before the beginning of the history."""
     earlier = pc.and_(pc.less_equal(images["position"], since), pc.equal(images["op"], "d"))
     return images.filter(pc.invert(earlier))
 
 
 def _older(ending: GenerationEnd) -> str:
-    """SQL that is true for rows older than the ending, and for rows of another client, which have no position."""
-    placeless = f"{POSITION_COLUMN} IS NULL"
+    """SQL that is true for rows older than the ending, and for rows of other clients, which have no position."""
+    unpositioned = f"{POSITION_COLUMN} IS NULL"
     if ending.began is not None:
-        return f"{placeless} OR {POSITION_COLUMN} < {int(ending.began)}"
+        return f"{unpositioned} OR {POSITION_COLUMN} < {int(ending.began)}"
     position, ordinal = int(ending.position), int(ending.ordinal)
     within = f"{POSITION_COLUMN} = {position} AND {ORDINAL_COLUMN} < {ordinal}"
-    return f"{placeless} OR {POSITION_COLUMN} < {position} OR ({within})"
+    return f"{unpositioned} OR {POSITION_COLUMN} < {position} OR ({within})"

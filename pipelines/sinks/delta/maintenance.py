@@ -6,12 +6,13 @@ table at a time, for at most a tenth of the time.
 
 from __future__ import annotations
 
-import re
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 import structlog
 from deltalake import DeltaTable
@@ -19,12 +20,12 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.failpoint import hit
-from cdc.stores.table_features import lacking
+from cdc.stores.table_features import unsupported_features
 from cdc.target_names import RELATION_COLUMN
-from pipelines.sinks.delta.commit_log import remove_old_commits
+from pipelines.sinks.delta.delta_log import expired_log_files, paths_of, remove_old_commits
 from pipelines.sinks.delta.published import KeptCut
-from pipelines.sinks.delta.table import DeltaTarget
-from pipelines.sinks.delta.zorder import ZOrdering, file_groups
+from pipelines.sinks.delta.target import DeltaTarget
+from pipelines.sinks.delta.target_layout import partition_text
 
 COMPACT_ABOVE: Final = 64
 """Files since the last compaction above which a table is compacted: each merge adds one and opens all."""
@@ -48,14 +49,54 @@ READ_AT_ONCE: Final = 20
 UNKNOWN_FILE_AGE: Final = 86_400.0
 """Seconds of age at which a file goes that may still be committed by another client: no job takes a day."""
 
+ORDERED: Final = "cdc.ordered"
+"""Property of a target, JSON: `by`, the columns of its last ordering; `upto`, group → time of its newest file."""
+MAX_PARTS: Final = 1_000
+"""Partitions above which a target is not ordered: the property names each."""
+MEMORY: Final = 256 << 20
+"""Bytes of memory for the sort of a group, without its widest rows; more is spilled to disk."""
+
 _PARTED: Final = f"{RELATION_COLUMN}="
 """Prefix of a partition directory with rows, although a leading underscore hides other files."""
 _OWN: Final = "delta.enableExpiredLogCleanup"
 _GRACE: Final = "delta.deletedFileRetentionDuration"
-_LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d{10}\.\d{10})?\.parquet)\Z")
-_CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
 
 log = structlog.get_logger("upkeep")
+
+
+@dataclass(frozen=True, slots=True)
+class ZOrdering:
+    """Which file groups are ordered; sizes in bytes."""
+
+    least: int = 16 << 20
+    """A smaller group is one file or two, and ordering would save no query a file."""
+    most: int = 128 << 20
+    """A larger group is not ordered: the stream waits meanwhile, about a second for 15 MiB."""
+    file: int = 32 << 20
+    """Size of an ordered file; compaction of small files has to leave it as it is."""
+    fresh: int = 4
+    """A group is due when at least one in this many of its bytes is not ordered."""
+
+    def due(self, target: DeltaTarget) -> list[FileGroup]:
+        """The groups to order, the one with the most unordered bytes first."""
+        found = [part for part in file_groups(target) if self.least <= part.size <= self.most]
+        ripe = [part for part in found if part.fresh * self.fresh >= part.size]
+        return sorted(ripe, key=lambda part: -part.fresh)
+
+    def too_large(self, target: DeltaTarget) -> list[FileGroup]:
+        """The groups that are never ordered."""
+        return [part for part in file_groups(target) if part.size > self.most]
+
+    def order(self, target: DeltaTarget, part: FileGroup) -> None:
+        """Order one group and record it; a kill in between repeats the work."""
+        target.table.optimize.z_order(
+            target.cluster_by, partition_filters=part.filters, target_size=self.file, max_spill_size=MEMORY
+        )
+        hit("delta_upkeep_ordered")
+        upto, now = _noted(target), {found.name: found.youngest for found in file_groups(target)}
+        upto = {name: made for name, made in upto.items() if name in now} | {part.name: now[part.name]}
+        said = json.dumps({"by": target.cluster_by, "upto": upto})
+        target.table.alter.set_table_properties({ORDERED: said}, raise_if_not_exists=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +255,7 @@ class TargetMaintenance:
         now = self._clock()
         rests = now < self._rest_until
         # delta-rs cannot compact a table to which it cannot commit
-        count = 0 if opened is None or lacking(opened.table) else opened.files()[0]
+        count = 0 if opened is None or unsupported_features(opened.table) else opened.files()[0]
         many = count - turn.left
         if opened is not None and many > COMPACT_ABOVE and (not rests or many > URGENT * COMPACT_ABOVE):
             turn.left = count  # a table that cannot be compacted is tried again with as many files more
@@ -240,7 +281,7 @@ class TargetMaintenance:
     def _order(self, target: DeltaTarget, turn: _Turn) -> bool:
         """Order one partition of a target; whether one was due. A failed one is tried again later."""
         ordering, turn.order_due = self._settings.ordering, self._clock() + self._settings.every
-        if lacking(target.table):
+        if unsupported_features(target.table):
             return False
         if (large := len(ordering.too_large(target))) != turn.too_large:
             turn.too_large = large
@@ -318,7 +359,7 @@ def _compact(target: DeltaTarget, ordering: ZOrdering) -> int:
 
 def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
     """Set the properties by which writers leave the log alone, and other clients keep removed files long enough."""
-    if lacking(target.table):
+    if unsupported_features(target.table):
         return
     found = target.table.metadata().configuration
     wanted = {_OWN: "false"}
@@ -327,12 +368,6 @@ def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
         wanted[_GRACE] = f"interval {hours} hours"
     if any(found.get(name) != value for name, value in wanted.items()):
         target.table.alter.set_table_properties(wanted)
-
-
-def paths_of(table: DeltaTable) -> frozenset[str]:
-    """The data files of a version, relative to the table."""
-    root = table.table_uri.removeprefix("file://").rstrip("/") + "/"
-    return frozenset(uri.removeprefix("file://").removeprefix(root) for uri in table.file_uris())
 
 
 def _data_files(store: pafs.FileSystem, folder: str = "") -> Iterator[tuple[str, float]]:
@@ -358,16 +393,59 @@ def _names(store: pafs.FileSystem) -> list[str]:
     return [info.path for info in _files(store, "_delta_log")]
 
 
-def expired_log_files(paths: Iterable[str], oldest: int) -> list[str]:
-    """The log files that no version from `oldest` on is read with: those before the last checkpoint up to it."""
-    versions = {path: int(found[1]) for path in paths if (found := _LOG_FILE.match(path))}
-    starts = [version for path, version in versions.items() if version <= oldest and _CHECKPOINT.match(path)]
-    start = max(starts, default=0)
-    return [path for path, version in versions.items() if version < start]
-
-
 def _remove(store: pafs.FileSystem, path: str) -> None:
     try:
         store.delete_file(path)
     except FileNotFoundError:
         return
+
+
+@dataclass(frozen=True, slots=True)
+class FileGroup:
+    """The files of one partition, or of a whole table that has none."""
+
+    values: tuple[tuple[str, str], ...]
+    """Partition column → value, as Delta's log spells it; empty for NULL."""
+    size: int
+    """Bytes of its files."""
+    fresh: int
+    """Bytes of those that are younger than its last ordering."""
+    youngest: int
+    """When the last of its files was made; milliseconds since 1970."""
+
+    @property
+    def name(self) -> str:
+        """Key in the target's property."""
+        return json.dumps([value for _, value in self.values], ensure_ascii=False)
+
+    @property
+    def filters(self) -> list[tuple[str, str, str]] | None:
+        """Partition filters for delta-rs; None for the whole table."""
+        return [(column, "=", value) for column, value in self.values] or None
+
+
+def file_groups(target: DeltaTarget) -> list[FileGroup]:
+    """The file groups of a target with cluster_by; none if it has too many partitions or not these columns."""
+    if not target.cluster_by or not set(target.cluster_by) <= set(target.columns.names):
+        return []
+    actions = pa.table(target.table.get_add_actions(flatten=True))
+    columns = target.table.metadata().partition_columns
+    chosen = ["size_bytes", "modification_time", *(f"partition.{name}" for name in columns)]
+    files: dict[tuple[tuple[str, str], ...], list[tuple[int, int]]] = {}
+    for file in actions.select(chosen).to_pylist():
+        values = tuple((name, partition_text(file[f"partition.{name}"]) or "") for name in columns)
+        files.setdefault(values, []).append((file["size_bytes"], file["modification_time"]))
+    upto = _noted(target)
+    return [] if len(files) > MAX_PARTS else [_part(values, found, upto) for values, found in files.items()]
+
+
+def _part(values: tuple[tuple[str, str], ...], files: Sequence[tuple[int, int]], upto: Mapping[str, int]) -> FileGroup:
+    part = FileGroup(values, sum(size for size, _ in files), 0, max(made for _, made in files))
+    last = upto.get(part.name, 0)
+    return FileGroup(part.values, part.size, sum(size for size, made in files if made > last), part.youngest)
+
+
+def _noted(target: DeltaTarget) -> dict[str, int]:
+    """Group → time of the newest file after the last ordering by these columns."""
+    said = json.loads(target.table.metadata().configuration.get(ORDERED) or "{}")
+    return dict(said["upto"]) if said.get("by") == list(target.cluster_by) else {}

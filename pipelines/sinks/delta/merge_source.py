@@ -1,107 +1,125 @@
-"""Merge source: folded rows as the target's columns plus `_op`, built on the driver or on executors."""
+"""Merge source: the rows that a merge compares with its target, made from folded rows.
+
+A source has the target's columns and `_op` (`u` upsert, `d` delete). Deletes and complete images become rows directly.
+A partial image is laid over its base row (overlay): the unsent columns take the values of that row.
+
+The base row is the target's row of the same key, or of the old key if the row moved to a new key. It is read in the
+version of the target **before the range was applied**, because the range deletes old keys and may give them to new
+rows. After a crash that is an older version, which the published record names.
+
+A table without a key is a multiset. A deleted row is any row of the target that is equal to it in every column; the
+merge then finds that row by position and ordinal.
+
+Keys are compared as Postgres and both engines do: the texts `-0` and `0` of a float are one key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
+from deltalake import DeltaTable
 
-from cdc.stores.dead_letter_rows import Image
-from cdc.table import Column, TableSchema
-from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN, column_name
-from pipelines.sinks.delta.merge import OP, POSITION_KEY
-from pipelines.sinks.delta.partition_values import checked_partition_column
-from pipelines.transform.expressions import Expressions
-from pipelines.transform.table_transform import TableTransform
-from pipelines.types import Policy
-from pipelines.types.typed_rows import target_schema, typed_keys, typed_rows
+from cdc.errors import MissingBase, SchemaNotApplicable
+from cdc.position import Position
+from cdc.table import TableState
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
+from pipelines.folding.fold import has_base_key
+from pipelines.folding.keyless_fold import keep_latest_per_id, net_changes, row_ids
+from pipelines.sinks.delta.schema_evolution import evolved_batch, read_plan, sources
+from pipelines.sinks.delta.spark_writer import frame_of
+from pipelines.sinks.delta.table_plan import OP, RowShape
+from pipelines.sinks.delta.target_layout import backticked, double_quoted
+from pipelines.sinks.delta.target_part import RowReader, columns_of_part
+from pipelines.types.typed_rows import sent_cells, typed_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+MAX_LISTED: Final = 1_000
+"""Keys listed in the scan's predicate; above it the predicate is their range, and rows are matched in memory."""
+_RANK: Final = "_rank"
+_ROW: Final = "_row"
+_NUMBER: Final = "_number"
+
+log = structlog.get_logger("apply")
+
 
 @dataclass(frozen=True, slots=True)
-class RowShape:
-    """The columns and types of a target's rows; pickled to executors."""
+class BaseLookup:
+    """The target in which a range finds its base rows."""
 
-    schema: TableSchema
-    """The table as the target names it: columns of the source after drops, renames and masks of the transform."""
-    policy: Policy
-    transform: TableTransform | None = None
-    expressions: Expressions | None = None
-    parted: tuple[str, ...] = ()
-    """Text columns that partition the target's files, see pipelines.sinks.delta.partition_values."""
-    part: int | None = None
-    """The relation, if the target is shared and each row carries its relation."""
-
-    @property
-    def held(self) -> pa.Schema:
-        """The columns of row images: the target's without the computed ones."""
-        return (
-            target_schema(self.schema, self.policy)
-            if self.transform is None
-            else self.transform.row_schema(self.policy)
-        )
-
-    @property
-    def columns(self) -> pa.Schema:
-        """The target's columns."""
-        own = self.held if self.expressions is None else self.expressions.columns(self.held)
-        return own if self.part is None else own.append(pa.field(RELATION_COLUMN, pa.int64()))
-
-    @property
-    def source(self) -> pa.Schema:
-        """The columns of row images and `_op`."""
-        return self.held.append(pa.field(OP, pa.string()))
-
-    def rows(self, images: pa.Table) -> pa.Table:
-        """Folded upserts in the columns of `held`; an unsent column has a placeholder, as in typed_rows."""
-        if self.transform is None:
-            return typed_rows(images, self.schema, self.policy)
-        return self.transform.rows(images, self.policy)
-
-    def beside(self, image: Image) -> dict[int, str | None]:
-        """Mask an image, see pipelines.sinks.contract.ParkingSink.image_mask."""
-        known = {column.id for column in self.schema.columns}
-        masks = {} if self.transform is None else self.transform.masks
-        own = {column: text for column, text in image.items() if column in known}
-        return {column: masks[column].over(text) if column in masks else text for column, text in own.items()}
-
-    def finished_frame(self, source: DataFrame) -> DataFrame:
-        """A merge's source in the target's columns, as Shapes.finished."""
-        made = source if self.expressions is None else self.expressions.apply_to_frame(source)
-        for name in self.parted:
-            made = made.withColumn(name, checked_partition_column(name))
-        return made if self.part is None else made.selectExpr("*", f"{int(self.part)}L AS {RELATION_COLUMN}")
-
-    def named(self, rows: pa.Table) -> pa.Table:
-        """Rows of a merge's source with their relation, where the target is shared."""
-        if self.part is None:
-            return rows
-        return rows.append_column(RELATION_COLUMN, pa.repeat(pa.scalar(self.part, pa.int64()), rows.num_rows))
-
-    def missing(self, column: Column) -> str | None:
-        """The value of a column in rows older than the column, as text."""
-        return column.missing if self.transform is None else self.transform.missing(column)
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether every image can become a row, also the image of a delete; not so under a transform in Python."""
-        return self.transform is None or self.transform.rule.python is None
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """Delta names of the columns that find a row: the key in its order, or position and ordinal without a key."""
-        return tuple(column_name(column.name) for column in self.schema.key) or POSITION_KEY
+    table: DeltaTable | None
+    """None if there was no target."""
+    exact: bool = True
+    """False if the target already has a part of the range: a row of the same key is then still the right base, but the
+    old key of a moved row may belong to another row."""
+    truncated: tuple[int, int] | None = None
+    """(position, ordinal) of a truncate in the range: an older row is no base."""
+    relation: int | None = None
+    """The relation whose rows are read, in a shared target."""
+    read_rows: RowReader | None = None
+    """Reads rows that delta-rs cannot read."""
 
 
-def split(images: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """(deletes and complete upserts, incomplete upserts)."""
-    incomplete = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
-    return images.filter(pc.invert(incomplete)), images.filter(incomplete)
+def table_source(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
+    """Folded rows, op `u` and `d`, as a merge's source; arguments and errors as in overlay."""
+    complete, partial = split_partial(images)
+    source = source_rows(complete, shape)
+    if partial.num_rows:
+        source = pa.concat_tables([source, as_upserts(overlay(partial, bases, shape), shape)])
+    return one_row_per_key(source, shape.key)
+
+
+def frame_source(
+    frame: DataFrame,
+    bases: BaseLookup,
+    shape: RowShape,
+    apply_filter: Callable[[pa.Table], pa.Table] = lambda images: images,
+) -> DataFrame:
+    """As table_source for a batch that stays on the executors; only partial images come to the driver.
+
+    apply_filter: applied to the partial images before their base rows are read.
+    """
+    partial = frame.where("op = 'u' AND NOT complete").toArrow()
+    source = source_frame(frame.where("op = 'd' OR coalesce(complete, true)"), shape)
+    if partial.num_rows:
+        rows = table_source(apply_filter(partial), bases, shape)
+        source = source.unionByName(frame_of(frame.sparkSession, rows))
+    return one_row_per_key_in_spark(source, shape.key)
+
+
+def keyless_source(
+    images: pa.Table, table: DeltaTable, shape: RowShape, truncated: tuple[int, int] | None = None, *, lenient: bool
+) -> pa.Table:
+    """Folded rows of a table without a key that the target does not have yet, as a merge's source.
+
+    truncated: (position, ordinal) of a truncate in the range, which removes older rows. lenient: a delete of a missing
+    row deletes nothing. Raises MissingBase for a missing row otherwise, SchemaNotApplicable for rows with a key.
+    """
+    if images["key"].null_count < images.num_rows:
+        raise SchemaNotApplicable(f"table {shape.schema.topic!r} lost its key within a batch")
+    net = net_changes(images, shape.schema)
+    inserted, deleted = (net.filter(pc.equal(net["op"], op)) for op in ("u", "d"))
+    rows = as_upserts(shape.rows(inserted), shape)
+    if not deleted.num_rows:
+        return rows
+    typed = shape.rows(deleted)
+    candidates = rows_with_keys(table, _most_selective_column(typed), shape.columns)
+    if truncated is not None:
+        candidates = candidates.filter(is_after(candidates, truncated))
+    return pa.concat_tables([rows, _keyless_deletes(typed, candidates, shape, lenient=lenient)])
+
+
+def split_partial(images: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """(deletes and complete upserts, partial upserts)."""
+    partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
+    return images.filter(pc.invert(partial)), images.filter(partial)
 
 
 def source_rows(images: pa.Table, shape: RowShape) -> pa.Table:
@@ -109,16 +127,16 @@ def source_rows(images: pa.Table, shape: RowShape) -> pa.Table:
     upserts = images.filter(pc.equal(images["op"], "u"))
     deletes = images.filter(pc.equal(images["op"], "d"))
     rows = as_upserts(shape.rows(upserts), shape)
-    return pa.concat_tables([rows, _deletes(deletes, shape)]) if deletes.num_rows else rows
+    return pa.concat_tables([rows, _delete_rows(deletes, shape)]) if deletes.num_rows else rows
 
 
 def as_upserts(rows: pa.Table, shape: RowShape) -> pa.Table:
-    """Whole typed rows as a merge's source."""
-    return pa.Table.from_arrays([*rows.columns, _constant("u", rows.num_rows)], schema=shape.source)
+    """Complete typed rows as a merge's source."""
+    return pa.Table.from_arrays([*rows.columns, _op_column("u", rows.num_rows)], schema=shape.source)
 
 
 def source_frame(frame: DataFrame, shape: RowShape) -> DataFrame:
-    """As source_rows, typed by the executors; `frame` holds no incomplete upserts."""
+    """As source_rows, typed by the executors; the frame must have no partial upserts."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -128,15 +146,243 @@ def source_frame(frame: DataFrame, shape: RowShape) -> DataFrame:
     return frame.mapInArrow(typed, from_arrow_schema(shape.source))
 
 
-def _deletes(images: pa.Table, shape: RowShape) -> pa.Table:
-    keys = typed_keys(images["key"], shape.schema, shape.policy, images["position"])
-    held = {POSITION_COLUMN: images["position"], ORDINAL_COLUMN: images["ordinal"], OP: _constant("d", images.num_rows)}
-    held |= {name: keys[name] for name in keys.column_names}
+def overlay(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
+    """Partial upserts (folded shape) as complete rows: sent columns from the image, the others from the base row.
+
+    While the table is being copied, an image without a base row is left out. Otherwise raises MissingBase with the
+    position of the first image whose base row is missing or uncertain.
+    """
+    schema, wanted = shape.schema, shape.image_columns
+    places, rows_before = find_base_rows(images, bases, shape)
+    if schema.state is TableState.SNAPSHOTTING:
+        kept = pa.array(~_awaits_copy(images, places, bases))
+        if left_out := images.num_rows - (pc.sum(kept).as_py() or 0):
+            log.debug("images wait for the copy of their rows", table=schema.topic, images=left_out)
+        images, places = images.filter(kept), places.filter(kept)
+    if not bases.exact:
+        places = pc.if_else(has_base_key(images["base"]), None, places)
+    if places.null_count:
+        first = int(np.flatnonzero(places.is_null().to_numpy(zero_copy_only=False))[0])
+        position = Position(images["position"][first].as_py())
+        raise MissingBase(
+            f"the target of table {schema.topic!r} has no base row for {places.null_count} partial images, the "
+            f"first at {position}"
+        )
+    rows = shape.rows(images)
+    base = rows_before.take(places)
+    cells = sent_cells(images, schema)
+    # a base row older than a column has the column's default; so does `rows` if nothing was sent
+    known = wanted.names if bases.table is None else sources(_columns(bases.table, bases.relation), wanted)
     columns = [
-        held[field.name] if field.name in held else pa.nulls(images.num_rows, field.type) for field in shape.source
+        pc.if_else(pa.array(cells[number]), rows.column(number), base.column(number))
+        if wanted.names[number] in known
+        else rows.column(number)
+        for number in range(len(schema.sent))
+    ]
+    return pa.Table.from_arrays([*columns, rows[POSITION_COLUMN], rows[ORDINAL_COLUMN]], schema=wanted)
+
+
+def has_no_base(images: pa.Table, bases: BaseLookup, shape: RowShape) -> np.ndarray:
+    """The partial upserts for which overlay raises MissingBase: bool, one for each."""
+    places, _ = find_base_rows(images, bases, shape)
+    missing: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
+    if not bases.exact:
+        missing = missing | has_base_key(images["base"]).to_numpy(zero_copy_only=False)
+    if shape.schema.state is TableState.SNAPSHOTTING:
+        missing = missing & ~_awaits_copy(images, places, bases)
+    return missing
+
+
+def find_base_rows(images: pa.Table, bases: BaseLookup, shape: RowShape) -> tuple[pa.Array, pa.Table]:
+    """(for every image the index of its base row, null if there is none; the rows)."""
+    wanted = shape.image_columns
+    base_keys = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
+    keys = typed_keys(base_keys, shape.schema, shape.policy, images["position"])
+    rows = wanted.empty_table() if bases.table is None else _rows_before(bases, bases.table, keys, wanted)
+    if bases.truncated is not None:
+        rows = rows.filter(is_after(rows, bases.truncated))
+    return _match(keys, rows), rows
+
+
+def rows_with_keys(
+    table: DeltaTable, keys: pa.Table, wanted: pa.Schema, where: str | None = None, relation: int | None = None
+) -> pa.Table:
+    """The rows whose first key column has one of the values in `keys`, in the wanted schema; without keys all rows.
+
+    Columns are found by id, because the table may be an older version, from before a rename. where: a further
+    condition. relation: whose rows are read, in a shared target.
+    """
+    present = _columns(table, relation)
+    own = None if relation is None else f"{RELATION_COLUMN} = {int(relation)}"
+    columns = read_plan(present, wanted)
+    name_of = {column.field.name: column.source for column in columns if column.source is not None}
+    first = next(iter(keys.column_names), None)
+    values = None if first is None else pc.unique(comparable(keys[first]))
+    same = first in name_of and present.field(name_of[first]).type == keys.schema.field(first).type
+    narrowing = _predicate(name_of[first], values) if first is not None and same else None
+    predicate = " AND ".join(condition for condition in (own, narrowing, where) if condition) or None
+    found = []
+    for batch in pa.RecordBatchReader.from_stream(table.scan(columns=list(name_of.values()), predicate=predicate)):
+        # string views of the engine have no filter yet: convert to the wanted types first
+        rows = pa.Table.from_batches([evolved_batch(batch, present, columns)])
+        found.append(rows if first is None else rows.filter(pc.is_in(comparable(rows[first]), values)))
+    return pa.concat_tables(found) if found else wanted.empty_table()
+
+
+def comparable(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Values of a key column in a form in which equal values have equal bits."""
+    return pc.add(values, pa.scalar(0, values.type)) if pa.types.is_floating(values.type) else values
+
+
+def key_numbers(keys: pa.Table) -> np.ndarray:
+    """A number for every row, int64: equal for equal keys."""
+    return row_ids(_comparable_keys(keys).columns, keys.num_rows)
+
+
+def latest_per_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The latest row of each key, of a target's rows or a merge's source."""
+    numbers = key_numbers(rows.select(list(key)))
+    order = np.lexsort((rows[ORDINAL_COLUMN].to_numpy(), rows[POSITION_COLUMN].to_numpy()))
+    last = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
+    last[numbers[order]] = order  # the last of several rows wins
+    return rows.take(pa.array(last))
+
+
+def one_row_per_key(source: pa.Table, key: Sequence[str]) -> pa.Table:
+    """A merge's source with only the latest row of equal keys that have different texts."""
+    has_float = any(pa.types.is_floating(source.schema.field(name).type) for name in key)
+    return latest_per_key(source, key) if has_float else source
+
+
+def one_row_per_key_in_spark(source: DataFrame, key: Sequence[str]) -> DataFrame:
+    """As one_row_per_key, on the cluster."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import DoubleType, FloatType
+
+    if not any(isinstance(source.schema[name].dataType, DoubleType | FloatType) for name in key):
+        return source
+    latest_first = [F.col(POSITION_COLUMN).desc(), F.col(ORDINAL_COLUMN).desc()]
+    same_key = Window.partitionBy(*(backticked(name) for name in key)).orderBy(*latest_first)
+    return source.withColumn(_RANK, F.row_number().over(same_key)).where(F.col(_RANK) == 1).drop(_RANK)
+
+
+def is_after(rows: pa.Table, moment: tuple[int, int]) -> pa.ChunkedArray:
+    """Which rows of a target are later than a (position, ordinal)."""
+    position, ordinal = moment
+    same = pc.and_(pc.equal(rows[POSITION_COLUMN], position), pc.greater(rows[ORDINAL_COLUMN], ordinal))
+    return pc.or_(pc.greater(rows[POSITION_COLUMN], position), same)
+
+
+def _delete_rows(images: pa.Table, shape: RowShape) -> pa.Table:
+    keys = typed_keys(images["key"], shape.schema, shape.policy, images["position"])
+    known = {
+        POSITION_COLUMN: images["position"],
+        ORDINAL_COLUMN: images["ordinal"],
+        OP: _op_column("d", images.num_rows),
+    }
+    known |= {name: keys[name] for name in keys.column_names}
+    columns = [
+        known[field.name] if field.name in known else pa.nulls(images.num_rows, field.type) for field in shape.source
     ]
     return pa.Table.from_arrays(columns, schema=shape.source)
 
 
-def _constant(op: str, rows: int) -> pa.Array:
+def _op_column(op: str, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(op, pa.string()), rows)
+
+
+def _awaits_copy(images: pa.Table, places: pa.Array, bases: BaseLookup) -> np.ndarray:
+    """Which images of a table that is being copied make no row, because the copy will write it."""
+    absent: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
+    if bases.exact:
+        return absent
+    moved: np.ndarray = has_base_key(images["base"]).to_numpy(zero_copy_only=False)
+    return absent & ~moved
+
+
+def _rows_before(bases: BaseLookup, table: DeltaTable, keys: pa.Table, wanted: pa.Schema) -> pa.Table:
+    if bases.read_rows is None:
+        return rows_with_keys(table, keys, wanted, relation=bases.relation)
+    present = _columns(table, bases.relation)
+    columns = read_plan(present, wanted)
+    name_of = {column.field.name: column.source for column in columns if column.source is not None}
+    first = keys.column_names[0]
+    same = first in name_of and present.field(name_of[first]).type == keys.schema.field(first).type
+    key = name_of[first] if same else None
+    batches = bases.read_rows(table.version(), list(name_of.values()), key, keys[first])
+    found = [pa.Table.from_batches([evolved_batch(batch, present, columns)]) for batch in batches]
+    return pa.concat_tables(found) if found else wanted.empty_table()
+
+
+def _columns(table: DeltaTable, relation: int | None) -> pa.Schema:
+    return columns_of_part(pa.schema(table.schema().to_arrow()), relation)
+
+
+def _predicate(name: str, values: pa.Array) -> str | None:
+    """SQL that is true for the wanted rows; None if the key's type has no plain literal."""
+    column, values = double_quoted(name), values.drop_null()
+    if not len(values):
+        return "false"
+    if pa.types.is_integer(values.type):
+        if len(values) <= MAX_LISTED:
+            return f"{column} IN ({', '.join(str(value) for value in values.to_pylist())})"
+        ends = pc.min_max(values).as_py()
+        return f"{column} BETWEEN {ends['min']} AND {ends['max']}"
+    if pa.types.is_string(values.type) and len(values) <= MAX_LISTED:
+        return f"{column} IN ({', '.join(_quoted(value) for value in values.to_pylist())})"
+    return None
+
+
+def _match(keys: pa.Table, rows: pa.Table) -> pa.Array:
+    """For every key the index of the row with it, null if there is none."""
+    names = keys.column_names
+    left = _comparable_keys(keys).append_column(_NUMBER, pa.array(np.arange(keys.num_rows)))
+    right = _comparable_keys(rows.select(names)).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
+    joined = left.join(right, names, join_type="left outer").sort_by(_NUMBER)
+    return joined[_ROW].combine_chunks()
+
+
+def _comparable_keys(keys: pa.Table) -> pa.Table:
+    return pa.table([comparable(column) for column in keys.columns], keys.column_names)
+
+
+def _keyless_deletes(typed: pa.Table, rows: pa.Table, shape: RowShape, *, lenient: bool) -> pa.Table:
+    """For each deleted row the delete of one equal row of the target, by its position and ordinal."""
+    names = [name for name in shape.columns.names if name not in (POSITION_COLUMN, ORDINAL_COLUMN)]
+    both = pa.concat_tables([typed, rows])
+    ids = row_ids((both[name] for name in names), both.num_rows)
+    deleted, stored = ids[: typed.num_rows], ids[typed.num_rows :]
+    kinds = int(ids.max()) + 1
+    wanted, present = np.bincount(deleted, minlength=kinds), np.bincount(stored, minlength=kinds)
+    if (wanted > present).any() and not lenient:
+        first = Position(typed[POSITION_COLUMN][int(np.flatnonzero((wanted > present)[deleted])[0])].as_py())
+        raise MissingBase(
+            f"the target of table {shape.schema.topic!r} does not contain {int((wanted - present).clip(0).sum())} "
+            f"of the rows that were deleted from {first} on"
+        )
+    ends = keep_latest_per_id(_positions(rows), stored, wanted)
+    known = {POSITION_COLUMN: ends["position"], ORDINAL_COLUMN: ends["ordinal"], OP: _op_column("d", ends.num_rows)}
+    columns = [known.get(field.name, pa.nulls(ends.num_rows, field.type)) for field in shape.source]
+    return pa.Table.from_arrays(columns, schema=shape.source)
+
+
+def _positions(rows: pa.Table) -> pa.Table:
+    return pa.table({"position": rows[POSITION_COLUMN], "ordinal": rows[ORDINAL_COLUMN]})
+
+
+def _most_selective_column(typed: pa.Table) -> pa.Table:
+    """The column with the most distinct values of those that can narrow a scan; no column if none can."""
+    narrowing = [
+        field.name
+        for field in typed.schema
+        if field.name not in (POSITION_COLUMN, ORDINAL_COLUMN)
+        and (pa.types.is_integer(field.type) or pa.types.is_string(field.type))
+        and not typed[field.name].null_count
+    ]
+    best = max(narrowing, key=lambda name: pc.count_distinct(typed[name]).as_py(), default=None)
+    return typed.select([] if best is None else [best])
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,7 +1,7 @@
 """Open targets: the Delta tables that a driver has open, found or created by the rule of their table.
 
-A target is checked each time a batch needs it: it belongs to this log, to this table, and was made under the rules of
-now. Tables that share a target are written one after the other, under one lock.
+A target is checked each time a batch needs it: it belongs to this log and to this table, and its rows were written
+under the current rules. Tables that share a target are written one after the other, under one lock.
 """
 
 from __future__ import annotations
@@ -11,17 +11,29 @@ from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
 
+from cdc.config import SchemaChanges
 from cdc.errors import TargetUnusable
 from cdc.table import TableSchema
-from pipelines.sinks.delta.merge_source import RowShape
+from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.published import LastPublished
+from pipelines.sinks.delta.schema_evolution import (
+    ColumnChange,
+    check_left_out,
+    ids_only_in,
+    with_earlier_names,
+    with_target_types,
+)
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.shared import SharedTarget, part_of
-from pipelines.sinks.delta.table import ERASED, DeltaTarget
 from pipelines.sinks.delta.table_features import translate_refusals
-from pipelines.sinks.delta.table_layout import TableLayout
-from pipelines.sinks.delta.table_plan import TablePlans, check_kept, check_named, with_selected_columns
-from pipelines.sinks.delta.versions import all_columns
+from pipelines.sinks.delta.table_plan import (
+    RowShape,
+    TablePlans,
+    check_history_mode,
+    check_named,
+    with_selected_columns,
+)
+from pipelines.sinks.delta.target import ERASED, DeltaTarget
+from pipelines.sinks.delta.target_layout import TargetLayout
 from pipelines.sinks.delta.writers import Writers
 
 
@@ -31,7 +43,7 @@ class OpenTargets:
     def __init__(self, settings: DeltaSettings, plans: TablePlans, writers: Writers, published: LastPublished) -> None:
         self.log_id = ""
         self.by_uri: dict[str, DeltaTarget] = {}
-        """A target that tables share is here as a whole."""
+        """Whole targets, also those that several tables share."""
         self._settings, self._plans, self._writers, self._published = settings, plans, writers, published
         self._locks: dict[str, RLock] = {}
         """By URI."""
@@ -39,9 +51,9 @@ class OpenTargets:
         """By relation."""
 
     def shape(self, schema: TableSchema) -> RowShape:
-        """The columns and types of a table's target; raises as TablePlans.of and selected do."""
-        kept = with_selected_columns(schema, self._settings.of(schema.topic))
-        return self._plans.of(kept, self._settings.types_of(schema.topic))
+        """The columns and types of a table's target; raises as TablePlans.of and with_selected_columns do."""
+        selected = with_selected_columns(schema, self._settings.of(schema.topic))
+        return self._plans.of(selected, self._settings.types_of(schema.topic))
 
     @contextmanager
     def lock(self, schema: TableSchema) -> Iterator[None]:
@@ -51,14 +63,28 @@ class OpenTargets:
 
     @contextmanager
     def writing(self, schema: TableSchema) -> Iterator[None]:
-        """As lock; raises TargetUnusable where the protocol of the target makes a reader or writer refuse it."""
+        """As lock; raises TargetUnusable if the protocol of the target makes a reader or writer refuse it."""
         with self.lock(schema), translate_refusals(self._settings.uri_of(schema)):
             yield
+
+    def open_for(self, batch: TableBatch) -> DeltaTarget:
+        """The target of a batch, as open does.
+
+        An attempt before a crash may have created it for a longer range; columns of that range are then removed.
+        """
+        target = self.open(batch.schema)
+        if batch.schema.relation not in self._published.records and target.is_untouched:
+            shape, mode = self.shape(batch.schema), self._settings.of(batch.schema.topic).history_mode
+            columns = shape.columns_in_mode(mode)
+            later = ids_only_in(target.columns, columns)
+            change = ColumnChange(columns, SchemaChanges.EVOLVE, replaced=True, dropped=later)
+            target.evolve_columns(change, batch.upto)
+        return target
 
     def open(self, schema: TableSchema) -> DeltaTarget:
         """The target of a table at its newest version, created if there is none.
 
-        Raises TargetUnusable, SchemaNotApplicable, TransformFailed or TargetRulesChanged where it cannot be used.
+        Raises TargetUnusable, SchemaNotApplicable, TransformFailed or TargetRulesChanged if it cannot be used.
         """
         uri, shape = self._uri(schema), self.shape(schema)
         layout = replace(self._plans.layout(shape), history_mode=self._settings.of(schema.topic).history_mode)
@@ -68,12 +94,38 @@ class OpenTargets:
             target = DeltaTarget.open(uri) or self._create(uri, schema, layout)
         else:
             target.refresh()
-        if layout.merged:
-            return self._part(target, schema, layout)
+        if layout.is_shared:
+            return self._shared_part(target, schema, layout)
         target.check_identity(self.log_id, schema)
         target.check_layout(layout)
         self.by_uri[uri] = target
         return self._writers.writable(target, layout)
+
+    def check_columns(self, target: DeltaTarget, batch: TableBatch, *, replaced: bool) -> None:
+        """Raise SchemaNotApplicable for a change that needs a full copy; record by which columns rows are found.
+
+        replaced: the batch ends a full copy that replaces every row. Raises TargetRulesChanged for a target with a
+        column that the rules leave out.
+        """
+        self._settings.target_rules.check_left_out(target.uri, target.columns, batch.schema)
+        before = self._published.schema_of(batch.schema.relation)
+        target.set_key(batch.schema, before, replaced=batch.ends_copy)
+        ignored = self._settings.of(batch.schema.topic).schema_changes is SchemaChanges.IGNORE
+        if not ignored and not replaced and target.columns_changed_upto <= batch.upto:
+            check_left_out(self.shape(batch.schema).schema, before, target.columns)
+
+    def in_target_columns(self, target: DeltaTarget, batch: TableBatch) -> TableBatch:
+        """The batch with the columns and types of its rows in this target; a transform names its own columns."""
+        shape = self.shape(batch.schema)
+        # an attempt before a crash may have given the target the columns of a longer range
+        ahead = target.columns_changed_upto > batch.upto
+        if shape.transform is not None:
+            rule = shape.transform.rule
+            if not ahead or rule.python is not None:
+                return batch
+            return replace(batch, schema=with_earlier_names(batch.schema, rule, target.columns, shape.policy))
+        changes = SchemaChanges.IGNORE if ahead else self._settings.of(batch.schema.topic).schema_changes
+        return replace(batch, schema=with_target_types(batch.schema, target.columns, changes, shape.policy))
 
     def erased_upto(self, target: DeltaTarget, relation: int) -> int:
         """The end of the range whose truncate or copy last deleted rows, while later rows may be missing; 0: none."""
@@ -83,7 +135,7 @@ class OpenTargets:
         return self._erased[relation]
 
     def record_erasure(self, relation: int, upto: int) -> None:
-        """Note that a range ending at upto deletes rows of a table before it merges."""
+        """Record that a range ending at upto deletes rows of a table before it merges."""
         self._erased[relation] = upto
 
     def close(self) -> None:
@@ -92,7 +144,7 @@ class OpenTargets:
         self._erased.clear()
 
     def _uri(self, schema: TableSchema) -> str:
-        """The path that the rule says, or the one where the table had its target before it was renamed.
+        """The path of the rule, or the path that the table's target had before the table was renamed.
 
         Only a replay moves a target.
         """
@@ -101,32 +153,32 @@ class OpenTargets:
             return named
         for uri in (named, known.target):
             whole = self.by_uri.get(uri) or DeltaTarget.open(uri)
-            if whole is not None and part_of(whole, schema.relation).relation == schema.relation:
+            if whole is not None and whole.part_of(schema.relation).relation == schema.relation:
                 return uri
         return named
 
-    def _part(self, whole: DeltaTarget, schema: TableSchema, layout: TableLayout) -> SharedTarget:
+    def _shared_part(self, whole: DeltaTarget, schema: TableSchema, layout: TargetLayout) -> DeltaTarget:
         """A table's part of a shared target; a new table is added to the target."""
         whole.check_log(self.log_id)
         whole.check_layout(layout)
         self.by_uri[whole.uri] = self._writers.writable(whole, layout)
-        target = SharedTarget(whole, schema.relation)
+        target = whole.part_of(schema.relation)
         if target.relation is None:
             self._check_new(schema)
             check_named(schema, self._settings.rules)
         target.add_table(schema, self.shape(schema).columns)
         return target
 
-    def _create(self, uri: str, schema: TableSchema, layout: TableLayout) -> DeltaTarget:
+    def _create(self, uri: str, schema: TableSchema, layout: TargetLayout) -> DeltaTarget:
         self._check_new(schema)
         check_named(schema, self._settings.rules)
-        check_kept(schema, layout.history_mode)
+        check_history_mode(schema, layout.history_mode)
         shape = self.shape(schema)
-        columns = all_columns(shape.columns, layout.history_mode)
+        columns = shape.columns_in_mode(layout.history_mode)
         return DeltaTarget.create(uri, self.log_id, shape.schema, columns, layout)
 
     def _check_new(self, schema: TableSchema) -> None:
-        """Raise TargetUnusable for a table that had a target: the log from here on does not have all of its rows."""
+        """Raise TargetUnusable for a table that had a target: the rest of the log does not have all of its rows."""
         known = self._published.records.get(schema.relation)
         if known is not None and known.version is not None:
             raise TargetUnusable(

@@ -22,12 +22,12 @@ from deltalake.schema import Schema
 from cdc.errors import CutUnderOtherRules, SinkFenced, SinkOfAnotherLog
 from cdc.failpoint import hit
 from cdc.position import Position
+from cdc.stores.cut_retention import kept_cuts
 from cdc.stores.lake import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
 from cdc.stores.published import Published, TableRecord, TargetState
-from cdc.stores.snapshot_retention import staying
 from cdc.table import TableSchema
-from pipelines.sinks.delta.commit_log import is_newest, remove_old_commits
-from pipelines.sinks.delta.table import CHECKPOINT_EVERY
+from pipelines.sinks.delta.delta_log import is_newest, remove_old_commits
+from pipelines.sinks.delta.target import CHECKPOINT_EVERY
 
 CLEAN_EVERY: Final = 100
 """Publishes between two clean-ups, which drop expired cuts and remove overwritten files."""
@@ -168,7 +168,7 @@ class PublishedTable:
         return self._table
 
     def _clean(self, record: Published, retain: float) -> None:
-        stay = set(staying([cut.published_at for cut in self._cuts], self._cuts[-1].published_at, retain))
+        stay = set(kept_cuts([cut.published_at for cut in self._cuts], self._cuts[-1].published_at, retain))
         kept = [cut for cut in self._cuts if cut.published_at in stay]
         rows = _rows([*kept[:-1], replace(kept[-1], text=record.to_json())])
         self._commit(self.check(), rows, record, "overwrite")
@@ -240,7 +240,7 @@ def _create(uri: str, log_id: str) -> None:
         DeltaTable.create(
             uri,
             PUBLISHED_SCHEMA,
-            description="where a cdc sink stands, and stood: one row per cut that is kept",
+            description="published cuts of a cdc sink: one row per kept cut",
             configuration={**_PROPERTIES, _LOG_ID: log_id, _APP_ID: str(uuid.uuid4())},
             raise_if_key_not_exists=False,
         )

@@ -1,7 +1,7 @@
-"""Recovery: the published record of a Delta sink compared with its targets and rules, when a driver opens the sink.
+"""Recovery: compares the published record of a Delta sink with its targets and rules when a driver opens the sink.
 
-A crash may leave a target ahead of the record. A changed rule stops the tables whose targets were made under the old
-one, before any row changes.
+A crash may leave a target ahead of the record. A changed rule stops the tables whose targets were written under the old
+rule, before any row changes.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from cdc.stores.target_rules import TargetRules
 from cdc.table import TableSchema, TableState
 from cdc.target_names import parked_uri
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
-from pipelines.sinks.delta.erasure import erase_earlier, is_marked
+from pipelines.sinks.delta.delta_log import erase_earlier, is_marked
 from pipelines.sinks.delta.open_targets import OpenTargets
 from pipelines.sinks.delta.published import PublishedTable
-from pipelines.sinks.delta.shared import part_of
-from pipelines.sinks.delta.table import DeltaTarget
-from pipelines.sinks.table_state import failure_reason, with_progress_state
+from pipelines.sinks.delta.target import DeltaTarget
+from pipelines.sinks.table_records import failure_reason, with_progress_state
 
 
 def open_part(uri: str, relation: int) -> DeltaTarget | None:
     """The target of one table, or the table's part of a shared target; None where there is none."""
     whole = DeltaTarget.open(uri)
-    return whole and part_of(whole, relation)
+    return whole and whole.part_of(relation)
 
 
 def with_target_position(record: TableRecord, cut: int) -> TableRecord:
-    """The record of a table at the position that its target really has; cut: the position of the published record."""
+    """The record of a table with the true position of its target; cut: the position of the published record."""
     try:
         target = None if record.state == TargetState.FAILED else open_part(record.target, record.relation)
         applied = 0 if target is None else target.applied or 0
@@ -46,7 +45,7 @@ def parked_upto(record: TableRecord, *, keeps_history: bool) -> int:
         target = DeltaTarget.open(record.target) if keeps_history and record.target else None
         return record.position if target is None else max(record.position, target.changed_upto)
     except TargetUnusable:
-        return record.position  # the next batch fails with it
+        return record.position  # the next batch raises it
 
 
 def readable_versions(record: Published, targets: OpenTargets) -> dict[str, int]:
@@ -61,10 +60,10 @@ def _readable_version(uri: str, published: int, record: Published, targets: Open
     tables = [t for t in record.tables.values() if t.target == uri and t.state != TargetState.FAILED]
     try:
         target = DeltaTarget.open(uri) if tables else None
-        if target is None or any(_is_ahead(part_of(target, t.relation), t, targets) for t in tables):
+        if target is None or any(_is_ahead(target.part_of(t.relation), t, targets) for t in tables):
             return published
     except TargetUnusable:
-        return published  # the next batch of the table fails with it
+        return published  # the next batch of the table raises it
     return target.version
 
 
@@ -73,14 +72,14 @@ def _is_ahead(target: DeltaTarget, record: TableRecord, targets: OpenTargets) ->
 
 
 def follow_rules(published: PublishedTable, uri: str, record: Published, rules: TargetRules) -> Published:
-    """The record with the states that the rules mean, published if they are others; uri: of the published record.
+    """The record with each table stopped or running as the rules demand; publishes a changed record.
 
-    A table that stopped for its rules goes on once they are back. What a replay that was killed had still to erase
-    is erased.
+    A table that stopped because of its rules continues once they are restored. If a replay was killed before it erased
+    hidden values, they are erased here. uri: of the published record.
     """
     erased = {one.target for one in record.tables.values() if _is_to_erase(one, rules)}
     tables = {r: _at_newest(one, record.position) if one.target in erased else one for r, one in record.tables.items()}
-    ruled = replace(record, tables={r: _under(one, rules, record.position) for r, one in tables.items()})
+    ruled = replace(record, tables={r: _by_rules(one, rules, record.position) for r, one in tables.items()})
     if erased or ruled != record:
         published.write(ruled, erased)
     for target in erased:
@@ -90,28 +89,28 @@ def follow_rules(published: PublishedTable, uri: str, record: Published, rules: 
     return ruled
 
 
-def _under(record: TableRecord, rules: TargetRules, position: int) -> TableRecord:
+def _by_rules(record: TableRecord, rules: TargetRules, position: int) -> TableRecord:
     stopped = record.state == TargetState.FAILED
-    by_rules = stopped and (record.reason or "").startswith(TargetRulesChanged.code)
-    if not record.target or (stopped and not by_rules):
+    stopped_by_rules = stopped and (record.reason or "").startswith(TargetRulesChanged.code)
+    if not record.target or (stopped and not stopped_by_rules):
         return record
     try:
         target = DeltaTarget.open(record.target)
     except TargetUnusable:
-        return record  # the next batch says so
+        return record  # the next batch raises it
     schema = None if record.schema is None else TableSchema.from_json(record.schema)
     if target is None or (found := rules.difference(target.table, record.topic, schema)) is None:
-        return _going_on(record, target, schema, position) if by_rules else record
-    stops = complete_remedy(failure_reason(found), topic=record.topic)
-    return replace(record, state=TargetState.FAILED.value, reason=stops)
+        return _continued(record, target, schema, position) if stopped_by_rules else record
+    reason = complete_remedy(failure_reason(found), topic=record.topic)
+    return replace(record, state=TargetState.FAILED.value, reason=reason)
 
 
-def _going_on(
+def _continued(
     record: TableRecord, target: DeltaTarget | None, schema: TableSchema | None, position: int
 ) -> TableRecord:
-    """A table that stopped for rules that are back."""
+    """The record of a table that stopped because of rules that are now restored."""
     copying = schema is not None and schema.state is TableState.SNAPSHOTTING
-    whole = target is not None and part_of(target, record.relation).complete and not copying
+    whole = target is not None and target.part_of(record.relation).is_complete and not copying
     state = TargetState.CATCHING_UP if whole else TargetState.SNAPSHOTTING
     return with_progress_state(replace(record, state=state.value, reason=None), position)
 
@@ -128,9 +127,9 @@ def _is_to_erase(record: TableRecord, rules: TargetRules) -> bool:
 
 
 def _at_newest(record: TableRecord, position: int) -> TableRecord:
-    """The record of a target that was replaced and not published."""
+    """The record of a target that a replay replaced and did not publish."""
     target = open_part(record.target, record.relation)
     if target is None:
         return record
-    stands = max(record.position, target.applied or 0)
-    return with_progress_state(replace(record, position=stands, version=target.version), position)
+    applied = max(record.position, target.applied or 0)
+    return with_progress_state(replace(record, position=applied, version=target.version), position)

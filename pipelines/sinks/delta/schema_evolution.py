@@ -1,14 +1,14 @@
-"""Schema evolution: the plan by which a target follows its table; pure, `DeltaTarget.evolve_columns` runs it.
+"""Schema evolution: the plan by which a target follows its table. Pure; `DeltaTarget.evolve_columns` runs the plan.
 
 Columns are known by id, which the fields of target and table carry in their metadata. New columns alone need a commit
 of metadata. Every other change is one commit that rewrites the rows. Column mapping would avoid the rewrite, but then
-delta-rs could neither add a column nor compact, and it cannot read a table with widened types. Either way the change
-is one commit, so it is done or not; the plan for a target that already followed is empty.
+delta-rs could neither add a column nor compact, and it cannot read a table with widened types. Because the change is
+one commit, it is complete or absent. The plan for a target that already has the columns is empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -27,10 +27,22 @@ class FilledColumn:
     """One column of a target whose rows are rewritten."""
 
     field: pa.Field
-    held: str | None = None
-    """The column of the target whose values it gets; None: nulls."""
+    source: str | None = None
+    """The column of the target from which it takes its values; None: nulls."""
     convert: ArrayConversion | None = None
     """The conversion of the values; None: they do not change."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChange:
+    """The columns that a table needs in its target."""
+
+    wanted: pa.Schema
+    policy: SchemaChanges
+    replaced: bool
+    """Whether a full copy replaces every row, so that no current value has to survive."""
+    dropped: frozenset[bytes] = frozenset()
+    """Ids of the columns to drop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +57,25 @@ class EvolutionPlan:
     """All columns, if the rows are rewritten."""
 
 
-def plan(
-    present: pa.Schema,
-    wanted: pa.Schema,
-    changes: SchemaChanges,
-    *,
-    replaced: bool,
-    gone: frozenset[bytes] = frozenset(),
-) -> EvolutionPlan:
-    """The plan from the columns `present` to those of `wanted`; columns that only the target has stay.
+def plan(present: pa.Schema, change: ColumnChange) -> EvolutionPlan:
+    """The plan from the columns `present` to the wanted ones; columns that only the target has stay.
 
-    replaced: a full copy replaces every row, so that no current value needs to survive. gone: ids of the columns to
-    drop. Raises SchemaNotApplicable for a change that the policy forbids, or that needs a full copy.
+    Raises SchemaNotApplicable for a change that the policy forbids, or that needs a full copy.
     """
-    if changes is SchemaChanges.TRY_EVOLVE:
+    if change.policy is SchemaChanges.TRY_EVOLVE:
         try:
-            return plan(present, wanted, SchemaChanges.EVOLVE, replaced=replaced, gone=gone)
+            return plan(present, replace(change, policy=SchemaChanges.EVOLVE))
         except SchemaNotApplicable:
-            return plan(present, wanted, SchemaChanges.LENIENT, replaced=replaced, gone=gone)
-    made = _PlanBuilder(present, wanted, lenient=changes is SchemaChanges.LENIENT, replaced=replaced)
-    found = made.plan(gone)
-    if changes is SchemaChanges.IGNORE and found.steps:
+            return plan(present, replace(change, policy=SchemaChanges.LENIENT))
+    found = _PlanBuilder(present, change).plan()
+    if change.policy is SchemaChanges.IGNORE and found.steps:
         raise SchemaNotApplicable(
             f"its columns changed, and not only by the source ({'; '.join(found.steps)}): they cannot be ignored",
             remedy="rebuild the table: 'cdc replay SINK --tables TABLE'; or set another schema_changes policy",
         )
-    if changes is SchemaChanges.EXCEPTION and (said := (*found.steps, *_dropped(present, wanted))):
+    if change.policy is SchemaChanges.EXCEPTION and (steps := (*found.steps, *_dropped(present, change.wanted))):
         raise SchemaNotApplicable(
-            f"its columns changed, which 'schema_changes: exception' forbids: {'; '.join(said)}",
+            f"its columns changed, which 'schema_changes: exception' forbids: {'; '.join(steps)}",
             remedy="rebuild the table: 'cdc replay SINK --tables TABLE'; or set another schema_changes policy",
         )
     return found
@@ -83,7 +86,7 @@ def columns_to_drop(
 ) -> frozenset[bytes]:
     """Ids of the columns that the target drops; before: the table when the target was last published.
 
-    Columns of its earlier key stay: after a crash a range from before the new key still finds its rows by them.
+    Columns of the earlier key stay: after a crash a range from before the new key still finds its rows by them.
     """
     if policy is DroppedColumns.KEEP or before is None:
         return frozenset()
@@ -104,7 +107,7 @@ def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaCh
         if column.generated:
             columns.append(column)
         elif field is not None:
-            columns.append(_kept(column, field, changes, policy))
+            columns.append(_target_column(column, field, changes, policy))
         elif changes is not SchemaChanges.IGNORE:
             columns.append(column)
         elif column.key is not None:
@@ -116,12 +119,12 @@ def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaCh
 
 
 def with_earlier_names(schema: TableSchema, rule: Transform, present: pa.Schema, policy: Policy) -> TableSchema:
-    """As with_target_types for a target that this rule evolved further: under the names of the source by then."""
-    held = with_target_types(
+    """As with_target_types for a target with the columns of a longer range: the table with the names of that time."""
+    typed = with_target_types(
         replace(schema, columns=_without(schema, rule.drop)), present, SchemaChanges.IGNORE, policy
     )
     named = {new: old for old, new in rule.rename.items()}
-    columns = {column.id: replace(column, name=named.get(column.name, column.name)) for column in held.columns}
+    columns = {column.id: replace(column, name=named.get(column.name, column.name)) for column in typed.columns}
     columns |= {column.id: column for column in schema.columns if column.name in rule.drop}
     return replace(schema, columns=tuple(columns[column.id] for column in schema.columns if column.id in columns))
 
@@ -131,9 +134,9 @@ def _without(schema: TableSchema, names: Sequence[str]) -> tuple[Column, ...]:
 
 
 def check_left_out(wanted: TableSchema, before: TableSchema | None, present: pa.Schema) -> None:
-    """Raise SchemaNotApplicable for a column that the table had before and the target does not: it was left out.
+    """Raise SchemaNotApplicable for a column that the table had before and the target does not have.
 
-    Older rows have no value for it, and no default gives one. before: the table when the target was last published.
+    A rule left it out, so older rows have no value for it. before: the table when the target was last published.
     """
     known = set() if before is None else {column.id for column in before.sent}
     found = _by_id(present)
@@ -145,9 +148,9 @@ def check_left_out(wanted: TableSchema, before: TableSchema | None, present: pa.
 
 
 def check_key(schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
-    """Raise SchemaNotApplicable for another key than before, by which the target's rows are not found.
+    """Raise SchemaNotApplicable if the key differs from the key by which the target's rows are found.
 
-    replaced: all older rows go, for a full copy that began under the new key has ended.
+    replaced: a full copy that began under the new key has ended and replaces all older rows.
     """
     if before is None or replaced or [c.id for c in before.key] == [c.id for c in schema.key]:
         return
@@ -159,10 +162,10 @@ def check_key(schema: TableSchema, before: TableSchema | None, *, replaced: bool
 
 
 def sources(present: pa.Schema, wanted: pa.Schema) -> dict[str, str]:
-    """Wanted column → the column of a target, perhaps an older version of it, that holds its values."""
+    """Wanted column → the column with its values in a target, which may be an older version."""
     found = _by_id(present)
-    held = {field.name: _held(field, present, found) for field in wanted}
-    return {name: field.name for name, field in held.items() if field is not None}
+    present_field = {field.name: _present_field(field, present, found) for field in wanted}
+    return {name: field.name for name, field in present_field.items() if field is not None}
 
 
 def read_plan(present: pa.Schema, wanted: pa.Schema) -> tuple[FilledColumn, ...]:
@@ -171,22 +174,22 @@ def read_plan(present: pa.Schema, wanted: pa.Schema) -> tuple[FilledColumn, ...]
     return tuple(_read(field, found.get(field.name), present) for field in wanted)
 
 
-def _read(field: pa.Field, held: str | None, present: pa.Schema) -> FilledColumn:
-    if held is None or present.field(held).type == field.type:
-        return FilledColumn(field, held)
-    convert = _widened(present.field(held), field)
-    return FilledColumn(field) if convert is None else FilledColumn(field, held, convert)
+def _read(field: pa.Field, source: str | None, present: pa.Schema) -> FilledColumn:
+    if source is None or present.field(source).type == field.type:
+        return FilledColumn(field, source)
+    convert = _widened(present.field(source), field)
+    return FilledColumn(field) if convert is None else FilledColumn(field, source, convert)
 
 
-def evolved_batch(batch: pa.RecordBatch, held: pa.Schema, columns: Sequence[FilledColumn]) -> pa.RecordBatch:
-    """Rows of a target with the columns `held` after an evolution; string views of the engine become arrays."""
-    made = [
+def evolved_batch(batch: pa.RecordBatch, present: pa.Schema, columns: Sequence[FilledColumn]) -> pa.RecordBatch:
+    """Rows of a target with the columns `present` after an evolution; string views of the engine become arrays."""
+    arrays = [
         pa.nulls(batch.num_rows, column.field.type)
-        if column.held is None
-        else _converted(batch.column(column.held).cast(held.field(column.held).type), column)
+        if column.source is None
+        else _converted(batch.column(column.source).cast(present.field(column.source).type), column)
         for column in columns
     ]
-    return pa.RecordBatch.from_arrays(made, schema=pa.schema([column.field for column in columns]))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([column.field for column in columns]))
 
 
 def _converted(values: pa.Array, column: FilledColumn) -> pa.Array:
@@ -199,77 +202,76 @@ def column_id(field: pa.Field) -> bytes | None:
 
 
 def ids_only_in(present: pa.Schema, wanted: pa.Schema) -> frozenset[bytes]:
-    """Ids of the source columns that `present` has, and not `wanted`."""
+    """Ids of the source columns that are in `present` and not in `wanted`."""
     return frozenset(_by_id(present).keys() - _by_id(wanted).keys())
 
 
 def without_ids(columns: pa.Schema) -> pa.Schema:
-    """The columns without ids, as in a shared target: each table has its own ids."""
+    """The columns without ids, as in a shared target, in which each table has its own ids."""
     types = [_type_name(field) for field in columns]
-    plain = [{} if name is None else {TYPE_KEY: name} for name in types]
-    return pa.schema([field.with_metadata(said) for field, said in zip(columns, plain, strict=True)])
+    metadata = [{} if name is None else {TYPE_KEY: name} for name in types]
+    return pa.schema([field.with_metadata(plain) for field, plain in zip(columns, metadata, strict=True)])
 
 
 class _PlanBuilder:
     """The construction of one plan."""
 
-    def __init__(self, present: pa.Schema, wanted: pa.Schema, *, lenient: bool, replaced: bool) -> None:
-        self._present, self._wanted = present, wanted
-        self._lenient, self._replaced = lenient, replaced
+    def __init__(self, present: pa.Schema, change: ColumnChange) -> None:
+        self._present, self._wanted, self._dropped = present, change.wanted, change.dropped
+        self._lenient, self._replaced = change.policy is SchemaChanges.LENIENT, change.replaced
         self._steps: list[str] = []
-        self._stay: dict[str, str] = {}
-        """Columns that stay in addition to the new ones → their names from then on."""
-        self._names = {field.name.casefold() for field in (*present, *wanted)}
+        self._stay: set[str] = set()
+        """Columns that stay in addition to their successors."""
+        self._names = {field.name.casefold() for field in (*present, *change.wanted)}
 
-    def plan(self, gone: Collection[bytes]) -> EvolutionPlan:
+    def plan(self) -> EvolutionPlan:
         """Build the plan."""
         found = sources(self._present, self._wanted)
         filled = {field.name: self._filled(field, found.get(field.name)) for field in self._wanted}
         added = tuple(filled[field.name].field for field in self._wanted if field.name not in found)
-        anew = len(self._steps) > 0
-        used = {held: name for name, held in found.items()}
+        rewrites = len(self._steps) > 0
+        successor = {source: name for name, source in found.items()}
         order: list[FilledColumn] = []
         for field in self._present:
-            if column_id(field) in gone:
+            if column_id(field) in self._dropped:
                 self._steps.append(f"column {field.name!r} was dropped")
                 continue
-            if field.name in used:
-                order.append(filled[used[field.name]])
-            if field.name in self._stay or field.name not in used:
-                order.extend(self._left(field))
-        anew = anew or len(self._steps) > 0
-        said = (*self._steps, *(f"column {field.name!r} was added" for field in added))
-        if not anew:
-            return EvolutionPlan(said, added=added)
-        return EvolutionPlan(said, columns=(*order, *(FilledColumn(field) for field in added)))
+            if field.name in successor:
+                order.append(filled[successor[field.name]])
+            if field.name in self._stay or field.name not in successor:
+                order.extend(self._kept(field))
+        rewrites = rewrites or len(self._steps) > 0
+        steps = (*self._steps, *(f"column {field.name!r} was added" for field in added))
+        if not rewrites:
+            return EvolutionPlan(steps, added=added)
+        return EvolutionPlan(steps, columns=(*order, *(FilledColumn(field) for field in added)))
 
-    def _filled(self, field: pa.Field, held: str | None) -> FilledColumn:
-        if held is None:
+    def _filled(self, field: pa.Field, source: str | None) -> FilledColumn:
+        if source is None:
             return FilledColumn(field)
-        before = self._present.field(held)
-        if held != field.name:
-            self._steps.append(f"column {held!r} was renamed to {field.name!r}")
+        before = self._present.field(source)
+        if source != field.name:
+            self._steps.append(f"column {source!r} was renamed to {field.name!r}")
             if self._lenient:
-                self._stay[held] = held
+                self._stay.add(source)
         if before.type == field.type:
-            return FilledColumn(field, held)
+            return FilledColumn(field, source)
         self._steps.append(f"column {field.name!r} became {field.type!s}, it was {before.type!s}")
         convert = _widened(before, field)
         if self._lenient:
-            self._stay[held] = held
+            self._stay.add(source)
         if convert is not None:
-            return FilledColumn(field, held, convert)
+            return FilledColumn(field, source, convert)
         if not (self._replaced or self._lenient):
             raise SchemaNotApplicable(
                 f"column {field.name!r} changed its type: {field.type!s} cannot represent every value of "
-                f"{before.type!s}, "
-                "the type in the target",
+                f"{before.type!s}, the type in the target",
                 remedy=COPY_AGAIN,
             )
         return FilledColumn(field)
 
-    def _left(self, field: pa.Field) -> list[FilledColumn]:
-        """A column that no wanted column continues, or that stays in addition to its successor."""
+    def _kept(self, field: pa.Field) -> list[FilledColumn]:
+        """A column without a successor among the wanted ones, or one that stays in addition to its successor."""
         taken = {name.casefold() for name in self._wanted.names}
         stays = field.name in self._stay
         if field.name.casefold() not in taken:
@@ -282,10 +284,10 @@ class _PlanBuilder:
             )
         if not stays:
             self._steps.append(f"column {field.name!r} was dropped and its name given to another")
-        return [FilledColumn(self._aside(field), field.name)] if self._lenient else []
+        return [FilledColumn(self._renamed(field), field.name)] if self._lenient else []
 
-    def _aside(self, field: pa.Field) -> pa.Field:
-        """The field under a name that no source column can have: those escape percent signs."""
+    def _renamed(self, field: pa.Field) -> pa.Field:
+        """The field under a name that no source column can have, because source names escape percent signs."""
         number = 1
         while (name := f"{field.name}%v{number}").casefold() in self._names:
             number += 1
@@ -306,7 +308,7 @@ def _by_id(present: pa.Schema) -> dict[bytes, pa.Field]:
     return {id_: field for field in present if (id_ := column_id(field)) is not None}
 
 
-def _held(field: pa.Field, present: pa.Schema, found: Mapping[bytes, pa.Field]) -> pa.Field | None:
+def _present_field(field: pa.Field, present: pa.Schema, found: Mapping[bytes, pa.Field]) -> pa.Field | None:
     id_ = column_id(field)
     if id_ is None:
         same = field.name in present.names and column_id(present.field(field.name)) is None
@@ -314,7 +316,7 @@ def _held(field: pa.Field, present: pa.Schema, found: Mapping[bytes, pa.Field]) 
     return found.get(id_)
 
 
-def _kept(column: Column, field: pa.Field, changes: SchemaChanges, policy: Policy) -> Column:
+def _target_column(column: Column, field: pa.Field, changes: SchemaChanges, policy: Policy) -> Column:
     ignored = changes is SchemaChanges.IGNORE
     if ignored:
         column = replace(column, name=name_of_column(field.name))

@@ -1,4 +1,4 @@
-"""Settings of a Delta sink: what its definition says, for the sink as a whole and for each of its tables."""
+"""Settings of a Delta sink, from its definition: for the sink as a whole and for each of its tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from cdc.config import DeadLetterSettings, SinkRule, TableSettings, rule_of, table_settings
 from cdc.config.sinks import HistoryMode, target_path
+from cdc.stores.target_rules import TargetRules
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.contract import NONE_PARKED
@@ -17,7 +18,7 @@ from pipelines.types import ColumnPolicies, Policy, TypePolicy
 class Writer(StrEnum):
     """The engine that writes the targets."""
 
-    #: delta-rs while that is quicker and has the memory, or Spark has no Delta; else Spark.
+    #: delta-rs while it is faster and has the memory, or if Spark has no Delta; otherwise Spark.
     AUTO = "auto"
     #: delta-rs on the driver, whatever the size.
     DELTA_RS = "delta-rs"
@@ -44,7 +45,7 @@ class DeltaSettings:
     """Bytes of one table rewritten per second, above which batches wait; 0: no limit."""
 
     _known: dict[str, TableSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By topic; every batch reads them many times."""
+    """By topic; every batch reads them several times."""
 
     def of(self, topic: str) -> TableSettings:
         """The settings of one table."""
@@ -67,13 +68,18 @@ class DeltaSettings:
         return target_path(self.path, self.rules, schema)
 
     def dead_letters_of(self, schema: TableSchema) -> DeadLetterSettings:
-        """How many rows of a table may be parked: none of a table without a key.
+        """How many rows of a table may be parked: none for a table without a key.
 
-        None either under a transform in Python: a parked row is the row before the function, which may hide values.
+        None either for a transform in Python: a parked row is the row before the function, which may hide values.
         """
         rule = rule_of(schema.topic, self.rules)
         hides = rule is not None and rule.transform is not None and rule.transform.python is not None
         return NONE_PARKED if hides or not schema.key else self.of(schema.topic).dead_letters
+
+    @property
+    def target_rules(self) -> TargetRules:
+        """The rules under which rows are written."""
+        return TargetRules(self.table, self.rules)
 
     @property
     def record_uri(self) -> str:

@@ -1,40 +1,42 @@
 """Delta sink: one Delta table per source table, and one published record that names the cut which readers see.
 
-The sink opens and recovers the targets, hands each batch to the strategy of its table, and publishes. How a batch is
-merged is in pipelines.sinks.delta.latest and pipelines.sinks.delta.history.
+The sink opens and recovers the targets, hands each batch to the strategy of its table, and publishes.
+`pipelines/sinks/delta/README.md` lists the functions through which a batch goes.
 
 Honest ceiling: effectively once. Two drivers at a time are refused at `publish`. Between two publishes the lease alone
-keeps a second driver away on a store where Spark cannot fence (local, S3).
+keeps a second driver away on a store in which Spark cannot fence (local, S3).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from cdc.config import DeadLetterSettings
 from cdc.failpoint import hit
 from cdc.table import TableSchema
-from pipelines.sinks.contract import ImageMask, Published, RefusedRow, TableBatch, TableRecord
+from pipelines.sinks.contract import DeadLetterSettings, ImageMask, Published, RefusedRow, TableBatch, TableRecord
 from pipelines.sinks.delta.history import History
-from pipelines.sinks.delta.latest import LatestState
+from pipelines.sinks.delta.latest_state import LatestState
 from pipelines.sinks.delta.maintenance import TargetMaintenance
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.recovery import follow_rules, parked_upto, readable_versions, with_target_position
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.sink_parts import DeltaSinkParts
-from pipelines.sinks.delta.strategy import KeepingStrategy
+from pipelines.sinks.delta.strategy import DeltaSinkParts, KeepingStrategy
+from pipelines.sinks.delta.target import DeltaTarget, rewritten_bytes
+from pipelines.sinks.table_records import applied_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ATTEMPTS: Final = 5
 _PARALLEL: Final = 4
-"""Tables merged at once by delta-rs, which works outside of the interpreter's lock; more only take memory."""
+"""Tables merged at once by delta-rs, which works outside of the interpreter's lock; more would only take memory."""
 
 
 class DeltaSink:
@@ -49,18 +51,18 @@ class DeltaSink:
         self._latest: KeepingStrategy = LatestState(self.parts)
         self._history: KeepingStrategy = History(self.parts)
         self._record_table: PublishedTable | None = None
-        self._upkeep = TargetMaintenance(settings.upkeep)
-        self.pace, self.foreign = self.parts.commit_rate, self.parts.external_commits.report
+        self._maintenance = TargetMaintenance(settings.upkeep)
+        self.commit_rate, self.external_commits = self.parts.commit_rate, self.parts.external_commits.report
         self.parked = self.parts.parked
         if spark is not None:
             self.attach(spark)
 
     def attach(self, spark: SparkSession) -> None:
-        """See Sink.attach; from now on Spark writes what is large, if it has Delta."""
+        """See Sink.attach; from now on Spark writes large batches, if it has Delta."""
         self.parts.attach(spark)
 
     def open(self, log_id: str) -> Published | None:
-        """See Sink.open; raises DeltaJarMissing when the writer is Spark and it has no Delta."""
+        """See Sink.open; raises DeltaJarMissing if the writer is Spark and Spark has no Delta."""
         self.parts.writers.check(self.name)
         self.parts.targets.log_id = log_id
         self._record_table = PublishedTable.open(self._settings.record_uri, log_id, self._settings.upkeep.retain)
@@ -68,7 +70,7 @@ class DeltaSink:
         if record is None:
             self.parked.load(Published(0, 0), {})
             return None
-        record = follow_rules(self._record_table, self._settings.record_uri, record, self.parts.rules)
+        record = follow_rules(self._record_table, self._settings.record_uri, record, self._settings.target_rules)
         self.parts.published.remember(record)
         tables = {r: with_target_position(table, record.position) for r, table in record.tables.items()}
         keeps = self._settings.keeps_history
@@ -79,7 +81,7 @@ class DeltaSink:
 
     def apply(self, batch: TableBatch) -> TableRecord:
         """See Sink.apply."""
-        self.pace.start_batch()
+        self.commit_rate.start_batch()
         attempts = Retrying(
             retry=retry_if_exception_type(CommitFailedError),
             stop=stop_after_attempt(_ATTEMPTS),
@@ -88,7 +90,42 @@ class DeltaSink:
         )
         # an error that a retry repairs, a changed protocol among them, is not translated before the last attempt
         with self.parts.targets.writing(batch.schema):
-            return attempts(self._strategy(batch.schema).apply, batch)
+            return attempts(self._apply_once, batch)
+
+    def _apply_once(self, batch: TableBatch) -> TableRecord:
+        """Open the target as it is now, merge the batch unless it was merged before, and return the table's record."""
+        strategy, targets = self._strategy(batch.schema), self.parts.targets
+        target = targets.open_for(batch)
+        with self._watch(target, batch.schema.topic):
+            if (target.applied or -1) < batch.upto:
+                targets.check_columns(target, batch, replaced=batch.ends_copy and strategy.replaced_by_copy)
+                strategy.merge(target, targets.in_target_columns(target, batch))
+        # after a crash the target may be beyond upto; then it does not belong to the cut at upto
+        rows_upto = max(strategy.rows_upto(target), targets.erased_upto(target, batch.schema.relation))
+        return self.record(batch, target, max(batch.upto, rows_upto))
+
+    @contextmanager
+    def _watch(self, target: DeltaTarget, topic: str) -> Iterator[None]:
+        """Report commits of other clients before and after the block, and count the bytes that the block rewrites."""
+        commits, files = self.parts.external_commits, target.actions
+        commits.before(target, topic, self.parts.published.versions.get(target.uri))
+        yield
+        self.commit_rate.add_rewritten(topic, rewritten_bytes(files, target.actions))
+        commits.after(target, topic)
+
+    def record(self, batch: TableBatch, target: DeltaTarget, position: int) -> TableRecord:
+        """The record of a table after its batch was merged; position: that of the target."""
+        schema, before = batch.schema, self.parts.published.records.get(batch.schema.relation)
+        return TableRecord(
+            relation=schema.relation,
+            topic=schema.topic,
+            target=target.uri,
+            position=position,
+            version=target.version,
+            state=applied_state(batch, before, complete=target.is_complete).value,
+            reason=None,
+            schema=schema.to_json().decode(),
+        )
 
     def publish(self, record: Published) -> None:
         """See Sink.publish."""
@@ -97,19 +134,19 @@ class DeltaSink:
         table.write(record)
         self.parts.published.remember(record)
         self.parked.compact()
-        self.pace.end_batch()
-        self._upkeep.turn(table.cuts, self.parts.targets.by_uri)
+        self.commit_rate.end_batch()
+        self._maintenance.turn(table.cuts, self.parts.targets.by_uri)
 
     def pin(self, record: Published) -> str:
-        """See Sink.pin; the upkeep of this driver leaves the versions alone until they are released."""
+        """See Sink.pin; the maintenance of this driver keeps the versions until they are released."""
         versions = readable_versions(record, self.parts.targets)
         handle = json.dumps(versions, sort_keys=True)
-        self._upkeep.pin(handle, versions)
+        self._maintenance.pin(handle, versions)
         return handle
 
     def release(self, handle: str) -> None:
         """See Sink.release."""
-        self._upkeep.release(handle)
+        self._maintenance.release(handle)
 
     def close(self) -> None:
         """See Sink.close."""
@@ -122,7 +159,7 @@ class DeltaSink:
 
     def image_mask(self, schema: TableSchema) -> ImageMask:
         """See ParkingSink.image_mask."""
-        return self.parts.targets.shape(schema).beside
+        return self.parts.targets.shape(schema).mask_image
 
     def keeps_history(self, schema: TableSchema) -> bool:
         """See ParkingSink.keeps_history."""
@@ -137,8 +174,10 @@ class DeltaSink:
 
     def find_refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
         """See ParkingSink.find_refused."""
-        with self.parts.targets.writing(batch.schema):
-            return self._strategy(batch.schema).refused(batch, limit)
+        targets = self.parts.targets
+        with targets.writing(batch.schema):
+            target = targets.open(batch.schema)
+            return self._strategy(batch.schema).find_refused(target, targets.in_target_columns(target, batch), limit)
 
     def _strategy(self, schema: TableSchema) -> KeepingStrategy:
         return self._history if self._settings.keeps_history(schema.topic) else self._latest

@@ -1,33 +1,91 @@
-"""Spark target: a Delta target with table features that delta-rs cannot write, so that Spark makes its commits.
-
-delta-rs still reads what it can: files and their bounds, properties, the applied position, and mostly rows as well.
-"""
+"""Spark writer: Spark as a writer of Delta: what a session can write, its `txn`, and targets that only Spark writes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from py4j.protocol import Py4JJavaError
 
-from cdc.stores.table_features import lacking
-from pipelines.sinks.delta.merge import ONE_SPARK_WRITE, backticked, transaction
+from cdc.errors import DeltaJarMissing
+from cdc.stores.table_features import unsupported_features
 from pipelines.sinks.delta.schema_evolution import EvolutionPlan
-from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.table_features import unsupported
+from pipelines.sinks.delta.target import DeltaTarget
+from pipelines.sinks.delta.target_layout import backticked
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
+ONE_SPARK_WRITE: Final = Lock()
+"""Lock around `transaction`: the `txn` is set in the session, which all threads and sinks of a process share."""
+_TXN_APP: Final = "spark.databricks.delta.write.txnAppId"
+_TXN_VERSION: Final = "spark.databricks.delta.write.txnVersion"
 _WANTED: Final = "_wanted"
 _AGAIN: Final = "/again"
 """Suffix of a `txn` identity: the version of the target at which an earlier erasure was repeated."""
 
 
+@contextmanager
+def transaction(spark: SparkSession, app_id: str, version: int) -> Iterator[None]:
+    """Let every Delta write of the session in the block carry this `txn`; Spark skips it if the table has it.
+
+    The caller has ONE_SPARK_WRITE.
+    """
+    spark.conf.set(_TXN_APP, app_id)
+    # a position prints itself as Postgres does
+    spark.conf.set(_TXN_VERSION, str(int(version)))
+    try:
+        yield
+    finally:
+        spark.conf.unset(_TXN_APP)
+        spark.conf.unset(_TXN_VERSION)
+
+
+def can_write_delta(spark: SparkSession | None) -> bool:
+    """Whether a session can write Delta: its extension is configured and its jar loaded."""
+    if spark is None:
+        return False
+    if "DeltaSparkSessionExtension" not in (spark.conf.get("spark.sql.extensions", "") or ""):
+        return False
+    loader = spark.sparkContext._jvm.Thread.currentThread().getContextClassLoader()  # noqa: SLF001 - the only way to the JVM
+    return loader.getResource("io/delta/tables/DeltaTable.class") is not None
+
+
+def has_file_system(spark: SparkSession, path: str) -> bool:
+    """Whether Spark's Hadoop has a file system for the scheme of a path; always for a directory."""
+    scheme, separator, _ = path.partition("://")
+    if not separator:
+        return True
+    hadoop = spark.sparkContext._jvm.org.apache.hadoop.fs.FileSystem  # noqa: SLF001 - the only way to the JVM
+    try:
+        hadoop.getFileSystemClass(scheme, spark.sparkContext._jsc.hadoopConfiguration())  # noqa: SLF001
+    except Py4JJavaError:
+        return False
+    return True
+
+
+def require_delta(spark: SparkSession | None) -> SparkSession:
+    """The session, if it can write Delta; raises DeltaJarMissing."""
+    if spark is None or not can_write_delta(spark):
+        raise DeltaJarMissing("writer 'spark' needs a Spark session with Delta Lake, and this session has no Delta jar")
+    return spark
+
+
+def frame_of(spark: SparkSession, rows: pa.Table) -> DataFrame:
+    """Rows as a frame of the same types; by default Spark reads a timestamp without a zone as one with a zone."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return spark.createDataFrame(rows, from_arrow_schema(rows.schema, prefer_timestamp_ntz=True))
+
+
 @dataclass(frozen=True, slots=True)
-class SparkReads:
+class SparkRowReader:
     """Reads rows of a target that delta-rs cannot read."""
 
     spark: SparkSession
@@ -43,27 +101,29 @@ class SparkReads:
 
 
 class SparkTarget(DeltaTarget):
-    """A target with the latest state of one table, on the handle of the target that was opened.
+    """A target of one table with table features that delta-rs cannot write: Spark makes its commits.
 
-    Its columns cannot change: Spark's DDL cannot set the id by which the log knows a column.
+    delta-rs still reads its files and their bounds, its properties and applied position, and mostly its rows. Its
+    columns cannot change, because Spark's DDL cannot set the id by which the log knows a column.
     """
 
     def __init__(self, whole: DeltaTarget, spark: SparkSession) -> None:
         super().__init__(whole.uri, whole.table)
         self.cluster_by = whole.cluster_by
         self._spark = spark
-        if lacking(self.table, to_read=True):
-            self.reads = SparkReads(spark, self.uri)
+        if unsupported_features(self.table, to_read=True):
+            self.read_rows = SparkRowReader(spark, self.uri)
 
     def fill_defaults(self, defaults: Mapping[str, str], upto: int) -> None:
-        """As DeltaTarget.fill_defaults, which is never needed where no column comes."""
+        """Refuse defaults of new columns, because the columns cannot change."""
         if defaults and self.files()[0]:
-            self._change_columns(
-                EvolutionPlan(tuple(f"rows get the default of column {name!r}" for name in defaults)), upto
-            )
+            steps = tuple(f"rows get the default of column {name!r}" for name in defaults)
+            self._change_columns(EvolutionPlan(steps), upto)
 
     def _change_columns(self, found: EvolutionPlan, upto: int) -> None:  # noqa: ARG002 - nothing is committed
-        raise unsupported(self.uri, lacking(self.table), f"its columns cannot change: {'; '.join(found.steps)}")
+        if found.steps:
+            features = unsupported_features(self.table)
+            raise unsupported(self.uri, features, f"its columns cannot change: {'; '.join(found.steps)}")
 
     def _delete(self, condition: str, upto: int, suffix: str) -> None:
         from delta.tables import DeltaTable as SparkDeltaTable
@@ -76,9 +136,10 @@ class SparkTarget(DeltaTarget):
             SparkDeltaTable.forPath(self._spark, self.uri).delete(condition)
         self.refresh()
 
-    def _set_property(self, name: str, value: str) -> None:
-        said = f"{_literal(name)} = {_literal(value)}"
-        self._spark.sql(f"ALTER TABLE delta.{backticked(self.uri)} SET TBLPROPERTIES ({said})")
+    def set_property(self, name: str, value: str) -> None:
+        """See DeltaTarget.set_property."""
+        assignment = f"{_literal(name)} = {_literal(value)}"
+        self._spark.sql(f"ALTER TABLE delta.{backticked(self.uri)} SET TBLPROPERTIES ({assignment})")
         self.refresh()
 
 

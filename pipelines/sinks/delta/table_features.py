@@ -1,7 +1,7 @@
-"""Table features that a client added to a target: errors for those that its writer does not know.
+"""Errors for table features that a client added to a target and that its writer does not support.
 
-Targets are created with features that both writers know. ALTER TABLE may add one that delta-rs cannot commit to. From
-then on Spark writes the target, or its table stops alone.
+Targets are created with features that both writers support. ALTER TABLE may add one with which delta-rs cannot commit.
+From then on Spark writes the target, or its table stops alone.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _REFUSED: Final = re.compile(
 _APPEND_ONLY: Final = re.compile(r"append-only|APPEND_ONLY")
 
 
-def unsupported(uri: str, features: tuple[str, ...], told: str = "", *, remedy: str = BY_SPARK) -> TargetUnusable:
-    """The error of a target with features that delta-rs does not write; told: the operation that is impossible."""
-    names = ", ".join(map(repr, features))
+def unsupported(uri: str, features: tuple[str, ...], operation: str = "", *, remedy: str = BY_SPARK) -> TargetUnusable:
+    """The error of a target with features that delta-rs does not write; operation: what is impossible with them."""
+    names = ", ".join(map(repr, features)) + (operation and f"; {operation}")
     return TargetUnusable(
-        f"target {uri!r} has table features that delta-rs does not write: {names}{told and f'; {told}'}",
+        f"target {uri!r} has table features that delta-rs does not write: {names}",
         remedy=remedy,
     )
 

@@ -1,37 +1,64 @@
-"""Writers: the choice between delta-rs and Spark for each commit of a Delta target, and the merge by either."""
+"""Writers: the merge of a batch into a target by delta-rs or Spark, in one commit that carries the `txn` of its range.
+
+Both engines get the same source and the same conditions (`MergeSpec`). A delete has its key, its position and nulls;
+without a key it has the position of the row to delete. A row is deleted only by a later (position, ordinal), and
+replaced only by a later or an equal one. An equal one is the same change, applied again after a crash as part of a
+longer range, perhaps under a newer schema.
+
+Which engine merges a batch depends on estimated costs, see pipelines.sinks.delta.writer_choice.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, Transaction, write_deltalake
 
 from cdc.config.sinks import HistoryMode
 from cdc.errors import DeltaJarMissing
-from cdc.stores.table_features import lacking
+from cdc.stores.table_features import unsupported_features
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.contract import SparkAwaited, TableBatch
-from pipelines.sinks.delta.merge import (
+from pipelines.sinks.delta.settings import Writer
+from pipelines.sinks.delta.spark_writer import (
     ONE_SPARK_WRITE,
-    TxnMarker,
+    SparkTarget,
     can_write_delta,
     frame_of,
     has_file_system,
-    merge_with_delta_rs,
-    merge_with_spark,
     require_delta,
+    transaction,
 )
-from pipelines.sinks.delta.settings import Writer
-from pipelines.sinks.delta.spark_writer import SparkTarget
-from pipelines.sinks.delta.table import DeltaTarget
 from pipelines.sinks.delta.table_features import MOVE_AND_REBUILD, unsupported
-from pipelines.sinks.delta.table_layout import TableLayout
+from pipelines.sinks.delta.table_plan import OP, POSITION_KEY
+from pipelines.sinks.delta.target import DeltaTarget
+from pipelines.sinks.delta.target_layout import TargetLayout, backticked, double_quoted
 from pipelines.sinks.delta.writer_choice import LEARNS_FROM, MergeWork, WriterCosts, WriterDecision, candidates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+SOURCE: Final = "s"
+TARGET: Final = "t"
+
+
+@dataclass(frozen=True, slots=True)
+class TxnMarker:
+    """The `txn` that a commit carries; a range whose `txn` is in the table is not merged again."""
+
+    app_id: str
+    version: int
+
+    @property
+    def properties(self) -> CommitProperties:
+        """Properties of a commit of delta-rs."""
+        return CommitProperties(app_transactions=[Transaction(self.app_id, self.version)])
 
 
 class Writers:
@@ -53,7 +80,7 @@ class Writers:
         )
 
     def check(self, sink: str) -> None:
-        """Raise DeltaJarMissing when the writer of the sink is Spark and Spark cannot write its targets."""
+        """Raise DeltaJarMissing if the writer of the sink is Spark and Spark cannot write its targets."""
         if self.wanted is Writer.SPARK and not has_file_system(require_delta(self._spark), self._path):
             raise DeltaJarMissing(
                 f"writer 'spark' of sink {sink!r} needs a Hadoop file system for {self._path!r}, and Spark has none",
@@ -61,14 +88,14 @@ class Writers:
                 "'delta-rs'",
             )
 
-    def writable(self, whole: DeltaTarget, layout: TableLayout) -> DeltaTarget:
+    def writable(self, whole: DeltaTarget, layout: TargetLayout) -> DeltaTarget:
         """The target for the writer that can write it: delta-rs, or Spark for table features of Spark only.
 
-        Raises TargetUnusable where neither can, and SparkAwaited where Spark may be able to but has not started.
+        Raises TargetUnusable if neither can, and SparkAwaited if Spark may be able to but has not started.
         """
-        if not (features := lacking(whole.table)):
+        if not (features := unsupported_features(whole.table)):
             return whole
-        if layout.merged or layout.history_mode is not HistoryMode.LATEST:
+        if layout.is_shared or layout.history_mode is not HistoryMode.LATEST:
             raise unsupported(
                 whole.uri, features, "Spark writes the latest rows of a single table only", remedy=MOVE_AND_REBUILD
             )
@@ -78,7 +105,7 @@ class Writers:
             raise SparkAwaited(f"target {whole.uri!r} has table features that delta-rs does not write")
         raise unsupported(whole.uri, features)
 
-    def choice(
+    def choose(
         self, target: DeltaTarget, batch: TableBatch, source: pa.Table | DataFrame, key: tuple[str, ...]
     ) -> WriterDecision:
         """The writer of a merge by the columns of a key; raises SparkAwaited for a merge that needs Spark."""
@@ -86,8 +113,8 @@ class Writers:
             return WriterDecision(spark=self.wanted is not Writer.DELTA_RS)
         if isinstance(target, SparkTarget):
             return WriterDecision(spark=True)
-        held = target.files()[1] if key else 0
-        work = MergeWork(source.num_rows, source.nbytes, held, held)
+        size = target.files()[1] if key else 0
+        work = MergeWork(source.num_rows, source.nbytes, size, size)
         if work.by_delta_rs() >= LEARNS_FROM:
             work = replace(work, candidates=candidates(target.actions, source, key) if key else 0)
         if self.costs.is_small(work) or (self._spark is not None and not self.by_spark):
@@ -96,23 +123,150 @@ class Writers:
             return self.costs.choose(target.uri, work, self._spark.sparkContext.defaultParallelism)
         if work.fits:
             return WriterDecision(spark=False, seconds=work.by_delta_rs())
-        raise SparkAwaited(f"batch of {batch.schema.topic!r} or what it changes of its target is large")
+        raise SparkAwaited(f"batch of {batch.schema.topic!r}, or the part of its target that it changes, is large")
 
     def merge(
         self,
         target: DeltaTarget,
         source: pa.Table | DataFrame,
         key: tuple[str, ...],
-        mark: TxnMarker,
+        marker: TxnMarker,
         choice: WriterDecision,
     ) -> None:
-        """Merge the source in one commit that carries the mark."""
+        """Merge the source in one commit that carries the marker."""
         with ONE_SPARK_WRITE if choice.spark else nullcontext():
             began = time.monotonic()
             if choice.spark:
                 spark = require_delta(self._spark)
                 frame = frame_of(spark, source) if isinstance(source, pa.Table) else source
-                merge_with_spark(target, frame, key, mark)
+                merge_with_spark(target, frame, key, marker)
             else:
-                merge_with_delta_rs(target, source, key, mark)
+                merge_with_delta_rs(target, source, key, marker)
             self.costs.learn(choice, time.monotonic() - began)
+
+
+def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:
+    """Merge `source` (target columns and `_op`) in one commit that carries the marker.
+
+    Into an empty target upserts are appended, because there is nothing to compare them with. Without a key the source,
+    which then has no `_op`, is appended.
+    """
+    if not key:
+        append_with_delta_rs(target, source, marker)
+        return
+    if not target.files()[0]:
+        upserts = source.filter(pc.equal(source[OP], "u")).drop_columns([OP])
+        append_with_delta_rs(target, upserts, marker)
+        return
+    columns, since = tuple(name for name in source.column_names if name != OP), target.version
+    spec = MergeSpec(key, columns, double_quoted, target.part.relation)
+    merger = target.table.merge(
+        source,
+        spec.condition,
+        source_alias=SOURCE,
+        target_alias=TARGET,
+        # the source is in memory; its key range then prunes files of the target
+        streamed_exec=False,
+        commit_properties=marker.properties,
+    )
+    merger = merger.when_matched_delete(spec.deletes).when_matched_update(spec.assignments, spec.updates)
+    merger.when_not_matched_insert(spec.assignments, spec.inserts).execute()
+    target.record_commit(marker.app_id, marker.version, since)
+
+
+def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, marker: TxnMarker) -> None:
+    """Append rows; columns of other tables in a shared target are null.
+
+    The metadata of the target's columns stays: rows of an earlier range may carry metadata from before a change.
+    """
+    for field in target.columns:
+        if field.name not in rows.column_names:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    metadata = {field.name: field.metadata for field in target.columns}
+    schema = pa.schema([field.with_metadata(metadata[field.name]) for field in rows.schema])
+    write_deltalake(
+        target.table, pa.table(rows.columns, schema=schema), mode="append", commit_properties=marker.properties
+    )
+    target.refresh()
+
+
+def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...], marker: TxnMarker) -> None:
+    """As merge_with_delta_rs, on the cluster."""
+    if not key:
+        _append_with_spark(target, source, marker)
+        return
+    if not target.files()[0]:
+        _append_with_spark(target, source.where(f"{backticked(OP)} = 'u'").drop(OP), marker)
+        return
+    from delta.tables import DeltaTable as SparkDeltaTable
+
+    columns = tuple(name for name in source.columns if name != OP)
+    spec, spark = MergeSpec(key, columns, backticked, target.part.relation), source.sparkSession
+    with transaction(spark, marker.app_id, marker.version):
+        merger = SparkDeltaTable.forPath(spark, target.uri).alias(TARGET).merge(source.alias(SOURCE), spec.condition)
+        merger = merger.whenMatchedDelete(spec.deletes).whenMatchedUpdate(spec.updates, spec.assignments)
+        merger.whenNotMatchedInsert(spec.inserts, spec.assignments).execute()
+    target.refresh()
+
+
+def _append_with_spark(target: DeltaTarget, rows: DataFrame, marker: TxnMarker) -> None:
+    with transaction(rows.sparkSession, marker.app_id, marker.version):
+        rows.write.format("delta").mode("append").save(target.uri)
+    target.refresh()
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSpec:
+    """The conditions of a merge as SQL, in one dialect of quoting."""
+
+    key: tuple[str, ...]
+    """Delta names of the key columns; POSITION_KEY if there are none."""
+    columns: tuple[str, ...]
+    """Delta names of every column of the source, `_position` and `_ordinal` included."""
+    quote: Callable[[str], str]
+    relation: int | None = None
+    """The relation whose rows are merged, in a shared target."""
+
+    @property
+    def condition(self) -> str:
+        """Same key. Key columns are never NULL (primary key or replica identity index).
+
+        The relation is a literal, so that the engine skips files of other tables before it reads rows.
+        """
+        own = [] if self.relation is None else [f"{self._target(RELATION_COLUMN)} = {int(self.relation)}"]
+        return " AND ".join([*own, *(f"{self._source(name)} = {self._target(name)}" for name in self.key)])
+
+    @property
+    def deletes(self) -> str:
+        """The condition to delete a matched row; a row found by its position needs no comparison."""
+        is_delete = f"{self._source(OP)} = 'd'"
+        return is_delete if self.key == POSITION_KEY else f"{is_delete} AND {self._after('>')}"
+
+    @property
+    def updates(self) -> str:
+        """The condition to replace a matched row."""
+        return f"{self._source(OP)} = 'u' AND {self._after('>=')}"
+
+    @property
+    def inserts(self) -> str:
+        """The condition to insert an unmatched row."""
+        return f"{self._source(OP)} = 'u'"
+
+    @property
+    def assignments(self) -> dict[str, str]:
+        """Target column → source expression, for update and insert alike."""
+        return {self.quote(name): self._source(name) for name in self.columns}
+
+    def _after(self, comparison: str) -> str:
+        position, ordinal = POSITION_COLUMN, ORDINAL_COLUMN
+        same = f"{self._source(position)} = {self._target(position)}"
+        within = f"{self._source(ordinal)} {comparison} {self._target(ordinal)}"
+        # a row of another client has no position: the change from the log is newer
+        unpositioned = f"{self._target(position)} IS NULL"
+        return f"({self._source(position)} > {self._target(position)} OR ({same} AND {within}) OR {unpositioned})"
+
+    def _source(self, name: str) -> str:
+        return f"{SOURCE}.{self.quote(name)}"
+
+    def _target(self, name: str) -> str:
+        return f"{TARGET}.{self.quote(name)}"

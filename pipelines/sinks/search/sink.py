@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -29,21 +29,22 @@ from cdc.config import DeadLetterSettings
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkFenced, SinkOfAnotherLog, SinkUnavailable
 from cdc.failpoint import hit
 from cdc.position import Position
-from cdc.stores.dead_letter_rows import Image, Key, ParkedRow
+from cdc.stores.dead_letter_rows import DeadLetterEntry, Image, Key, ParkedRow
 from cdc.stores.search_index import (
     OWNER_ID,
+    PARKED_TOPIC,
     PUBLISHED_ID,
     decode_image,
     document_id,
     layout,
+    parked_id,
     parked_rows,
     rows_of,
     stored_image,
 )
 from cdc.table import Column, TableSchema
 from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, TableBatch, TableRecord, TargetState
-from pipelines.sinks.search.dead_letters import DeadLetterDocuments
-from pipelines.sinks.table_state import applied_state
+from pipelines.sinks.table_records import applied_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -428,3 +429,54 @@ def _linked(index: Path, cut: Path) -> bool:
     except (FileNotFoundError, ValueError):
         return False
     return True
+
+
+class DeadLetterDocuments:
+    """The contract is pipelines.sinks.contract.ParkedRows.
+
+    An index has one commit for rows, record and what is parked, so that none of them is ever there without the others:
+    what `settle` says is in memory, as the rows are, until `put` hands it to the writer that publishes.
+    """
+
+    def __init__(self) -> None:
+        self._stored: dict[int, Mapping[Key, ParkedRow]] = {}
+        """As the index has it."""
+        self._held: dict[int, Mapping[Key, ParkedRow]] = {}
+
+    def load(self, stored: Mapping[int, Mapping[Key, ParkedRow]]) -> None:
+        """Begin with what the index has; what was settled and never published is forgotten."""
+        self._stored, self._held = dict(stored), dict(stored)
+
+    def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
+        """See ParkedRows.rows_of."""
+        return self._held.get(relation, {})
+
+    def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
+        """See ParkedRows.write: nothing yet, for the rows of the batch are not durable before `publish` either."""
+
+    def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
+        """See ParkedRows.confirm."""
+        self._held[relation] = rows
+
+    def put(self, writer: tantivy.IndexWriter, relation: int) -> None:
+        """Write what became of a table's parked rows since the last commit."""
+        stored, held = self._stored.get(relation, {}), self.rows_of(relation)
+        for key in stored.keys() | held.keys():
+            row = held.get(key)
+            if row == stored.get(key):
+                continue
+            writer.delete_documents_by_term("_id", parked_id(relation, key))
+            if row is not None:
+                writer.add_document(_parked_document(row))
+
+    def committed(self, relations: Iterable[int]) -> None:
+        """What was put of these tables is durable."""
+        self._stored |= {relation: self.rows_of(relation) for relation in relations}
+
+
+def _parked_document(row: ParkedRow) -> tantivy.Document:
+    document = tantivy.Document()
+    document.add_text("_id", parked_id(row.relation, row.key))
+    document.add_text("_topic", PARKED_TOPIC)
+    document.add_bytes("_image", json.dumps(DeadLetterEntry(row).to_json(), ensure_ascii=False).encode())
+    return document

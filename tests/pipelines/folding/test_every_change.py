@@ -25,8 +25,8 @@ from pipelines.replaying.replay import replay
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sink_factory import build_sink, keeps_history
-from pipelines.sinks.delta.merge import TxnMarker
-from pipelines.sinks.delta.table import ROWS, DeltaTarget
+from pipelines.sinks.delta.target import ROWS, DeltaTarget
+from pipelines.sinks.delta.writers import TxnMarker
 from tests.contracts.histories import in_order
 from tests.pipelines.replayed import END, FIGURES, ORDERS, Ground, made
 from tests.pipelines.trimmed import NOBODY, Twins

@@ -11,7 +11,7 @@ from cdc.config import DeltaSinkDefinition
 from cdc.errors import ConfigError, SinkFenced
 from pipelines.replaying.new_target import check_directory, fill_directory
 from pipelines.sink_factory import delta_settings
-from pipelines.sinks.delta.swap import StagedDelta
+from pipelines.sinks.delta.staged_targets import StagedDelta
 from tests.pipelines.replayed import Ground
 
 
@@ -42,7 +42,7 @@ def test_a_driver_that_wrote_meanwhile_is_not_overwritten(ground: Ground) -> Non
     staged = StagedDelta(delta_settings(lake))
     log_id = ground.writer.log_id
     staged.sink.open(log_id)
-    standing = staged.standing(log_id)
+    standing = staged.open_published(log_id)
     assert standing is not None
     ground.drive("lake")
     with pytest.raises(SinkFenced):

@@ -27,7 +27,8 @@ from pipelines.replaying.replay import replay
 from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses, paused, sole_replay
-from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.schema_evolution import ColumnChange
+from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import target_schema
 from tests.fixtures.waiting import until
@@ -218,7 +219,8 @@ def test_columns_that_a_crash_had_brought_to_the_old_target_come_to_the_new_one_
         ground.append(position, [*rows, change(position, 1, 9, None, op="u", after=image)])
     target = DeltaTarget.open(str(ground.folder / "lake/shop/orders"))
     assert target is not None
-    target.evolve_columns(target_schema(now, TypePolicy.EXACT), SchemaChanges.EVOLVE, 1_600, replaced=False)
+    evolution = ColumnChange(target_schema(now, TypePolicy.EXACT), SchemaChanges.EVOLVE, replaced=False)
+    target.evolve_columns(evolution, 1_600)
     again(ground, tables=("shop.orders",))
     assert "at" not in ground.lake()["shop.orders"][0]
     ground.drive("lake", 1_600)

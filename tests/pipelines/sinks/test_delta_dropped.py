@@ -20,9 +20,10 @@ from cdc.errors import SchemaNotApplicable, TargetRulesChanged
 from cdc.failpoint import VARIABLE
 from cdc.stores.lake import read_target
 from cdc.table import Column, TableSchema
+from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.target import DeltaTarget
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, part, put
 from tests.pipelines.sinks.test_delta_schema_changes import ARTICLE, WIDER, having, names, publish, rows, whole
 
@@ -144,7 +145,8 @@ def test_a_range_from_before_is_written_without_the_column_that_is_gone(
     assert target is not None
     wanted = sink.parts.targets.shape(ORDERS).columns
     # as far as a driver came that was killed then
-    target.evolve_columns(wanted, SchemaChanges.EVOLVE, 40, replaced=False, gone=frozenset({b"4"}))
+    change = ColumnChange(wanted, SchemaChanges.EVOLVE, replaced=False, dropped=frozenset({b"4"}))
+    target.evolve_columns(change, 40)
     again = opened(**said)
     record = publish(again, again.apply(batch([noted(2, 26, "y")], 20, 28, NOTED)))
 

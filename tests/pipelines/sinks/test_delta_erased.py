@@ -14,7 +14,7 @@ from cdc.stores.published import Published, TableRecord
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table import ERASED, DeltaTarget
+from pipelines.sinks.delta.target import ERASED, DeltaTarget
 from tests.contracts.folded import FOLDED, ID, ITEM, ORDERS, PRICE, Row, batch, folded, put
 from tests.pipelines.dead_letters.parked import LOG, NAN, Driver
 

@@ -21,9 +21,10 @@ from cdc.failpoint import VARIABLE
 from cdc.stores.lake import read_target
 from cdc.table import Column, TableSchema, TableState
 from pipelines.sinks.contract import Published, TableRecord, TargetState
+from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import target_schema
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
@@ -333,8 +334,9 @@ def test_a_rewrite_of_rows_that_another_hand_has_added_to_is_refused_and_done_ag
     row = pa.table(others.scan()).set_column(0, "id", pa.array([9], pa.int64()))
     write_deltalake(others, row, mode="append")
     renamed = having(ID, ARTICLE, PRICE)
+    evolution = ColumnChange(target_schema(renamed, TypePolicy.EXACT), SchemaChanges.EVOLVE, replaced=False)
     with pytest.raises(CommitFailedError):
-        target.evolve_columns(target_schema(renamed, TypePolicy.EXACT), SchemaChanges.EVOLVE, 40, replaced=False)
+        target.evolve_columns(evolution, 40)
     record = sink.apply(batch([put(2, "b", 30)], 20, 40, renamed))
 
     assert rows(record) == {1: ("a", "1.00"), 2: ("b", "1.00"), 9: ("a", "1.00")}
@@ -356,9 +358,9 @@ def test_after_a_crash_a_range_from_before_finds_its_columns_in_a_target_with_a_
     sink.close()
     target = DeltaTarget.open(record.target)
     assert target is not None
-    target.evolve_columns(
-        sink.parts.targets.shape(new).columns, SchemaChanges.EVOLVE, 40, replaced=False
-    )  # as far as a killed driver came
+    # as far as a killed driver came
+    evolution = ColumnChange(sink.parts.targets.shape(new).columns, SchemaChanges.EVOLVE, replaced=False)
+    target.evolve_columns(evolution, 40)
     sink = driver()
     both = [part(1, 25, {3: "1.75"}), whole(2, 26, "b", "1.00", "s", ids=(2, 3, 5))]
     publish(sink, sink.apply(batch(both, 20, 28, old)))

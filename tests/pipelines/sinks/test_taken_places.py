@@ -15,7 +15,7 @@ from cdc.stores.published import Published, TableRecord, TargetState
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.swap import StagedDelta
+from pipelines.sinks.delta.staged_targets import StagedDelta
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.replayed import END, ITEMS, Ground, made
 from tests.pipelines.replayed import ORDERS as RELATION
@@ -113,7 +113,7 @@ def test_a_replay_does_not_overwrite_what_is_not_ours(tmp_path: Path) -> None:
     record = staged.sink.apply(batch([put(9, "z", 30)], 0, 40, generation=1))
     built = Published(40, 0, {ORDERS.relation: record})
     staged.sink.publish(built)
-    staged.standing("log-1")
+    staged.open_published("log-1")
     with pytest.raises(TargetUnusable, match="was not created by cdc") as told:
         staged.put(built, {})
 

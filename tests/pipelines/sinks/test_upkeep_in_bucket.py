@@ -14,7 +14,7 @@ from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.target import DeltaTarget
 from tests.contracts.folded import ORDERS, batch, put
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.pipelines.sinks.upkept import Clock

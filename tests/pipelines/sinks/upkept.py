@@ -13,7 +13,7 @@ from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.target import DeltaTarget
 from tests.contracts.folded import ORDERS, batch, put
 
 LOG = "log-1"

@@ -18,11 +18,11 @@ from cdc.stores.published import Published, TableRecord
 from pipelines.folding.every_change import GenerationEnd
 from pipelines.runtime.progress import ExternalCommit, SinkFigures
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.latest import LatestState
+from pipelines.sinks.delta.latest_state import LatestState
 from pipelines.sinks.delta.maintenance import COMPACT_ABOVE
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.target import DeltaTarget
 from tests.contracts.folded import ORDERS, batch, gone, part, put
 from tests.contracts.histories import ALL_SETTINGS
 
@@ -92,8 +92,8 @@ def test_a_change_of_rows_by_another_client_is_told_once(
         (TOPIC, left, [left + 1], [operation], "warning")
     ]
     assert applied(sink, 80) == []
-    assert sink.foreign.last(TOPIC) == ExternalCommit(left + 1, operation)
-    assert (sink.foreign.pop_counts(), sink.foreign.pop_counts()) == ({TOPIC: 1}, {})
+    assert sink.external_commits.last(TOPIC) == ExternalCommit(left + 1, operation)
+    assert (sink.external_commits.pop_counts(), sink.external_commits.pop_counts()) == ({TOPIC: 1}, {})
 
 
 def optimize(table: DeltaTable) -> None:
@@ -140,10 +140,10 @@ class Disturbed(LatestState):
 
     attempts = 0
 
-    def _merge(self, target: DeltaTarget, batch: TableBatch) -> None:
+    def merge(self, target: DeltaTarget, batch: TableBatch) -> None:
         self.attempts += 1
         append(DeltaTable(target.uri))
-        super()._merge(target, batch)
+        super().merge(target, batch)
 
 
 def test_what_comes_while_a_batch_is_merged_is_told_after_it(sink: DeltaSink, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_foreign_commit_is_counted_and_stands_beside_its_table(sink: DeltaSink
     record = sink.apply(batch([put(1, "A", 45)], 40, 60))
     figures = metrics.Metrics()
     progress = SinkFigures("shop", "lake", figures)
-    progress.external_commits = sink.foreign
+    progress.external_commits = sink.external_commits
     progress.record_published(publish(sink, record), lag=None, rows={})
     progress.record_duration(0.1)
 

@@ -26,7 +26,7 @@ from pipelines.sinks.delta.maintenance import (
 from pipelines.sinks.delta.published import KeptCut
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table import APP_ID, DeltaTarget
+from pipelines.sinks.delta.target import APP_ID, DeltaTarget
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.sinks.upkept import Clock, Upkept
 

@@ -12,6 +12,7 @@ import pytest
 from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
 from pipelines.sinks.delta.schema_evolution import (
+    ColumnChange,
     EvolutionPlan,
     column_id,
     plan,
@@ -45,7 +46,7 @@ def planned(
     present: pa.Schema, wanted: pa.Schema, changes: SchemaChanges, *, replaced: bool = False
 ) -> EvolutionPlan | None:
     try:
-        return plan(present, wanted, changes, replaced=replaced)
+        return plan(present, ColumnChange(wanted, changes, replaced=replaced))
     except SchemaNotApplicable:
         return None
 
@@ -71,7 +72,7 @@ def test_what_is_planned_gives_every_wanted_column_and_once_done_is_nothing():
             reached = after(present, found)
             assert shape(wanted) <= shape(reached)
             assert len({name.casefold() for name in reached.names}) == len(reached.names)
-            assert plan(reached, wanted, SchemaChanges.EVOLVE, replaced=False) == EvolutionPlan()
+            assert plan(reached, ColumnChange(wanted, SchemaChanges.EVOLVE, replaced=False)) == EvolutionPlan()
 
 
 def test_a_column_keeps_its_values_under_every_name_it_gets():
@@ -80,7 +81,7 @@ def test_a_column_keeps_its_values_under_every_name_it_gets():
         for made in () if found is None else found.columns:
             same = before.get(column_id(made.field))
             if same is not None and not (same.type == pa.int64() and made.field.type == pa.int32()):
-                assert made.held == same.name
+                assert made.source == same.name
 
 
 def test_evolve_refuses_only_what_not_every_value_survives_and_a_copy_takes_all():
@@ -94,7 +95,7 @@ def test_evolve_refuses_only_what_not_every_value_survives_and_a_copy_takes_all(
 def test_lenient_refuses_nothing_and_no_column_of_before_loses_what_it_held():
     for present, _, found in every_pair(SchemaChanges.LENIENT):
         assert found is not None
-        kept = {made.held for made in found.columns if made.convert is None}
+        kept = {made.source for made in found.columns if made.convert is None}
         assert not found.columns or kept >= set(present.names)
 
 
@@ -118,7 +119,7 @@ def test_ignore_keeps_the_columns_of_the_target_and_finds_in_every_row_what_they
         held = target_schema(
             with_target_types(source, present, SchemaChanges.IGNORE, TypePolicy.EXACT), TypePolicy.EXACT
         )
-        assert plan(present, held, SchemaChanges.IGNORE, replaced=False) == EvolutionPlan()
+        assert plan(present, ColumnChange(held, SchemaChanges.IGNORE, replaced=False)) == EvolutionPlan()
         assert {column_id(f) for f in held} == {column_id(f) for f in present} & {column_id(f) for f in wanted} | {None}
 
 
@@ -129,7 +130,7 @@ def column_of(field: pa.Field):
 
 def test_new_columns_alone_are_metadata():
     present = target_schema(replace(ORDERS, columns=(ID,)), TypePolicy.EXACT)
-    found = plan(present, target_schema(ORDERS, TypePolicy.EXACT), SchemaChanges.EVOLVE, replaced=False)
+    found = plan(present, ColumnChange(target_schema(ORDERS, TypePolicy.EXACT), SchemaChanges.EVOLVE, replaced=False))
 
     assert ([field.name for field in found.added], found.columns) == (["item", "price"], ())
 
@@ -138,17 +139,17 @@ def test_a_column_of_another_hand_is_never_taken_and_lenient_puts_it_aside():
     present = target_schema(replace(ORDERS, columns=(ID,)), TypePolicy.EXACT).append(pa.field("Item", pa.string()))
     wanted = target_schema(ORDERS, TypePolicy.EXACT)
 
-    with pytest.raises(SchemaNotApplicable, match="another hand"):
-        plan(present, wanted, SchemaChanges.EVOLVE, replaced=True)
-    found = plan(present, wanted, SchemaChanges.LENIENT, replaced=False)
-    assert {(made.field.name, made.held) for made in found.columns} >= {("Item%v1", "Item"), ("item", None)}
+    with pytest.raises(SchemaNotApplicable, match="another client"):
+        plan(present, ColumnChange(wanted, SchemaChanges.EVOLVE, replaced=True))
+    found = plan(present, ColumnChange(wanted, SchemaChanges.LENIENT, replaced=False))
+    assert {(made.field.name, made.source) for made in found.columns} >= {("Item%v1", "Item"), ("item", None)}
 
 
 def test_a_name_put_aside_twice_gets_another_one():
     present = target_schema(ORDERS, TypePolicy.EXACT)
     for id_ in (8, 9):
         wanted = target_schema(replace(ORDERS, columns=(ID, replace(ITEM, id=id_), PRICE)), TypePolicy.EXACT)
-        present = after(present, plan(present, wanted, SchemaChanges.LENIENT, replaced=False))
+        present = after(present, plan(present, ColumnChange(wanted, SchemaChanges.LENIENT, replaced=False)))
 
     assert {"item", "item%v1", "item%v2"} <= set(present.names)
 

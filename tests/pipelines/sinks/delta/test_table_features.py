@@ -13,12 +13,12 @@ from deltalake.exceptions import DeltaError
 from cdc.config.sinks import WriterChoice
 from cdc.errors import Reaction, TargetUnusable
 from cdc.stores.published import Published, TargetState
-from cdc.stores.table_features import WRITTEN, lacking
+from cdc.stores.table_features import WRITTEN, unsupported_features
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.swap import StagedDelta
+from pipelines.sinks.delta.staged_targets import StagedDelta
 from tests.contracts.folded import ORDERS, batch, gone, part, put
 from tests.pipelines.replayed import END, made
 from tests.pipelines.replayed import ORDERS as RELATION
@@ -68,7 +68,7 @@ def test_a_feature_is_known_as_written_where_delta_rs_writes_it(tmp_path: Path, 
     except DeltaError:
         written = False
 
-    assert lacking(DeltaTable(uri)) == (() if written else (feature,))
+    assert unsupported_features(DeltaTable(uri)) == (() if written else (feature,))
 
 
 def test_a_protocol_from_before_features_asks_for_identity_columns_from_six_on(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_protocol_from_before_features_asks_for_identity_columns_from_six_on(t
     write_deltalake(uri, pa.table({"id": [1, 2]}))
     for version, asked in ((5, ()), (6, ("identityColumns",))):
         commit(uri, {"protocol": {"minReaderVersion": 2, "minWriterVersion": version}})
-        assert lacking(DeltaTable(uri)) == asked
+        assert unsupported_features(DeltaTable(uri)) == asked
 
 
 def test_a_table_with_features_that_nobody_here_writes_stops_alone_and_says_which(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_replay_does_not_overwrite_a_table_with_features(tmp_path: Path) -> No
     record = staged.sink.apply(batch([put(9, "z", 30)], 0, 40, generation=1))
     built = Published(40, 0, {record.relation: record})
     staged.sink.publish(built)
-    staged.standing(LOG)
+    staged.open_published(LOG)
     with pytest.raises(TargetUnusable, match="cannot be overwritten in one step") as told:
         staged.put(built, {})
     assert "move the table to another directory" in told.value.fix
@@ -183,7 +183,7 @@ FEATURES = ("delta.enableRowTracking", "delta.enableInCommitTimestamps", "delta.
 def test_spark_writes_a_table_with_features_that_it_knows(spark, tmp_path: Path, feature: str) -> None:
     sink, uri = filled(tmp_path, Writer.AUTO)
     spark.sql(f"ALTER TABLE delta.`{uri}` SET TBLPROPERTIES ('{feature}' = 'true')")
-    assert lacking(DeltaTable(uri))
+    assert unsupported_features(DeltaTable(uri))
     sink.attach(spark)
     sink.apply(batch([put(1, "A", 30), gone(2, 31), part(3, 32, {3: "7.00"}), put(4, "d", 33)], 20, 40))
     assert held(spark, uri) == {1: ("A", "1.00"), 3: ("c", "7.00"), 4: ("d", "1.00")}
@@ -197,7 +197,7 @@ def test_spark_writes_a_table_with_features_that_it_knows(spark, tmp_path: Path,
     assert (record.state, record.position, emptied.position) == (TargetState.STREAMING, 80, 100)
     target = sink.parts.targets.by_uri[uri]
     target.refresh()
-    assert (target.applied, target.complete) == (100, True)
+    assert (target.applied, target.is_complete) == (100, True)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from pipelines.sinks.contract import Published, SparkAwaited
 from pipelines.sinks.delta.file_statistics import DataFile, statistics
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table import DeltaTarget
+from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.writer_choice import (
     LEARNS_FROM,
     MAX_BATCH_BYTES,
@@ -234,7 +234,7 @@ def test_what_a_batch_had_to_write_again_is_counted_and_what_it_added_is_not(tmp
     for number, rows in enumerate([[put(1, "a", 10)], [put(2, "new", 30)], [put(1, "A", 50)], []]):
         record = sink.apply(batch(rows, number * 20, number * 20 + 20))
         sink.publish(Published(record.position, 0, {record.relation: record}))
-        told.append(sink.pace.rewritten)
+        told.append(sink.commit_rate.rewritten)
     sink.close()
 
     assert told[0] == told[1] == told[3] == 0

@@ -1,4 +1,4 @@
-"""Targets whose rule says cluster_by: which files upkeep puts in order, and when: pipelines/sinks/delta/zorder.py."""
+"""Targets whose rule says cluster_by: which files upkeep puts in order, and when."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from deltalake import DeltaTable, write_deltalake
 from cdc.config import SinkRule
 from cdc.errors import TransformFailed
 from cdc.stores.published import Published, TableRecord
-from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
+from pipelines.sinks.delta.maintenance import ORDERED, TargetMaintenance, UpkeepSettings, ZOrdering
 from pipelines.sinks.delta.published import KeptCut
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table import APP_ID, DeltaTarget
-from pipelines.sinks.delta.zorder import ORDERED, ZOrdering
+from pipelines.sinks.delta.target import APP_ID, DeltaTarget
 from tests.contracts.folded import ORDERS, batch, column, put
 from tests.pipelines.sinks.upkept import LOG, Clock
 
@@ -69,7 +68,7 @@ def test_a_sink_whose_rule_names_a_column_has_files_that_a_query_of_it_skips(tmp
     settings, clock = UpkeepSettings(every=10, ordering=SMALL), Clock()
     rules = (SinkRule(match="shop.*", cluster_by=("item",)),)
     sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=rules, upkeep=settings))
-    sink._upkeep = TargetMaintenance(settings, clock)  # what comes when does not depend on the machine
+    sink._maintenance = TargetMaintenance(settings, clock)  # what comes when does not depend on the machine
     sink.open(LOG)
     random, items = Random(1), [f"item {number:05}" for number in range(ROWS)]
     random.shuffle(items)

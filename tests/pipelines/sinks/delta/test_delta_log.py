@@ -1,4 +1,4 @@
-"""The `_delta_log` of a target stays short, and what is listed stays readable: pipelines/sinks/delta/commit_log.py."""
+"""The `_delta_log` of a target stays short, and what is listed stays readable: pipelines/sinks/delta/delta_log.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
-from pipelines.sinks.delta.commit_log import CHECKPOINTS_AT_ONCE, is_newest, remove_old_commits
+from pipelines.sinks.delta.delta_log import CHECKPOINTS_AT_ONCE, is_newest, remove_old_commits
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from tests.pipelines.sinks.upkept import Upkept
 

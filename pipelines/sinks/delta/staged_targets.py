@@ -1,8 +1,8 @@
-"""Swap: staged targets that a replay builds, each of which replaces the old target in one overwriting commit.
+"""Staged targets: new targets that a replay builds, each of which replaces the old target in one overwriting commit.
 
-A staged table is in a directory inside the table that it will replace, so that no file is copied: the commit removes
-every old file, adds the new ones where they are, and carries schema and `txn`. Path, identity and history stay; a
-reader sees the old table or the new one. The commit is made from one snapshot or not at all.
+A staged table is in a directory inside the table that it will replace, so no file is copied. The commit removes every
+old file, adds the new files at their paths, and carries schema and `txn`. Path, identity and history stay. A reader
+sees the old table or the new one. The commit is based on one snapshot; if another commit came first, it fails.
 """
 
 from __future__ import annotations
@@ -26,21 +26,28 @@ from cdc.failpoint import hit
 from cdc.stores.current_rows import MODE
 from cdc.stores.path_ownership import STAGED
 from cdc.stores.published import Published, TableRecord
-from cdc.stores.table_features import lacking
+from cdc.stores.table_features import unsupported_features
 from cdc.stores.target_rules import TRANSFORM, TargetRules
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
-from pipelines.sinks.delta.erasure import erase_earlier, is_marked, mark_to_erase
+from pipelines.sinks.delta.delta_log import erase_earlier, is_marked, mark_to_erase
 from pipelines.sinks.delta.file_statistics import delta_bounds
 from pipelines.sinks.delta.published import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.shared import delete_other_tables, part_id, shards_of
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table import COLUMNS, ERASED, GENERATION, KEYLESS, RELATION, ROWS, STATISTICS, DeltaTarget
 from pipelines.sinks.delta.table_features import MOVE_AND_REBUILD, unsupported
-from pipelines.sinks.delta.table_layout import partition_text
-from pipelines.sinks.delta.table_plan import rules_below
+from pipelines.sinks.delta.table_plan import rules_in_subdirectory
+from pipelines.sinks.delta.target import COLUMNS, ERASED, ROWS, STATISTICS, DeltaTarget
+from pipelines.sinks.delta.target_layout import partition_text
+from pipelines.sinks.delta.target_part import (
+    GENERATION,
+    KEYLESS,
+    RELATION,
+    delete_other_tables,
+    shared_tables,
+    shared_txn_id,
+)
 
 _NTZ: Final = "timestampNtz"
 
@@ -57,50 +64,50 @@ class StagedDelta:
         self._rules = TargetRules(settings.table, settings.rules)
         self.erased: dict[str, int] = {}
         """Target → number of files removed because its rules hide their values; set when `put` returns."""
-        self._mark = STAGED + uuid.uuid4().hex[:12]
+        self._name = STAGED + uuid.uuid4().hex[:12]
         self._records = published_uri(settings.path).rpartition("/")[0]
         staged = replace(
             settings,
             name=f"{settings.name} (replay)",
-            path=f"{settings.path}/{self._mark}",
-            rules=rules_below(settings.rules, self._mark),
-            record=f"{self._records}/{self._mark}",
+            path=f"{settings.path}/{self._name}",
+            rules=rules_in_subdirectory(settings.rules, self._name),
+            record=f"{self._records}/{self._name}",
         )
         self.sink = DeltaSink(staged)
 
     def forget_earlier(self, schemas: Mapping[int, TableSchema]) -> None:
-        """Remove staged tables of an earlier process that never replaced their targets."""
-        for mark in [entry.base_name for entry in _entries(self._records) if entry.base_name.startswith(STAGED)]:
+        """Remove staged tables that an earlier process did not put in place."""
+        for name in [entry.base_name for entry in _entries(self._records) if entry.base_name.startswith(STAGED)]:
             for schema in schemas.values():
-                _forget(self._settings.uri_of(schema), mark)
-            remove(f"{self._records}/{mark}")
+                _remove_staged(self._settings.uri_of(schema), name)
+            remove(f"{self._records}/{name}")
 
-    def standing(self, log_id: str) -> Published | None:
-        """The published record; from now on a publish by another driver makes `put` fail."""
+    def open_published(self, log_id: str) -> Published | None:
+        """Read the published record; from now on a publish by another driver makes `put` fail."""
         self._published = PublishedTable.open(published_uri(self._settings.path), log_id)
         return self._published.record()
 
     def put(self, built: Published, rest: Mapping[int, TableRecord]) -> Published:
         """Replace every target of `built` and publish them with the records of `rest`, which were not built.
 
-        Called once, after `standing`. Raises SinkFenced when a driver writes meanwhile, and
-        SchemaNotApplicable for a target whose layout was changed by hand.
+        Called once, after `open_published`. Raises SinkFenced if a driver writes at the same time, and
+        SchemaNotApplicable for a target whose layout another client changed.
         """
         log_id = self._published.log_id
-        placed: dict[int, TableRecord] = {}
+        replaced: dict[int, TableRecord] = {}
         rows = [row for relation in built.tables for row in self.sink.parked.rows_of(relation).values()]
-        hiding = self._mark_hiding(built.tables.values())
+        hiding = self._mark_hidden_values(built.tables.values())
         DeadLetterTable(parked_uri(published_uri(self._settings.path))).add_rebuilt(rows, built.position, hiding)
         for records in by_target(built.tables.values()):
             hit("replay_before_table")
             self._published.check()
-            placed |= self._place(records, log_id)
+            replaced |= self._replace_target(records, log_id)
             hit("replay_after_table")
-        published = replace(built, tables={**rest, **placed})
+        published = replace(built, tables={**rest, **replaced})
         hit("replay_before_publish")
-        marked = {one.target for one in placed.values() if is_marked(DeltaTable(one.target))}
+        marked = {one.target for one in replaced.values() if is_marked(DeltaTable(one.target))}
         self._published.write(published, marked)
-        self._finish(built)
+        self._remove_staging(built)
         self.erased = {target: erase_earlier(target, published.versions[target]) for target in sorted(marked)}
         if marked:
             DeadLetterTable(parked_uri(published_uri(self._settings.path))).rewrite(published)
@@ -110,8 +117,8 @@ class StagedDelta:
         """Close connections; the next replay removes staged files that replaced no target."""
         self.sink.close()
 
-    def _mark_hiding(self, records: Iterable[TableRecord]) -> set[int]:
-        """Mark the targets with values that the rules hide now; the relations in them."""
+    def _mark_hidden_values(self, records: Iterable[TableRecord]) -> set[int]:
+        """Mark the targets with values that the rules now hide; returns the relations in them."""
         found = set[int]()
         for record in records:
             schema = TableSchema.from_json(record.schema or "")
@@ -124,7 +131,7 @@ class StagedDelta:
                 found.add(record.relation)
         return found
 
-    def _place(self, records: Sequence[TableRecord], log_id: str) -> dict[int, TableRecord]:
+    def _replace_target(self, records: Sequence[TableRecord], log_id: str) -> dict[int, TableRecord]:
         """Replace one target by its staged table, for all tables that have rows in it."""
         schema = TableSchema.from_json(records[0].schema or "")
         uri = self._settings.uri_of(schema)
@@ -132,18 +139,18 @@ class StagedDelta:
         target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, schema, staged.columns, staged.layout)
         target.check_log(log_id)
         _check_replaceable(target, staged)
-        if staged.merged:  # a table whose build failed may have some rows
+        if staged.is_shared:  # a table whose rebuild failed may have some rows
             delete_other_tables(staged, {record.relation for record in records})
         _make_ready(target, staged)
-        _overwrite(target, staged, self._mark, _marks(target, records))
-        _take_over(target, staged)
+        _overwrite(target, staged, self._name, _positions(target, records))
+        _copy_properties(target, staged)
         return {record.relation: replace(record, target=uri, version=target.version) for record in records}
 
-    def _finish(self, built: Published) -> None:
+    def _remove_staging(self, built: Published) -> None:
         for record in built.tables.values():
             remove(f"{record.target}/_delta_log")
-        remove(f"{self._records}/{self._mark}")
-        remove(parked_uri(f"{self._records}/{self._mark}"))
+        remove(f"{self._records}/{self._name}")
+        remove(parked_uri(f"{self._records}/{self._name}"))
 
 
 def by_target(records: Iterable[TableRecord]) -> list[list[TableRecord]]:
@@ -166,15 +173,15 @@ def _entries(uri: str) -> list[pafs.FileInfo]:
     return list(system.get_file_info(pafs.FileSelector(path, allow_not_found=True)))
 
 
-def _forget(uri: str, mark: str) -> None:
+def _remove_staged(uri: str, name: str) -> None:
     target = DeltaTarget.open(uri)
     files = () if target is None else target.table.file_uris()
-    # killed after its commit: the table's live files are there
-    remove(f"{uri}/{mark}/_delta_log" if any(f"/{mark}/" in file for file in files) else f"{uri}/{mark}")
+    # a replay that was killed after its commit: the live files of the table are in this directory
+    remove(f"{uri}/{name}/_delta_log" if any(f"/{name}/" in file for file in files) else f"{uri}/{name}")
 
 
 def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
-    if features := lacking(target.table):
+    if features := unsupported_features(target.table):
         raise unsupported(target.uri, features, "it cannot be overwritten in one step", remedy=MOVE_AND_REBUILD)
     configuration = target.table.metadata().configuration
     mapped = configuration.get("delta.columnMapping.mode", "none") != "none"
@@ -188,79 +195,79 @@ def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
 
 def _make_ready(target: DeltaTarget, staged: DeltaTarget) -> None:
     """Give the old table the features that the new columns need; its own rows do not use them."""
-    wanted, held = (table.protocol().writer_features or [] for table in (staged.table, target.table))
-    if _NTZ in wanted and _NTZ not in held:
+    wanted, present = (table.protocol().writer_features or [] for table in (staged.table, target.table))
+    if _NTZ in wanted and _NTZ not in present:
         feature = TableFeatures.TimestampWithoutTimezone
         target.table.alter.add_feature(feature, allow_protocol_versions_increase=True)
-    chosen, other = (table.metadata().configuration.get(STATISTICS) for table in (staged.table, target.table))
-    if chosen is not None and chosen != other:
+    described, other = (table.metadata().configuration.get(STATISTICS) for table in (staged.table, target.table))
+    if described is not None and described != other:
         # columns that only one of the two has must not be named while the schema changes
-        both = [name for name in chosen.split(",") if name in target.columns.names]
+        both = [name for name in described.split(",") if name in target.columns.names]
         target.table.alter.set_table_properties({STATISTICS: ",".join(both)})
 
 
-def _marks(target: DeltaTarget, records: Sequence[TableRecord]) -> list[Transaction]:
-    """Where the target stands once it has the rows of the records, also of a table whose rows go for good."""
-    if not target.merged:
+def _positions(target: DeltaTarget, records: Sequence[TableRecord]) -> list[Transaction]:
+    """The positions of the target's `txn` identities after the overwrite, also for tables whose rows are removed."""
+    if not target.is_shared:
         # a replay may end before the old target's changes did, or those of its columns
         return [Transaction(target.app_id + suffix, records[0].position) for suffix in ("", ROWS, ERASED, COLUMNS)]
-    stands = dict.fromkeys(shards_of(target.columns), 0) | {record.relation: record.position for record in records}
-    ids = {part_id(target.app_id, part): position for part, position in stands.items()}
+    positions = dict.fromkeys(shared_tables(target.columns), 0) | {one.relation: one.position for one in records}
+    ids = {shared_txn_id(target.identity, relation): position for relation, position in positions.items()}
     return [Transaction(id_ + suffix, position) for id_, position in ids.items() for suffix in ("", ERASED)]
 
 
-def _overwrite(target: DeltaTarget, staged: DeltaTarget, mark: str, marks: Sequence[Transaction]) -> None:
+def _overwrite(target: DeltaTarget, staged: DeltaTarget, directory: str, positions: Sequence[Transaction]) -> None:
     try:
         target.table.create_write_transaction(
-            list(_additions(staged.table, mark)),
+            list(_additions(staged.table, directory)),
             "overwrite",
             staged.table.schema(),
-            # no retries: a retry would overwrite what came in between
-            commit_properties=CommitProperties(max_commit_retries=0, app_transactions=list(marks)),
+            # no retries: a retry would overwrite commits that came in between
+            commit_properties=CommitProperties(max_commit_retries=0, app_transactions=list(positions)),
         )
     except CommitFailedError as exc:
         raise SinkFenced(f"target {target.uri!r} was written by another driver while it was being replaced") from exc
     target.table = DeltaTable(target.uri)
 
 
-def _take_over(target: DeltaTarget, staged: DeltaTarget) -> None:
+def _copy_properties(target: DeltaTarget, staged: DeltaTarget) -> None:
     """Copy the properties of the staged table to the target; until then the target claims less than it has."""
-    held, wanted = target.table.metadata().configuration, staged.table.metadata().configuration
-    taken = {n: wanted[n] for n in (RELATION, GENERATION, STATISTICS) if n in wanted}
-    taken |= {TRANSFORM: "", MODE: "", KEYLESS: wanted.get(KEYLESS, ""), **staged.layout.configuration}
-    changed = {name: said for name, said in taken.items() if (held.get(name) or "") != said}
+    present, wanted = target.table.metadata().configuration, staged.table.metadata().configuration
+    copied = {n: wanted[n] for n in (RELATION, GENERATION, STATISTICS) if n in wanted}
+    copied |= {TRANSFORM: "", MODE: "", KEYLESS: wanted.get(KEYLESS, ""), **staged.layout.configuration}
+    changed = {name: value for name, value in copied.items() if (present.get(name) or "") != value}
     if changed:
         target.table.alter.set_table_properties(changed, raise_if_not_exists=False)
 
 
-def _additions(table: DeltaTable, mark: str) -> Iterator[AddAction]:
+def _additions(table: DeltaTable, directory: str) -> Iterator[AddAction]:
     files = pa.table(table.get_add_actions(flatten=True))
     now = int(time.time() * 1000)
-    bounds = {kind: _told(files, kind) for kind in ("min", "max")}
+    bounds = {kind: _bounds(files, kind) for kind in ("min", "max")}
     missing = {name.partition(".")[2]: name for name in files.column_names if name.startswith("null_count.")}
-    parted = {name.partition(".")[2]: name for name in files.column_names if name.startswith("partition.")}
-    chosen = ["path", "size_bytes", "num_records", *missing.values(), *parted.values()]
-    for place, file in enumerate(files.select(chosen).to_pylist()):
-        values = {column: partition_text(file[name]) for column, name in parted.items()}
+    partitions = {name.partition(".")[2]: name for name in files.column_names if name.startswith("partition.")}
+    columns = ["path", "size_bytes", "num_records", *missing.values(), *partitions.values()]
+    for number, file in enumerate(files.select(columns).to_pylist()):
+        values = {column: partition_text(file[name]) for column, name in partitions.items()}
         statistics: dict[str, Any] = {
             "numRecords": file["num_records"],
-            "minValues": _at(bounds["min"], place),
-            "maxValues": _at(bounds["max"], place),
+            "minValues": _at(bounds["min"], number),
+            "maxValues": _at(bounds["max"], number),
             "nullCount": {column: file[name] for column, name in missing.items() if file[name] is not None},
         }
-        said = json.dumps(statistics, ensure_ascii=False)
-        yield AddAction(f"{mark}/{unquote(file['path'])}", file["size_bytes"], values, now, True, said)
+        text = json.dumps(statistics, ensure_ascii=False)
+        yield AddAction(f"{directory}/{unquote(file['path'])}", file["size_bytes"], values, now, True, text)
 
 
-def _told(files: pa.Table, kind: str) -> dict[str, list[Any]]:
+def _bounds(files: pa.Table, kind: str) -> dict[str, list[Any]]:
     """Column → one bound per file in the text of Delta; without types that JSON cannot express exactly."""
-    told: dict[str, list[Any]] = {}
+    bounds: dict[str, list[Any]] = {}
     for name in files.column_names:
-        of, _, column = name.partition(".")
-        if of == kind and (values := delta_bounds(files[name])) is not None:
-            told[column] = values
-    return told
+        prefix, _, column = name.partition(".")
+        if prefix == kind and (values := delta_bounds(files[name])) is not None:
+            bounds[column] = values
+    return bounds
 
 
-def _at(bounds: Mapping[str, list[Any]], place: int) -> dict[str, Any]:
-    return {column: values[place] for column, values in bounds.items() if values[place] is not None}
+def _at(bounds: Mapping[str, list[Any]], number: int) -> dict[str, Any]:
+    return {column: values[number] for column, values in bounds.items() if values[number] is not None}

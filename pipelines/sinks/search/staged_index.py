@@ -52,7 +52,7 @@ class StagedSearch:
         """Remove what an earlier process staged and did not put in place."""
         shutil.rmtree(self._staged, ignore_errors=True)
 
-    def standing(self, log_id: str) -> Published | None:
+    def open_published(self, log_id: str) -> Published | None:
         """Where the sink stands; holds the index's writer from here on, so that no driver can have it."""
         self._log_id = log_id
         return self._held.open(log_id)
@@ -60,7 +60,7 @@ class StagedSearch:
     def put(self, built: Published, rest: Mapping[int, TableRecord]) -> Published:
         """Put the new index in place; nothing of the old one stays. `rest`: tables that could not be built.
 
-        Called once, after `standing`.
+        Called once, after `open_published`.
         """
         own = {relation: replace(record, target=str(self._path)) for relation, record in built.tables.items()}
         published = replace(built, tables={**rest, **own})

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.errors import SchemaNotApplicable
 from cdc.table import TableState
-from pipelines.sinks.table_state import check_captured, failed_record
+from pipelines.sinks.table_records import check_captured, failed_record
 from tests.log.rows import schema_of
 
 ORDERS = schema_of(1, "total")

@@ -1,4 +1,4 @@
-"""Which cuts stay as they age, and which one a moment means: cdc/stores/snapshot_retention.py."""
+"""Which cuts stay as they age, and which one a moment means: cdc/stores/cut_retention.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import CutUnavailable
 from cdc.position import Position
-from cdc.stores.snapshot_retention import ListedCut, chosen, staying
+from cdc.stores.cut_retention import ListedCut, find_cut, kept_cuts
 
 SECOND = 1_000_000
 DAY = 86_400
@@ -30,22 +30,22 @@ def instants(steps: list[int]) -> list[int]:
 @given(gaps, st.sampled_from([0, 30, 3_000, DAY]))
 def test_every_cut_of_the_last_minute_stays_and_none_that_is_older_than_what_is_retained(steps, retain):
     published = instants(steps)
-    stay = staying(published, published[-1], retain)
+    stay = kept_cuts(published, published[-1], retain)
 
     assert stay[-1] == published[-1]
     young = [instant for instant in published if published[-1] - instant < min(60, retain) * SECOND]
     assert set(young) <= set(stay) <= set(published)
     assert all(published[-1] - instant <= retain * SECOND for instant in stay)
-    assert staying(published, published[-1] + 2 * DAY * SECOND, retain) == published[-1:]
+    assert kept_cuts(published, published[-1] + 2 * DAY * SECOND, retain) == published[-1:]
 
 
 @given(gaps, gaps)
 def test_what_stays_later_is_the_same_whether_or_not_it_was_asked_before(earlier, later):
     published = instants([*earlier, *later])
     between = published[len(earlier)]
-    asked = [*staying(published[: len(earlier) + 1], between, DAY), *published[len(earlier) + 1 :]]
+    asked = [*kept_cuts(published[: len(earlier) + 1], between, DAY), *published[len(earlier) + 1 :]]
 
-    assert staying(asked, published[-1], DAY) == staying(published, published[-1], DAY)
+    assert kept_cuts(asked, published[-1], DAY) == kept_cuts(published, published[-1], DAY)
 
 
 def test_a_day_of_publishes_leaves_some_hundred_cuts_no_gap_longer_than_a_minute_or_an_hour():
@@ -54,8 +54,8 @@ def test_a_day_of_publishes_leaves_some_hundred_cuts_no_gap_longer_than_a_minute
     for tenth in (*hours, *range(hours.stop, DAY * 10, 3)):
         published.append(START + tenth * SECOND // 10)
         if tenth % 10_000 == 0:
-            published = staying(published, published[-1], DAY)
-    published = staying(published, published[-1], DAY)
+            published = kept_cuts(published, published[-1], DAY)
+    published = kept_cuts(published, published[-1], DAY)
 
     assert len(published) < 700
     for before, after in pairwise(published):
@@ -64,7 +64,7 @@ def test_a_day_of_publishes_leaves_some_hundred_cuts_no_gap_longer_than_a_minute
 
 
 def test_while_a_clock_that_was_set_back_catches_up_the_cuts_do_not_grow_in_number():
-    assert len(staying(range(START, START + 50_000), START + 50_000, DAY)) <= 1_001
+    assert len(kept_cuts(range(START, START + 50_000), START + 50_000, DAY)) <= 1_001
 
 
 CUTS = [ListedCut(100, START, 1), ListedCut(200, START + 5 * SECOND, 2), ListedCut(200, START + 5 * SECOND, 3)]
@@ -88,13 +88,13 @@ def instant(seconds: float) -> datetime:
     ],
 )
 def test_a_moment_means_the_last_cut_with_nothing_that_came_after_it(moment, found):
-    assert chosen(CUTS, moment, NOW) is found
+    assert find_cut(CUTS, moment, NOW) is found
 
 
 def test_a_cut_whose_transactions_include_a_later_one_is_not_meant_although_its_last_is_earlier():
     crossed = [ListedCut(100, START, 1), ListedCut(200, START + 9 * SECOND, 2), ListedCut(300, START + SECOND, 3)]
 
-    assert chosen(crossed, instant(2), NOW) is crossed[0]
+    assert find_cut(crossed, instant(2), NOW) is crossed[0]
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,6 @@ def test_a_cut_whose_transactions_include_a_later_one_is_not_meant_although_its_
 )
 def test_a_moment_without_a_cut_is_an_error_that_names_the_nearest(cuts, moment, words):
     with pytest.raises(CutUnavailable) as caught:
-        chosen(cuts, moment, NOW)
+        find_cut(cuts, moment, NOW)
 
     assert words in caught.value.message

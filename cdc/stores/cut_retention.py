@@ -1,7 +1,7 @@
-"""Kept cuts of a sink: which of those that were published stay as they age, and which one a moment means.
+"""Cut retention: which published cuts of a sink are kept as they age, and which kept cut a query reads. Pure.
 
-Pure. A sink may publish ten times a second: every cut of the last minute stays, then the last one of every minute,
-and after an hour the last one of every hour, so that a day is some hundred cuts.
+A sink may publish ten times a second. Every cut of the last minute is kept, then the last one of every minute, and
+after an hour the last one of every hour. So a day has about a hundred cuts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Final
 from cdc.errors import CutUnavailable
 from cdc.position import Position
 
-EVERY_ONE_FOR: Final = 60
-"""Seconds in which every cut stays."""
-EVERY_ONE_AT_MOST: Final = 1_000
-"""Of which so many; more can only come while a clock that was set back catches up."""
+KEEP_ALL_FOR: Final = 60
+"""Seconds for which every cut is kept."""
+KEEP_ALL_AT_MOST: Final = 1_000
+"""Maximum of those cuts; only a clock that was set back can produce more."""
 MINUTE: Final = 60
 HOUR: Final = 3600
 _MICRO: Final = 1_000_000
@@ -25,13 +25,13 @@ _MICRO: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ListedCut:
-    """A cut that a sink keeps, without its tables."""
+    """A kept cut, without its tables."""
 
     position: int
     committed_at: int
     """Commit time of the transaction at position, µs since 1970 UTC; 0 if unknown."""
     published_at: int
-    """When the sink published it, µs since 1970 UTC; no two are equal."""
+    """When the sink published the cut, µs since 1970 UTC; unique."""
 
     def __str__(self) -> str:
         when = f", committed at {format_time(self.committed_at)}" if self.committed_at else ""
@@ -43,39 +43,39 @@ def format_time(micros: int) -> str:
     return datetime.fromtimestamp(micros / _MICRO, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def staying(published_at: Sequence[int], now: int, retain: float) -> list[int]:
-    """Those of the instants, in order and in µs, whose cuts stay at `now`: the newest always, none older than retain.
+def kept_cuts(published_at: Sequence[int], now: int, retain: float) -> list[int]:
+    """The times whose cuts are kept at `now`: always the newest, and none older than retain.
 
-    retain: seconds. What stays later is part of what stays now, whenever that is asked.
+    published_at: times of the cuts in order, in µs. retain: seconds. A cut that is not kept now is never kept later.
     """
     last_of: dict[tuple[int, int], int] = {}
-    first_of_all = len(published_at) - EVERY_ONE_AT_MOST
+    first_of_all = len(published_at) - KEEP_ALL_AT_MOST
     for place, instant in enumerate(published_at):
         age = (now - instant) / _MICRO
         if age <= retain:
-            last_of[_share(instant, age, alone=place >= first_of_all)] = instant
+            last_of[_interval(instant, age, alone=place >= first_of_all)] = instant
     return sorted({*last_of.values(), *published_at[-1:]})
 
 
-def _share(instant: int, age: float, *, alone: bool) -> tuple[int, int]:
-    """What an instant shares with those of which only the last one stays."""
-    if alone and age < EVERY_ONE_FOR:
+def _interval(instant: int, age: float, *, alone: bool) -> tuple[int, int]:
+    """The interval of which only the last cut is kept."""
+    if alone and age < KEEP_ALL_FOR:
         return 0, instant
     span = MINUTE if age < HOUR else HOUR
     return span, instant // (span * _MICRO)
 
 
-def chosen(cuts: Sequence[ListedCut], moment: Position | datetime, now: datetime) -> ListedCut:
-    """The last cut, of those in order, with nothing that came after the moment.
+def find_cut(cuts: Sequence[ListedCut], moment: Position | datetime, now: datetime) -> ListedCut:
+    """The last of the cuts (in order) that contains no change after the moment.
 
-    Raises CutUnavailable for a moment before the oldest cut, beyond the newest position, or after now.
+    Raises CutUnavailable for a moment before the oldest cut, after the newest position, or in the future.
     """
     if not cuts:
         raise CutUnavailable("the sink has published no cut yet", remedy="wait for its first batch: 'cdc status'")
     newest = cuts[-1]
     ahead = moment > now if isinstance(moment, datetime) else moment > newest.position
     if ahead:
-        raise CutUnavailable(f"no cut at {_said(moment)} yet: the newest is {newest}", remedy=_NEWEST)
+        raise CutUnavailable(f"no cut at {_text(moment)} yet: the newest is {newest}", remedy=_NEWEST)
     found = None
     for cut in cuts:
         if _is_after(cut, moment):
@@ -83,7 +83,7 @@ def chosen(cuts: Sequence[ListedCut], moment: Position | datetime, now: datetime
         found = cut
     if found is None:
         raise CutUnavailable(
-            f"the cut at {_said(moment)} was removed by retention: the oldest is {cuts[0]}", remedy=_OLDEST
+            f"the cut at {_text(moment)} was removed by retention: the oldest is {cuts[0]}", remedy=_OLDEST
         )
     return found
 
@@ -98,5 +98,5 @@ def _is_after(cut: ListedCut, moment: Position | datetime) -> bool:
     return cut.position > moment
 
 
-def _said(moment: Position | datetime) -> str:
+def _text(moment: Position | datetime) -> str:
     return format_time(round(moment.timestamp() * _MICRO)) if isinstance(moment, datetime) else str(moment)

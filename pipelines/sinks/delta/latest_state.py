@@ -1,0 +1,118 @@
+"""Latest state: the strategy of targets that have one row per key, as the row is at the source.
+
+A batch is merged in these steps: read the base rows of partial images as they were before the range, evolve the
+columns, make the rows to merge, erase the rows that truncates and finished copies ended, merge. Only the last commit
+carries the `txn` of the range: the merge, or the erasure if there is nothing to merge. All other steps can be repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from cdc.failpoint import hit
+from pipelines.sinks.contract import RefusedRow, TableBatch
+from pipelines.sinks.delta.column_defaults import new_defaults
+from pipelines.sinks.delta.dead_letters import refused_rows
+from pipelines.sinks.delta.merge_source import BaseLookup, frame_source, keyless_source, table_source
+from pipelines.sinks.delta.schema_evolution import ColumnChange, columns_to_drop
+from pipelines.sinks.delta.strategy import DeltaSinkParts
+from pipelines.sinks.delta.table_plan import RowShape
+from pipelines.sinks.delta.target import ERASED, DeltaTarget
+from pipelines.sinks.delta.writers import TxnMarker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class LatestState:
+    """The contract is pipelines.sinks.delta.strategy.KeepingStrategy."""
+
+    replaced_by_copy = True
+
+    def __init__(self, parts: DeltaSinkParts) -> None:
+        self._settings, self._plans, self._writers = parts.settings, parts.plans, parts.writers
+        self._targets, self._published = parts.targets, parts.published
+
+    def merge(self, target: DeltaTarget, batch: TableBatch) -> None:
+        """See KeepingStrategy.merge."""
+        shape = self._targets.shape(batch.schema)
+        bases = self._bases(target, batch)
+        self._evolve(target, batch, shape)
+        source = self._source(target, batch, bases)
+        has_rows = not isinstance(source, pa.Table) or source.num_rows > 0
+        writer = self._writers.choose(target, batch, source, shape.key) if has_rows else None
+        if batch.generation is not None:
+            target.complete_generation(batch.generation)
+        if writer is not None and (batch.truncated is not None or batch.generation is not None):
+            self._targets.record_erasure(batch.schema.relation, batch.upto)
+        target.erase(batch.truncated, batch.generation, batch.upto, "" if writer is None else ERASED)
+        hit("delta_before_merge")
+        if writer is not None:
+            self._writers.merge(target, source, shape.key, TxnMarker(target.app_id, batch.upto), writer)
+        hit("delta_after_merge")
+
+    def rows_upto(self, target: DeltaTarget) -> int:
+        """See KeepingStrategy.rows_upto."""
+        return target.applied or 0
+
+    def find_refused(self, target: DeltaTarget, batch: TableBatch, limit: int) -> list[RefusedRow]:
+        """See KeepingStrategy.find_refused."""
+        if batch.rows is None:
+            return []
+        shape = self._targets.shape(batch.schema)
+        return refused_rows(self._plans.apply_filter(batch.rows, shape), self._bases(target, batch), shape, limit)
+
+    def _bases(self, target: DeltaTarget, batch: TableBatch) -> BaseLookup:
+        """The target as it was before the range, also if an earlier attempt merged some of the range."""
+        return replace(self._target_before(target, batch), truncated=batch.truncated)
+
+    def _target_before(self, target: DeltaTarget, batch: TableBatch) -> BaseLookup:
+        start, relation = self._published.range_start(batch.after), batch.schema.relation
+        part = target.part.relation
+        if max(target.applied or 0, self._targets.erased_upto(target, relation)) <= start:
+            return BaseLookup(target.table, relation=part, read_rows=target.read_rows)
+        known = self._published.records.get(relation)
+        if known is None or known.version is None:
+            return BaseLookup(None)
+        if known.position <= start:
+            older = DeltaTable(target.uri, version=self._published.versions[known.target])
+            return BaseLookup(older, relation=part, read_rows=target.read_rows)
+        return BaseLookup(DeltaTable(target.uri), exact=False, relation=part, read_rows=target.read_rows)
+
+    def _evolve(self, target: DeltaTarget, batch: TableBatch, shape: RowShape) -> None:
+        """Give the target the columns of the batch, and older rows the defaults of new columns."""
+        known = self._published.schema_of(batch.schema.relation)
+        if target.columns_changed_upto <= batch.upto:
+            settings = self._settings.of(batch.schema.topic)
+            dropped = columns_to_drop(settings.dropped_columns, target.columns, batch.schema, known)
+            replaced = target.is_replaced_by(batch)
+            change = ColumnChange(shape.columns, settings.schema_changes, replaced=replaced, dropped=dropped)
+            target.evolve_columns(change, batch.upto)
+        if known is not None:  # otherwise every row is of this range
+            target.fill_defaults(new_defaults(shape, known.columns), self._published.range_start(batch.after))
+
+    def _source(self, target: DeltaTarget, batch: TableBatch, bases: BaseLookup) -> pa.Table | DataFrame:
+        """The rows to merge; a frame if the batch is one and Spark writes it."""
+        shape, plans = self._targets.shape(batch.schema), self._plans
+        if batch.frame is not None and self._writers.by_spark and batch.schema.key:
+            return shape.finished_frame(
+                frame_source(batch.frame, bases, shape, lambda images: plans.apply_filter(images, shape))
+            )
+        images = batch.rows if batch.frame is None else batch.frame.toArrow()
+        if images is None:
+            return plans.finish_source(shape.source.empty_table(), shape)
+        if batch.schema.key:
+            return plans.finish_source(table_source(plans.apply_filter(images, shape), bases, shape), shape)
+        # an earlier attempt may have merged some of the range: its rows must not be added or deleted twice
+        applied = target.applied or 0
+        unmerged = images.filter(pc.greater(images["position"], applied))
+        # a row to delete may be missing while its table is copied, or after a crash between erasure and merge
+        lenient = batch.is_copying or self._targets.erased_upto(target, batch.schema.relation) > applied
+        return plans.finish_source(
+            keyless_source(unmerged, target.table, shape, batch.truncated, lenient=lenient), shape
+        )
