@@ -1,7 +1,7 @@
 """Merge source: the rows that a merge compares with its target, made from folded rows.
 
 A source has the target's columns and `_op` (`u` upsert, `d` delete). Deletes and complete images become rows directly.
-A partial image is laid over its base row (overlay): the unsent columns take the values of that row.
+A partial image is completed with its base row (overlay): the unsent columns take the values of that row.
 
 The base row is the target's row of the same key, or of the old key if the row moved to a new key. It is read in the
 version of the target **before the range was applied**, because the range deletes old keys and may give them to new

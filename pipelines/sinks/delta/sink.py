@@ -1,7 +1,7 @@
 """Delta sink: one Delta table per source table, and one published record that names the cut which readers see.
 
 The sink opens and recovers the targets, hands each batch to the strategy of its table, and publishes.
-`pipelines/sinks/delta/README.md` lists the functions through which a batch goes.
+The docstring of the package lists the functions through which a batch goes.
 
 Honest ceiling: effectively once. Two drivers at a time are refused at `publish`. Between two publishes the lease alone
 keeps a second driver away on a store in which Spark cannot fence (local, S3).

@@ -1,8 +1,8 @@
-"""A staged search index: built beside the old one, and put in its place by the exchange of one small file.
+"""Staged index: a new search index that a replay builds, and that replaces the old index by the rename of one file.
 
-A tantivy index is its `meta.json`: the list of the segments that count. The new segments are linked into the old
-directory under their own unique names, then the new list replaces the old one by a rename. A reader sees the old index
-or the new one, open readers keep what they opened, and the next commit of the sink removes the old segments.
+The file `meta.json` of a tantivy index lists its live segments. The new segments are linked into the old directory
+under their own unique names. Then a rename replaces the old list by the new one. A reader sees the old index or the new
+one, and open readers keep their files. The next commit of the sink removes the old segments.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pipelines.sinks.contract import NONE_PARKED
 from pipelines.sinks.search.sink import SearchSink
 
 META: Final = "meta.json"
-"""What tantivy reads first: the segments that count."""
+"""The list of live segments, which tantivy reads first."""
 MANAGED: Final = ".managed.json"
-"""Every file that tantivy may remove once no segment list names it."""
+"""The list of files that tantivy may remove once no segment list names them."""
 _LOCKS: Final = (".tantivy-writer.lock", ".tantivy-meta.lock")
 
 
 class StagedSearch:
     """A new index of a search sink, until `put` or `discard`; for one process at a time.
 
-    After a crash before `put` ends its rename, the old index is untouched; after it the new one is in place.
+    After a crash before the rename in `put` the old index is unchanged; after the rename the new one is in place.
     """
 
     def __init__(
@@ -42,23 +42,23 @@ class StagedSearch:
     ) -> None:
         self._path = Path(path)
         self.erased: dict[str, int] = {}
-        """Nothing: of the old index nothing stays."""
+        """Always empty: no file of the old index stays."""
         self._staged = self._path.with_name(f"{self._path.name}.replay")
         self.sink = SearchSink(f"{name} (replay)", self._staged, fields, dead_letters)
-        self._held = SearchSink(name, path, fields)
+        self._old = SearchSink(name, path, fields)
         self._log_id = ""
 
     def forget_earlier(self, schemas: Mapping[int, TableSchema]) -> None:  # noqa: ARG002 - an index is one for all
-        """Remove what an earlier process staged and did not put in place."""
+        """Remove an index that an earlier process staged and did not put in place."""
         shutil.rmtree(self._staged, ignore_errors=True)
 
     def open_published(self, log_id: str) -> Published | None:
-        """Where the sink stands; holds the index's writer from here on, so that no driver can have it."""
+        """Read the published record; from now on no driver can open the index, because this process has its writer."""
         self._log_id = log_id
-        return self._held.open(log_id)
+        return self._old.open(log_id)
 
     def put(self, built: Published, rest: Mapping[int, TableRecord]) -> Published:
-        """Put the new index in place; nothing of the old one stays. `rest`: tables that could not be built.
+        """Put the new index in place of the old one. rest: the records of tables that could not be built.
 
         Called once, after `open_published`.
         """
@@ -75,13 +75,13 @@ class StagedSearch:
         return published
 
     def discard(self) -> None:
-        """Give both writers back; files that were not put in place go with the next replay."""
+        """Close both writers; the next replay removes files that were not put in place."""
         self.sink.close()
-        self._held.close()
+        self._old.close()
 
 
 def put_index(new: Path, old: Path) -> None:
-    """Make the index in `old` that of `new`, which is on the same file system and has no writer."""
+    """Replace the index in `old` by that in `new`, which is on the same file system and has no writer."""
     managed: set[str] = set()
     for directory in (old, new):
         with suppress(FileNotFoundError):
@@ -89,7 +89,7 @@ def put_index(new: Path, old: Path) -> None:
     for file in new.iterdir():
         if file.name not in {META, MANAGED, *_LOCKS} and not (old / file.name).exists():
             os.link(file, old / file.name)
-    # first what may be removed, then what counts: killed in between, the next commit removes the new segments
+    # first the removable files, then the live segments: after a crash in between, the next commit removes the new ones
     atomic_file.replace(old / MANAGED, json.dumps(sorted(managed)).encode())
     hit("replay_before_publish")
     atomic_file.replace(old / META, (new / META).read_bytes())
