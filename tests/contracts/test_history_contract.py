@@ -105,9 +105,9 @@ def test_a_column_that_was_left_out_does_not_come_back_by_another_list_or_anothe
         place, without = f"{tmp_path}/{keeping}", settings.model_copy(update={"except_column_list": ("plain",)})
         first = Lake(place, without)
         first.publish(first.apply(rows, 0, positions[2]), positions[2])
-        with pytest.raises(SchemaNotApplicable, match="column 'plain' was left out"):
+        with pytest.raises(SchemaNotApplicable, match="column 'plain' was excluded"):
             Lake(place, settings).apply(rows, positions[2], positions[-1])
-        with pytest.raises(SchemaNotApplicable, match="column 'secret' was left out"):
+        with pytest.raises(SchemaNotApplicable, match="column 'secret' was excluded"):
             Lake(place, without).apply([*rows, told], positions[2], positions[-1] + 1)
 
 

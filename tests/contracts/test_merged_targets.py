@@ -261,7 +261,7 @@ CLASHES: Mapping[str, tuple[Column, ...]] = {
     "of type string": (ID, replace(ITEM, type_oid=20, type_name="bigint"), PRICE),
     "has 'item' of type": (ID, PRICE, column(8, "Item")),
     "renamed to 'article'": (ID, replace(ITEM, name="article"), PRICE),
-    "name given to another": (ID, replace(ITEM, id=8), PRICE),
+    "another column now has its name": (ID, replace(ITEM, id=8), PRICE),
 }
 NAMES = list(CLASHES)[2:]
 
