@@ -249,7 +249,7 @@ def test_what_was_ignored_is_not_taken_up_without_a_new_copy(opened):
     wider = having(ID, ITEM, PRICE, column(7, "note", missing="none"))
     publish(sink, sink.apply(batch([put(1, "A", 30)], 20, 40, wider)))
     sink.close()
-    with pytest.raises(SchemaNotApplicable, match="'note' was left out"):
+    with pytest.raises(SchemaNotApplicable, match="'note' was excluded"):
         opened().apply(batch([put(2, "b", 50)], 40, 60, wider))
 
 
