@@ -81,7 +81,7 @@ FAN_OUT = 12
 WIDE = {
     # put a process together
     "cdc.capture.process": 14,
-    "cdc.capture.reader": 25,
+    "cdc.capture.reader": 24,
     "cdc.demo.run": 19,
     "cdc.service.api.app": 17,
     "pipelines.apply": 13,
@@ -96,11 +96,11 @@ WIDE = {
     "cdc.capture.initial_snapshot": 27,
     "cdc.capture.recovery": 19,
     "cdc.capture.startup_checks": 26,
-    "cdc.capture.status_reporter": 14,
+    "cdc.capture.status_reporter": 13,
     "cdc.log.audit.drop_file": 18,
     "cdc.snapshot.backfill": 13,
-    "cdc.snapshot.backfill_worker": 21,
-    "cdc.snapshot.chunk_reader": 18,
+    "cdc.snapshot.backfill_worker": 17,
+    "cdc.snapshot.chunk_reader": 17,
     "pipelines.compaction.run_writer": 13,
     "pipelines.preflight": 14,
     "pipelines.replaying.rebuild": 20,

@@ -38,6 +38,7 @@ WORDS: Final = {
 """Word to avoid → how it is spelled; an underscore counts as a space."""
 ENDINGS: Final = (".py", ".md", ".yaml", ".yml", ".html", ".sql", ".service", ".toml")
 RIGHT: Final[dict[tuple[str, str], str]] = {
+    ("cdc/capture/initial_snapshot.py", "beside"): "`snapshot.beside` is a field of a definition",
     ("cdc/log/object_path.py", "lacks"): "a message of an object store that a pattern matches",
     ("cdc/log/object_path.py", "tell"): "a method of Python's file interface",
     ("cdc/log/storage.py", "tell"): "a method of Python's file interface",

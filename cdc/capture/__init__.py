@@ -1,1 +1,1 @@
-"""The connector process: from the replication stream to durable commits of the change log."""
+"""The capture process: from the replication stream to durable commits of the change log."""

@@ -1,28 +1,96 @@
 """Commit batcher: groups decoded transactions into commits of the log, and decides when each commit is due.
 
-A commit contains whole transactions. The rows of a large open transaction, and of a copy's chunks, are encoded to data
-files early; they become visible with a later commit. Callers pass the time: the batcher reads no clock.
+A commit contains whole transactions. It is due in one of three cases:
+
+- The append stage has had nothing to do for the linger time. Rows that arrive while it is busy share one commit.
+- A thread waits until one of its positions is durable, and no more rows are queued: a copy continues only then.
+- Its rows exceed the size of a commit, or an open transaction exceeds OPEN_LIMIT.
+
+The rows of a large open transaction, and of a copy's chunks, are encoded to data files early; they become visible with
+a later commit. A trim of the log and a rewrite of its small files are commits as well. They are possible only while no
+data file waits for its commit. Callers pass the time: the batcher reads no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import Condition, Event
 from typing import Final
 
 import pyarrow as pa
 
+from cdc import metrics
+from cdc.byte_queue import QueueClosed
 from cdc.change import LOG_SCHEMA
-from cdc.log.durable_position import DurablePosition
+from cdc.failpoint import hit
 from cdc.log.layout import CommitInfo, CommitSource
-from cdc.log.writer import EncodedFile, encode_files
+from cdc.log.retrying_writer import RetryingWriter
+from cdc.log.writer import EncodedFile, StagedFile, encode_files
+from cdc.metrics import Metrics
 from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.position import Position
+from cdc.postgres.wal_bound import WalBound
 
 OPEN_LIMIT: Final = 16 * 1024 * 1024
 """Bytes of an open transaction kept in memory; above it, its rows go to data files that no commit contains yet."""
 CHUNKS_PER_COMMIT: Final = 3
 """Chunks of a copy after which a commit is due if a thread waits for it; more would idle the copying connections."""
+
+
+def _wake_no_stage() -> None:
+    """Without a session there is no stage to wake, because no commit can become due."""
+
+
+class DurablePosition:
+    """Durable position of the log, and the threads that wait for it; thread-safe. It outlives replication sessions."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._position = Position(0)
+        self._awaited: list[Position] = []
+        self._wake: Callable[[], None] = _wake_no_stage
+
+    @property
+    def position(self) -> Position:
+        """The last durable position."""
+        return self._position
+
+    def advance(self, position: Position) -> None:
+        """Set the position that the log contains now; wakes the waiting threads."""
+        with self._changed:
+            self._position = position
+            self._changed.notify_all()
+
+    def wait(self, position: Position, seconds: float) -> bool:
+        """Wait until the log contains the position, at most `seconds`; returns whether it does."""
+        with self._changed:
+            if self._position >= position:
+                return True
+            self._awaited.append(position)
+        try:
+            self._wake()
+            with self._changed:
+                return self._changed.wait_for(lambda: self._position >= position, seconds)
+        finally:
+            with self._changed:
+                self._awaited.remove(position)
+
+    def is_awaited(self, after: Position, upto: Position) -> bool:
+        """Whether a thread waits for a position in (after, upto]."""
+        with self._changed:
+            return any(after < position <= upto for position in self._awaited)
+
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Within the block, call wake in every thread that begins to wait, because a commit may be due then."""
+        self._wake = wake
+        try:
+            yield
+        finally:
+            self._wake = _wake_no_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +182,51 @@ class CommitBatch:
     end: CommitBoundary | None
     """None if a later batch commits the files: parts of a large transaction, or chunks of a copy."""
 
+    is_trim: bool = False
+    """Nothing is to be appended: the log may be trimmed or rewritten, as after every commit."""
+
 
 class CommitBatcher:
-    """Collects rows in WAL order and yields batches to append; times are seconds of one monotonic clock."""
+    """Collects rows in WAL order and yields batches to append; times are seconds of one monotonic clock.
 
-    def __init__(self, commit_bytes: int, linger: float, durable: DurablePosition) -> None:
-        """commit_bytes: a commit of this size is due at once; linger: seconds between smaller commits."""
-        self._commit_bytes, self._linger, self._durable = commit_bytes, linger, durable
+    The encode stage calls it. Other threads report appended batches, and request checks and trims.
+    """
+
+    def __init__(self, commit_bytes: int, linger: float, durable: DurablePosition, wake: Callable[[], None]) -> None:
+        """commit_bytes: a commit of this size is due at once; linger: seconds between smaller commits.
+
+        wake: makes the encode stage ask for batches again; raises QueueClosed once that stage has ended.
+        """
+        self._commit_bytes, self._linger, self._durable, self._wake = commit_bytes, linger, durable, wake
         self._last = durable.position
         self._pending = PendingRows()
         self._is_copied = self._has_chunk = False
         self._chunks = 0
+        self._yielded = self._appended = 0
+        self._appended_at = 0.0
+        self._is_staged = False
+        """Whether a batch without an end was yielded since the last commit."""
+        self._trim_requested = False
+
+    # called by other threads
+
+    def record_append(self, now: float) -> None:
+        """Record that the append stage has written a batch; the next commit may be due earlier then."""
+        self._appended_at = now
+        self._appended += 1
+        self.check_again()
+
+    def check_again(self) -> None:
+        """Make the encode stage check whether a commit is due; does nothing once that stage has ended."""
+        with suppress(QueueClosed):
+            self._wake()
+
+    def request_trim(self) -> None:
+        """Let the append stage trim the log as soon as no data file waits; raises QueueClosed after the session."""
+        self._trim_requested = True
+        self._wake()
+
+    # called by the encode stage
 
     def add(self, arrived: DecodedRows) -> None:
         """Add decoded rows."""
@@ -134,39 +236,83 @@ class CommitBatcher:
             self._is_copied, self._has_chunk = False, True
             self._chunks += 1
 
-    def next_due(self, free_since: float | None, *, more: bool) -> float | None:
+    def next_due(self, *, more: bool) -> float | None:
         """When the next commit is due if no more rows arrive; None if none is due.
 
-        free_since: when the last batch was appended, None while the append stage is busy; rows that arrive meanwhile
-        join one commit. more: decoded rows are queued and may join a commit that a thread waits for.
+        more: decoded rows are queued and may join a commit that a thread waits for.
         """
         if not self._pending.is_ready:
             return None
         if (not more or self._chunks >= CHUNKS_PER_COMMIT) and self._durable.is_awaited(self._last, self._pending.last):
             return 0.0
-        return None if free_since is None else free_since + self._linger
+        is_appending = self._yielded > self._appended
+        return None if is_appending else self._appended_at + self._linger
 
-    def batches(self, now: float, free_since: float | None, *, more: bool) -> Iterator[CommitBatch]:
+    def batches(self, now: float, *, more: bool) -> Iterator[CommitBatch]:
         """Batches to append now, in order."""
-        due = self.next_due(free_since, more=more)
+        due = self.next_due(more=more)
         is_due = due is not None and now >= due
         if self._has_chunk and not is_due:  # free the rows' memory while the next chunks arrive
             self._has_chunk = False
-            yield _batch(self._pending.take_finished(), None)
+            yield self._batch(self._pending.take_finished(), None)
         is_large = self._pending.open_bytes > OPEN_LIMIT
         if is_due or is_large or self._pending.ready_bytes >= self._commit_bytes:
             yield from self.flush()
         if is_large:  # only open rows are left: flush() took the finished ones
-            yield _batch(self._pending.take_open(), None)
+            yield self._batch(self._pending.take_open(), None)
+        if self._trim_requested and not self._is_staged:
+            self._trim_requested = False
+            yield CommitBatch([], None, is_trim=True)
 
     def flush(self) -> Iterator[CommitBatch]:
         """All finished transactions, as one batch."""
         if ready := self._pending.take_ready():
             self._last, self._has_chunk, self._chunks = ready[1].last, False, 0
-            yield _batch(*ready)
+            self._trim_requested = False  # the append stage trims after every commit
+            yield self._batch(*ready)
+
+    def _batch(self, rows: list[pa.RecordBatch], end: CommitBoundary | None) -> CommitBatch:
+        files = encode_files(pa.Table.from_batches(rows, LOG_SCHEMA))
+        rows.clear()  # frees memory while the batch waits
+        self._yielded += 1
+        self._is_staged = end is None
+        return CommitBatch(files, end)
 
 
-def _batch(rows: list[pa.RecordBatch], end: CommitBoundary | None) -> CommitBatch:
-    files = encode_files(pa.Table.from_batches(rows, LOG_SCHEMA))
-    rows.clear()  # frees memory while the batch waits
-    return CommitBatch(files, end)
+@dataclass(slots=True, kw_only=True)
+class LogAppender:
+    """Appends batches to the log, and commits them; used by the append stage of one session."""
+
+    writer: RetryingWriter
+    bound: WalBound
+    lineage: CommitSource
+    durable: DurablePosition
+    metrics: Metrics
+    pipeline: str
+    has_received_all: Event
+    """Set once no more frames are received; the writer then stops waiting for storage that is full."""
+    _staged: list[StagedFile] = field(default_factory=list)
+    """Data files on disk that no commit contains yet."""
+
+    def append(self, batch: CommitBatch) -> None:
+        """Write the files of a batch; if it ends a transaction, commit all files that are staged."""
+        end, began = batch.end, time.monotonic()
+        if end is not None and end.last <= self.durable.position:
+            self._staged = []
+            return
+        if end is not None:
+            self.bound.ask(end.last.lsn)
+        self._staged += self.writer.stage_encoded(batch.files)
+        if end is None:
+            return
+        self.bound.require(end.last.lsn)
+        hit("after_data_file")
+        files, self._staged = self._staged, []
+        count = sum(file.rows for file in files)
+        self.writer.commit(files, end.info(self.lineage, count))
+        hit("after_log_commit")
+        self.durable.advance(end.last)
+        lag = max(0.0, time.time() - end.committed_at / 1e6) if end.committed_at else None
+        nbytes, seconds = sum(file.size for file in files), time.monotonic() - began
+        added = metrics.CommitMetrics(count, end.transactions, nbytes, seconds, lag)
+        metrics.record_commit(self.metrics, self.pipeline, int(end.last), added)

@@ -7,14 +7,13 @@ nothing in the stream proves it: one false WAL end would lose every row up to it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from cdc.capture.initial_snapshot import CopySource
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
+from cdc.capture.settings import SourceSettings
 from cdc.capture.spool import Spool
-from cdc.config.source import SnapshotMode
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
@@ -27,6 +26,7 @@ from cdc.pgoutput.messages import BeginMessage, Keepalive
 from cdc.pgoutput.streamed_transactions import kind_set, next_of, readonly_arrays
 from cdc.position import Position
 from cdc.postgres.encoding import RepairFrames, frame_text_repair, unchanged
+from cdc.snapshot.signal_queue import SignalQueue
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableSchema
 
@@ -50,6 +50,28 @@ class LastTransaction:
         return any(begin.xid in rows["xid"].unique().to_pylist() for rows in found)
 
 
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Where a replication session continues the log."""
+
+    position: Position
+    schemas: Mapping[int, TableSchema] = field(default_factory=dict)
+    """Relation → the version that the log contains."""
+    confirmed: Lsn | None = None
+    """LSN that the slot had confirmed; transactions that ended before it are refused."""
+    last: LastTransaction | None = None
+    """Last transaction of the log; it is skipped if the server sends it first, under a higher LSN."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamObservers:
+    """Objects that get every decoded batch before the log can contain it."""
+
+    windows: WatermarkWindows = field(default_factory=WatermarkWindows)
+    signals: SignalQueue | None = None
+    """None if nothing processes signals."""
+
+
 class DecodeStage:
     """Spool, decoder and schema tracker of one replication session; used by one thread."""
 
@@ -57,57 +79,47 @@ class DecodeStage:
         self,
         spool: Spool,
         relations: SchemaTracker,
-        after: Position,
-        windows: WatermarkWindows,
+        resume: ResumePoint,
+        observers: StreamObservers,
         repair_frames: RepairFrames = unchanged,
     ) -> None:
         self.spool = spool
         self._repair_frames = repair_frames
-        self._windows, self._signal_queue = windows, windows.signal_queue
+        self._windows, self._signals = observers.windows, observers.signals
         self._relations = relations
-        self._decoder = ColumnarDecoder(epoch=after.epoch, after=after)
-        self._lsns = LsnCheck(Lsn(0))
-        self._after = after
-        self._last: LastTransaction | None = None
+        self._after, self._last = resume.position, resume.last
+        self._decoder = ColumnarDecoder(epoch=self._after.epoch, after=self._after)
+        self._lsns = LsnCheck(resume.confirmed or Lsn(0))
         self._resolved: dict[int, tuple[RelationSeen, TableSchema]] = {}
 
     @classmethod
     def open(
         cls,
-        source: CopySource,
+        source: SourceSettings,
         root: Root,
-        known: Mapping[int, TableSchema],
-        after: Position,
-        windows: WatermarkWindows,
+        resume: ResumePoint,
+        observers: StreamObservers,
     ) -> Self:
-        """Continue after a position with the schemas that the log contains.
+        """Continue the log.
 
         Large transactions are spooled in the log's directory, or in the temporary directory if the log is remote.
         """
-        copies = source.snapshot.mode is not SnapshotMode.NO_DATA
         capture_filter = CaptureFilter(
             dsn=source.dsn,
             publication=source.publication,
             patterns=source.patterns,
             exclude=source.exclude,
-            copies=copies,
+            copies=source.copies_rows,
         )
-        relations = SchemaTracker(capture_filter, known, after.epoch)
-        windows.start_session(after, known)
+        relations = SchemaTracker(capture_filter, resume.schemas, resume.position.epoch)
+        observers.windows.start_session(resume.position, resume.schemas)
         return cls(
             Spool(root if isinstance(root, Path) else None),
             relations,
-            after,
-            windows,
-            frame_text_repair(source.dsn, source.undecodable, after),
+            resume,
+            observers,
+            frame_text_repair(source.dsn, source.undecodable, resume.position),
         )
-
-    def refuse_before(self, confirmed: Lsn, last: LastTransaction) -> None:
-        """Refuse transactions that ended before the LSN that the slot had confirmed when the session began.
-
-        last: last transaction of the log; it is skipped if the server sends it first, under a higher LSN.
-        """
-        self._lsns, self._last = LsnCheck(confirmed), last
 
     def close(self) -> None:
         """Discard spooled transactions; close files and connection."""
@@ -116,7 +128,7 @@ class DecodeStage:
         self._relations.close()
 
     def rows(self, frames: FrameBatch) -> Iterator[DecodedRows]:
-        """Decoded rows in commit order."""
+        """DecodedRows rows in commit order."""
         for schema in self._relations.detect_drift():
             self._announce(schema)
         for whole in self.spool.committed(frames):
@@ -151,12 +163,12 @@ class DecodeStage:
     def _pass_on(self, event: SignalSeen | DecodedRows) -> Iterator[DecodedRows]:
         """Yield rows; store signals on disk before the log can commit the transaction that contains them."""
         if isinstance(event, SignalSeen):
-            if self._signal_queue is not None:
-                self._signal_queue.store_message(event)
+            if self._signals is not None:
+                self._signals.store_message(event)
             return
         self._windows.observe(event)
-        if self._signal_queue is not None:
-            self._signal_queue.store_rows(event.rows)
+        if self._signals is not None:
+            self._signals.store_rows(event.rows)
         yield event
 
     def _insert_chunk(self, seen: WatermarkSeen) -> Iterator[DecodedRows]:
@@ -176,8 +188,8 @@ class DecodeStage:
     def _announce(self, schema: TableSchema) -> None:
         self._resolved.clear()
         self._windows.set_schema(schema)
-        if self._signal_queue is not None:
-            self._signal_queue.set_schema(schema)
+        if self._signals is not None:
+            self._signals.set_schema(schema)
         self._decoder.announce(schema)
 
     def _define(self, seen: RelationSeen) -> None:
@@ -198,6 +210,6 @@ class DecodeStage:
         self._resolved[seen.relation.oid] = seen, schema
         if announce:
             self._windows.set_schema(schema)
-        if self._signal_queue is not None:
-            self._signal_queue.set_schema(schema)
+        if self._signals is not None:
+            self._signals.set_schema(schema)
         self._decoder.define(schema, announce=announce)

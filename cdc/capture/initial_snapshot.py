@@ -2,44 +2,45 @@
 
 One REPEATABLE READ transaction with the slot's exported snapshot reads the rows. Their position is the slot's
 consistent point − 1, because the next commit record can be at the consistent point itself. A slot without this commit
-is useless: the next start replaces it if the log can prove that it owns the slot (see slot_ownership), or fails.
+is useless: the next start replaces it if the log can prove that it owns the slot (see slot_checks), or fails.
 
 Large tables are only marked here; backfills copy them in chunks while the stream runs. If the reader may not create the
 slot, there is no exported snapshot. The log then begins at the adopted slot, and all tables are copied in chunks.
+
+Within an epoch the OID identifies a table and the attribute number a column. A restored, upgraded or failed-over source
+has other numbers, so a new epoch matches tables and columns by name. Unmatched ones get numbers that were never used.
+All rows are copied again in any case, so a wrong match affects only the history of a name.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final
 
-import pyarrow as pa
-
-from cdc.capture.epoch_tables import Continuation, EarlierTables, continue_relations
 from cdc.capture.resume_checks import lineage_of
-from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable
-from cdc.change import LOG_SCHEMA, Operation, RowOrder, control_row
-from cdc.config.source import Snapshot, SnapshotMode, Undecodable
+from cdc.capture.settings import SourceSettings
+from cdc.capture.slot_checks import SlotClaim, check_adopted, check_replaceable
+from cdc.capture.snapshot_commit import SnapshotCommit
+from cdc.config.source import Snapshot
 from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit
 from cdc.log.epoch_records import read_pending_epoch, remove_pending_epoch, write_slot_record
-from cdc.log.layout import CommitInfo, CommitSource
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
-from cdc.log.writer import LogWriter, StagedFile
+from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
 from cdc.metrics import SNAPSHOT_ROWS, Metrics
-from cdc.pgoutput.copy_decoder import CopyDecoder, Lines
+from cdc.pgoutput.copy_decoder import Lines
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import table_sizes
+from cdc.postgres.column_identity import EPOCH_SHIFT, UNPROVED
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, lock_tables
 from cdc.postgres.encoding import copy_text_repair
-from cdc.postgres.publication import PublicationControl, ensure_publication, published_rows, published_schemas
+from cdc.postgres.publication import ensure_publication, published_rows, published_schemas
 from cdc.postgres.replication import SystemIdentity, identify_system
 from cdc.postgres.slot import ExportedSnapshot, SlotStatus, copy_lock, create_recorded_slot, drop_slot, slot_status
 from cdc.postgres.source_identity import read_source_state
@@ -47,32 +48,8 @@ from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import match_tables
 from cdc.table import TableSchema, TableState
 
-STAGE_BYTES: Final = 64 * 1024 * 1024
-"""Rows in memory before they go to a data file."""
-AT_ONCE: Final = 64
+TOTAL_FACTOR: Final = 64
 """Limit for all tables that the initial snapshot copies, as a multiple of the limit for one table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopySource:
-    """Source database, slot, publication and tables of an initial snapshot."""
-
-    pipeline: str
-    dsn: str
-    slot: str
-    publication: str
-    patterns: Sequence[str]
-    exclude: Sequence[str]
-    control: PublicationControl = field(default_factory=PublicationControl)
-    """Whether the reader may create or alter the publication."""
-    create_slot: bool = True
-    """Whether the snapshot may create the slot, and replace one that belongs to the log."""
-    failover: bool = False
-    """Whether the slot is synchronized to standbys; from version 17."""
-    undecodable: Undecodable = Undecodable.FAIL
-    """Treatment of text that is not valid UTF-8."""
-    snapshot: Snapshot = field(default_factory=Snapshot)
-    """Snapshot mode, and the size from which tables are copied in chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +63,64 @@ class CopySummary:
     """Number of tables that backfills copy while the stream runs."""
 
 
-def ensure_initial_snapshot(source: CopySource, root: Root, writer: LogWriter, figures: Metrics) -> CopySummary | None:
+@dataclass(frozen=True, slots=True)
+class EarlierTables:
+    """Tables that the log contains when an epoch begins; by default those of an empty log."""
+
+    epoch: int = 0
+    """The epoch that begins."""
+    known: Mapping[int, TableSchema] = field(default_factory=dict)
+    """Relation → its latest version."""
+    used: Mapping[int, int] = field(default_factory=dict)
+    """Relation → the highest column id that any version of it had."""
+
+    @classmethod
+    def of(cls, epoch: int, versions: Iterable[TableSchema]) -> EarlierTables:
+        """Build it from all schema versions of the log, oldest first."""
+        known: dict[int, TableSchema] = {}
+        used: dict[int, int] = {}
+        for version in versions:
+            # reinsert, so that of two tables with one name the most recent comes last
+            known.pop(version.relation, None)
+            known[version.relation] = version
+            used[version.relation] = max([used.get(version.relation, 0), *(c.id for c in version.columns)])
+        return cls(epoch, known, used)
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Tables to record in the log when an epoch begins."""
+
+    copied: list[TableSchema]
+    """Captured tables with their relation numbers, in the given order."""
+    dropped: list[TableSchema]
+    """Known tables that the source no longer has; targets delete their rows."""
+    uncaptured: list[TableSchema]
+    """Known tables that the source has and the definition no longer captures; their rows stay, marked."""
+
+
+def ensure_initial_snapshot(
+    source: SourceSettings, root: Root, writer: LogWriter, metrics: Metrics
+) -> CopySummary | None:
     """Take an initial snapshot if the log is empty or a requested epoch has not begun; None if neither.
 
     It can be called again after a crash at any point, because an epoch begins with a single commit. Raises SlotInUse
     while another reader uses the slot, SlotBlocked, PreflightFailed, and UnexpectedSlot, SlotNotOwned or SlotNotCreated
     for a slot that it may not replace.
     """
-    copied = take_initial_snapshot(source, root, writer, figures, EarlierTables()) if writer.durable is None else None
+    copied = take_initial_snapshot(source, root, writer, metrics, EarlierTables()) if writer.durable is None else None
     intent = read_pending_epoch(root)
     if intent is None or writer.durable is None:
         return copied
     if writer.durable.epoch < intent.epoch:
         versions = [schema for _, schema in LogReader(root).schema_history()]
-        copied = take_initial_snapshot(source, root, writer, figures, EarlierTables.of(intent.epoch, versions))
+        copied = take_initial_snapshot(source, root, writer, metrics, EarlierTables.of(intent.epoch, versions))
     remove_pending_epoch(root)
     return copied
 
 
 def take_initial_snapshot(
-    source: CopySource, root: Root, writer: LogWriter, figures: Metrics, past: EarlierTables
+    source: SourceSettings, root: Root, writer: LogWriter, metrics: Metrics, past: EarlierTables
 ) -> CopySummary:
     """Create publication and slot, copy the tables, and commit.
 
@@ -133,20 +148,22 @@ def take_initial_snapshot(
             schemas = list(published_schemas(reading, [oid for oid, _ in tables], source.publication).values())
             plan = continue_relations(past, schemas, {str(name) for _, name in match_tables(reading, ["*"])})
             position = Position.of(point - 1, past.epoch)
-            commit = _SnapshotCommit(source, writer, figures, position)
+            commit = SnapshotCommit(
+                writer, position, lambda topic, rows: metrics.add(SNAPSHOT_ROWS, rows, source.pipeline, topic)
+            )
             later = _tables_for_chunks(reading, plan.copied, source.snapshot)
             if adopted is not None:
                 later = {schema.relation for schema in plan.copied}
-            _copy_tables(commit, plan, later, reading)
+            _copy_tables(source, commit, plan, later, reading)
             state = read_source_state(source.dsn, source.slot, source.publication, ())
             commit.commit(lineage_of(state))
-    return commit.summary(later)
+    return CopySummary(position, commit.tables, commit.table_rows, len(later))
 
 
-def _try_copy_table(reading: Any, copy: _SnapshotCommit, schema: TableSchema, chunks: Iterator[Lines]) -> bool:
+def _try_copy_table(reading: Any, copy: SnapshotCommit, schema: TableSchema, chunks: Iterator[Lines]) -> bool:
     """Copy one table; returns False if the server cannot send one of its rows.
 
-    The rows received so far are correct and stay. A backfill copies the table later, and reports the error by itself.
+    The rows received so far are correct and stay. A backfill copies the table later, and reports the error.
     """
     with map_errors():
         reading.execute("SAVEPOINT copied_so_far")
@@ -161,20 +178,21 @@ def _try_copy_table(reading: Any, copy: _SnapshotCommit, schema: TableSchema, ch
     return True
 
 
-def _copy_tables(copy: _SnapshotCommit, plan: Continuation, later: set[int], reading: Any) -> None:
+def _copy_tables(
+    source: SourceSettings, copy: SnapshotCommit, plan: Continuation, later: set[int], reading: Any
+) -> None:
     """Add every table of the plan to the commit; relations in `later` are only marked."""
-    source = copy.source
     repair, rows_of = copy_text_repair(source.dsn, source.undecodable), published_rows(reading, source.publication)
     for schema in plan.copied:
-        if source.snapshot.mode is SnapshotMode.NO_DATA:
+        if not source.copies_rows:
             copy.mark(schema, ended=True)
         elif schema.relation in later or not _try_copy_table(
             reading, copy, schema, map(repair(schema), rows_of(schema))
         ):
             copy.mark(replace(schema, state=TableState.SNAPSHOTTING))
-    for schema in plan.gone:
+    for schema in plan.dropped:
         copy.mark(schema, ended=True)
-    for schema in plan.left:
+    for schema in plan.uncaptured:
         copy.mark(schema)
 
 
@@ -182,7 +200,7 @@ def _copy_tables(copy: _SnapshotCommit, plan: Continuation, later: set[int], rea
 class _StartingSlot:
     """The slot at which an epoch begins; the caller has the exclusive lock on it."""
 
-    source: CopySource
+    source: SourceSettings
     claim: SlotClaim
     identity: SystemIdentity
 
@@ -221,80 +239,39 @@ def _tables_for_chunks(conn: Any, tables: Sequence[TableSchema], snapshot: Snaps
     later, total = set[int](), 0
     for oid, size in sorted(table_sizes(conn, list(relations)).items(), key=itemgetter(1)):
         total += size
-        if size > snapshot.beside or total > AT_ONCE * snapshot.beside:
+        if size > snapshot.beside or total > TOTAL_FACTOR * snapshot.beside:
             later.add(relations[oid])
     return later
 
 
-class _SnapshotCommit:
-    """Collects the rows of an initial snapshot and commits them at once."""
+def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], existing: Collection[str]) -> Continuation:
+    """Assign relation numbers to the captured tables.
 
-    def __init__(self, source: CopySource, writer: LogWriter, figures: Metrics, position: Position) -> None:
-        self.position = position
-        self.source, self._writer, self._figures = source, writer, figures
-        self._committed_at = time.time_ns() // 1000
-        self._ordinal = 0
-        self._rows = 0
-        self._files: list[StagedFile] = []
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
-        self._ended: list[TableSchema] = []
-        self._copied = self._copied_rows = 0
+    tables: tables to capture, as the catalogue shows them. existing: topics of all tables of the source.
+    """
+    latest = {schema.topic: schema for schema in past.known.values() if schema.state is not TableState.DROPPED}
+    copied = [_numbered(past, table, latest.get(table.topic)) for table in tables]
+    captured = {schema.topic for schema in copied}
+    absent = [schema for topic, schema in sorted(latest.items()) if topic not in captured]
+    began = f"when epoch {past.epoch} began"
+    return Continuation(
+        copied,
+        [s.flagged(TableState.DROPPED, f"not at the source {began}") for s in absent if s.topic not in existing],
+        [s.flagged(TableState.NEEDS_RESYNC, f"not captured {began}") for s in absent if s.topic in existing],
+    )
 
-    def table(self, schema: TableSchema, chunks: Iterator[Lines]) -> None:
-        """Add one table: its schema row, then its rows."""
-        self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
-        decoder = CopyDecoder(
-            schema, position=self.position, xid=0, committed_at=self._committed_at, first_ordinal=self._ordinal
-        )
-        for chunk in chunks:
-            batch = decoder.feed(chunk)
-            if batch is not None:
-                self._add(batch)
-                self._copied_rows += batch.num_rows
-                self._figures.add(SNAPSHOT_ROWS, batch.num_rows, self.source.pipeline, schema.topic)
-        decoder.finish()
-        self._copied += 1
-        self._ended.append(schema)
 
-    def mark(self, schema: TableSchema, *, ended: bool = False) -> None:
-        """Add the schema row of a table without its rows; ended: targets delete all its earlier rows."""
-        self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
-        if ended:
-            self._ended.append(schema)
-
-    def commit(self, lineage: CommitSource) -> None:
-        """End the generation of every copied table, and commit."""
-        for schema in self._ended:
-            self._add(self._control(schema, Operation.GENERATION, str(int(self.position)).encode()))
-        self._stage()
-        hit("after_copy_staged")
-        info = CommitInfo(
-            last=self.position,
-            committed_at=self._committed_at,
-            rows=self._rows,
-            transactions=1,
-            **lineage._asdict(),
-        )
-        self._writer.commit(self._files, info)
-
-    def summary(self, later: set[int]) -> CopySummary:
-        """Counts for the log line; later: relations that backfills copy."""
-        return CopySummary(self.position, self._copied, self._copied_rows, len(later))
-
-    def _add(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch)
-        self._ordinal += batch.num_rows
-        self._rows += batch.num_rows
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_bytes >= STAGE_BYTES:
-            self._stage()
-
-    def _stage(self) -> None:
-        if self._waiting:
-            self._files += self._writer.stage(pa.Table.from_batches(self._waiting, LOG_SCHEMA))
-            self._waiting, self._waiting_bytes = [], 0
-
-    def _control(self, schema: TableSchema, operation: Operation, payload: bytes) -> pa.RecordBatch:
-        order = RowOrder(int(self.position), self._ordinal, 0, self._committed_at)
-        return control_row(order, operation, schema.relation, schema.topic, payload)
+def _numbered(past: EarlierTables, table: TableSchema, before: TableSchema | None) -> TableSchema:
+    """The table with its earlier relation number, or with a new one of this epoch."""
+    if before is None:
+        return replace(table, relation=past.epoch << EPOCH_SHIFT | table.oid)
+    named = {column.name: column.id for column in before.columns}
+    # ids below UNPROVED could be attribute numbers of another table of this name
+    fresh = max(past.used.get(before.relation, 0), UNPROVED - 1) + 1
+    columns = []
+    for column in table.columns:
+        identifier = named.get(column.name)
+        if identifier is None:
+            identifier, fresh = fresh, fresh + 1
+        columns.append(replace(column, id=identifier))
+    return replace(table, relation=before.relation, columns=tuple(columns))

@@ -1,40 +1,64 @@
-"""The capture process: runs the reader with its status reporter and backfill worker, and retries after errors."""
+"""The capture process: runs the reader with its status reporter and backfill worker, and retries after errors.
+
+The retry policy gives each class of error a pause before the next attempt, and says when the reader gives up.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Event, Timer
 from types import FrameType
 from typing import Final
 
+import pyarrow as pa
 import structlog
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_when_event_set
 from tenacity.nap import sleep_using_event
 
 from cdc import metrics
-from cdc.capture.error_location import ERRORS_WITH_POSITIONS, add_positions
-from cdc.capture.reader import Reader
+from cdc.back_off import BackOff
+from cdc.capture.decode_stage import StreamObservers
+from cdc.capture.reader import Reader, ReaderContext
 from cdc.capture.recovery import declare_next_epoch
 from cdc.capture.resume_checks import DISCONTINUED
-from cdc.capture.retry_policy import retry_pause
 from cdc.capture.settings import reader_settings
 from cdc.capture.startup_checks import check_log, exposure_problems
-from cdc.capture.status_reporter import StatusReporter
+from cdc.capture.status_reporter import ERRORS_WITH_POSITIONS, StatusReporter, add_positions
 from cdc.config import Definition
 from cdc.config.source import SnapshotMode
-from cdc.errors import CdcError, ExitCode, Reaction, UndecodableWal, as_cdc_error
+from cdc.errors import CdcError, ExitCode, Reaction, SlotInUse, SourceRejectsConnection, UndecodableWal, as_cdc_error
 from cdc.log.retrying_writer import classify_storage_error
 from cdc.snapshot.backfill_worker import BackfillWorker
-from cdc.snapshot.watermark_window import WatermarkWindows
+from cdc.snapshot.signals import Signals
 
 GRACE: Final = 8.0
 """Seconds for a drain. A longer drain waits for a server or disk that does not answer; the process then exits. That is
 as safe as kill -9, because the log contains whole commits only."""
 JITTER: Final = 0.25
 """Largest share by which a pause is extended at random, so that readers do not reconnect all at once."""
+UNDECODABLE_ATTEMPTS: Final = 4
+"""Attempts at a transaction that the server cannot decode. Some causes end at the second or third attempt (a stale
+cache, a file that the server recreates); a value that is too large does not, and an operator should know within a
+minute. With the pauses of UNDECODABLE the attempts take 15 s plus the server's time to reach the transaction."""
+FAST: Final = BackOff(0.2, 30.0)
+"""Default: a server that restarts, a network that recovers."""
+SLOT_IN_USE: Final = BackOff(0.2, 1.0)
+"""Another reader streams from the slot. Pauses stay short, because rows wait once that reader ends; an attempt costs a
+few short connections."""
+REFUSED: Final = BackOff(5.0, 60.0)
+"""The server refuses the login or is out of connections; frequent attempts could lock the account."""
+UNDECODABLE: Final = BackOff(2.0, 8.0)
+"""Every attempt makes the source decode the same WAL again."""
+LARGE_BLOCK: Final = 1 << 20
+"""Bytes from which glibc maps a block separately and unmaps it when it is freed. The default is 128 KiB and grows
+to the largest block freed, up to 32 MiB. Such blocks then lie on the heap, where a small block above them prevents
+their return. Reusing smaller blocks is cheaper than mapping them again."""
+_M_MMAP_THRESHOLD: Final = -3
 
 log = structlog.get_logger("connector")
 
@@ -53,18 +77,18 @@ def main(definition: Definition, reload: Callable[[], Definition] | None = None)
             last.start()
         stop.set()
 
+    use_system_allocators()
     signal.signal(signal.SIGTERM, drain)
     signal.signal(signal.SIGINT, drain)
     for problem in exposure_problems(definition):
         log.warning(problem.message, code=problem.code)
-    figures = metrics.Metrics()
-    reporter = StatusReporter(definition, figures, stop)
+    signals = Signals(definition)
+    context = ReaderContext(stop=stop, observers=StreamObservers(signals=signals.queue))
+    reporter = StatusReporter(definition, context.metrics, stop)
     reporter.start()
-    windows = WatermarkWindows()
-    jobs = BackfillWorker(definition, windows, figures, stop, reload)
-    jobs.on_copy_done = reporter.report_copied
-    jobs.start()
-    attempts = _Attempts(definition, figures)
+    backfills = BackfillWorker(definition, context.link, signals, context.metrics, reload)
+    backfills.start()
+    attempts = _Attempts(definition, context.metrics)
     failure: BaseException | None = None
     try:
         Retrying(
@@ -74,10 +98,12 @@ def main(definition: Definition, reload: Callable[[], Definition] | None = None)
             sleep=sleep_using_event(stop),
             before_sleep=reporter.report_waiting,
             reraise=True,
-        )(_run, definition, figures, stop, reporter, windows)
+        )(_run, definition, context, reporter)
     except BaseException as exc:  # noqa: BLE001 - raised below, after it is recorded
         failure = exc
     stop.set()
+    if backfills.has_copied_all:
+        reporter.report_copied()
     ending = exit_error(reporter.verdict, failure)
     if ending is not None:
         reporter.report_failure(as_cdc_error(ending, "the reader"))
@@ -101,18 +127,34 @@ def exit_error(verdict: CdcError | None, failure: BaseException | None) -> BaseE
     return None if isinstance(failure, CdcError) and failure.reaction is Reaction.RETRY else failure
 
 
+def retry_pause(error: BaseException, failures: int) -> float | None:
+    """Seconds to wait before the next attempt; None if the reader gives up.
+
+    failures: consecutive failed attempts, this one included, without progress of the log; for UndecodableWal only the
+    attempts that failed with it.
+    """
+    if isinstance(error, UndecodableWal):
+        return UNDECODABLE.seconds(failures) if failures < UNDECODABLE_ATTEMPTS else None
+    if not isinstance(error, CdcError) or error.reaction is not Reaction.RETRY:
+        return None
+    if isinstance(error, SlotInUse):
+        return SLOT_IN_USE.seconds(failures)
+    return (REFUSED if isinstance(error, SourceRejectsConnection) else FAST).seconds(failures)
+
+
 class _Attempts:
     """Counts consecutive failures without progress of the log, and computes the pause after each."""
 
-    def __init__(self, definition: Definition, figures: metrics.Metrics) -> None:
-        self._name, self._figures = definition.name, figures
+    def __init__(self, definition: Definition, process_metrics: metrics.Metrics) -> None:
+        self._name, self._metrics = definition.name, process_metrics
         self._failures = self._same_error = 0
         self._position: float | None = None
         self._code: str | None = None
+        self._pause: float | None = None
 
     def should_retry(self, exc: BaseException) -> bool:
         """Record a failure; returns whether to try again."""
-        position = self._figures.value(metrics.LOG_POSITION, self._name)
+        position = self._metrics.value(metrics.LOG_POSITION, self._name)
         code = exc.code if isinstance(exc, CdcError) else None
         is_stuck = position == self._position
         self._failures = self._failures + 1 if is_stuck else 1
@@ -127,14 +169,12 @@ class _Attempts:
         return (self._pause or 0.0) * (1 + random.uniform(0, JITTER))  # noqa: S311 - spreads attempts, guards nothing
 
 
-def _run(
-    definition: Definition, figures: metrics.Metrics, stop: Event, reporter: StatusReporter, windows: WatermarkWindows
-) -> None:
+def _run(definition: Definition, context: ReaderContext, reporter: StatusReporter) -> None:
     settings = reader_settings(definition)
     reporter.report_running()
 
     def read() -> None:
-        Reader(settings, figures, stop, windows, reporter.report_started).run()
+        Reader(settings, context, reporter.report_started).run()
 
     try:
         try:
@@ -154,3 +194,15 @@ def _run(
         raise add_positions(exc, definition) from exc
     except OSError as exc:
         raise classify_storage_error(settings.log, exc) from exc
+
+
+def use_system_allocators() -> None:
+    """Make Arrow use the system's allocator, and set glibc's mmap threshold where glibc is present.
+
+    Both return freed blocks to the operating system. Arrow's mimalloc keeps memory of every thread that has written
+    Parquet. With the system's allocator a transaction of 2 million rows peaked at 450 MiB instead of 521, with one
+    sixth less CPU.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK)

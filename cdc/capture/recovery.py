@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-import pyarrow as pa
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cdc import metrics
 from cdc.capture.initial_snapshot import ensure_initial_snapshot
 from cdc.capture.resume_checks import check_slot_kind
 from cdc.capture.settings import ReaderSettings, reader_settings
-from cdc.capture.slot_ownership import (
+from cdc.capture.slot_checks import (
     SlotClaim,
     check_adopted,
     check_replaceable,
@@ -21,7 +19,7 @@ from cdc.capture.slot_ownership import (
     check_written_from,
     slot_missing_error,
 )
-from cdc.change import Operation, RowOrder, control_row
+from cdc.capture.snapshot_commit import SnapshotCommit
 from cdc.config import Definition
 from cdc.errors import CdcError, ConfigError, LogError, SlotInUse, SlotMissing, StateConflict
 from cdc.failpoint import hit
@@ -36,8 +34,8 @@ from cdc.postgres.replication import identify_system
 from cdc.postgres.slot import SlotStatus, advance_slot, copy_lock, slot_status
 from cdc.table import TableSchema, TableState, matches
 
-EMPTY: Final = "start the reader: it takes the initial snapshot, no recovery is needed"
-ENDING: Final = 3.0
+START_READER: Final = "start the reader: it takes the initial snapshot, no recovery is needed"
+RELEASE_TIMEOUT: Final = 3.0
 """Seconds that the server may need to release the slot of a reader that has just ended."""
 
 
@@ -51,7 +49,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
     writer = _open_writer(definition)
     before = writer.durable
     if before is None:
-        raise LogError("the log is empty", remedy=EMPTY)
+        raise LogError("the log is empty", remedy=START_READER)
     _idle_slot(definition)
     _record_slot_for_replacement(settings, writer)
     write_pending_epoch(settings.log, PendingEpoch(before.epoch + 1, "requested with cdc slots recover"))
@@ -132,7 +130,7 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
     writer = _open_writer(definition)
     last = writer.last_commit
     if last is None:
-        raise LogError("the log is empty", remedy=EMPTY)
+        raise LogError("the log is empty", remedy=START_READER)
     intent = read_pending_epoch(definition.log.root)
     if intent is not None and intent.epoch > last.last.epoch:
         raise StateConflict(
@@ -168,20 +166,10 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
 def _mark_for_resync(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, position: Position) -> None:
     """Commit an `s` row at the position for every table that lost changes."""
     reason = f"changes from {last.last} to {position} were skipped by an operator"
-    now = time.time_ns() // 1000
-    rows = [
-        control_row(
-            RowOrder(int(position), ordinal, 0, now),
-            Operation.SCHEMA,
-            schema.relation,
-            schema.topic,
-            schema.flagged(TableState.NEEDS_RESYNC, reason).to_json(),
-        )
-        for ordinal, schema in enumerate(tables)
-    ]
-    files = writer.stage(pa.Table.from_batches(rows))
-    info = CommitInfo(last=position, committed_at=now, rows=len(rows), transactions=1, **last.commit_source._asdict())
-    writer.commit(files, info)
+    commit = SnapshotCommit(writer, position)
+    for schema in tables:
+        commit.mark(schema.flagged(TableState.NEEDS_RESYNC, reason))
+    commit.commit(last.commit_source)
 
 
 def _open_writer(definition: Definition) -> LogWriter:
@@ -189,7 +177,12 @@ def _open_writer(definition: Definition) -> LogWriter:
     return LogWriter(definition.log.root, reader_settings(definition).limits)
 
 
-@retry(retry=retry_if_exception_type(SlotInUse), stop=stop_after_delay(ENDING), wait=wait_fixed(0.1), reraise=True)
+@retry(
+    retry=retry_if_exception_type(SlotInUse),
+    stop=stop_after_delay(RELEASE_TIMEOUT),
+    wait=wait_fixed(0.1),
+    reraise=True,
+)
 def _idle_slot(definition: Definition) -> SlotStatus | None:
     """The pipeline's slot; raises SlotInUse while a session streams from it."""
     source = definition.source

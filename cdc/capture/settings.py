@@ -1,22 +1,51 @@
-"""Reader settings, taken from a definition."""
+"""Reader settings: source, log and limits of one reader, taken from a definition."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from cdc.capture.initial_snapshot import CopySource
 from cdc.config import Definition
+from cdc.config.source import Snapshot, SnapshotMode, Undecodable
 from cdc.log.object_path import Root
 from cdc.log.retention import Retention
 from cdc.log.writer import SegmentLimits
+from cdc.postgres.publication import PublicationControl
 from cdc.snapshot.publication_sync import publication_control
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSettings:
+    """Source database, slot, publication and tables of one reader."""
+
+    pipeline: str
+    dsn: str
+    slot: str
+    publication: str
+    patterns: Sequence[str]
+    exclude: Sequence[str]
+    control: PublicationControl = field(default_factory=PublicationControl)
+    """Whether the reader may create or alter the publication."""
+    create_slot: bool = True
+    """Whether the snapshot may create the slot, and replace one that belongs to the log."""
+    failover: bool = False
+    """Whether the slot is synchronized to standbys; from version 17."""
+    undecodable: Undecodable = Undecodable.FAIL
+    """Treatment of text that is not valid UTF-8."""
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    """Snapshot mode, and the size from which tables are copied in chunks."""
+
+    @property
+    def copies_rows(self) -> bool:
+        """Whether existing rows of a table are copied before its changes are captured."""
+        return self.snapshot.mode is not SnapshotMode.NO_DATA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderSettings:
     """Source, log and limits of one reader."""
 
-    source: CopySource
+    source: SourceSettings
     log: Root
     limits: SegmentLimits
     commit_bytes: int
@@ -30,7 +59,7 @@ def reader_settings(definition: Definition) -> ReaderSettings:
     """The reader's settings in a definition."""
     source = definition.source
     return ReaderSettings(
-        source=CopySource(
+        source=SourceSettings(
             pipeline=definition.name,
             dsn=source.current_dsn(),
             slot=source.slot.name,

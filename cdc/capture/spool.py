@@ -1,8 +1,8 @@
 """Spool: raw frames of streamed (in-progress) transactions, on disk until the transaction commits.
 
 It precedes the decoder, which therefore gets only whole transactions, in commit order, in protocol version 1. Each
-transaction has an unnamed temporary file and a list of rolled-back subxids (four bytes each), so memory does not grow
-with its rows and a killed process leaves no files. The server sends an unfinished transaction again after a restart,
+transaction has an unnamed temporary file and a list of rolled-back subxids (four bytes each). So memory does not grow
+with its rows, and a killed process leaves no files. The server sends an unfinished transaction again after a restart,
 because the confirmed LSN precedes its end.
 """
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from cdc import atomic_file, metrics
 from cdc.capture.resume_checks import captured_oids, check_source
-from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable, check_slot_name
+from cdc.capture.slot_checks import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
 from cdc.catalog.database import check_catalog_writable, is_catalog_created
 from cdc.config import Definition, DeltaSinkDefinition, rule_of, table_settings

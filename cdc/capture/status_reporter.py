@@ -2,6 +2,9 @@
 
 The main thread calls `close` for the last report, once it knows the outcome. `stop` is set too early for that, before a
 failure is known. The reporter's own thread may be waiting for the source.
+
+Errors that end the stream get the positions of slot and log. An operator who has to advance the slot or begin an epoch
+needs the slot's name, both positions, and a command with an LSN. The server's message contains none of them.
 """
 
 from __future__ import annotations
@@ -12,20 +15,30 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from threading import Event, Lock, Thread
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 from tenacity import RetryCallState
 
 from cdc import metrics
-from cdc.capture.error_location import ERRORS_WITH_POSITIONS, add_positions
 from cdc.capture.reader import ReaderStart
 from cdc.capture.resume_checks import captured_oids, check_publication
 from cdc.catalog import REFUSED, Catalog, ProcessReport, TableProgress
 from cdc.change import HEARTBEAT_PREFIX
 from cdc.config import Definition
 from cdc.config.source import OnWalBudget
-from cdc.errors import CdcError, LogError, LogUnwritable, SlotInUse, SourceError, WalBudgetExceeded
+from cdc.errors import (
+    CdcError,
+    LogError,
+    LogUnwritable,
+    PublicationMissing,
+    PublicationNarrowed,
+    PublicationReplaced,
+    SlotInUse,
+    SourceError,
+    UndecodableWal,
+    WalBudgetExceeded,
+)
 from cdc.log.reader import LogReader
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect, is_standby
 from cdc.postgres.logical_messages import emit_message
@@ -49,15 +62,18 @@ REPORT_EVERY: Final = 1.0
 SLOW_COMPILE: Final = 2.0
 """Seconds from which loading the decoder is logged; a decoder that is already compiled loads faster."""
 
+ERRORS_WITH_POSITIONS: Final = (UndecodableWal, PublicationMissing, PublicationNarrowed, PublicationReplaced)
+"""Errors about the next WAL; errors about the slot already contain its position."""
+Located = TypeVar("Located", bound=SourceError)
 log = structlog.get_logger("reader")
 
 
 class StatusReporter(Thread):
     """Thread that runs as long as the reader; it logs a source or catalog that is unreachable, and tries again."""
 
-    def __init__(self, definition: Definition, figures: metrics.Metrics, stop: Event) -> None:
+    def __init__(self, definition: Definition, process_metrics: metrics.Metrics, stop: Event) -> None:
         super().__init__(name="reporter", daemon=True)
-        self._definition, self._figures, self._stop_event = definition, figures, stop
+        self._definition, self._metrics, self._stop_event = definition, process_metrics, stop
         self._state, self._last_state = "starting", "stopped"
         self._error: dict[str, str] | None = None
         self._heartbeat_due = time.monotonic() + definition.source.heartbeat
@@ -87,8 +103,8 @@ class StatusReporter(Thread):
     def report_started(self, start: ReaderStart) -> None:
         """Report that the stream is open."""
         if start.copied is not None:
-            made = start.copied
-            log.info("copied", position=str(made.position), tables=made.tables, rows=made.rows, later=made.later)
+            copy = start.copied
+            log.info("copied", position=str(copy.position), tables=copy.tables, rows=copy.rows, later=copy.later)
         if start.compile_seconds > SLOW_COMPILE:
             log.info("compiled the decoder, for later starts too", seconds=round(start.compile_seconds, 1))
         if self._waiting_since is None:
@@ -106,7 +122,7 @@ class StatusReporter(Thread):
         """Report that an attempt failed and another follows."""
         exc = attempt.outcome.exception() if attempt.outcome else None
         assert isinstance(exc, CdcError)  # noqa: S101 - only those are retried
-        self._figures.add(metrics.RECONNECTS, 1, self._definition.name)
+        self._metrics.add(metrics.RECONNECTS, 1, self._definition.name)
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
         self._record_error("waiting", exc)
@@ -148,7 +164,7 @@ class StatusReporter(Thread):
 
     def _check_log(self) -> None:
         """Show whether the reader waits for the log's storage."""
-        blocked = bool(self._figures.value(metrics.LOG_BLOCKED, self._definition.name))
+        blocked = bool(self._metrics.value(metrics.LOG_BLOCKED, self._definition.name))
         if blocked and self._state == "running":
             self._record_error("waiting", LogUnwritable("the log's storage accepts no writes"))
         elif not blocked and self._error is not None and self._error["code"] == LogUnwritable.code:
@@ -157,7 +173,7 @@ class StatusReporter(Thread):
     def _record_error(self, state: str, exc: CdcError) -> None:
         self._error = exc.to_json()
         self._state = state
-        self._figures.add(metrics.ERRORS, 1, self._definition.name, "reader", exc.code)
+        self._metrics.add(metrics.ERRORS, 1, self._definition.name, "reader", exc.code)
         if isinstance(exc, SlotInUse):
             if exc.message == self._in_use_message and time.monotonic() < self._in_use_due:
                 return
@@ -177,7 +193,7 @@ class StatusReporter(Thread):
             pid=os.getpid(),
             state=state,
             error=self._error,
-            figures=self._figures.to_json(),
+            figures=self._metrics.to_json(),
         )
         try:
             if self._catalog is None:
@@ -192,7 +208,7 @@ class StatusReporter(Thread):
 
     def _changed_tables(self, catalog: Catalog) -> list[TableProgress]:
         """Tables that this process has copied, and tables that the log marks as inexact."""
-        position = self._figures.value(metrics.LOG_POSITION, self._definition.name)
+        position = self._metrics.value(metrics.LOG_POSITION, self._definition.name)
         if position is not None and time.monotonic() >= self._inexact_due:
             self._inexact_due = time.monotonic() + READ_SCHEMAS_EVERY
             with suppress(LogError):  # the log does not exist yet
@@ -204,7 +220,7 @@ class StatusReporter(Thread):
 
     def _copied_tables(self) -> list[TableProgress]:
         """Tables of which this process copied rows; the counts include rows that the catalog had before."""
-        position = self._figures.value(metrics.LOG_POSITION, self._definition.name)
+        position = self._metrics.value(metrics.LOG_POSITION, self._definition.name)
         return [
             TableProgress(
                 sink="",
@@ -215,7 +231,7 @@ class StatusReporter(Thread):
                 version=None,
                 rows=int(sample.value) + self._copied_before.get(sample.labels[1], 0),
             )
-            for sample in self._figures
+            for sample in self._metrics
             if sample.metric is metrics.SNAPSHOT_ROWS
         ]
 
@@ -284,14 +300,14 @@ class StatusReporter(Thread):
             self._warned = False
             return
         over = slot.retained_bytes > source.wal_budget
-        kept = (
+        message = (
             f"the server keeps {slot.retained_bytes} bytes of WAL for slot {slot.name!r} of {source.wal_budget} allowed"
         )
         if over and source.on_wal_budget is OnWalBudget.STOP:
-            self._stop_reader(WalBudgetExceeded(kept))
+            self._stop_reader(WalBudgetExceeded(message))
         elif not self._warned:
             self._warned = True
-            log.warning("WAL budget is almost used" if not over else "WAL budget is exceeded", message=kept)
+            log.warning("WAL budget is almost used" if not over else "WAL budget is exceeded", message=message)
 
     def _stop_reader(self, found: CdcError) -> None:
         """Record an error as verdict, and stop the reader."""
@@ -325,3 +341,37 @@ def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress],
         elif before.state in {*states, REFUSED}:
             found.append(replace(before, state="streaming", reason=None, position=position))
     return found
+
+
+def add_positions(exc: Located, definition: Definition) -> Located:
+    """The error with the positions of slot and log; unchanged if the source does not answer or has no such slot."""
+    source = definition.source
+    try:
+        with connect(source.current_dsn(), application_name="cdc identify", timeout=ANSWER_TIMEOUT) as conn:
+            slot = slot_status(conn, source.slot.name)
+    except CdcError:
+        return exc
+    if slot is None:
+        return exc
+    where = f"slot {slot.name!r} is at {slot.confirmed_flush}, the log is {_log_position(definition)}"
+    if isinstance(exc, UndecodableWal):
+        where += "; the transaction that cannot be decoded comes next"
+    return type(exc)(f"{exc.message}: {where}", remedy=_skip(exc, slot) if isinstance(exc, UndecodableWal) else exc.fix)
+
+
+def _log_position(definition: Definition) -> str:
+    try:
+        durable = LogReader(definition.log.root).durable
+    except LogError as exc:
+        return f"unreadable ({exc.code})"
+    return "empty" if durable is None else f"at {durable}"
+
+
+def _skip(exc: UndecodableWal, slot: SlotStatus) -> str:
+    """Remedy that skips the transaction; the server reports neither its end nor its tables."""
+    cause = "" if exc.fix == UndecodableWal.remedy else exc.fix.partition(": run ")[0] + "; "
+    skip = f"'cdc slots recover -c FILE --skip-to {slot.wal_end} --resync \"*\"'"
+    return (
+        f"{cause}stop the reader, run {skip} (or an earlier LSN behind that transaction, and the tables that were "
+        "written up to there), start the reader, then run 'cdc tables resync \"*\"'"
+    )

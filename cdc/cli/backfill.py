@@ -175,7 +175,7 @@ def submit_backfill(request: BackfillRequest, *, command: str, config: Path, wai
 
     from cdc.catalog import Catalog
     from cdc.config import load_definition
-    from cdc.snapshot.backfill_requests import OUTCOME_WITHIN, request_backfill, wait_for_backfill
+    from cdc.snapshot.reader_commands import OUTCOME_WITHIN, request_backfill, wait_for_backfill
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url) as catalog:
@@ -234,8 +234,8 @@ def _send_action(job: int, verb: str, *, config: Path, json: bool) -> None:
 
     from cdc.catalog import Catalog
     from cdc.config import load_definition
-    from cdc.snapshot.backfill_requests import send_action
     from cdc.snapshot.backfill_state import BackfillAction
+    from cdc.snapshot.reader_commands import send_action
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url) as catalog:
@@ -267,7 +267,7 @@ def _parse_keys(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ..
     from contextlib import nullcontext
     from pathlib import Path
 
-    from cdc.snapshot.key_list import parse_keys
+    from cdc.snapshot.backfill_state import parse_keys
 
     found = [key for text in keys or () for key in parse_keys([text], f"--key {text!r}")]
     if file is not None:

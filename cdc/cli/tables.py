@@ -117,7 +117,7 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
 
     from cdc.catalog import Catalog
     from cdc.config import load_definition
-    from cdc.snapshot.table_requests import request_skip
+    from cdc.snapshot.reader_commands import request_skip
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url) as catalog:
@@ -186,7 +186,7 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
 def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
     """Tables that the rules match and the reader refuses, with the reason; from the running reader or the catalog."""
     from cdc.catalog import REFUSED, Catalog
-    from cdc.snapshot.table_requests import request_table_check
+    from cdc.snapshot.reader_commands import request_table_check
     from cdc.table import matches
 
     try:
@@ -206,7 +206,7 @@ def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tu
     from getpass import getuser
 
     from cdc.catalog import Catalog
-    from cdc.snapshot.table_requests import request_table_check
+    from cdc.snapshot.reader_commands import request_table_check
 
     try:
         with Catalog.open(definition.catalog.url) as catalog:
@@ -221,7 +221,7 @@ def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tu
 
 def _wait_for_answer(catalog: Catalog, pipeline: str, job: int) -> Command | None:
     """The finished command; None if no reader runs or it does not answer in time."""
-    from cdc.snapshot.table_requests import wait_for_answer
+    from cdc.snapshot.reader_commands import wait_for_answer
 
     return wait_for_answer(catalog, job) if _is_reader_running(catalog, pipeline) else None
 

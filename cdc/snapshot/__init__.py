@@ -1,1 +1,1 @@
-"""Snapshots: existing rows on their way into the log."""
+"""Snapshots: copies of existing rows into the change log, while the stream runs."""

@@ -28,9 +28,9 @@ from cdc.postgres.connection import cancel_statement
 from cdc.postgres.publication import published_schema, wait_for_older_transactions
 from cdc.snapshot.backfill_state import BackfillRequest, BackfillState, TableBackfillState
 from cdc.snapshot.chunk_plan import BlockPlan, ChunkPlan, ChunkResult, KeyListPlan, KeyRangePlan
-from cdc.snapshot.chunk_reader import ChunkBudget, ChunkReader, CopyContext, CopyStopped
-from cdc.snapshot.missing_bases import keys_without_base, moved_keys_without_base
-from cdc.snapshot.schema_rows import end_of_copy_chunk, schema_chunk, schema_from_catalog, with_state
+from cdc.snapshot.chunk_reader import ChunkReader, CopyContext, CopyStopped
+from cdc.snapshot.chunk_sender import end_of_copy_chunk, schema_chunk, schema_from_catalog, with_state
+from cdc.snapshot.log_queries import keys_without_base, moved_keys_without_base
 from cdc.snapshot.watermark_window import Chunk
 from cdc.table import ADDED, CAPTURED, TableSchema, TableState
 
@@ -46,7 +46,7 @@ OLDER_TRANSACTIONS_WITHIN: Final = 10.0
 
 
 class BackfillDirective(Enum):
-    """What a running backfill does next."""
+    """Next step of a running backfill."""
 
     CONTINUE = auto()
     PAUSE = auto()
@@ -81,7 +81,7 @@ class Backfill:
         self._context, self._control = context, control
         self._lock, self._changed = Lock(), Event()
         self._recorded: dict[str, Any] = {}
-        self._budget, self._unrecorded = ChunkBudget(context.max_chunks), 0
+        self._budget, self._unrecorded = context.new_budget(), 0
 
     def run(self, tables: list[TableSchema]) -> None:
         """Copy all tables that are not done, the largest first.
@@ -178,7 +178,7 @@ class Backfill:
         request, limits = self._request, self._context.limits
         if request.keys is not None:
             done.rows, done.seconds = 0, 0.0  # a key list starts again
-            return KeyListPlan(request.keys, gone=True)
+            return KeyListPlan(request.keys, delete_missing=True)
         if request.where is None and request.first is None and request.last is None:
             stored = stored_tables(self._conns[0], schema.oid)
             if stored is not None:
@@ -215,7 +215,7 @@ class Backfill:
             self._control.count(schema.topic, rows)
             self._changed.set()
 
-        self._budget, self._unrecorded = ChunkBudget(self._context.max_chunks), 0
+        self._budget, self._unrecorded = self._context.new_budget(), 0
         readers = [self._chunk_reader(schema, n) for n in range(len(self._conns) if plan.parallel else 1)]
         try:
             # low priority: the stream's threads process changes and these rows, and must not wait for this pool

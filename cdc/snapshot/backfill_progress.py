@@ -9,8 +9,7 @@ from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.errors import UnknownName
-from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest, BackfillState, TableBackfillState
-from cdc.snapshot.key_list import csv_line
+from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest, BackfillState, TableBackfillState, csv_line
 from cdc.table import matches, matches_name
 
 ENDED_SHOWN: Final = 20
@@ -132,7 +131,7 @@ def is_part(request: BackfillRequest) -> bool:
 
 
 def command_of(request: BackfillRequest) -> str:
-    """Equivalent shell command; FILE stands for the definition."""
+    """Equivalent shell command; FILE is the path of the definition."""
     words = ["cdc", *(("tables", "resync") if request.resync else ("backfill",)), *request.tables]
     if request.where is not None:
         words += ["--where", request.where]
@@ -185,7 +184,7 @@ def _table_progress(table: TableBackfillState, *, part: bool, resting: bool) -> 
         estimate=_estimate(table, part=part),
         share=share,
         rows_per_second=_rate(table.rows, table.seconds),
-        seconds_left=table.left if known else None,
+        seconds_left=table.seconds_left if known else None,
     )
 
 

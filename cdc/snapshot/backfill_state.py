@@ -1,8 +1,13 @@
-"""Backfill requests and their progress, as JSON documents in the catalog."""
+"""Backfill requests and their progress, as JSON documents in the catalog, and key lists as CSV text.
+
+A key list has one key per line, with its values separated by commas.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -14,6 +19,9 @@ BACKFILL: Final = "backfill"
 """Kind of the catalog command; its payload is a BackfillRequest, its result a BackfillState."""
 KEYS: Final = 10_000
 """Maximum keys of one request; the catalog stores them, and listing requests reads them all."""
+
+
+Key = tuple[str, ...]
 
 
 class BackfillAction(StrEnum):
@@ -117,7 +125,7 @@ class TableBackfillState:
         return self.rows / max(self.estimate, self.rows) if self.rows else None
 
     @property
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Estimated seconds until completion; None if unknown."""
         share = self.share
         return self.seconds * (1 - share) / share if share else None
@@ -197,3 +205,25 @@ def _check_listed(request: BackfillRequest, keys: tuple[tuple[str, ...], ...], t
             f"{len(keys):,} keys are too many for one request: at most {KEYS:,}",
             remedy="split the list into several requests, or use a key range or a predicate",
         )
+
+
+def parse_keys(lines: Iterable[str], where: str) -> tuple[Key, ...]:
+    """Parse keys without duplicates; skips empty lines, and reads `""` as an empty text.
+
+    where: name of the input for the error. Raises ConfigError with the line number.
+    """
+    rows = csv.reader(lines, strict=True)
+    try:
+        return tuple(dict.fromkeys(tuple(row) for row in rows if row))
+    except csv.Error as exc:
+        raise ConfigError(
+            f"malformed key in line {rows.line_num} of {where}: {exc}",
+            remedy='put a value with a comma, quote or line break in double quotes, and double each quote: "a,""b"',
+        ) from exc
+
+
+def csv_line(key: Sequence[str]) -> str:
+    """Format one key as a line, without line end."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\r\n").writerow(key)  # values that contain either character are quoted
+    return line.getvalue().removesuffix("\r\n")

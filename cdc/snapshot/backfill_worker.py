@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import timedelta
 from glob import escape
 from itertools import chain
 from operator import attrgetter
-from threading import Event, Thread
-from typing import Any, Final
+from threading import Thread
+from typing import Final
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import structlog
 
 from cdc import metrics
@@ -22,22 +18,18 @@ from cdc.catalog.commands import Command, CommandState
 from cdc.config import Definition
 from cdc.config.source import Snapshot, SnapshotMode
 from cdc.errors import CatalogUnavailable, CdcError, Reaction
-from cdc.log.object_path import Root
-from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
-from cdc.postgres.chunk_snapshot import open_transactions
 from cdc.postgres.connection import connect
 from cdc.postgres.encoding import copy_text_repair
 from cdc.snapshot.backfill import Backfill, BackfillControl, BackfillDirective
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, BackfillState, check_request
 from cdc.snapshot.chunk_plan import ChunkLimits
-from cdc.snapshot.chunk_reader import CHUNKS_AHEAD, CopyContext, CopyStopped, PauseGate
-from cdc.snapshot.chunk_sender import ChunkSender
-from cdc.snapshot.publication_sync import PublicationSync
-from cdc.snapshot.publication_sync_worker import PublicationSyncWorker, duplicate_topics
-from cdc.snapshot.rate_limit import CopyRateLimit
+from cdc.snapshot.chunk_reader import CHUNKS_AHEAD, CopyContext, CopyStopped
+from cdc.snapshot.chunk_sender import ChunkSender, ReaderLink
+from cdc.snapshot.copy_limits import CopyRateLimit, PauseGate
+from cdc.snapshot.log_queries import unconfirmed_xids
+from cdc.snapshot.publication_sync import PublicationSync, PublicationSyncWorker, duplicate_topics
 from cdc.snapshot.signals import Signals
-from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableState, matches
 
 POLL: Final = 1.0
@@ -47,8 +39,6 @@ CHUNK_MEMORY: Final = 16 * 1024 * 1024
 """Approximate Arrow bytes of all chunks in memory."""
 CHUNKS_AS_ROWS: Final = 2
 """Approximate number of pending chunks that are in memory as rows; encoded chunks are small."""
-CLOCK_SLACK: Final = timedelta(minutes=1)
-"""How far commit times may decrease from one commit to the next."""
 
 log = structlog.get_logger("backfill")
 
@@ -59,21 +49,20 @@ class BackfillWorker(Thread):
     def __init__(
         self,
         definition: Definition,
-        windows: WatermarkWindows,
-        figures: metrics.Metrics,
-        stop: Event,
+        link: ReaderLink,
+        signals: Signals,
+        process_metrics: metrics.Metrics,
         reload: Callable[[], Definition] | None = None,
     ) -> None:
         """reload: reads the definition again; its table rules may change while the reader runs."""
         super().__init__(name="jobs", daemon=True)
-        self._definition, self._windows, self._figures, self._stop_event = definition, windows, figures, stop
+        self._definition, self._link, self._signals, self._metrics = definition, link, signals, process_metrics
+        self._windows, self._stop_event = link.windows, link.stop
         self._paused: dict[int, bool] = {}
-        sync = PublicationSync(reload or (lambda: definition), definition, windows, stop)
-        self._sync_worker = PublicationSyncWorker(sync, windows, definition.name, definition.catalog.url, stop)
-        self.on_copy_done: Callable[[], None] | None = None
-        """Called before the reader ends because all copies are complete (snapshot.mode initial_only)."""
-        self._signals = Signals(definition)
-        windows.signal_queue = self._signals.queue
+        sync = PublicationSync(reload or (lambda: definition), definition, link)
+        self._sync_worker = PublicationSyncWorker(sync, link, definition.name, definition.catalog.url)
+        self.has_copied_all = False
+        """Whether the reader ends because all copies are complete (snapshot.mode initial_only)."""
 
     def run(self) -> None:
         """Poll the catalog and carry out its commands."""
@@ -104,8 +93,7 @@ class BackfillWorker(Thread):
         waiting = catalog.commands.pending(self._definition.name, BACKFILL)
         if versions and not waiting and all(s.state is not TableState.SNAPSHOTTING for s in versions):
             log.info("all tables are copied: the reader ends")
-            if self.on_copy_done is not None:
-                self.on_copy_done()
+            self.has_copied_all = True
             self._stop_event.set()
 
     def _post_initial_copies(self, catalog: Catalog) -> None:
@@ -115,7 +103,7 @@ class BackfillWorker(Thread):
         wanted = {s.topic for s in versions if s.state is TableState.SNAPSHOTTING} - duplicate_topics(versions)
         if not wanted:
             return
-        epoch = self._windows.durable_position.position.epoch
+        epoch = self._link.durable.position.epoch
         for command in catalog.commands.ls(self._definition.name, BACKFILL):
             requested = BackfillRequest.from_json(command.payload)
             ended_in = (command.result or {}).get("epoch", requested.epoch)
@@ -127,8 +115,8 @@ class BackfillWorker(Thread):
             catalog.commands.post(self._definition.name, BACKFILL, request.to_json())
 
     def _may_begin(self, catalog: Catalog, command: Command) -> bool:
-        was = (command.result or {}).get("state") == "paused"  # a restarted reader keeps it paused
-        self._paused.setdefault(command.id, was)
+        was_paused = (command.result or {}).get("state") == "paused"  # a restarted reader keeps it paused
+        self._paused.setdefault(command.id, was_paused)
         if not (cancelled := self._read_actions(catalog, command.id)) and not self._paused[command.id]:
             return True
         progress = BackfillState.from_json(command.result)
@@ -163,7 +151,7 @@ class BackfillWorker(Thread):
     ) -> None:
         """Finish a cancelled or failed backfill; its tables are not copied again in this epoch without a request."""
         error = {} if exc is None else {"error": exc.to_json()}
-        epoch = self._windows.durable_position.position.epoch
+        epoch = self._link.durable.position.epoch
         catalog.commands.finish(job, {**progress.to_json(), **error, "epoch": epoch}, ok=False)
 
     def _backfill(self, catalog: Catalog, job: int, request: BackfillRequest, progress: BackfillState) -> None:
@@ -178,7 +166,7 @@ class BackfillWorker(Thread):
                 for _ in range(definition.snapshot.parallel)
             ]
             primary = opened.enter_context(connect(source.current_primary(), application_name="cdc watermarks"))
-            stream = ChunkSender(primary, self._windows, self._stop_event)
+            stream = ChunkSender(primary, self._link)
             context = CopyContext(
                 sender=stream,
                 publication=source.publication.name,
@@ -193,7 +181,7 @@ class BackfillWorker(Thread):
             control = BackfillControl(
                 directive=lambda: self._directive(catalog, job),
                 record=lambda so_far: catalog.commands.record(job, so_far.to_json()),
-                count=lambda topic, rows: self._figures.add(metrics.SNAPSHOT_ROWS, rows, definition.name, topic),
+                count=lambda topic, rows: self._metrics.add(metrics.SNAPSHOT_ROWS, rows, definition.name, topic),
             )
             self._wait_until_durable(self._windows.track_xids(on=True))
             try:
@@ -204,7 +192,7 @@ class BackfillWorker(Thread):
 
     def _wait_until_durable(self, received: Position) -> None:
         """Wait until the log contains all transactions received before xids were tracked."""
-        while not self._windows.durable_position.wait(received, POLL / 10):
+        while not self._link.durable.wait(received, POLL / 10):
             if self._stop_event.is_set():
                 raise CopyStopped
 
@@ -228,22 +216,3 @@ class BackfillWorker(Thread):
 
 def _limits(snapshot: Snapshot) -> ChunkLimits:
     return ChunkLimits(snapshot.chunk_rows, CHUNK_MEMORY // (snapshot.parallel + CHUNKS_AS_ROWS))
-
-
-def unconfirmed_xids(conn: Any, root: Root) -> np.ndarray:
-    """Xids (int64, distinct) that the log contains and a snapshot taken now does not see; usually none.
-
-    A transaction that is in the stream may still be invisible, for example while it waits for a synchronous standby.
-    It committed after the oldest open transaction began, so only the newest files are read.
-    """
-    visibility, oldest = open_transactions(conn)
-    log, found, since = LogReader(root), [np.empty(0, np.int64)], pa.scalar(oldest - CLOCK_SLACK)
-    upto = log.durable or Position(0)
-    for file in sorted(log.every_file(), key=lambda file: file.last, reverse=True):
-        rows = read_file(file, Position(0), upto, ["xid", "committed_at"])
-        late = rows.filter(pc.greater_equal(rows["committed_at"], since))
-        if rows.num_rows and not late.num_rows:
-            break
-        xids = late["xid"].unique().to_numpy()
-        found.append(xids[~visibility.sees(xids)])
-    return np.unique(np.concatenate(found))

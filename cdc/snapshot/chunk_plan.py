@@ -51,7 +51,7 @@ class ChunkRange:
     rows: KeyBounds | BlockRange
     limit: int = NO_LIMIT
     """Maximum number of rows; used for key bounds only."""
-    gone: bool = False
+    delete_missing: bool = False
     """Whether a listed key without a row becomes a deletion."""
 
     @property
@@ -143,19 +143,23 @@ class KeyRangePlan:
 
 
 class KeyListPlan:
-    """Chunks of a key list: the keys' rows, and with `gone` a deletion for each key without a row."""
+    """Chunks of a key list: the keys' rows, and with `delete_missing` a deletion for each key without a row."""
 
     parallel = True
 
-    def __init__(self, keys: Sequence[tuple[str, ...]], *, gone: bool = False) -> None:
-        self._gone = gone
+    def __init__(self, keys: Sequence[tuple[str, ...]], *, delete_missing: bool = False) -> None:
+        self._delete_missing = delete_missing
         self._unread = [tuple(keys[start : start + LIST_KEYS]) for start in range(0, len(keys), LIST_KEYS)]
         self._lock = Lock()
 
     def next_range(self) -> ChunkRange | None:
         """See ChunkPlan."""
         with self._lock:
-            return ChunkRange(KeyBounds(keys=self._unread.pop()), gone=self._gone) if self._unread else None
+            return (
+                ChunkRange(KeyBounds(keys=self._unread.pop()), delete_missing=self._delete_missing)
+                if self._unread
+                else None
+            )
 
     def record_read(self, read: ChunkResult) -> None:
         """See ChunkPlan."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from threading import Condition, Event
+from threading import Event
 from typing import Any, Final
 from uuid import uuid4
 
@@ -36,9 +36,14 @@ from cdc.postgres.copy import copy_rows
 from cdc.postgres.encoding import RepairLines
 from cdc.postgres.publication import published_schema
 from cdc.snapshot.chunk_plan import IDLE_FACTOR, ChunkLimits, ChunkPlan, ChunkRange, ChunkResult
-from cdc.snapshot.chunk_sender import WATERMARK_TIMEOUT, ChunkSender
-from cdc.snapshot.rate_limit import CopyRateLimit
-from cdc.snapshot.schema_rows import not_copyable_error, schema_chunk, schema_from_catalog
+from cdc.snapshot.chunk_sender import (
+    WATERMARK_TIMEOUT,
+    ChunkSender,
+    not_copyable_error,
+    schema_chunk,
+    schema_from_catalog,
+)
+from cdc.snapshot.copy_limits import ChunkBudget, CopyRateLimit, PauseGate
 from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import CAPTURED, TableSchema
 
@@ -72,65 +77,6 @@ class ChunkTooLarge(Exception):
     """A chunk has more rows than may be in memory."""
 
 
-class ChunkBudget:
-    """Limits the chunks of a table, over all connections, that are being read or are not recorded as durable yet."""
-
-    def __init__(self, count: int) -> None:
-        self._changed, self._count, self._taken = Condition(), count, 0
-
-    def acquire(self, *, alone: bool) -> bool:
-        """Reserve one chunk if possible; alone: only if no chunk is pending, because each delays the stream."""
-        with self._changed:
-            if not self._is_free(alone=alone):
-                return False
-            self._taken += 1
-            return True
-
-    def wait_until_free(self, seconds: float, *, alone: bool) -> None:
-        """Wait until a chunk could be reserved, at most `seconds`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_free(alone=alone), seconds)
-
-    def release(self, count: int = 1) -> None:
-        """Release chunks that are recorded as durable, or were not read."""
-        with self._changed:
-            self._taken -= count
-            self._changed.notify_all()
-
-    def _is_free(self, *, alone: bool) -> bool:
-        return self._taken < (1 if alone else self._count)
-
-
-class PauseGate:
-    """Blocks the connections of a copy while the backfill is paused."""
-
-    def __init__(self) -> None:
-        self._changed, self._open, self._ended = Condition(), True, False
-
-    def set(self, *, is_open: bool) -> None:
-        """Open or close the gate for a pause."""
-        with self._changed:
-            self._open = is_open
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """End the copy: waiting connections return."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def reset(self) -> None:
-        """Reopen the gate for the next table."""
-        with self._changed:
-            self._open, self._ended = True, False
-
-    def wait_until_open(self) -> bool:
-        """Wait until the gate is open; returns False if the copy has ended."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._open or self._ended)
-            return not self._ended
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyContext:
     """Shared objects of all connections of a copy."""
@@ -145,6 +91,10 @@ class CopyContext:
     """Maximum chunks of a table that are in memory or not recorded as durable."""
     log: Root
     stop: Event
+
+    def new_budget(self) -> ChunkBudget:
+        """The chunk budget for another table or key list."""
+        return ChunkBudget(self.max_chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,28 +257,29 @@ class ChunkReader:
 
     def _read(self, schema: TableSchema, part: ChunkRange) -> tuple[pa.Table, int]:
         """The rows, and the bytes of their text from COPY."""
-        conn, publication, asked = self._conn, self._context.publication, part.rows
+        conn, publication, span = self._conn, self._context.publication, part.rows
         limit = None if part.is_smallest else (IDLE_FACTOR + 1) * self._context.limits.nbytes
-        if isinstance(asked, BlockRange):
-            return self._rows(schema, block_range_query(conn, schema, asked, publication), limit)
-        with bounded_read(conn, schema, asked.where):
-            rows, nbytes = self._rows(schema, key_range_query(conn, schema, asked, part.limit, publication), limit)
-        if part.gone and asked.keys is not None:
-            rows = pa.concat_tables([rows, deletion_rows(schema, missing_keys(conn, schema, asked.keys, publication))])
+        if isinstance(span, BlockRange):
+            return self._rows(schema, block_range_query(conn, schema, span, publication), limit)
+        with bounded_read(conn, schema, span.where):
+            rows, nbytes = self._rows(schema, key_range_query(conn, schema, span, part.limit, publication), limit)
+        if part.delete_missing and span.keys is not None:
+            rows = pa.concat_tables([rows, deletion_rows(schema, missing_keys(conn, schema, span.keys, publication))])
         return rows, nbytes
 
     def _rows(self, schema: TableSchema, query: Any, limit: int | None) -> tuple[pa.Table, int]:
         decoder = CopyDecoder(schema, position=Position(0), xid=0, committed_at=0, first_ordinal=0)
-        repair, batches, text, held = self._context.repair(schema), list[pa.RecordBatch](), 0, 0
+        repair, batches = self._context.repair(schema), list[pa.RecordBatch]()
+        text_bytes = arrow_bytes = 0
         for lines in copy_rows(self._conn, query, schema):
-            text += len(lines)
+            text_bytes += len(lines)
             if (batch := decoder.feed(repair(lines))) is not None:
                 batches.append(batch)
-                held += batch.nbytes
-                if limit is not None and held > limit:
+                arrow_bytes += batch.nbytes
+                if limit is not None and arrow_bytes > limit:
                     raise ChunkTooLarge
         decoder.finish()
-        return pa.Table.from_batches(batches, LOG_SCHEMA), text
+        return pa.Table.from_batches(batches, LOG_SCHEMA), text_bytes
 
 
 def _position(placed_chunk: _SentChunk) -> Position:

@@ -3,23 +3,28 @@
 A table that a rule newly matches is added to the publication and the log, and then copied. A table that no rule matches
 any more is removed from the publication and marked in the log. Other tables do not change. A table that cannot be
 published, or whose capture would break writes at the source, is refused with a reason.
+
+Its thread also runs the commands about tables. It is not the thread of the backfills, so that a new table is found and
+published while another copy runs for hours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from glob import escape
-from threading import Event
+from threading import Thread
 from typing import Any, Final
 
 import structlog
 
+from cdc.catalog import Catalog, Command
 from cdc.config import Definition
 from cdc.config.source import SnapshotMode
-from cdc.errors import CdcError, PreflightFailed, complete_remedy
-from cdc.position import Position
+from cdc.errors import CatalogUnavailable, CdcError, PreflightFailed, Reaction, complete_remedy
 from cdc.postgres.column_identity import EPOCH_SHIFT
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import SourceRequirements, preflight
@@ -31,13 +36,23 @@ from cdc.postgres.publication import (
     read_publication,
 )
 from cdc.postgres.tables import TableName, match_tables, read_schema, uncapturable_tables
-from cdc.snapshot.chunk_sender import ChunkSender
-from cdc.snapshot.schema_rows import schema_chunk, schema_from_catalog, with_state
-from cdc.snapshot.watermark_window import WatermarkWindows
-from cdc.table import ADDED, REMOVED, TableSchema, TableState
+from cdc.snapshot.chunk_sender import (
+    ChunkSender,
+    ReaderLink,
+    complete_table_chunk,
+    schema_chunk,
+    schema_from_catalog,
+    with_state,
+)
+from cdc.snapshot.reader_commands import CHECK_TABLES, SKIP_TABLES, check_not_copying
+from cdc.table import ADDED, REMOVED, TableSchema, TableState, matches
 
 SYNC_EVERY: Final = 30.0
 """Seconds between two comparisons."""
+POLL: Final = 1.0
+"""Seconds between two polls of the catalog; a poll takes one or two milliseconds."""
+SYNC_EVERY_DUPLICATE: Final = 2.0
+"""Seconds between two comparisons while two tables have one name."""
 TABLE_GONE: Final = "the table is no longer at the source"
 
 log = structlog.get_logger("tables")
@@ -88,19 +103,17 @@ class PublicationSync:
         self,
         reload: Callable[[], Definition],
         definition: Definition,
-        windows: WatermarkWindows,
-        stop: Event,
+        link: ReaderLink,
     ) -> None:
         """reload: reads the definition again; only changes of its table rules apply."""
-        self._reload, self._definition = reload, definition
-        self._windows, self._stop = windows, stop
+        self._reload, self._definition, self._link = reload, definition, link
         self._refused: Mapping[str, str] = {}
         self._unread: str | None = None
 
     def run_once(self) -> SyncResult | None:
         """Compare once, and add and remove tables; does nothing and returns None while no session streams."""
         unread = self._reread()
-        known = self._windows.schemas()
+        known = self._link.windows.schemas()
         definition, source = self._definition, self._definition.source
         if not known:
             return None
@@ -117,7 +130,7 @@ class PublicationSync:
             if not fit and not found.removed and not gone:
                 return SyncResult(refused=refused, unread=unread)
             with closing(connect(source.current_primary(), application_name="cdc watermarks")) as primary:
-                stream = ChunkSender(primary, self._windows, self._stop)
+                stream = ChunkSender(primary, self._link)
                 # first, because a new table may have the same name
                 for schema in gone:
                     self._mark(stream, schema, TABLE_GONE)
@@ -133,7 +146,7 @@ class PublicationSync:
             closing(connect(source.current_dsn(), application_name="cdc tables")) as conn,
             closing(connect(source.current_primary(), application_name="cdc watermarks")) as primary,
         ):
-            stream = ChunkSender(primary, self._windows, self._stop)
+            stream = ChunkSender(primary, self._link)
             epoch = stream.durable_position.epoch
 
             def build(version: TableSchema | None) -> Any:
@@ -141,7 +154,7 @@ class PublicationSync:
                 if current.state is TableState.NEEDS_RESYNC:
                     now = published_schema(conn, current.oid, source.publication.name)
                     current = schema_from_catalog(current, now, epoch)
-                return schema_chunk(with_state(current, TableState.LIVE), Position(0))
+                return complete_table_chunk(with_state(current, TableState.LIVE))
 
             build(chosen)  # raises before a window is opened
             stream.place_chunk(chosen.relation, build)
@@ -210,7 +223,7 @@ class PublicationSync:
             if schema is None:
                 continue
             if self._definition.snapshot.mode is SnapshotMode.NO_DATA:
-                stream.place_chunk(relation, lambda _, schema=schema: schema_chunk(schema, Position(0)))  # type: ignore[misc]
+                stream.place_chunk(relation, lambda _, schema=schema: complete_table_chunk(schema))  # type: ignore[misc]
             else:
                 begun = schema.flagged(TableState.SNAPSHOTTING, ADDED)
                 stream.place_chunk(relation, lambda _, begun=begun: schema_chunk(begun))  # type: ignore[misc]
@@ -240,6 +253,81 @@ def _refusal_text(table: TableName, message: str, statement: str | None) -> str:
 
 
 def publication_control(definition: Definition) -> PublicationControl:
-    """What the definition lets the reader do with its publication."""
+    """The reader's rights to change its publication, from the definition."""
     publication = definition.source.publication
     return PublicationControl(definition.name, create=publication.create, alter=publication.alter)
+
+
+def duplicate_topics(versions: Iterable[TableSchema]) -> set[str]:
+    """Topics that more than one table has, dropped tables excluded."""
+    counted = Counter(schema.topic for schema in versions if schema.state is not TableState.DROPPED)
+    return {topic for topic, count in counted.items() if count > 1}
+
+
+class PublicationSyncWorker(Thread):
+    """Thread that runs the sync and the commands about tables; waits while source or catalog are unreachable."""
+
+    def __init__(self, sync: PublicationSync, link: ReaderLink, pipeline: str, url: str) -> None:
+        """url: URL of the catalog."""
+        super().__init__(name="tables", daemon=True)
+        self._sync, self._pipeline, self._url = sync, pipeline, url
+        self._windows, self._stop_event = link.windows, link.stop
+        self._synced_at = float("-inf")
+
+    def run(self) -> None:
+        """Sync the publication periodically, and run commands."""
+        while not self._stop_event.wait(POLL):
+            try:
+                with Catalog.open(self._url) as catalog:
+                    while not self._stop_event.wait(POLL):
+                        self._sync_if_due(catalog)
+                        self._skip(catalog)
+            except CatalogUnavailable as exc:
+                log.warning("catalog is unreachable", code=exc.code)
+
+    def _sync_if_due(self, catalog: Catalog) -> None:
+        """Sync the publication when it is due or a command requests it."""
+        requested = catalog.commands.pending(self._pipeline, CHECK_TABLES)
+        pause = SYNC_EVERY_DUPLICATE if duplicate_topics(self._windows.schemas()) else SYNC_EVERY
+        if not requested and time.monotonic() < self._synced_at + pause:
+            return
+        self._synced_at = time.monotonic()
+
+        def sync() -> Mapping[str, Any] | None:
+            found = self._sync.run_once()
+            if found is None:
+                return None
+            catalog.tables.record_refused(self._pipeline, found.refused)
+            return found.to_json()
+
+        self._run_command(catalog, requested, sync)
+
+    def _skip(self, catalog: Catalog) -> None:
+        for command in catalog.commands.pending(self._pipeline, SKIP_TABLES):
+
+            def skip(tables: list[str] = command.payload["tables"]) -> Mapping[str, Any] | None:
+                versions = self._windows.schemas()
+                chosen = [s for s in versions if matches(s.topic, tables) and s.state is not TableState.DROPPED]
+                check_not_copying(catalog, self._pipeline, [schema.topic for schema in chosen])
+                for schema in chosen:
+                    self._sync.skip(schema)
+                return {"skipped": [schema.topic for schema in chosen]} if versions else None
+
+            self._run_command(catalog, [command], skip)
+
+    def _run_command(
+        self, catalog: Catalog, commands: list[Command], work: Callable[[], Mapping[str, Any] | None]
+    ) -> None:
+        """Run `work` and finish the commands with its result; they stay pending on None or a temporary error."""
+        try:
+            result, done = work(), True
+        except CatalogUnavailable:
+            raise
+        except CdcError as exc:
+            log.warning("tables cannot be added or removed", code=exc.code, message=exc.message, fix=exc.fix)
+            if exc.reaction is Reaction.RETRY:
+                return
+            result, done = {"error": exc.to_json()}, False
+        if result is not None:
+            for command in commands:
+                catalog.commands.finish(command.id, result, ok=done)

@@ -20,11 +20,9 @@ import pyarrow as pa
 
 from cdc.change import Operation, RowOrder, control_row
 from cdc.errors import SnapshotInvalidated
-from cdc.log.durable_position import DurablePosition
 from cdc.pgoutput.decoder_events import DecodedRows, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility
-from cdc.snapshot.signal_queue import SignalQueue
 from cdc.snapshot.window_merge import (
     KEYED_COLUMNS,
     KEYLESS_COLUMNS,
@@ -143,10 +141,6 @@ class WatermarkWindows:
         self._schemas: dict[int, TableSchema] = {}
         self.streamed_rows = 0
         """Rows received from the stream so far, without the rows of copies."""
-        self.durable_position = DurablePosition()
-        """Durable position of the log."""
-        self.signal_queue: SignalQueue | None = None
-        """Queue for signals that the decoding thread finds; None if nothing processes them."""
 
     # called by the decoding thread
 

@@ -1,21 +1,30 @@
-"""Gathering: what one commit holds, and when it is due."""
+"""Commit batcher: when a commit is due, what it contains, and when the log may be trimmed."""
 
 from __future__ import annotations
 
-import pyarrow as pa
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
-from cdc.capture.commit_batcher import CHUNKS_PER_COMMIT, OPEN_LIMIT, CommitBatch, CommitBatcher, PendingRows
+import pyarrow as pa
+import pytest
+
+from cdc.byte_queue import ByteQueue, QueueClosed
+from cdc.capture.commit_batcher import (
+    CHUNKS_PER_COMMIT,
+    OPEN_LIMIT,
+    CommitBatch,
+    CommitBatcher,
+    DurablePosition,
+    PendingRows,
+)
 from cdc.change import LOG_SCHEMA
-from cdc.log.durable_position import DurablePosition
 from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.position import Position
 from tests.log.rows import row, table
 
 LINGER = 0.1
-FREE = 5.0
-"""When the last batch was appended."""
 WIDE = [(1, "x" * (OPEN_LIMIT // 2 + 1))]
-"""An image of which two are more than an open transaction may have in memory."""
+"""Two rows with this image exceed the limit of an open transaction in memory."""
 
 
 def decoded(position: int, *, ended: bool = True, wide: bool = False, copied: bool = False) -> DecodedRows:
@@ -25,116 +34,191 @@ def decoded(position: int, *, ended: bool = True, wide: bool = False, copied: bo
     return DecodedRows(batch, int(ended), last, committed_at=7, transactions=int(ended), copied=copied)
 
 
-def gathering(commit_bytes: int = 1 << 20, reached: DurablePosition | None = None) -> CommitBatcher:
-    reached = reached or DurablePosition()
-    reached.advance(Position(1))
-    return CommitBatcher(commit_bytes, LINGER, reached)
+def new_batcher(commit_bytes: int = 1 << 20, durable: DurablePosition | None = None) -> CommitBatcher:
+    """A batcher whose append stage is free since time 0."""
+    durable = durable or DurablePosition()
+    durable.advance(Position(1))
+    return CommitBatcher(commit_bytes, LINGER, durable, ByteQueue[DecodedRows](1).wake)
 
 
-def told(batches: list[CommitBatch]) -> list[tuple[int, int | None]]:
-    """(rows, last position) of each."""
-    return [(sum(file.rows for file in one.files), None if one.end is None else int(one.end.last)) for one in batches]
+def take(batcher: CommitBatcher, now: float, *, more: bool = False, appended: bool = True) -> list[tuple[int, int]]:
+    """(rows, last position) of each batch that is due, 0 without an end; appended: the append stage writes them."""
+    batches = list(batcher.batches(now, more=more))
+    for _ in batches if appended else ():
+        batcher.record_append(now)
+    return summary(batches)
+
+
+def summary(batches: list[CommitBatch]) -> list[tuple[int, int]]:
+    return [(sum(file.rows for file in one.files), 0 if one.end is None else int(one.end.last)) for one in batches]
 
 
 def test_nothing_is_due_before_a_transaction_has_ended():
-    rows = gathering()
-    assert rows.next_due(FREE, more=False) is None
-    rows.add(decoded(5, ended=False))
-    assert rows.next_due(FREE, more=False) is None
-    assert told(list(rows.batches(FREE + 1, FREE, more=False))) == []
+    batcher = new_batcher()
+    assert batcher.next_due(more=False) is None
+    batcher.add(decoded(5, ended=False))
+    assert batcher.next_due(more=False) is None
+    assert take(batcher, 1.0) == []
 
 
-def test_a_small_commit_is_due_once_the_one_before_it_has_lingered():
-    rows = gathering()
-    rows.add(decoded(5))
-    rows.add(decoded(6))
-    assert rows.next_due(FREE, more=False) == FREE + LINGER
-    assert told(list(rows.batches(FREE, FREE, more=False))) == []
-    assert told(list(rows.batches(FREE + LINGER, FREE, more=False))) == [(2, 6)]
-    assert rows.next_due(FREE, more=False) is None
+def test_a_small_commit_is_due_after_the_linger_time():
+    batcher = new_batcher()
+    batcher.add(decoded(5))
+    batcher.add(decoded(6))
+    assert batcher.next_due(more=False) == LINGER
+    assert take(batcher, 0.0) == []
+    assert take(batcher, LINGER) == [(2, 6)]
+    assert batcher.next_due(more=False) is None
 
 
-def test_what_comes_while_a_batch_is_appended_costs_no_commit_of_its_own():
-    rows = gathering()
-    rows.add(decoded(5))
-    assert rows.next_due(None, more=False) is None
-    assert told(list(rows.batches(FREE + 9, None, more=False))) == []
-    rows.add(decoded(6))
-    assert told(list(rows.batches(FREE + 9, FREE + 9 - LINGER, more=False))) == [(2, 6)]
+def test_rows_that_arrive_while_a_batch_is_appended_share_one_commit():
+    batcher = new_batcher()
+    batcher.add(decoded(5))
+    assert take(batcher, LINGER, appended=False) == [(1, 5)]
+    batcher.add(decoded(6))
+    assert batcher.next_due(more=False) is None
+    assert take(batcher, 9.0) == []
+    batcher.record_append(9.0)
+    batcher.add(decoded(7))
+    assert batcher.next_due(more=False) == 9.0 + LINGER
+    assert take(batcher, 9.0 + LINGER) == [(2, 7)]
 
 
-def test_a_full_commit_waits_for_nothing():
-    rows = gathering(commit_bytes=1)
-    rows.add(decoded(5))
-    assert told(list(rows.batches(FREE, None, more=False))) == [(1, 5)]
-
-
-def test_a_chunk_of_a_copy_is_encoded_at_once_and_committed_with_what_comes():
-    rows = gathering()
-    rows.add(decoded(5, ended=False, copied=True))
-    assert told(list(rows.batches(FREE, None, more=False))) == []
+def test_a_commit_of_full_size_is_due_at_once():
+    batcher = new_batcher(commit_bytes=1)
     for position in (5, 6):
-        rows.add(decoded(position, copied=True))
-        assert told(list(rows.batches(FREE, FREE, more=False)))[0][1] is None
-    assert rows.next_due(FREE, more=False) == FREE + LINGER
-    rows.add(decoded(7))
-    assert told(list(rows.batches(FREE + LINGER, FREE, more=False))) == [(1, 7)]
-    assert rows.next_due(FREE, more=False) is None
+        batcher.add(decoded(position))
+        assert take(batcher, 0.0, appended=False) == [(1, position)]
 
 
-def test_what_somebody_waits_for_is_due_at_once_and_nothing_sooner():
-    reached = DurablePosition()
-    rows = gathering(reached=reached)
-    dues: list[float | None] = []
-    reached.on_wait(lambda: dues.append(rows.next_due(None, more=False)))
-    rows.add(decoded(5))
-    for position in (6, 5, 1):
-        reached.wait(Position(position), 0)
-    assert dues == [None, 0.0]
-    rows.add(decoded(6))
-    reached.wait(Position(6), 0)
+def test_a_chunk_is_encoded_at_once_and_committed_with_later_rows():
+    batcher = new_batcher()
+    batcher.add(decoded(5, ended=False, copied=True))
+    assert take(batcher, 0.0) == []
+    for position, rows in ((5, 2), (6, 1)):
+        batcher.add(decoded(position, copied=True))
+        assert take(batcher, 0.0) == [(rows, 0)]
+    assert batcher.next_due(more=False) == LINGER
+    batcher.add(decoded(7))
+    assert take(batcher, LINGER) == [(1, 7)]
+    assert batcher.next_due(more=False) is None
+
+
+def test_only_a_position_that_a_thread_waits_for_is_due_at_once():
+    durable = DurablePosition()
+    batcher, dues = new_batcher(durable=durable), list[float | None]()
+    batcher.add(decoded(4))
+    take(batcher, LINGER, appended=False)
+    with durable.waking(lambda: dues.append(batcher.next_due(more=False))):
+        batcher.add(decoded(5))
+        for position in (6, 5, 1):
+            durable.wait(Position(position), 0)
+        assert dues == [None, 0.0]
+        batcher.add(decoded(6))
+        durable.wait(Position(6), 0)
     assert dues[2:] == [0.0]
-    assert rows.next_due(None, more=False) is None
+    assert batcher.next_due(more=False) is None
 
 
-def test_what_somebody_waits_for_is_committed_with_what_arrived_by_then():
-    reached = DurablePosition()
-    rows = gathering(reached=reached)
-    dues: list[float | None] = []
-    reached.on_wait(lambda: dues.extend(rows.next_due(FREE, more=more) for more in (True, False)))
-    rows.add(decoded(5))
-    reached.wait(Position(5), 0)
-    assert dues == [FREE + LINGER, 0.0]
+def test_a_commit_that_a_thread_waits_for_contains_the_rows_that_are_queued():
+    durable = DurablePosition()
+    batcher, dues = new_batcher(durable=durable), list[float | None]()
+    batcher.add(decoded(5))
+    with durable.waking(lambda: dues.extend(batcher.next_due(more=more) for more in (True, False))):
+        durable.wait(Position(5), 0)
+    assert dues == [LINGER, 0.0]
 
 
-def test_so_many_chunks_that_somebody_waits_for_are_a_commit_whatever_else_arrives():
-    reached = DurablePosition()
-    rows = gathering(reached=reached)
-    dues: list[float | None] = []
-    reached.on_wait(lambda: dues.append(rows.next_due(FREE, more=True)))
-    for chunk in range(CHUNKS_PER_COMMIT):
-        rows.add(decoded(5 + chunk, copied=True))
-        assert told(list(rows.batches(FREE, FREE, more=True))) == [(1, None)]
-        reached.wait(Position(5), 0)
-    assert dues == [FREE + LINGER] * (CHUNKS_PER_COMMIT - 1) + [0.0]
+def test_several_chunks_that_a_thread_waits_for_are_committed_whatever_is_queued():
+    durable = DurablePosition()
+    batcher, dues = new_batcher(durable=durable), list[float | None]()
+    with durable.waking(lambda: dues.append(batcher.next_due(more=True))):
+        for chunk in range(CHUNKS_PER_COMMIT):
+            batcher.add(decoded(5 + chunk, copied=True))
+            assert take(batcher, 0.0, more=True) == [(1, 0)]
+            durable.wait(Position(5), 0)
+    assert dues == [LINGER] * (CHUNKS_PER_COMMIT - 1) + [0.0]
 
 
-def test_a_large_open_transaction_goes_out_in_parts_behind_what_has_ended():
-    rows = gathering()
-    rows.add(decoded(5))
+def test_a_large_open_transaction_is_encoded_in_parts_after_the_finished_ones():
+    batcher = new_batcher()
+    batcher.add(decoded(5))
     for _ in range(2):
-        rows.add(decoded(6, ended=False, wide=True))
-    assert told(list(rows.batches(FREE, None, more=False))) == [(1, 5), (2, None)]
-    rows.add(decoded(6))
-    assert told(list(rows.batches(FREE + LINGER, FREE, more=False))) == [(1, 6)]
+        batcher.add(decoded(6, ended=False, wide=True))
+    assert take(batcher, 0.0) == [(1, 5), (2, 0)]
+    batcher.add(decoded(6))
+    assert take(batcher, LINGER) == [(1, 6)]
 
 
-def test_what_is_finished_is_given_out_at_the_end():
-    rows = gathering()
-    rows.add(decoded(5))
-    rows.add(decoded(6, ended=False))
-    assert told(list(rows.flush())) == [(1, 5)]
-    assert told(list(rows.flush())) == []
+def test_a_flush_contains_finished_transactions_only():
+    batcher = new_batcher()
+    batcher.add(decoded(5))
+    batcher.add(decoded(6, ended=False))
+    assert summary(list(batcher.flush())) == [(1, 5)]
+    assert summary(list(batcher.flush())) == []
+
+
+def test_a_requested_trim_is_possible_once_while_no_data_file_waits():
+    batcher = CommitBatcher(1, LINGER, DurablePosition(), lambda: None)
+    batcher.request_trim()
+    assert [batch.is_trim for batch in batcher.batches(0.0, more=False)] == [True]
+    assert list(batcher.batches(0.0, more=False)) == []
+
+
+def test_a_trim_does_not_delay_the_next_commit():
+    batcher = CommitBatcher(1 << 20, LINGER, DurablePosition(), lambda: None)
+    batcher.request_trim()
+    assert len(list(batcher.batches(0.0, more=False))) == 1
+    batcher.add(decoded(5))
+    assert batcher.next_due(more=False) == LINGER
+
+
+def test_no_trim_is_possible_between_a_data_file_and_its_commit():
+    batcher = CommitBatcher(1 << 20, LINGER, DurablePosition(), lambda: None)
+    batcher.add(decoded(5, copied=True))
+    assert take(batcher, 0.0) == [(1, 0)]
+    batcher.request_trim()
+    assert list(batcher.batches(0.0, more=False)) == []
+    (commit,) = batcher.batches(LINGER, more=False)
+    assert commit.end is not None  # the append stage trims after it
+    assert list(batcher.batches(LINGER, more=False)) == []
+
+
+def test_an_appended_batch_and_a_requested_trim_wake_the_encode_stage():
+    rows = ByteQueue[DecodedRows](1)
+    batcher = CommitBatcher(1, LINGER, DurablePosition(), rows.wake)
+    for report in (lambda: batcher.record_append(0.0), batcher.request_trim, batcher.check_again):
+        report()
+        assert rows.get(60) is None
+    rows.close()
+    batcher.record_append(1.0)
+    with pytest.raises(QueueClosed):
+        batcher.request_trim()
+
+
+def test_a_durable_position_is_not_waited_for():
+    durable, woken = DurablePosition(), list[int]()
+    durable.advance(Position(5))
+    with durable.waking(lambda: woken.append(1)):
+        assert durable.wait(Position(5), 0)
+    assert woken == []
+
+
+def test_a_thread_waits_until_its_position_is_durable_or_the_time_is_over():
+    durable, waits = DurablePosition(), Event()
+    with durable.waking(waits.set), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(durable.wait, Position(7), 60.0)
+        assert waits.wait(60)
+        assert durable.is_awaited(Position(6), Position(7))
+        assert not durable.is_awaited(Position(7), Position(9))
+        assert not durable.is_awaited(Position(1), Position(6))
+        durable.advance(Position(6))
+        assert not waiting.done()
+        durable.advance(Position(8))
+        assert waiting.result(60)
+    assert not durable.is_awaited(Position(0), Position(99))
+    assert not durable.wait(Position(9), 0)
+    assert durable.position == 8
 
 
 EMPTY = pa.RecordBatch.from_pylist([], LOG_SCHEMA)
@@ -158,7 +242,7 @@ def test_rows_of_an_open_transaction_are_not_ready():
     assert pending.open_bytes > 0
 
 
-def test_the_end_of_a_transaction_takes_its_earlier_rows_along():
+def test_the_end_of_a_transaction_makes_its_earlier_rows_ready():
     pending = PendingRows()
     pending.add(decoded_rows(5, 5, complete=0, last=None))
     pending.add(decoded_rows(5, 6, complete=1, last=5))

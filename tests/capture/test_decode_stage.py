@@ -1,4 +1,4 @@
-"""Decoding: what one transaction says again is not looked up again."""
+"""Decode stage: repeated Relation messages, and signals that are stored before their transaction is durable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.decode_stage import DecodeStage
+from cdc.capture.decode_stage import DecodeStage, ResumePoint, StreamObservers
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.spool import Spool
 from cdc.change import SIGNAL_PREFIX
@@ -17,7 +17,6 @@ from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, Insert, Message, Relation
 from cdc.position import Position
 from cdc.snapshot.signal_queue import SignalQueue
-from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableSchema
 from tests.pgoutput.encode import POSTGRES_EPOCH, placed_frame
 from tests.pgoutput.streams import ORDERS, relation, transaction
@@ -26,7 +25,7 @@ ROW = Insert(ORDERS.oid, ("1", "a", "b"))
 
 
 class Catalogue(SchemaTracker):
-    """Knows one table, and counts how often it is asked."""
+    """Knows one table, and records the position of every catalogue query."""
 
     def __init__(self) -> None:
         super().__init__(CaptureFilter(dsn="", publication=""), {}, 0)
@@ -50,8 +49,8 @@ def _catalogue() -> Catalogue:
 
 
 def decoded(catalogue: Catalogue, folder: Path, *transactions: list[AnyMessage]) -> list[int]:
-    """Rows and `s` rows of each batch, when every transaction comes by itself."""
-    decoding = DecodeStage(Spool(folder), catalogue, Position(0), WatermarkWindows())
+    """Number of rows and `s` rows of each transaction."""
+    decoding = DecodeStage(Spool(folder), catalogue, ResumePoint(Position(0)), StreamObservers())
     counts = []
     for messages in transactions:
         events = decoding.rows(FrameBatch.of([placed_frame(message) for message in messages]))
@@ -61,21 +60,21 @@ def decoded(catalogue: Catalogue, folder: Path, *transactions: list[AnyMessage])
 
 
 @pytest.mark.parametrize("transactional", [True, False])
-def test_signals_are_kept_before_the_log_can_hold_their_transaction(
+def test_signals_are_stored_before_the_log_can_contain_their_transaction(
     catalogue: Catalogue, tmp_path: Path, transactional: bool
 ) -> None:
-    """A row of the table of signals, and a message in its transaction or behind it."""
-    windows = WatermarkWindows()
-    windows.signal_queue = SignalQueue(tmp_path, ORDERS.topic)
+    """A row of the signal table, and a message in its transaction or after it."""
+    signals = SignalQueue(tmp_path, ORDERS.topic)
     signal = Message(
         transactional, Lsn(10 if transactional else 21), SIGNAL_PREFIX, b'{"type": "stop-snapshot"}', POSTGRES_EPOCH
     )
     row = Insert(ORDERS.oid, ("r", "pause-snapshot", None))
     inside, behind = ([signal], []) if transactional else ([], [signal])
     messages = [*transaction(10, relation(ORDERS), row, *inside), *behind]
-    decoding = DecodeStage(Spool(tmp_path), catalogue, Position(0), windows)
+    observers = StreamObservers(signals=signals)
+    decoding = DecodeStage(Spool(tmp_path), catalogue, ResumePoint(Position(0)), observers)
     (_decoded,) = kept = [
-        [signal.type.value for signal in windows.signal_queue.stored()]
+        [signal.type.value for signal in signals.stored()]
         for event in decoding.rows(FrameBatch.of([placed_frame(message) for message in messages]))
         if isinstance(event, DecodedRows)
     ]
@@ -83,19 +82,21 @@ def test_signals_are_kept_before_the_log_can_hold_their_transaction(
     assert kept == [["pause-snapshot", "stop-snapshot"]]
 
 
-def test_a_description_that_its_transaction_repeats_is_resolved_once(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_a_relation_message_that_its_transaction_repeats_is_resolved_once(catalogue: Catalogue, tmp_path: Path) -> None:
     repeated: list[AnyMessage] = [relation(ORDERS), ROW] * 50
     assert decoded(catalogue, tmp_path, transaction(10, *repeated)) == [51]
     assert catalogue.asked == [Position(10)]
 
 
-def test_the_same_description_in_the_next_transaction_is_looked_up(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_the_same_relation_message_in_the_next_transaction_is_resolved_again(
+    catalogue: Catalogue, tmp_path: Path
+) -> None:
     once: list[AnyMessage] = [relation(ORDERS), ROW]
     assert decoded(catalogue, tmp_path, transaction(10, *once), transaction(20, *once)) == [2, 1]
     assert catalogue.asked == [Position(10), Position(20)]
 
 
-def test_what_the_event_trigger_says_in_between_makes_it_news(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_a_relation_message_after_a_ddl_message_is_resolved_again(catalogue: Catalogue, tmp_path: Path) -> None:
     ddl = Message(True, Lsn(10), "cdc.ddl", b"news", POSTGRES_EPOCH)
     decoded(catalogue, tmp_path, transaction(10, relation(ORDERS), ROW, ddl, relation(ORDERS), ROW))
     assert catalogue.asked == [Position(10)] * 2

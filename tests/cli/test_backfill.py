@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Catalog, TableProgress
-from cdc.errors import ConfigError
 from cdc.snapshot.backfill_progress import KEYS_SHOWN
 from cdc.snapshot.backfill_state import (
     BACKFILL,
@@ -19,7 +18,6 @@ from cdc.snapshot.backfill_state import (
     BackfillState,
     TableBackfillState,
 )
-from cdc.snapshot.key_list import csv_line, parse_keys
 from tests.cli.command import Outcome, run
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
@@ -116,16 +114,6 @@ def test_of_a_long_list_only_the_beginning_is_shown(cdc: Command, tmp_path: Path
     (shown,) = cdc.result("backfill", "ls")["backfills"]
     assert (shown["keys"], len(shown["request"]["keys"])) == (KEYS, KEYS_SHOWN)
     assert shown["command"] == "cdc backfill public.t --keys-from LIST -c FILE"
-
-
-KEYS_AS_TEXT = [("a", "b"), ("a,b", 'c"d'), ("", "x"), ("line\nbreak", " ")]
-
-
-def test_keys_are_read_from_lines_as_they_are_written() -> None:
-    lines = "".join(f"{csv_line(key)}\n" for key in KEYS_AS_TEXT)
-    assert parse_keys(lines.splitlines(keepends=True), "it") == tuple(KEYS_AS_TEXT)
-    with pytest.raises(ConfigError, match="malformed key in line 2 of it"):
-        parse_keys(["a\n", '"b"c\n'], "it")
 
 
 IMPOSSIBLE: list[tuple[object, ...]] = [

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
-from cdc import metrics
+from cdc.capture.decode_stage import StreamObservers
 from cdc.capture.initial_snapshot import ensure_initial_snapshot
-from cdc.capture.reader import Reader
+from cdc.capture.reader import Reader, ReaderContext
 from cdc.capture.settings import reader_settings
 from cdc.change import Operation
 from cdc.config import Definition, load_definition
@@ -19,10 +19,12 @@ from cdc.log.layout import LogIdentity
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
+from cdc.metrics import Metrics
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.logical_messages import emit_message
 from cdc.postgres.replication import identify_system
+from cdc.snapshot.signal_queue import SignalQueue
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableState
 from tests.fixtures.forked import start
@@ -68,7 +70,7 @@ class Captured:
         writer = LogWriter.open(
             settings.log, LogIdentity(system_id=found.system_id, database=found.database), settings.limits
         )
-        ensure_initial_snapshot(settings.source, settings.log, writer, metrics.Metrics())
+        ensure_initial_snapshot(settings.source, settings.log, writer, Metrics())
         assert writer.durable is not None
         return writer.durable
 
@@ -126,10 +128,13 @@ def capture_table(folder: Path, dsn: str) -> Captured:
 class Reading:
     """A reader in a thread of the test, beside a block; what it fails with, the block fails with."""
 
-    def __init__(self, held: Captured, windows: WatermarkWindows | None = None) -> None:
-        """windows: one of the test's own."""
-        self.held, self.windows, self.figures = held, windows or WatermarkWindows(), metrics.Metrics()
-        self.stop = Event()
+    def __init__(
+        self, held: Captured, windows: WatermarkWindows | None = None, signals: SignalQueue | None = None
+    ) -> None:
+        """windows: a subclass that acts in every window."""
+        self.held, self.windows = held, windows or WatermarkWindows()
+        self.context = ReaderContext(observers=StreamObservers(self.windows, signals))
+        self.figures, self.stop = self.context.metrics, self.context.stop
         self._failures: list[BaseException] = []
         self._settings = reader_settings(held.definition)  # as they are now, whatever the block makes of them
         self._reader = Thread(target=self._read)
@@ -168,7 +173,7 @@ class Reading:
 
     def _read(self) -> None:
         try:
-            Reader(self._settings, self.figures, self.stop, self.windows).run()
+            Reader(self._settings, self.context).run()
         except BaseException as failure:
             self._failures.append(failure)
 

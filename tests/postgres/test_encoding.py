@@ -12,9 +12,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc.capture.decode_stage import DecodeStage
-from cdc.capture.initial_snapshot import CopySource, ensure_initial_snapshot
+from cdc.capture.decode_stage import DecodeStage, ResumePoint, StreamObservers
+from cdc.capture.initial_snapshot import ensure_initial_snapshot
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
+from cdc.capture.settings import SourceSettings
 from cdc.capture.spool import Spool
 from cdc.config.source import Undecodable
 from cdc.errors import UndecodableValue, UndecodableWal
@@ -36,7 +37,6 @@ from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.encoding import copy_text_repair, frame_text_repair, unchanged
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
 from cdc.postgres.tables import match_tables, read_schema
-from cdc.snapshot.watermark_window import WatermarkWindows
 from tests.fixtures.postgres import NEWEST_AND_OLDEST, drop_when_free, run_sql
 from tests.fixtures.waiting import until
 from tests.postgres.four_readings import capture_stream, read_four_ways
@@ -154,14 +154,16 @@ def test_a_session_that_reads_no_values_is_refused_undecodable_text(encoded: str
         conn.execute("SELECT a FROM t")
 
 
-def source_of(dsn: str, policy: Undecodable) -> CopySource:
+def source_of(dsn: str, policy: Undecodable) -> SourceSettings:
     """A source of all tables of the database; its slot goes with the database."""
     name = "s_" + dsn.rpartition("/")[2]
-    return CopySource(pipeline="p", dsn=dsn, slot=name, publication="p", patterns=["*"], exclude=[], undecodable=policy)
+    return SourceSettings(
+        pipeline="p", dsn=dsn, slot=name, publication="p", patterns=["*"], exclude=[], undecodable=policy
+    )
 
 
 @contextmanager
-def log_of(source: CopySource, root: Path) -> Iterator[LogWriter]:
+def log_of(source: SourceSettings, root: Path) -> Iterator[LogWriter]:
     """An empty log of the source; the slot goes afterwards."""
     identity = identify_system(source.dsn)
     log = LogIdentity(system_id=identity.system_id, database=identity.database)
@@ -192,9 +194,8 @@ def test_the_policy_applies_to_the_first_copy_and_to_the_stream(
             relations = SchemaTracker(
                 CaptureFilter(dsn=encoded, publication=source.publication), LogReader(tmp_path).schemas(), 0
             )
-            decoding = DecodeStage(
-                Spool(tmp_path), relations, after, WatermarkWindows(), frame_text_repair(encoded, policy, after)
-            )
+            repair = frame_text_repair(encoded, policy, after)
+            decoding = DecodeStage(Spool(tmp_path), relations, ResumePoint(after), StreamObservers(), repair)
             found = [row for row in streamed(stream, decoding, 2) if row["op"] == "u"]
         assert [value for _, value in found[0]["after"]] == ["new", *told[1:]]
         decoding.spool.close()

@@ -14,7 +14,7 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.service.api.app import create_app
 from cdc.snapshot.backfill_state import BackfillRequest
-from cdc.snapshot.table_requests import SKIP_TABLES
+from cdc.snapshot.reader_commands import SKIP_TABLES
 from cdc.table import TableState
 from tests.log.rows import LIMITS, info, row, table
 from tests.service.pipeline import NAME, copying, definition, fill, write_log

@@ -1,4 +1,4 @@
-"""A reader with its jobs in threads of the test, over one captured database."""
+"""A reader with its backfill worker, in threads of the test, for one captured database."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from cdc.catalog.commands import Command
 from cdc.change import Operation
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.snapshot.backfill_worker import BackfillWorker
+from cdc.snapshot.signals import Signals
 from cdc.snapshot.watermark_window import WatermarkWindows
 from tests.faults.capture import Captured, Reading
 
 
 class Running(Reading):
-    """A reader and its jobs beside a block."""
+    """Context manager that runs a reader and its backfill worker during the block."""
 
     def __init__(self, held: Captured, windows: WatermarkWindows | None = None) -> None:
-        """windows: one of the test's own."""
-        super().__init__(held, windows)
+        """windows: a subclass that acts in every window."""
         definition = held.definition
-        self._jobs = BackfillWorker(definition, self.windows, self.figures, self.stop, lambda: held.definition)
+        signals = Signals(definition)
+        super().__init__(held, windows, signals.queue)
+        self._jobs = BackfillWorker(definition, self.context.link, signals, self.figures, lambda: held.definition)
         self.catalog = Catalog.open(definition.catalog.url)
 
     def __enter__(self) -> Self:

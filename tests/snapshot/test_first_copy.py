@@ -15,7 +15,7 @@ from cdc.change import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
-from cdc.snapshot.table_requests import CHECK_TABLES
+from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

@@ -24,7 +24,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.logical_messages import emit_message
-from cdc.snapshot.backfill_worker import unconfirmed_xids
+from cdc.snapshot.log_queries import unconfirmed_xids
 from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import TableSchema
 from tests.faults.capture import Captured, Reading

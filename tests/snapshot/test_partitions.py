@@ -9,7 +9,7 @@ from typing import LiteralString
 import pytest
 
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
-from cdc.snapshot.table_requests import CHECK_TABLES
+from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

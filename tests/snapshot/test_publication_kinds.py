@@ -12,7 +12,7 @@ from cdc.capture.startup_checks import check_log
 from cdc.errors import PreflightFailed, PublicationByPartition
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import SourceRequirements, preflight
-from cdc.snapshot.table_requests import CHECK_TABLES
+from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

@@ -14,7 +14,7 @@ from cdc.catalog.commands import CommandState
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.snapshot.publication_sync import SYNC_EVERY
-from cdc.snapshot.table_requests import CHECK_TABLES
+from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured, fold
 from tests.fixtures.postgres import rows_of, run_sql

@@ -14,7 +14,7 @@ from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
-from cdc.snapshot.table_requests import SKIP_TABLES, request_skip
+from cdc.snapshot.reader_commands import SKIP_TABLES, request_skip
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published import TableRecord, TargetState
 from cdc.table import TableState

@@ -198,12 +198,6 @@ def test_listed_keys_leave_a_true_target_true_and_mend_whatever_another_hand_did
     }
 
 
-def test_a_deletion_of_a_listed_key_is_told_as_the_stream_tells_one():
-    (row,) = deletion_rows(SCHEMA, [("7",)]).to_pylist()
-    assert (row["relation"], row["topic"], row["op"]) == (RELATION, "t.t", "d")
-    assert (row["key"], row["before"], row["after"], row["partial"]) == (["7"], [(1, "7")], None, False)
-
-
 @pytest.mark.parametrize("said", ["short", "full", "delete", "truncate"])
 def test_what_the_window_says_of_a_key_that_was_not_found_decides(said):
     source = Source()

@@ -161,7 +161,7 @@ def _backfill_routes(context: RouteContext) -> APIRouter:
         The definition says which tables are captured. `cdc tables add` and `remove` edit that file; the API does not.
         """
         context.check_table(pipeline, table)
-        request_skip = import_module("cdc.snapshot.table_requests").request_skip
+        request_skip = import_module("cdc.snapshot.reader_commands").request_skip
         number, _ = request_skip(context.definition, context.catalog, [exact_glob(table)], actor_of(request))
         return SkipRequest(number, table)
 
@@ -258,4 +258,4 @@ def _send_action(context: RouteContext, pipeline: str, job: int, verb: str, acto
 
 
 def _backfill_requests() -> Any:
-    return import_module("cdc.snapshot.backfill_requests")
+    return import_module("cdc.snapshot.reader_commands")

@@ -1,4 +1,4 @@
-"""Slot ownership: checks whether a replication slot belongs to a log, before a snapshot replaces the slot.
+"""Slot checks: whether a replication slot belongs to a log, before a reader uses the slot or a snapshot replaces it.
 
 On the server a slot has only a name and no owner, and names are copied together with definitions. A snapshot therefore
 drops a slot only in one of these cases; any other case is an error, and the slot stays:
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
-from cdc.capture.resume_checks import check_slot_kind, lsn_to_confirm
+from cdc.capture.resume_checks import check_slot_kind, check_source, lsn_to_confirm
 from cdc.errors import SlotInUse, SlotNotCreated, SlotNotOwned, UnexpectedSlot
 from cdc.log.epoch_records import SlotRecord, read_slot_record, write_slot_record
 from cdc.log.layout import CommitInfo
@@ -25,6 +25,7 @@ from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import PLUGIN, SlotStatus
+from cdc.postgres.source_identity import SourceState
 
 ALIGNMENT: Final = 8
 """WAL records begin at multiples of it; a cdc reader confirms one byte more, see `lsn_to_confirm`."""
@@ -136,10 +137,16 @@ def check_slot_name(claim: SlotClaim, slot: SlotStatus | None) -> None:
         )
 
 
-def record_slot(claim: SlotClaim, slot: SlotStatus | None, source: SystemIdentity) -> None:
-    """Write the slot record of a log that is older than slot records; only the streaming reader calls this."""
-    if slot is not None and claim.record is None:
-        write_slot_record(claim.root, claim.record_of(slot, source))
+def check_resume(root: Root, log: LogReader, last: CommitInfo, state: SourceState) -> None:
+    """Raise an error unless this source and its slot can continue the log; the caller owns the slot.
+
+    last: last commit of the log. If the log is older than slot records, this writes its record.
+    """
+    claim = SlotClaim.of(root, log)
+    check_slot_name(claim, state.slot)
+    check_source(log.identity, last, state)
+    if state.slot is not None and claim.record is None:
+        write_slot_record(root, claim.record_of(state.slot, state.identity))
 
 
 def check_adopted(slot: SlotStatus | None, name: str, claim: SlotClaim, source: SystemIdentity) -> SlotStatus:

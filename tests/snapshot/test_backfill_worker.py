@@ -12,7 +12,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.change import Operation
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest
-from cdc.snapshot.table_requests import CHECK_TABLES
+from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

@@ -1,11 +1,10 @@
-"""Patience: how often and how long a reader that failed tries again."""
+"""Process: the retry policy of the reader."""
 
 from __future__ import annotations
 
 import pytest
 
-from cdc.capture.process import JITTER
-from cdc.capture.retry_policy import UNDECODABLE_ATTEMPTS, retry_pause
+from cdc.capture.process import JITTER, UNDECODABLE_ATTEMPTS, retry_pause
 from cdc.errors import LogUnwritable, SlotInUse, SlotMissing, SourceRejectsConnection, SourceUnreachable, UndecodableWal
 
 

@@ -1,4 +1,4 @@
-"""Missing base rows: keys for which the log may contain only partial images, because a copy missed the row.
+"""Log queries of a copy: keys whose base row the copy may have missed, and transactions that no snapshot sees yet.
 
 A row that changes during a copy arrives through the stream, in full or without its unchanged TOASTed columns. A partial
 image needs a base row in the log. A copy in key order delivers it later, unless the row moved to a key that was already
@@ -8,15 +8,22 @@ read. A copy in block order may never read the row, because the update moved it 
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import timedelta
+from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.change import Operation
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
+from cdc.postgres.chunk_snapshot import open_transactions
 
-_COLUMNS = ["relation", "key", "old_key", "partial"]
+CLOCK_SLACK: Final = timedelta(minutes=1)
+"""How far commit times may decrease from one commit to the next."""
+_COLUMNS: Final = ["relation", "key", "old_key", "partial"]
 
 
 def keys_without_base(
@@ -40,15 +47,15 @@ def moved_keys_without_base(
 ) -> list[tuple[str, ...]]:
     """Keys to which rows of `keys` moved in (after, upto] before their base row arrived, over any number of moves."""
     log, bare, found = LogReader(root), set(keys), set[tuple[str, ...]]()
-    left: tuple[str, ...] | None = None
+    deleted_key: tuple[str, ...] | None = None
     for file in sorted(log.files(after, upto), key=lambda file: file.last):
         rows = read_file(file, after, upto, [*_COLUMNS, "op", "position", "ordinal"])
         rows = rows.filter(pc.and_(pc.equal(rows["relation"], relation), pc.is_valid(rows["key"])))
         for row in rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
             key, old = tuple(row["key"]), tuple(row["old_key"] or ())
             # a key change is a delete of the old key, directly followed by the image under the new key
-            moves = row["partial"] and bool(old) and (old in bare or old == left)
-            left = key if row["op"] == Operation.DELETE and key in bare else None
+            moves = row["partial"] and bool(old) and (old in bare or old == deleted_key)
+            deleted_key = key if row["op"] == Operation.DELETE and key in bare else None
             if moves:
                 bare.add(key)
                 found.add(key)
@@ -56,3 +63,22 @@ def moved_keys_without_base(
                 bare.discard(key)
                 found.discard(key)
     return sorted(found)
+
+
+def unconfirmed_xids(conn: Any, root: Root) -> np.ndarray:
+    """Xids (int64, distinct) that the log contains and a snapshot taken now does not see; usually none.
+
+    A transaction that is in the stream may still be invisible, for example while it waits for a synchronous standby.
+    It committed after the oldest open transaction began, so only the newest files are read.
+    """
+    visibility, oldest = open_transactions(conn)
+    log, found, since = LogReader(root), [np.empty(0, np.int64)], pa.scalar(oldest - CLOCK_SLACK)
+    upto = log.durable or Position(0)
+    for file in sorted(log.every_file(), key=lambda file: file.last, reverse=True):
+        rows = read_file(file, Position(0), upto, ["xid", "committed_at"])
+        late = rows.filter(pc.greater_equal(rows["committed_at"], since))
+        if rows.num_rows and not late.num_rows:
+            break
+        xids = late["xid"].unique().to_numpy()
+        found.append(xids[~visibility.sees(xids)])
+    return np.unique(np.concatenate(found))

@@ -1,4 +1,4 @@
-"""Epochs: numbers of tables and columns across the lives of a source."""
+"""Initial snapshot: numbers of tables and columns when a new epoch begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.capture.epoch_tables import EarlierTables, continue_relations
+from cdc.capture.initial_snapshot import EarlierTables, continue_relations
 from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
 
 NAMES = st.lists(st.sampled_from("abcdefg"), unique=True, min_size=1)
@@ -57,9 +57,9 @@ def test_no_column_ever_gets_the_id_of_another_name(lives: list[list[str]]) -> N
 def test_a_table_that_is_gone_is_ended_and_one_that_is_no_longer_captured_is_marked() -> None:
     past = EarlierTables.of(1, [table("a", 5, ["x"]), table("b", 6, ["x"]), table("c", 7, ["x"])])
     found = continue_relations(past, [table("a", 5, ["x"])], {"shop.a", "shop.b"})
-    assert [(s.name, s.state) for s in found.gone] == [("c", TableState.DROPPED)]
-    assert [(s.name, s.state) for s in found.left] == [("b", TableState.NEEDS_RESYNC)]
-    assert all(s.reason for s in (*found.gone, *found.left))
+    assert [(s.name, s.state) for s in found.dropped] == [("c", TableState.DROPPED)]
+    assert [(s.name, s.state) for s in found.uncaptured] == [("b", TableState.NEEDS_RESYNC)]
+    assert all(s.reason for s in (*found.dropped, *found.uncaptured))
 
 
 def test_of_two_tables_that_bore_a_name_the_one_seen_last_goes_on() -> None:

@@ -1,12 +1,13 @@
-"""Backfill requests: validates and posts requests and actions for backfills, for CLI, API and repair.
+"""Commands to the running reader: start, pause or cancel a backfill, sync the tables, or skip a copy.
 
-The source is only queried to validate a request. The running reader carries it out.
+CLI, API and repair post them to the catalog, and wait for the result. The source is only queried to validate a request.
+The backfill worker and the publication sync of the reader carry them out.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
@@ -14,17 +15,24 @@ from typing import Final
 from uuid import uuid4
 
 from cdc.catalog import Catalog
+from cdc.catalog.commands import Command, CommandState
 from cdc.config import Definition
-from cdc.errors import StateConflict
+from cdc.errors import StateConflict, UnknownName
 from cdc.log.reader import LogReader
 from cdc.postgres.backfill_selection import check_keys, check_predicate
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_progress import BackfillStatus, covers, find_backfill
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, check_request
-from cdc.table import TableSchema
+from cdc.table import TableSchema, TableState, exact_glob, matches_name
 
 OUTCOME_WITHIN: Final = 5.0
 """Seconds in which a running reader begins a backfill that is not queued, and completes a small one."""
+CHECK_TABLES: Final = "tables.look"
+"""Kind of the command to sync the tables now; its result has `added`, `removed` and `refused`."""
+SKIP_TABLES: Final = "tables.skip"
+"""Kind of the command to mark tables as exact without a copy; the payload has their globs as `tables`."""
+ANSWER_TIMEOUT: Final = 10.0
+"""Default seconds to wait for a running reader."""
 _POLL_EVERY: Final = 0.1
 """Seconds between two polls of the catalog."""
 _LEASE_SECONDS: Final = 10.0
@@ -125,3 +133,64 @@ def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
         yield
     finally:
         catalog.leases.release(lease, holder)
+
+
+def request_table_check(catalog: Catalog, pipeline: str) -> int:
+    """Post a command to sync the tables; returns its id."""
+    return catalog.commands.post(pipeline, CHECK_TABLES, {})
+
+
+def request_skip(definition: Definition, catalog: Catalog, tables: Sequence[str], actor: str) -> tuple[int, list[str]]:
+    """Post a command to mark tables as exact without a copy; returns its id and the topics.
+
+    tables: globs; tables that are already live are left out. Raises UnknownName for tables that the log does not
+    contain, StateConflict if all tables are live or a copy is running, LogError without a log.
+    """
+    known = [s for s in LogReader(definition.log.root).schemas().values() if s.state is not TableState.DROPPED]
+    chosen: dict[str, TableSchema] = {}
+    for glob in tables:
+        chosen |= {schema.topic: schema for schema in _inexact_tables(known, glob)}
+    check_not_copying(catalog, definition.name, sorted(chosen))
+    topics = sorted(chosen)
+    job = catalog.commands.post(definition.name, SKIP_TABLES, {"tables": [exact_glob(topic) for topic in topics]})
+    catalog.audit.write(actor, "tables skip", definition.name, {"id": job, "tables": topics})
+    return job, topics
+
+
+def check_not_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) -> None:
+    """Raise StateConflict if a copy of one of the tables is pending."""
+    for command in catalog.commands.pending(pipeline, BACKFILL):
+        request = BackfillRequest.from_json(command.payload)
+        copied = [topic for topic in topics if request.resync and covers(request, topic)]
+        if copied:
+            raise StateConflict(
+                f"copy {command.id} of {', '.join(copied)} is running",
+                remedy=f"wait for it, or run 'cdc backfill cancel {command.id} -c FILE', then try again",
+            )
+
+
+def wait_for_answer(catalog: Catalog, job: int, patience: float = ANSWER_TIMEOUT) -> Command | None:
+    """The command when it is finished; None after `patience` seconds."""
+    deadline, never = time.monotonic() + patience, Event()
+    while True:
+        command = catalog.commands.get(job)
+        if command is None or command.state is not CommandState.PENDING:
+            return command
+        if time.monotonic() >= deadline:
+            return None
+        never.wait(_POLL_EVERY)
+
+
+def _inexact_tables(known: Sequence[TableSchema], glob: str) -> list[TableSchema]:
+    found = [schema for schema in known if matches_name(schema.topic, [glob])]
+    if not found:
+        listed = ", ".join(sorted(schema.topic for schema in known)[:10]) or "none"
+        raise UnknownName(f"no table of the log matches {glob!r}", remedy=f"tables of the log: {listed}")
+    inexact = [schema for schema in found if schema.state is not TableState.LIVE]
+    if not inexact:
+        listed = ", ".join(schema.topic for schema in found[:10])
+        raise StateConflict(
+            f"there is nothing to skip, the tables are already live: {listed}",
+            remedy="'cdc tables ls -c FILE' shows the state of every table",
+        )
+    return inexact

@@ -1,4 +1,4 @@
-"""Which version a copy ends with, and what a copy that cannot end says to do."""
+"""Chunk sender: the schema row that ends a copy, and the error of a copy that cannot end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from cdc.errors import ConfigError
 from cdc.position import Position
-from cdc.snapshot.schema_rows import end_of_copy_chunk
+from cdc.snapshot.chunk_sender import end_of_copy_chunk
 from cdc.table import TableState
 from tests.log.rows import schema_of
 
