@@ -1,45 +1,21 @@
-"""How many chunks of a copy are in memory, and on their way in front of the stream: cdc/snapshot/chunk_reader.py."""
+"""Chunk reader: the deletions that it writes for listed keys without a row."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
-
-from cdc.snapshot.chunk_reader import ChunkBudget
-
-
-def test_so_many_are_taken_and_one_more_when_one_is_given_back() -> None:
-    budget = ChunkBudget(2)
-
-    assert [budget.acquire(alone=False) for _ in range(3)] == [True, True, False]
-    budget.release()
-    assert budget.acquire(alone=False)
+from cdc.change import LOG_SCHEMA
+from cdc.snapshot.chunk_reader import deletion_rows
+from tests.pgoutput.streams import ORDERS, table
 
 
-def test_while_the_stream_brings_rows_one_is_on_its_way_of_all_connections() -> None:
-    budget = ChunkBudget(4)
-
-    assert budget.acquire(alone=True)
-    assert not budget.acquire(alone=True)
-    assert budget.acquire(alone=False)
-    budget.release()
-    assert not budget.acquire(alone=True)
-    budget.release()
-    assert budget.acquire(alone=True)
+def test_a_listed_key_without_a_row_becomes_a_deletion_as_the_stream_sends_it() -> None:
+    rows = deletion_rows(ORDERS, [("7",), ("8",)])
+    assert rows.schema.names == LOG_SCHEMA.names
+    (row, other) = rows.to_pylist()
+    assert (row["relation"], row["topic"], row["op"]) == (ORDERS.relation, ORDERS.topic, "d")
+    assert (row["key"], row["before"], row["after"], row["partial"]) == (["7"], [(10, "7")], None, False)
+    assert other["key"] == ["8"]
 
 
-def test_who_has_none_is_told_when_one_is_given_back() -> None:
-    budget, waits = ChunkBudget(1), Event()
-    assert budget.acquire(alone=False)
-
-    def waiting() -> bool:
-        waits.set()
-        budget.wait_until_free(60, alone=False)
-        return budget.acquire(alone=False)
-
-    with ThreadPoolExecutor(1) as pool:
-        taken = pool.submit(waiting)
-        assert waits.wait(60)
-        assert not taken.done()
-        budget.release()
-        assert taken.result(30)
+def test_the_old_image_of_a_deletion_has_its_key_columns_in_table_order() -> None:
+    (row,) = deletion_rows(table(key=(2, 0)), [("c", "a")]).to_pylist()
+    assert (row["key"], row["before"]) == (["c", "a"], [(10, "a"), (12, "c")])
