@@ -14,8 +14,8 @@ from cdc.stores.dead_letter_rows import ParkedRow
 from pipelines.dead_letters.requests import to_dead_letter
 from tests.cli.command import run
 from tests.contracts.folded import part, put
-from tests.pipelines.dead_letters import held
-from tests.pipelines.dead_letters.parked import NAN, SearchDriver
+from tests.pipelines.dead_letters import parking_history
+from tests.pipelines.dead_letters.sink_driver import NAN, SearchDriver
 
 
 def shown(folder: Path, capsys: pytest.CaptureFixture[str], sink: str, rows: Iterable[ParkedRow]) -> dict[str, Any]:
@@ -48,8 +48,15 @@ def test_a_row_beside_a_search_index_is_shown_as_far_as_it_was_sent(
 def test_of_a_history_the_refused_change_is_shown_and_how_many_wait_with_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lake = held.held(tmp_path / "lake", HistoryMode.VERSIONS)
-    lake.take([held.put(5, 1, "1.00", "c"), held.put(6, 1, NAN), held.part(7, 1, "2.00")], 10)
+    lake = parking_history.open_parking_sink(tmp_path / "lake", HistoryMode.VERSIONS)
+    lake.take(
+        [
+            parking_history.complete_row(5, 1, "1.00", "c"),
+            parking_history.complete_row(6, 1, NAN),
+            parking_history.partial_row(7, 1, "2.00"),
+        ],
+        10,
+    )
     path = f"{tmp_path}/lake/{{schema}}/{{table}}"
     found = shown(tmp_path, capsys, f"type: delta, stored_as_scd_type: 2, path: '{path}'", lake.quarantine.rows)
 

@@ -17,7 +17,7 @@ from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.cli.command import run
 from tests.contracts.folded import ORDERS, batch, put
-from tests.pipelines.sinks.asked import ask, commit
+from tests.pipelines.sinks.added_features import add_features, commit
 
 ITEMS = replace(ORDERS, relation=2, oid=2, name="items")
 
@@ -149,7 +149,7 @@ def test_a_table_that_delta_rs_does_not_read_is_named_with_its_columns_and_who_r
     for sql, at in (("select id from items", "latest"), ("select id from orders", "published")):
         assert run(capsys, "query", sql, "-c", definition, "--at", at, "--json").envelope["result"]["rows"] == [[1]]
 
-    ask(records[0].target, ["unheard"])
+    add_features(records[0].target, ["unheard"])
     unopened = run(capsys, "query", "select * from orders", "-c", definition, "--at", "latest")
     assert unopened.status == 1
     assert "CDC-3017 the target of table 'shop.orders' has table features" in unopened.errors
@@ -164,7 +164,7 @@ def widen(uri: str, column: str) -> None:
     schema = json.loads(metadata["schemaString"])
     (widened,) = (field for field in schema["fields"] if field["name"] == column)
     widened["metadata"]["delta.typeChanges"] = [{"fromType": "decimal(8,2)", "toType": widened["type"]}]
-    ask(uri, ["typeWidening"])
+    add_features(uri, ["typeWidening"])
     commit(uri, {"metaData": {**metadata, "schemaString": json.dumps(schema)}})
 
 

@@ -14,8 +14,8 @@ from tests.cli.command import run
 from tests.faults.capture import Captured, capture_table
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
+from tests.service.metrics_scrape import write_wal
 from tests.service.running import serving
-from tests.service.scraped import write_wal
 
 LIMIT = "ALTER SYSTEM SET max_slot_wal_keep_size = '64MB'"
 NO_LIMIT = "ALTER SYSTEM RESET max_slot_wal_keep_size"

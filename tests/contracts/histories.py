@@ -23,7 +23,7 @@ from pipelines.sinks.contract import Published, TableBatch, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import column
-from tests.pipelines.lives import SINK, Image, Row, to_arrow
+from tests.pipelines.fold_model import SINK, Image, Row, to_arrow
 
 RELATION = 16384
 TABLE = TableSchema(
@@ -34,7 +34,7 @@ TABLE = TableSchema(
     replica_identity=ReplicaIdentity.DEFAULT,
     columns=(column(1, "id", "bigint", oid=20, key=0), column(2, "plain"), column(3, "large"), column(4, "huge")),
 )
-"""The table of tests.pipelines.lives."""
+"""The table of tests.pipelines.fold_model."""
 
 
 class Lake:

@@ -14,7 +14,7 @@ from cdc.errors import ValueNotRepresentable
 from cdc.table import Column, TableSchema
 from tests.contracts.folded import column
 from tests.contracts.histories import RELATION, TABLE, Lake, Table
-from tests.pipelines.lives import OTHER_SINK, PLAIN, Image, Row, Source, log_row
+from tests.pipelines.fold_model import OTHER_SINK, PLAIN, Image, Row, Source, log_row
 
 LARGE, HUGE, GRADE = 3, 4, 5
 MANY: Final = 2**40

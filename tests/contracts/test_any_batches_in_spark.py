@@ -13,7 +13,7 @@ from cdc.config.sinks import HistoryMode
 from pipelines.sinks.delta.settings import Writer
 from tests.contracts.histories import ALL_SETTINGS, MODELS, Lake, kept
 from tests.contracts.stories import HUGE, drive, evolving, log, ruled, sent_whole
-from tests.pipelines.lives import PLAIN, Image
+from tests.pipelines.fold_model import PLAIN, Image
 
 COMPUTED = {"computed": {"label": "concat(coalesce(long, '-'), '/', coalesce(plain, 0))", "twice": "plain * 2"}}
 FILTERED = {**COMPUTED, "where": "plain IS NULL OR plain % 3 <> 0"}

@@ -10,7 +10,7 @@ import pytest
 from cdc.config import TableSettings
 from pipelines.sinks.delta.settings import Writer
 from tests.contracts.histories import RELATION, Lake
-from tests.pipelines.lives import Row, log_row
+from tests.pipelines.fold_model import Row, log_row
 
 PEOPLE = [
     # (sequence, id, op, name, city) of each change

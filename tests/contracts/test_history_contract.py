@@ -16,7 +16,7 @@ from cdc.table import TableState
 from tests.contracts.folded import column
 from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake, batch, kept
 from tests.contracts.stories import log
-from tests.pipelines.lives import Row, log_row
+from tests.pipelines.fold_model import Row, log_row
 
 
 def history(seed: int, transactions: int) -> tuple[list[Row], list[int]]:

@@ -17,7 +17,7 @@ from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import batch, put
 from tests.contracts.histories import ALL_SETTINGS, RELATION, Lake
-from tests.pipelines.lives import log_row
+from tests.pipelines.fold_model import log_row
 
 PARTED = (SinkRule(match="*.*", partition_by=("plain",)),)
 LOST = {

@@ -6,7 +6,7 @@ import sys
 
 from cdc.config.sinks import HistoryMode
 from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake
-from tests.pipelines.lives import Row, log_row
+from tests.pipelines.fold_model import Row, log_row
 
 
 def _put(position: int, ordinal: int, key: int, text: str, *, whole: bool = True) -> Row:

@@ -22,7 +22,7 @@ from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.table_records import with_progress_state
 from tests.contracts.folded import column
 from tests.contracts.histories import TABLE, Table, image_of, whole
-from tests.pipelines.lives import SINK, Image, Row, log_row, to_arrow
+from tests.pipelines.fold_model import SINK, Image, Row, log_row, to_arrow
 
 SHARDS = (1, 2, 3)
 UNTOUCHED = 3

@@ -13,24 +13,24 @@ from cdc.catalog.dead_letter_requests import DeadLetterAction
 from cdc.config.sinks import HistoryMode
 from tests.contracts.folded import gone, part, put
 from tests.contracts.histories import RELATION
-from tests.pipelines.dead_letters import held
-from tests.pipelines.dead_letters.parked import NAN, Driver, SearchDriver
-from tests.pipelines.lives import log_row
+from tests.pipelines.dead_letters import parking_history
+from tests.pipelines.dead_letters.sink_driver import NAN, Driver, SearchDriver
+from tests.pipelines.fold_model import log_row
 
 BEGIN, END = 20, 60
 FIRST = [put(1, "a", 10), put(2, "b", 11), put(3, "c", 12, price=NAN), put(4, "d", 13, price=NAN)]
 LATER = [put(1, "A", 30, price=NAN), put(2, "B", 31), gone(3, 32), part(4, 33, {3: "4.00"}), part(9, 34, {3: "9.00"})]
 HISTORY = [
-    *(held.put(10 + key, key, f"{key}.00", "c") for key in (1, 2, 3)),
-    held.put(15, 1, NAN),
-    held.put(16, 2, "3.00"),
-    held.part(30, 1, "4.00"),
+    *(parking_history.complete_row(10 + key, key, f"{key}.00", "c") for key in (1, 2, 3)),
+    parking_history.complete_row(15, 1, NAN),
+    parking_history.complete_row(16, 2, "3.00"),
+    parking_history.partial_row(30, 1, "4.00"),
     log_row(RELATION, (31, 0), "t"),
-    held.put(32, 1, "5.00", "c"),
-    held.put(33, 2, "6.00", "c"),
-    held.put(51, 2, NAN),
+    parking_history.complete_row(32, 1, "5.00", "c"),
+    parking_history.complete_row(33, 2, "6.00", "c"),
+    parking_history.complete_row(51, 2, NAN),
     log_row(RELATION, (52, 0), "t"),
-    held.put(53, 1, "7.00", "c"),
+    parking_history.complete_row(53, 1, "7.00", "c"),
 ]
 """With truncates: where rows end, a batch is two commits of its target."""
 
@@ -47,8 +47,8 @@ def main(folder: Path, upto: int, kind: str = "delta") -> None:
 
 
 def _change_by_change(folder: Path, upto: int, kind: str) -> None:
-    mended = held.MENDED if kind.endswith("+") else {}
-    lake = held.held(folder, HistoryMode(kind.removesuffix("+")), **mended)
+    mended = parking_history.AS_TEXT if kind.endswith("+") else {}
+    lake = parking_history.open_parking_sink(folder, HistoryMode(kind.removesuffix("+")), **mended)
     if mended:
         lake.ask(DeadLetterAction.RETRY)
     lake.take(HISTORY, upto)

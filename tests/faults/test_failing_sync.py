@@ -16,7 +16,7 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.slot import slot_status
 from tests.faults.capture import Captured
-from tests.faults.load import TABLE
+from tests.faults.write_load import TABLE
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import PATIENCE, until
 

@@ -19,7 +19,7 @@ from pipelines.compaction.compact import compact
 from tests.faults.test_kill_reader import KILLED
 from tests.fixtures import forked
 from tests.pipelines.cold_log import append, folded, histories, interleaved, log_writer, transactions
-from tests.pipelines.lives import Row, log_row, to_arrow
+from tests.pipelines.fold_model import Row, log_row, to_arrow
 
 STEPS = {"compact_written": (1, 1), "compact_committed": (2, 2), "merge_written": (2, 2), "merge_committed": (1, 2)}
 """Failpoint → how many runs it leaves, and up to which of the two horizons they reach."""

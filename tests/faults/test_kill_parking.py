@@ -16,8 +16,8 @@ from tests.faults.parking_driver import BEGIN, END, HISTORY
 from tests.fixtures import forked
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import run_sql
-from tests.pipelines.dead_letters import held
-from tests.pipelines.dead_letters.parked import Driver, SearchDriver
+from tests.pipelines.dead_letters import parking_history
+from tests.pipelines.dead_letters.sink_driver import Driver, SearchDriver
 
 KILLED = -signal.SIGKILL
 SLOW = ("delta_before_merge", "delta_after_merge", "delta_before_publish")
@@ -79,9 +79,11 @@ def test_a_history_with_parked_keys_is_whole_wherever_its_driver_was_killed(
         if upto > 20:
             assert drive(tmp_path, upto, point, of) == KILLED
         assert drive(tmp_path, upto, kind=of) == 0
-        assert [key for (key,) in held.held(tmp_path, HistoryMode(kind)).tables[RELATION].parked] == parked
+        assert [
+            key for (key,) in parking_history.open_parking_sink(tmp_path, HistoryMode(kind)).tables[RELATION].parked
+        ] == parked
 
-    ended = held.held(tmp_path, HistoryMode(kind), **held.MENDED)
+    ended = parking_history.open_parking_sink(tmp_path, HistoryMode(kind), **parking_history.AS_TEXT)
     assert kept(ended, HistoryMode(kind)) == MODELS[HistoryMode(kind)](HISTORY)
 
 

@@ -14,7 +14,7 @@ from cdc.stores.lake import Lake
 from tests.faults.test_kill_reader import KILLED, prepare
 from tests.fixtures import forked
 from tests.fixtures.pipeline import Pipeline
-from tests.pipelines.replayed import Ground, delta_rows, made
+from tests.pipelines.shop_pipeline import ShopPipeline, delta_rows, make_shop
 
 BEFORE = ["replay_after_stage", "replay_before_table"]
 """Nothing of the old target has changed yet."""
@@ -23,14 +23,14 @@ INSIDE = ["replay_after_table", "replay_after_table:2", "replay_before_publish"]
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Ground:
+def ground(tmp_path: Path) -> ShopPipeline:
     """A log with a history, and a lake of it; its source does not exist."""
-    ground = made(tmp_path)
+    ground = make_shop(tmp_path)
     ground.drive("lake")
     return ground
 
 
-def run(ground: Ground, sink: str, failpoint: str | None = None) -> int:
+def run(ground: ShopPipeline, sink: str, failpoint: str | None = None) -> int:
     """`python -m pipelines replay`, as the command starts it."""
     environment = {VARIABLE: failpoint} if failpoint else {}
     command = ("pipelines", "replay", sink, "-c", ground.folder / "shop.yaml")
@@ -45,7 +45,7 @@ def damage(table: Path) -> None:
 @pytest.mark.parametrize("failpoint", [INSIDE[0], *(
     pytest.param(point, marks=pytest.mark.slow) for point in ("replay_after_build", *BEFORE, *INSIDE[1:])
 )])  # fmt: skip
-def test_a_killed_replay_leaves_each_table_old_or_new_and_can_be_run_again(ground: Ground, failpoint: str):
+def test_a_killed_replay_leaves_each_table_old_or_new_and_can_be_run_again(ground: ShopPipeline, failpoint: str):
     right, tables = ground.lake(), [ground.folder / "lake/shop" / name for name in ("orders", "items")]
     for table in tables:
         damage(table)
@@ -70,7 +70,7 @@ def test_a_killed_replay_leaves_each_table_old_or_new_and_can_be_run_again(groun
     pytest.param(point, marks=pytest.mark.slow)
     for point in ("replay_after_build", "replay_before_table", "replay_after_table")
 )])  # fmt: skip
-def test_a_killed_replay_leaves_the_old_index_or_the_new_one(ground: Ground, failpoint: str):
+def test_a_killed_replay_leaves_the_old_index_or_the_new_one(ground: ShopPipeline, failpoint: str):
     ground.drive("find", 1_200)
     old = ground.found()
     assert run(ground, "find", failpoint) == KILLED
@@ -84,7 +84,7 @@ def test_a_killed_replay_leaves_the_old_index_or_the_new_one(ground: Ground, fai
 
 
 @pytest.mark.slow
-def test_a_replay_into_a_folder_that_was_killed_begins_anew_there(ground: Ground):
+def test_a_replay_into_a_folder_that_was_killed_begins_anew_there(ground: ShopPipeline):
     apart = ground.folder / "apart"
     command = ("pipelines", "replay", "lake", "-c", ground.folder / "shop.yaml", "--into", apart)
     assert forked.run(*command, environment={VARIABLE: "replay_after_build"}, timeout=90).status == KILLED

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.capture import Captured
-from tests.faults.load import TABLE
+from tests.faults.write_load import TABLE
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import PATIENCE, until
 

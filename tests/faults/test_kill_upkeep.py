@@ -14,8 +14,8 @@ from cdc.stores.lake import Lake, read_target
 from cdc.target_names import published_uri
 from pipelines.sinks.delta.maintenance import COMPACT_ABOVE
 from pipelines.sinks.delta.published import CLEAN_EVERY
-from tests.faults import upkept_life
-from tests.faults.upkept_life import path_in
+from tests.faults import maintenance_driver
+from tests.faults.maintenance_driver import path_in
 from tests.fixtures import forked
 
 KILLED = -signal.SIGKILL
@@ -32,7 +32,7 @@ ROUNDS = CLEAN_EVERY + 30
 
 
 def live(folder: Path, rounds: int, failpoint: str | None = None, by: str = "") -> forked.Ended:
-    command = ("tests.faults.upkept_life", folder, rounds, *filter(None, [by]))
+    command = ("tests.faults.maintenance_driver", folder, rounds, *filter(None, [by]))
     return forked.run(*command, environment={VARIABLE: failpoint} if failpoint else {}, timeout=120)
 
 
@@ -66,7 +66,7 @@ def test_a_driver_killed_in_its_upkeep_at_one_step_after_the_other_leaves_every_
 def test_over_two_thousand_small_merges_files_and_logs_stay_few(tmp_path: Path) -> None:
     target, record = tmp_path / "shop" / "orders", Path(published_uri(path_in(tmp_path)))
     most: dict[str, int] = {}
-    for number in upkept_life.live(str(tmp_path), 2_000):
+    for number in maintenance_driver.live(str(tmp_path), 2_000):
         if number % 90:
             continue
         found = {

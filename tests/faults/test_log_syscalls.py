@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cdc.log.writer import LogWriter
-from tests.faults.log_life import CLOSED, aged, assert_lived, assert_whole, live_on
+from tests.faults.log_workload import CLOSED, aged, assert_lived, assert_whole, live_on
 from tests.fixtures.waiting import PATIENCE
 from tests.log.rows import IDENTITY
 
@@ -59,7 +59,7 @@ def struck(root: Path, calls: str, how: str, *, patient: bool = False) -> tuple[
     command = [
         "strace", "-f", "-qq", "-o", str(root.parent / "trace"),
         "-e", f"trace={calls}", "-e", f"inject={calls}:{how}",
-        sys.executable, "-m", "tests.faults.log_life", str(root), str(confirmed), *(["patient"] if patient else []),
+        sys.executable, "-m", "tests.faults.log_workload", str(root), str(confirmed), *(["patient"] if patient else []),
     ]  # fmt: skip
     ended = subprocess.run(command, check=False, timeout=PATIENCE, capture_output=True, text=True)
     assert ended.returncode in {0, *KILLED, *([1] if patient else [])}, ended.stderr

@@ -21,8 +21,8 @@ from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import slot_status
 from tests.faults.capture import Captured
-from tests.faults.lies import FAR, Frame, Liar, Script, StreamRewriter, kind_of, lsn_at, with_lsn
 from tests.faults.proxy import Proxy
+from tests.faults.stream_rewriter import FAR, Frame, Liar, Script, StreamRewriter, kind_of, lsn_at, with_lsn
 from tests.fixtures.postgres import drop_when_free, fresh_database, rows_of, run_sql
 
 STREAMED = "?options=-c%20logical_decoding_work_mem%3D64kB"

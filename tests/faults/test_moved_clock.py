@@ -15,7 +15,7 @@ from cdc.log.retention import Retention
 from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from tests.faults.log_life import CLOSED, LAST, aged, assert_lived
+from tests.faults.log_workload import CLOSED, LAST, aged, assert_lived
 from tests.fixtures.moved_clock import WANDERS, MovedClock
 from tests.log.rows import IDENTITY, info, row, table
 from tests.log.simple_compaction import compact, open_compactor, read_range
@@ -25,7 +25,7 @@ KEPT = Retention(max_age=60.0, grace=1800.0)
 APPENDS = """
 import sys
 from cdc.log.writer import LogWriter
-from tests.faults.log_life import CLOSED
+from tests.faults.log_workload import CLOSED
 from tests.log.rows import info, row, table
 position = int(sys.argv[2])
 writer = LogWriter(sys.argv[1], CLOSED)
@@ -74,7 +74,7 @@ def test_a_log_lives_and_is_whole_under_a_clock_that_jumps_in_the_midst_of_every
     root, confirmed = tmp_path / "log", tmp_path / "confirmed"
     aged(root)
     confirmed.write_bytes(bytes(8))
-    moved_clock.run(WANDERS, "-m", "tests.faults.log_life", root, confirmed)
+    moved_clock.run(WANDERS, "-m", "tests.faults.log_workload", root, confirmed)
     assert int.from_bytes(confirmed.read_bytes(), sys.byteorder) == LAST
     assert_lived(root)
 

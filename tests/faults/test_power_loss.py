@@ -15,7 +15,7 @@ import pytest
 
 from cdc.log.writer import LogWriter
 from tests.faults.disk_states import Call, Death, Disk, traced
-from tests.faults.log_life import CLOSED, LAST, aged, assert_lived, assert_whole, live_on
+from tests.faults.log_workload import CLOSED, LAST, aged, assert_lived, assert_whole, live_on
 from tests.log.rows import IDENTITY
 
 SOME = 61
@@ -47,7 +47,7 @@ def _watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         aged(before)
     shutil.copytree(before, root)
     (folder / "confirmed").touch()
-    life = [sys.executable, "-m", "tests.faults.log_life", str(root), str(folder / "confirmed")]
+    life = [sys.executable, "-m", "tests.faults.log_workload", str(root), str(folder / "confirmed")]
     yield Watched(before, root, traced(life, folder / "trace"))
     shutil.rmtree(folder)
 

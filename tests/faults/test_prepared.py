@@ -9,8 +9,8 @@ import pytest
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.embedded_server import EmbeddedPostgres
-from tests.faults.load import TABLE
 from tests.faults.test_kill_reader import KILLED, Oracle, assert_exact
+from tests.faults.write_load import TABLE
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import fresh_database, run_sql
 

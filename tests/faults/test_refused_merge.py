@@ -13,7 +13,7 @@ from cdc.log.layout import COMPACTED
 from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from tests.faults.log_life import CLOSED, SOON
+from tests.faults.log_workload import CLOSED, SOON
 from tests.log.rows import IDENTITY, info, row, table
 from tests.log.simple_compaction import compact, read_rows
 

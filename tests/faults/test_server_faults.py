@@ -24,8 +24,8 @@ from cdc.postgres.preflight import SourceRequirements, preflight
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot, slot_status
 from tests.faults.capture import Captured, ReaderProcess
-from tests.faults.load import TABLE, Load
 from tests.faults.test_kill_reader import Oracle, assert_exact
+from tests.faults.write_load import TABLE, Load
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import fresh_database, rows_of, run_sql
 from tests.fixtures.waiting import PATIENCE, until

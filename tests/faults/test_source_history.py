@@ -31,8 +31,8 @@ from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import slot_status
 from cdc.snapshot.backfill_state import BackfillRequest
 from tests.faults.capture import Captured
-from tests.faults.load import Load
 from tests.faults.test_new_epoch import restore
+from tests.faults.write_load import Load
 from tests.fixtures.postgres import drop_when_free, fresh_database, rows_of, run_sql
 from tests.snapshot.reader_with_backfills import Running
 

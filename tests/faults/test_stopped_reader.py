@@ -13,8 +13,8 @@ from cdc.postgres.connection import connect
 from cdc.service.source_sampler import MAX_AGE
 from tests.faults.capture import Captured, ReaderProcess, capture_table
 from tests.fixtures.waiting import until
+from tests.service.metrics_scrape import health, metric_values, write_wal
 from tests.service.running import serving
-from tests.service.scraped import figures, health, write_wal
 
 
 @pytest.fixture(name="held")
@@ -33,19 +33,21 @@ def test_a_reader_process_that_is_stopped_and_goes_on_is_seen_in_every_figure(
 ) -> None:
     with ReaderProcess(held) as reader, connect(held.dsn) as conn:
         conn.execute("INSERT INTO t VALUES (1)")
-        until(lambda: health(client, "reader") == 1 and figures(client).get("cdc_slot_active") == 1, reader.output)
-        until(lambda: "cdc_source_lag_seconds" in figures(client), reader.output)
-        assert figures(client)["cdc_log_append_duration_seconds_count"] >= 1
-        assert figures(client)["cdc_source_latency_seconds_count"] >= 1
-        before = figures(client)["cdc_slot_retained_bytes"]
+        until(
+            lambda: health(client, "reader") == 1 and metric_values(client).get("cdc_slot_active") == 1, reader.output
+        )
+        until(lambda: "cdc_source_lag_seconds" in metric_values(client), reader.output)
+        assert metric_values(client)["cdc_log_append_duration_seconds_count"] >= 1
+        assert metric_values(client)["cdc_source_latency_seconds_count"] >= 1
+        before = metric_values(client)["cdc_slot_retained_bytes"]
         reader.child.send_signal(signal.SIGSTOP)
         write_wal(conn, 20)
         until(lambda: health(client, "reader") == 0, "the silence of the reader")
-        until(lambda: figures(client)["cdc_slot_retained_bytes"] > before + 20e6, "what the server keeps")
-        until(lambda: figures(client)["cdc_source_lag_seconds"] > MAX_AGE, "the lag")
-        until(lambda: figures(client)["cdc_feedback_age_seconds"] > MAX_AGE, "the age of the last status update")
+        until(lambda: metric_values(client)["cdc_slot_retained_bytes"] > before + 20e6, "what the server keeps")
+        until(lambda: metric_values(client)["cdc_source_lag_seconds"] > MAX_AGE, "the lag")
+        until(lambda: metric_values(client)["cdc_feedback_age_seconds"] > MAX_AGE, "the age of the last status update")
         reader.child.send_signal(signal.SIGCONT)
         until(
-            lambda: health(client, "reader") == 1 and figures(client)["cdc_feedback_age_seconds"] < MAX_AGE,
+            lambda: health(client, "reader") == 1 and metric_values(client)["cdc_feedback_age_seconds"] < MAX_AGE,
             "the reader again",
         )

@@ -23,7 +23,7 @@ from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from tests.faults.log_life import CLOSED
+from tests.faults.log_workload import CLOSED
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.waiting import PATIENCE, until
 from tests.log.rows import IDENTITY, info, row, table
@@ -32,7 +32,7 @@ from tests.log.simple_compaction import open_compactor, read_range
 APPENDS = """
 import sys
 from cdc.log.writer import LogWriter
-from tests.faults.log_life import CLOSED
+from tests.faults.log_workload import CLOSED
 from tests.log.rows import info, row, table
 writer = LogWriter(sys.argv[1], CLOSED)
 writer.commit(writer.stage(table(row(1000))), info(1000))

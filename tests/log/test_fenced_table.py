@@ -11,7 +11,7 @@ from cdc.log.layout import CHANGES, COMPACTED, commit_file
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from tests.faults.log_life import CLOSED
+from tests.faults.log_workload import CLOSED
 from tests.log.rows import IDENTITY, info, row, table
 from tests.log.simple_compaction import compact, read_range
 

@@ -12,7 +12,7 @@ from cdc.log.object_path import Root
 from cdc.log.writer import LogWriter, SegmentLimits
 from pipelines.folding.fold import fold
 from tests.log.rows import IDENTITY, info, schema_of
-from tests.pipelines.lives import OTHER_SINK, SINK, Row, Source, log_row, to_arrow
+from tests.pipelines.fold_model import OTHER_SINK, SINK, Row, Source, log_row, to_arrow
 
 EACH_OF_ITS_OWN = SegmentLimits(size=1, age=3600.0)
 """Every file that is written closes its segment."""

@@ -22,43 +22,43 @@ from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from tests.fixtures import forked
-from tests.pipelines.replayed import END, FIGURES, Ground, made
-from tests.pipelines.sinks.asked import ask
+from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, make_shop
+from tests.pipelines.sinks.added_features import add_features
 
 
-@pytest.fixture(name="ground")
-def _ground(tmp_path: Path) -> Ground:
-    return made(tmp_path / "shop")
+@pytest.fixture(name="shop")
+def _shop(tmp_path: Path) -> ShopPipeline:
+    return make_shop(tmp_path / "shop")
 
 
-def test_a_run_of_one_sink_ends_when_that_has_all_of_the_log(ground: Ground) -> None:
-    config = ground.folder / "shop.yaml"
+def test_a_run_of_one_sink_ends_when_that_has_all_of_the_log(shop: ShopPipeline) -> None:
+    config = shop.folder / "shop.yaml"
     done = forked.run("pipelines", "apply", "-c", config, "--sink", "lake", "--once", timeout=240)
 
     assert done.status == 0, done.output + done.errors
-    assert {row["id"]: row["note"] for row in ground.lake()["shop.orders"]}[1] == "newest"
-    published = ground.lake_of().published()
+    assert {row["id"]: row["note"] for row in shop.lake()["shop.orders"]}[1] == "newest"
+    published = shop.lake_of().published()
     assert published is not None
     assert published.position == END
-    assert not (ground.folder / "find").exists()
+    assert not (shop.folder / "find").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_delta")
-def test_a_run_has_spark_write_a_table_that_was_given_features(ground: Ground) -> None:
-    ground.drive("lake", 1_200)
-    version = ask(f"{ground.folder}/lake/shop/orders", ["rowTracking", "domainMetadata"])
-    config = ground.folder / "shop.yaml"
+def test_a_run_has_spark_write_a_table_that_was_given_features(shop: ShopPipeline) -> None:
+    shop.drive("lake", 1_200)
+    version = add_features(f"{shop.folder}/lake/shop/orders", ["rowTracking", "domainMetadata"])
+    config = shop.folder / "shop.yaml"
     done = forked.run("pipelines", "apply", "-c", config, "--sink", "lake", "--once", timeout=240)
 
     assert done.status == 0, done.output + done.errors
-    assert {row["id"]: row["note"] for row in ground.lake()["shop.orders"]}[1] == "newest"
-    tables = ground.lake_of().tables()
+    assert {row["id"]: row["note"] for row in shop.lake()["shop.orders"]}[1] == "newest"
+    tables = shop.lake_of().tables()
     assert {(table.topic, table.state, table.position) for table in tables} == {
         ("shop.items", "streaming", END),
         ("shop.orders", "streaming", END),
     }
-    written = DeltaTable(f"{ground.folder}/lake/shop/orders").history()[0]
+    written = DeltaTable(f"{shop.folder}/lake/shop/orders").history()[0]
     assert written["version"] > version
     assert "Spark" in written["engineInfo"]
 
@@ -71,9 +71,9 @@ def test_a_run_has_spark_write_a_table_that_was_given_features(ground: Ground) -
     ],
 )
 def test_what_a_run_cannot_do_is_told_before_anything_starts(
-    ground: Ground, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], says: str
+    shop: ShopPipeline, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], says: str
 ) -> None:
-    assert main(["apply", "-c", str(ground.folder / "shop.yaml"), *options]) == 2
+    assert main(["apply", "-c", str(shop.folder / "shop.yaml"), *options]) == 2
     assert says in capsys.readouterr().err
 
 
@@ -86,11 +86,11 @@ def test_what_a_run_cannot_do_is_told_before_anything_starts(
 )
 @pytest.mark.parametrize("trigger", ["0s", "once"])
 def test_without_a_spark_that_starts_the_process_ends_and_says_why_once(
-    ground: Ground, spark: str, says: str, trigger: str
+    shop: ShopPipeline, spark: str, says: str, trigger: str
 ) -> None:
-    config = ground.folder / "shop.yaml"
+    config = shop.folder / "shop.yaml"
     config.write_text(f"{config.read_text(encoding='utf-8')}\n{spark}\n", encoding="utf-8")
-    bare = {"JAVA_HOME": "", "PATH": str(ground.folder / "nothing")}
+    bare = {"JAVA_HOME": "", "PATH": str(shop.folder / "nothing")}
     done = forked.run("pipelines", "apply", "-c", config, "--trigger", trigger, environment=bare, timeout=240)
 
     assert done.status == 3, done.output + done.errors
@@ -98,8 +98,8 @@ def test_without_a_spark_that_starts_the_process_ends_and_says_why_once(
     assert "Traceback" not in done.output + done.errors
 
 
-def test_a_stop_while_spark_starts_is_a_stop_also_when_it_ends_spark(ground: Ground) -> None:
-    command = [sys.executable, "-m", "pipelines", "apply", "-c", str(ground.folder / "shop.yaml")]
+def test_a_stop_while_spark_starts_is_a_stop_also_when_it_ends_spark(shop: ShopPipeline) -> None:
+    command = [sys.executable, "-m", "pipelines", "apply", "-c", str(shop.folder / "shop.yaml")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0) as process:
         assert process.stderr is not None
         said = process.stderr.readline()  # of the JVM, which is there then and its session not yet
@@ -110,14 +110,14 @@ def test_a_stop_while_spark_starts_is_a_stop_also_when_it_ends_spark(ground: Gro
     assert "Traceback" not in said
 
 
-def test_a_sink_that_cannot_go_on_is_given_up_and_one_that_may_is_not(ground: Ground, tmp_path: Path) -> None:
-    other = made(tmp_path / "other")
+def test_a_sink_that_cannot_go_on_is_given_up_and_one_that_may_is_not(shop: ShopPipeline, tmp_path: Path) -> None:
+    other = make_shop(tmp_path / "other")
     other.drive("lake")
-    mine = ground.definition.sinks[0].model_copy(update={"path": other.definition.sinks[0].path})
+    mine = shop.definition.sinks[0].model_copy(update={"path": other.definition.sinks[0].path})
     spark_never_comes: Future[Any] = Future()
-    with Catalog.open(ground.definition.catalog.url) as catalog:
+    with Catalog.open(shop.definition.catalog.url) as catalog:
         parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_never_comes)
-        belongs, free = (SinkRunner(ground.definition, sink, parts) for sink in (mine, ground.definition.sinks[1]))
+        belongs, free = (SinkRunner(shop.definition, sink, parts) for sink in (mine, shop.definition.sinks[1]))
         for query in (belongs, free):
             query.step()
 

@@ -22,7 +22,7 @@ from pipelines.lake import at as frames_at
 from tests.cli.command import Outcome, run
 from tests.faults.test_kill_reader import KILLED
 from tests.fixtures import forked
-from tests.pipelines.replayed import END, ITEMS, ORDERS, Ground, change, delta_rows, made
+from tests.pipelines.shop_pipeline import END, ITEMS, ORDERS, ShopPipeline, change, delta_rows, make_shop
 
 CANARY: Final = "canary 7f3a9c"
 LATER: Final = END + 100
@@ -38,42 +38,42 @@ RULES: Final = {
 }
 
 
-@pytest.fixture(name="ground")
-def _ground(tmp_path: Path) -> Ground:
+@pytest.fixture(name="shop")
+def _shop(tmp_path: Path) -> ShopPipeline:
     """A lake in which one row of shop.orders has the canary, in its newest cut and in past ones; and no server."""
-    ground = made(tmp_path)
-    ground.drive("lake")
-    ground.append(LATER, [change(LATER, 0, 60, CANARY), change(LATER, 1, 9, "later", of=ITEMS)])
-    ground.drive("lake", LATER)
-    ground.append(LATER + 1, [change(LATER + 1, 0, 61, "after", of=ITEMS)])
-    ground.drive("lake", LATER + 1)
-    return ground
+    shop = make_shop(tmp_path)
+    shop.drive("lake")
+    shop.append(LATER, [change(LATER, 0, 60, CANARY), change(LATER, 1, 9, "later", of=ITEMS)])
+    shop.drive("lake", LATER)
+    shop.append(LATER + 1, [change(LATER + 1, 0, 61, "after", of=ITEMS)])
+    shop.drive("lake", LATER + 1)
+    return shop
 
 
-def under(ground: Ground, rule: str = "") -> Ground:
+def under(shop: ShopPipeline, rule: str = "") -> ShopPipeline:
     """The same with a rule for shop.orders in its definition."""
-    path = ground.folder / "shop.yaml"
+    path = shop.folder / "shop.yaml"
     others = [line for line in path.read_text().splitlines() if "name: lake" not in line]
     rules = f"rules: [{{match: shop.orders, {rule}}}]" if rule else "rules: []"
-    lake = f"- {{type: delta, name: lake, path: '{ground.folder}/lake/{{schema}}/{{table}}', {rules}}}"
+    lake = f"- {{type: delta, name: lake, path: '{shop.folder}/lake/{{schema}}/{{table}}', {rules}}}"
     path.write_text("\n".join([*others, lake]) + "\n")
-    return replace(ground, definition=load_definition(path))
+    return replace(shop, definition=load_definition(path))
 
 
-def orders(ground: Ground) -> TableRecord:
+def orders(shop: ShopPipeline) -> TableRecord:
     """What the sink published of the table last."""
-    record = ground.lake_of().published()
+    record = shop.lake_of().published()
     assert record is not None
     return record.tables[ORDERS]
 
 
-def query(capsys: pytest.CaptureFixture[str], ground: Ground, *options: str, of: str = "shop.orders") -> Outcome:
-    return run(capsys, "query", f"select * from {of}", "-c", ground.folder / "shop.yaml", "--json", *options)
+def query(capsys: pytest.CaptureFixture[str], shop: ShopPipeline, *options: str, of: str = "shop.orders") -> Outcome:
+    return run(capsys, "query", f"select * from {of}", "-c", shop.folder / "shop.yaml", "--json", *options)
 
 
-def replayed(ground: Ground, failpoint: str = "") -> forked.Ended:
+def replayed(shop: ShopPipeline, failpoint: str = "") -> forked.Ended:
     environment = {VARIABLE: failpoint} if failpoint else {}
-    command = ("pipelines", "replay", "lake", "-c", ground.folder / "shop.yaml", "--tables", "shop.orders")
+    command = ("pipelines", "replay", "lake", "-c", shop.folder / "shop.yaml", "--tables", "shop.orders")
     return forked.run(*command, environment=environment, timeout=90)
 
 
@@ -89,53 +89,53 @@ def files_with(folder: Path, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-def test_a_rule_that_is_added_stops_its_table_before_any_change_comes(ground: Ground, rule: str) -> None:
-    under(ground, rule).drive("lake", LATER + 1)
-    record = orders(ground)
+def test_a_rule_that_is_added_stops_its_table_before_any_change_comes(shop: ShopPipeline, rule: str) -> None:
+    under(shop, rule).drive("lake", LATER + 1)
+    record = orders(shop)
     assert record.state == TargetState.FAILED
     assert (record.reason or "").startswith("CDC-3019 ")
     assert "'cdc replay lake --tables shop.orders'" in (record.reason or "").replace("SINK", "lake")
-    assert {t.topic: t.state for t in ground.lake_of().tables()}["shop.items"] == TargetState.STREAMING
+    assert {t.topic: t.state for t in shop.lake_of().tables()}["shop.items"] == TargetState.STREAMING
 
 
 @pytest.mark.parametrize("rule", [RULES["mask"], RULES["left out"]])
-def test_a_table_goes_on_by_itself_once_its_rule_is_as_it_was(ground: Ground, rule: str) -> None:
-    under(ground, rule).drive("lake", LATER + 1)
-    under(ground).drive("lake", LATER + 1)
-    assert (orders(ground).state, orders(ground).reason) == (TargetState.STREAMING, None)
-    ground.append(LATER + 50, [change(LATER + 50, 0, 60, "changed")])
-    ground.drive("lake", LATER + 50)
-    assert {row["note"] for row in ground.lake()["shop.orders"] if row["id"] == 60} == {"changed"}
+def test_a_table_goes_on_by_itself_once_its_rule_is_as_it_was(shop: ShopPipeline, rule: str) -> None:
+    under(shop, rule).drive("lake", LATER + 1)
+    under(shop).drive("lake", LATER + 1)
+    assert (orders(shop).state, orders(shop).reason) == (TargetState.STREAMING, None)
+    shop.append(LATER + 50, [change(LATER + 50, 0, 60, "changed")])
+    shop.drive("lake", LATER + 50)
+    assert {row["note"] for row in shop.lake()["shop.orders"] if row["id"] == 60} == {"changed"}
 
 
 @pytest.mark.parametrize("at", ["published", "latest", str(Position(LATER))])
 @pytest.mark.parametrize("rule", [RULES["mask"], RULES["left out"]])
 def test_a_query_shows_nothing_that_a_rule_hides_not_even_before_the_sink_has_seen_it(
-    ground: Ground, capsys: pytest.CaptureFixture[str], rule: str, at: str
+    shop: ShopPipeline, capsys: pytest.CaptureFixture[str], rule: str, at: str
 ) -> None:
-    assert CANARY in query(capsys, ground, "--at", at).output
-    under(ground, rule)
-    refused = query(capsys, ground, "--at", at)
+    assert CANARY in query(capsys, shop, "--at", at).output
+    under(shop, rule)
+    refused = query(capsys, shop, "--at", at)
     assert (refused.status, refused.envelope["error"]["code"]) == (1, "CDC-3019")
     assert "cdc replay" in refused.envelope["error"]["suggestion"]
     assert CANARY not in refused.output
-    assert query(capsys, ground, "--at", at, of="shop.items").status == 0
+    assert query(capsys, shop, "--at", at, of="shop.items").status == 0
 
 
 def test_after_the_replay_no_file_of_the_lake_has_what_the_mask_hides(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
+    shop: ShopPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert files_with(ground.folder / "lake", CANARY)
-    masked = under(ground, MASK)
+    assert files_with(shop.folder / "lake", CANARY)
+    masked = under(shop, MASK)
     masked.drive("lake", LATER + 1)
     done = replayed(masked)
     assert done.status == 0
     assert "shop.orders: removed its earlier cuts and " in done.output
     assert "the change log has the values as the source sent them" in " ".join(done.output.split())
-    assert files_with(ground.folder / "lake", CANARY) == []
+    assert files_with(shop.folder / "lake", CANARY) == []
     masked.drive("lake", LATER + 1)
-    assert orders(ground).state == TargetState.STREAMING
-    assert {row["note"] for row in ground.lake()["shop.orders"]} <= {"***", None}
+    assert orders(shop).state == TargetState.STREAMING
+    assert {row["note"] for row in shop.lake()["shop.orders"]} <= {"***", None}
     for at in ("published", "latest"):
         shown = query(capsys, masked, "--at", at)
         assert (shown.status, CANARY in shown.output, "***" in shown.output) == (0, False, True)
@@ -143,17 +143,17 @@ def test_after_the_replay_no_file_of_the_lake_has_what_the_mask_hides(
 
 def test_no_name_of_a_folder_or_of_a_removed_file_has_what_the_mask_hides(tmp_path: Path) -> None:
     parted = "partition_by: [note], properties: {delta.enableChangeDataFeed: 'true'}"
-    ground = under(made(tmp_path), parted)
-    ground.append(LATER, [change(LATER, 0, 60, (canary := "canary7f3a9c"))])
-    ground.drive("lake", LATER)
-    ground.append(LATER + 1, [change(LATER + 1, 0, 60, "other", op="u")])
-    ground.drive("lake", LATER + 1)
-    assert files_with(ground.folder / "lake", canary)
-    retention = DeltaTable(orders(ground).target).metadata().configuration.get("delta.deletedFileRetentionDuration")
-    assert replayed(under(ground, f"{parted}, {MASK}")).status == 0
-    assert files_with(ground.folder / "lake", canary) == []
-    assert not [path for path in (ground.folder / "lake").rglob("*") if canary in path.name]
-    now = DeltaTable(orders(ground).target).metadata().configuration
+    shop = under(make_shop(tmp_path), parted)
+    shop.append(LATER, [change(LATER, 0, 60, (canary := "canary7f3a9c"))])
+    shop.drive("lake", LATER)
+    shop.append(LATER + 1, [change(LATER + 1, 0, 60, "other", op="u")])
+    shop.drive("lake", LATER + 1)
+    assert files_with(shop.folder / "lake", canary)
+    retention = DeltaTable(orders(shop).target).metadata().configuration.get("delta.deletedFileRetentionDuration")
+    assert replayed(under(shop, f"{parted}, {MASK}")).status == 0
+    assert files_with(shop.folder / "lake", canary) == []
+    assert not [path for path in (shop.folder / "lake").rglob("*") if canary in path.name]
+    now = DeltaTable(orders(shop).target).metadata().configuration
     assert now["delta.deletedFileRetentionDuration"] == (retention or "interval 7 days")
 
 
@@ -171,25 +171,25 @@ KEPT: Final = {
 @pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT.keys())
 def test_however_a_target_keeps_its_rows_what_a_rule_hides_goes(tmp_path: Path, kept: str, hides: str) -> None:
     rule = kept.replace("<folder>", str(tmp_path))
-    ground = under(made(tmp_path), rule)
-    ground.append(LATER, [change(LATER, 0, 60, CANARY)])
-    ground.append(LATER + 1, [change(LATER + 1, 0, 60, "other", op="u")])
-    ground.drive("lake", LATER + 1)
-    assert files_with(ground.folder / "lake", CANARY)
-    hidden = under(ground, f"{rule}, {hides}")
+    shop = under(make_shop(tmp_path), rule)
+    shop.append(LATER, [change(LATER, 0, 60, CANARY)])
+    shop.append(LATER + 1, [change(LATER + 1, 0, 60, "other", op="u")])
+    shop.drive("lake", LATER + 1)
+    assert files_with(shop.folder / "lake", CANARY)
+    hidden = under(shop, f"{rule}, {hides}")
     hidden.drive("lake", LATER + 1)
     assert (orders(hidden).reason or "").startswith("CDC-3019 ")
     assert replayed(hidden).status == 0
     hidden.append(LATER + 50, [change(LATER + 50, 0, 60, CANARY, op="u")])
     hidden.drive("lake", LATER + 50)
     assert (orders(hidden).state, orders(hidden).reason) == (TargetState.STREAMING, None)
-    assert files_with(ground.folder / "lake", CANARY) == []
+    assert files_with(shop.folder / "lake", CANARY) == []
 
 
 def test_past_cuts_of_a_masked_table_are_refused_and_those_of_others_stay(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
+    shop: ShopPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    masked = under(ground, MASK)
+    masked = under(shop, MASK)
     assert replayed(masked).status == 0
     past = str(Position(LATER))
     refused = query(capsys, masked, "--at", past)
@@ -198,9 +198,9 @@ def test_past_cuts_of_a_masked_table_are_refused_and_those_of_others_stay(
 
 
 def test_a_replay_without_a_rule_keeps_the_past_cuts_that_were_masked(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
+    shop: ShopPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    masked = under(ground, MASK)
+    masked = under(shop, MASK)
     assert replayed(masked).status == 0
     for number in (10, 20):
         masked.append(LATER + number, [change(LATER + number, 0, number, "n")])
@@ -219,63 +219,65 @@ def test_a_replay_without_a_rule_keeps_the_past_cuts_that_were_masked(
     "failpoint", ["replay_after_table", "replay_before_publish", "delta_erased_file", "delta_erased_file:3"]
 )
 def test_what_a_killed_replay_left_is_shown_to_nobody_and_erased_by_the_sink(
-    ground: Ground, capsys: pytest.CaptureFixture[str], failpoint: str
+    shop: ShopPipeline, capsys: pytest.CaptureFixture[str], failpoint: str
 ) -> None:
-    masked = under(ground, MASK)
+    masked = under(shop, MASK)
     masked.drive("lake", LATER + 1)
     assert replayed(masked, failpoint).status == KILLED
     for at in ("published", "latest", str(Position(LATER))):
         assert CANARY not in query(capsys, masked, "--at", at).output
     masked.drive("lake", LATER + 1)
-    assert [file for file in files_with(ground.folder / "lake", CANARY) if "replay-" not in file] == []
-    assert {row["note"] for row in delta_rows(orders(ground).target)} <= {"***", None}
-    assert (orders(ground).state, orders(ground).reason) == (TargetState.STREAMING, None)
+    assert [file for file in files_with(shop.folder / "lake", CANARY) if "replay-" not in file] == []
+    assert {row["note"] for row in delta_rows(orders(shop).target)} <= {"***", None}
+    assert (orders(shop).state, orders(shop).reason) == (TargetState.STREAMING, None)
 
 
-def test_dead_letters_of_before_a_mask_go_with_the_target(ground: Ground) -> None:
+def test_dead_letters_of_before_a_mask_go_with_the_target(shop: ShopPipeline) -> None:
     bad: dict[str, Any] = {"after": [(1, "not a number"), (2, CANARY)]}
-    ground.append(LATER + 50, [change(LATER + 50, 0, 8, None, op="u", **bad)])
-    ground.drive("lake", LATER + 50)
-    assert files_with(ground.folder / "lake/_cdc/parked", CANARY)
-    masked = under(ground, MASK)
+    shop.append(LATER + 50, [change(LATER + 50, 0, 8, None, op="u", **bad)])
+    shop.drive("lake", LATER + 50)
+    assert files_with(shop.folder / "lake/_cdc/parked", CANARY)
+    masked = under(shop, MASK)
     assert replayed(masked).status == 0
-    assert files_with(ground.folder / "lake", CANARY) == []
-    assert orders(ground).parked == (("8",),)
+    assert files_with(shop.folder / "lake", CANARY) == []
+    assert orders(shop).parked == (("8",),)
     masked.append(LATER + 60, [change(LATER + 60, 0, 8, "right", op="u")])
     masked.drive("lake", LATER + 60)
-    assert orders(ground).parked == ()
+    assert orders(shop).parked == ()
 
 
 def test_a_dead_letter_is_not_shown_before_its_target_follows_the_mask(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
+    shop: ShopPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad: dict[str, Any] = {"after": [(1, "not a number"), (2, CANARY)]}
-    ground.append(LATER + 50, [change(LATER + 50, 0, 8, None, op="u", **bad)])
-    ground.drive("lake", LATER + 50)
-    path, template = ground.folder / "shop.yaml", f"{ground.folder}/lake/{{schema}}/{{table}}"
-    record = ground.lake_of().published()
+    shop.append(LATER + 50, [change(LATER + 50, 0, 8, None, op="u", **bad)])
+    shop.drive("lake", LATER + 50)
+    path, template = shop.folder / "shop.yaml", f"{shop.folder}/lake/{{schema}}/{{table}}"
+    record = shop.lake_of().published()
     assert record is not None
     (letter,) = (to_dead_letter("lake", row) for row in read_parked(template, record))
-    with Catalog.open(ground.definition.catalog.url) as catalog:
+    with Catalog.open(shop.definition.catalog.url) as catalog:
         catalog.dead_letters.mirror("shop", "lake", [letter])
     show = ("dlq", "show", letter.id, "-c", path, "--json")
     assert CANARY in run(capsys, *show).output
-    under(ground, MASK)
+    under(shop, MASK)
     refused = run(capsys, *show)
     assert (refused.status, refused.envelope["error"]["code"]) == (1, "CDC-3019")
     assert CANARY not in refused.output
 
 
 @pytest.mark.slow
-def test_spark_is_given_no_frame_of_a_table_that_does_not_follow_its_rules(ground: Ground, spark: SparkSession) -> None:
-    (lake, *_) = (sink for sink in under(ground, MASK).definition.sinks if isinstance(sink, DeltaSinkDefinition))
+def test_spark_is_given_no_frame_of_a_table_that_does_not_follow_its_rules(
+    shop: ShopPipeline, spark: SparkSession
+) -> None:
+    (lake, *_) = (sink for sink in under(shop, MASK).definition.sinks if isinstance(sink, DeltaSinkDefinition))
     for moment in ("published", str(Position(LATER))):
         assert set(frames_at(spark, lake.path, moment)) == {"shop.orders", "shop.items"}
         assert set(frames_at(spark, lake, moment)) == {"shop.items"}
 
 
-def test_the_log_of_a_target_that_was_erased_can_be_opened_and_goes_on(ground: Ground) -> None:
-    masked = under(ground, MASK)
+def test_the_log_of_a_target_that_was_erased_can_be_opened_and_goes_on(shop: ShopPipeline) -> None:
+    masked = under(shop, MASK)
     assert replayed(masked).status == 0
     for number in range(60):
         at = LATER + 50 + number
@@ -286,22 +288,22 @@ def test_the_log_of_a_target_that_was_erased_can_be_opened_and_goes_on(ground: G
 
 
 def test_the_doctor_names_every_target_that_does_not_follow_its_rules_and_the_command(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
+    shop: ShopPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = under(ground, RULES["left out"]).folder / "shop.yaml"
+    path = under(shop, RULES["left out"]).folder / "shop.yaml"
     found = run(capsys, "doctor", "-c", path, "--json")
     (said,) = [one for one in found.envelope["result"]["problems"] if one["code"] == "CDC-3019"]
     assert (found.status, said["subject"], said["fatal"]) == (3, "shop.orders", True)
     assert f"cdc replay lake --tables shop.orders -c {path}" in said["message"]
-    assert replayed(ground).status == 0
+    assert replayed(shop).status == 0
     after = run(capsys, "doctor", "-c", path, "--json").envelope["result"]["problems"]
     assert "CDC-3019" not in {one["code"] for one in after}
 
 
 def test_the_doctor_names_a_sink_that_shows_what_another_one_masks(
-    ground: Ground, capsys: pytest.CaptureFixture[str]
+    shop: ShopPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = under(ground, MASK).folder / "shop.yaml"
+    path = under(shop, MASK).folder / "shop.yaml"
     problems = run(capsys, "doctor", "-c", path, "--json").envelope["result"]["problems"]
     (said,) = [one for one in problems if one["code"] == "CDC-3021"]
     assert (said["subject"], said["fatal"]) == ("shop.orders", False)

@@ -28,8 +28,8 @@ from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.search.sink import SearchSink
 from tests.log.rows import IDENTITY, LIMITS, info
-from tests.pipelines.copying import FIRST, Copied, Moment, copied, told
-from tests.pipelines.lives import Image, to_arrow
+from tests.pipelines.copied_tables import FIRST, CopiedTable, Moment, merge_transactions, random_copied_tables
+from tests.pipelines.fold_model import Image, to_arrow
 
 TABLES = 5
 KINDS = ["delta", "search"]
@@ -60,12 +60,12 @@ class Ground:
     kind: str
     catalog: Catalog
 
-    def write(self, tables: list[Copied]) -> list[int]:
+    def write(self, tables: list[CopiedTable]) -> list[int]:
         """Put what the tables left into the log; returns the positions."""
         writer = LogWriter.open(self.folder / "log", IDENTITY, LIMITS)
-        for position, rows in enumerate(told(tables), FIRST):
+        for position, rows in enumerate(merge_transactions(tables), FIRST):
             writer.commit(writer.stage(to_arrow(rows)), info(position))
-        return list(range(FIRST, FIRST + len(told(tables))))
+        return list(range(FIRST, FIRST + len(merge_transactions(tables))))
 
     def opened(self) -> tuple[SinkLoop, Sink]:
         """A driver's loop and its sink."""
@@ -93,7 +93,7 @@ class Ground:
             found = read_target(record.target, record.version).read_all().to_pylist()
         return {str(row["c1"]): {n: row[f"c{n}"] for n in range(1, 5)} for row in found}
 
-    def check(self, tables: list[Copied], position: int) -> None:
+    def check(self, tables: list[CopiedTable], position: int) -> None:
         """Every table stands at the position as it did at the source; while it is copied, what is there is true."""
         published = self.published()
         assert published.position == position
@@ -110,7 +110,7 @@ class Ground:
                 assert record.state == (TargetState.SNAPSHOTTING if copying else TargetState.STREAMING)
                 self._compare(table, moment, self.rows(record))
 
-    def _compare(self, table: Copied, moment: Moment, held: Tables) -> None:
+    def _compare(self, table: CopiedTable, moment: Moment, held: Tables) -> None:
         story = [row for m in table.story for row in m.rows]
         if moment.exact:
             assert held == moment.table, story
@@ -119,7 +119,7 @@ class Ground:
 
 
 @pytest.fixture(params=KINDS)
-def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ground]:
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ground]:
     """An empty ground for each kind of sink."""
     with Catalog.open(f"sqlite:///{tmp_path}/catalog.db") as catalog:
         yield Ground(tmp_path, request.param, catalog)
@@ -131,23 +131,23 @@ def some(positions: list[int], random: Random) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_the_batches_no_table_fails_and_the_end_of_a_copy_is_exact(ground: Ground, seed: int) -> None:
-    tables = copied(seed, TABLES)
-    ends = some(ground.write(tables), Random(seed))
-    loop, sink = ground.opened()
+def test_whatever_the_batches_no_table_fails_and_the_end_of_a_copy_is_exact(shop: Ground, seed: int) -> None:
+    tables = random_copied_tables(seed, TABLES)
+    ends = some(shop.write(tables), Random(seed))
+    loop, sink = shop.opened()
     with closing(sink):
         for end in ends:
             loop(None, Position(end))
-            ground.check(tables, end)
+            shop.check(tables, end)
         loop.drain()
 
 
-@pytest.mark.parametrize("ground", ["delta"], indirect=True)  # an index is written by one commit with its record
+@pytest.mark.parametrize("shop", ["delta"], indirect=True)  # an index is written by one commit with its record
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_driver_that_died_after_merging_and_cuts_the_log_elsewhere_goes_on_exactly(ground: Ground, seed: int) -> None:
-    tables, random = copied(seed, TABLES), Random(seed)
-    positions = ground.write(tables)
-    loop, sink = ground.opened()
+def test_a_driver_that_died_after_merging_and_cuts_the_log_elsewhere_goes_on_exactly(shop: Ground, seed: int) -> None:
+    tables, random = random_copied_tables(seed, TABLES), Random(seed)
+    positions = shop.write(tables)
+    loop, sink = shop.opened()
     for end in some(positions, random):
         if random.random() < 0.7:
             assert isinstance(sink, MortalDelta)
@@ -155,16 +155,16 @@ def test_a_driver_that_died_after_merging_and_cuts_the_log_elsewhere_goes_on_exa
             with pytest.raises(Died):
                 loop(None, Position(random.choice([p for p in positions if p >= end])))
             sink.close()
-            loop, sink = ground.opened()
+            loop, sink = shop.opened()
         loop(None, Position(end))
-        ground.check(tables, end)
+        shop.check(tables, end)
     loop.drain()
     sink.close()
 
 
-def resynced(seed: int) -> tuple[Copied, int]:
+def resynced(seed: int) -> tuple[CopiedTable, int]:
     """A table that nobody watched for a while, and where that was noticed."""
-    table = Copied(1, Random(seed))
+    table = CopiedTable(1, Random(seed))
     table.unseen(8)
     table.copy()
     table.changes(2)
@@ -178,11 +178,11 @@ def resynced(seed: int) -> tuple[Copied, int]:
     return table, noticed
 
 
-def brought_back(ground: Ground, loop: SinkLoop, sink: Sink) -> tuple[SinkLoop, Sink]:
+def brought_back(shop: Ground, loop: SinkLoop, sink: Sink) -> tuple[SinkLoop, Sink]:
     """Another driver, which brings what lags to where the sink stands, as every driver does first."""
     loop.drain()
     sink.close()
-    loop, sink = ground.opened()
+    loop, sink = shop.opened()
     for table in loop.lagging_tables:
         loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
     assert not loop.needs_reopen
@@ -190,18 +190,18 @@ def brought_back(ground: Ground, loop: SinkLoop, sink: Sink) -> tuple[SinkLoop, 
 
 
 @pytest.mark.parametrize("seed", SEEDS[:3])
-def test_a_stopped_table_comes_back_at_the_end_of_its_resync(ground: Ground, seed: int) -> None:
+def test_a_stopped_table_comes_back_at_the_end_of_its_resync(shop: Ground, seed: int) -> None:
     table, noticed = resynced(seed)
-    positions = ground.write([table])
-    loop, sink = ground.opened()
+    positions = shop.write([table])
+    loop, sink = shop.opened()
     states = []
     for position in positions:
         loop(None, Position(position))
         if loop.needs_reopen:
-            loop, sink = brought_back(ground, loop, sink)
-        states.append(ground.published().tables[1].state)
+            loop, sink = brought_back(shop, loop, sink)
+        states.append(shop.published().tables[1].state)
         if table.story[position - FIRST].exact:
-            ground.check([table], position)
+            shop.check([table], position)
     last = next(n for n, moment in reversed(list(enumerate(table.story))) if not moment.exact)
     assert set(states[noticed - FIRST : last + 1]) == {TargetState.FAILED}
     loop.drain()
@@ -209,17 +209,15 @@ def test_a_stopped_table_comes_back_at_the_end_of_its_resync(ground: Ground, see
 
 
 @pytest.mark.parametrize("seed", SEEDS[:3])
-def test_a_driver_that_starts_during_a_resync_goes_on_with_the_table_that_had_stopped(
-    ground: Ground, seed: int
-) -> None:
+def test_a_driver_that_starts_during_a_resync_goes_on_with_the_table_that_had_stopped(shop: Ground, seed: int) -> None:
     table, noticed = resynced(seed)
-    positions = ground.write([table])
-    loop, sink = ground.opened()
+    positions = shop.write([table])
+    loop, sink = shop.opened()
     for position in positions:
         loop(None, Position(position))
         if position > noticed:
-            loop, sink = brought_back(ground, loop, sink)
+            loop, sink = brought_back(shop, loop, sink)
         if position != noticed:
-            ground.check([table], position)
+            shop.check([table], position)
     loop.drain()
     sink.close()

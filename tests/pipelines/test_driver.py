@@ -13,37 +13,37 @@ from cdc.catalog import Catalog, ProcessReport
 from cdc.errors import LogCorrupt
 from pipelines import driver
 from tests.fixtures.waiting import until
-from tests.pipelines.replayed import Ground, made
+from tests.pipelines.shop_pipeline import ShopPipeline, make_shop
 
 
-@pytest.fixture(name="ground")
-def _ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
+@pytest.fixture(name="shop")
+def _shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShopPipeline:
     """A log with two sinks, on a machine without Java: what is tried here ends before Spark is needed."""
     monkeypatch.setenv("JAVA_HOME", "")
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    return made(tmp_path / "shop")
+    return make_shop(tmp_path / "shop")
 
 
-def last_report(ground: Ground) -> ProcessReport | None:
-    with Catalog.open(ground.definition.catalog.url) as catalog:
+def last_report(shop: ShopPipeline) -> ProcessReport | None:
+    with Catalog.open(shop.definition.catalog.url) as catalog:
         return next((report for report in catalog.processes.ls("shop") if report.process == "apply"), None)
 
 
 @pytest.mark.parametrize(("failure", "code"), [(LogCorrupt("x"), "CDC-4002"), (ZeroDivisionError(), "CDC-0000")])
-def test_a_failure_after_a_signal_is_in_the_last_report(ground: Ground, failure: Exception, code: str) -> None:
+def test_a_failure_after_a_signal_is_in_the_last_report(shop: ShopPipeline, failure: Exception, code: str) -> None:
     def fail(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        first = until(lambda: last_report(ground), "a report after the signal")
-        until(lambda: first.state == "stopped" or last_report(ground) != first, "another one, unless it was the last")
+        first = until(lambda: last_report(shop), "a report after the signal")
+        until(lambda: first.state == "stopped" or last_report(shop) != first, "another one, unless it was the last")
         raise failure
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with pytest.raises(type(failure)):
-            driver.main(ground.definition, check=fail)
+            driver.main(shop.definition, check=fail)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    report = last_report(ground)
+    report = last_report(shop)
     assert report is not None
     assert (report.state, (report.error or {}).get("code")) == ("failed", code)

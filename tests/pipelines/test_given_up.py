@@ -22,7 +22,7 @@ from pipelines.runtime.progress import SinkFigures
 from pipelines.sink_factory import build_sink
 from tests.log.rows import row
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
-from tests.pipelines.replayed import END, FIGURES, ORDERS, Ground, Rows, change, made, schemas
+from tests.pipelines.shop_pipeline import END, FIGURES, ORDERS, Rows, ShopPipeline, change, make_shop, schemas
 
 COPIED = END + 80
 """Where the copy of shop.orders begins, after the log has lost some of its rows."""
@@ -34,7 +34,7 @@ def version(position: int, ordinal: int, schema: TableSchema) -> dict[str, Any]:
     return row(position, ordinal, op="s", relation=ORDERS, key=None, after=None, payload=schema.to_json())
 
 
-def copied(ground: Ground) -> None:
+def copied(ground: ShopPipeline) -> None:
     """Copy shop.orders anew, as `cdc tables resync` does."""
     orders, _ = schemas()
     ground.append(COPIED, [version(COPIED, 0, replace(orders, state=TableState.SNAPSHOTTING))])
@@ -43,7 +43,7 @@ def copied(ground: Ground) -> None:
     ground.append(COPIED + 16, [version(COPIED + 16, 0, orders), end])
 
 
-def driven(ground: Ground, sink: str) -> dict[str, str]:
+def driven(ground: ShopPipeline, sink: str) -> dict[str, str]:
     """Bring a sink to the log's end in the shortest batches; the state of the tables that stayed behind."""
     wanted = next(one for one in ground.definition.sinks if one.name == sink)
     log = LogReader(ground.definition.log.root)
@@ -62,13 +62,13 @@ def driven(ground: Ground, sink: str) -> dict[str, str]:
         return behind
 
 
-def held(ground: Ground, sink: str) -> Rows:
+def held(ground: ShopPipeline, sink: str) -> Rows:
     return ground.lake() if sink == "lake" else ground.found()
 
 
 @pytest.mark.parametrize("sink", ["lake", pytest.param("find", marks=pytest.mark.slow)])
 def test_a_sink_is_told_of_lost_rows_and_holds_what_it_should_once_the_table_is_copied(tmp_path: Path, sink: str):
-    whole, ground = (made(tmp_path / name, EACH_OF_ITS_OWN) for name in ("whole", "hurt"))
+    whole, ground = (make_shop(tmp_path / name, EACH_OF_ITS_OWN) for name in ("whole", "hurt"))
     root = ground.definition.log.root
     file = next(f.path for f in LogReader(root).every_file() if f.first == LOST)
     Path(file).write_bytes(Path(file).read_bytes()[:-20])
@@ -86,7 +86,7 @@ def test_a_sink_is_told_of_lost_rows_and_holds_what_it_should_once_the_table_is_
 
 
 def test_a_sink_that_had_read_them_keeps_what_it_holds(tmp_path: Path):
-    ground = made(tmp_path / "hurt", EACH_OF_ITS_OWN)
+    ground = make_shop(tmp_path / "hurt", EACH_OF_ITS_OWN)
     driven(ground, "lake")
     right = ground.lake()
     root = ground.definition.log.root

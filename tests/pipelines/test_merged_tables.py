@@ -15,7 +15,7 @@ from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
-from tests.pipelines.applying import Applying, verified
+from tests.pipelines.apply_thread import ApplyThread, run_verify
 from tests.snapshot.reader_with_backfills import Running
 
 SHARDS = ("s1", "s2", "s3")
@@ -67,30 +67,30 @@ def work(captured: Captured) -> None:
 def test_shards_are_equal_to_their_source_and_mended_and_built_anew_by_table(
     captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Running(captured) as running, Applying(captured) as applying:
+    with Running(captured) as running, ApplyThread(captured) as applying:
         work(captured)
-        running.until(lambda: verified(captured, capsys)[0] == 0)
+        running.until(lambda: run_verify(captured, capsys)[0] == 0)
         with connect(captured.dsn) as conn:
             conn.execute("ALTER TABLE s1 ADD more int DEFAULT 7")
             conn.execute("ALTER TABLE s2 ADD own text DEFAULT 'y'")
         work(captured)
-        running.until(lambda: verified(captured, capsys)[0] == 0)
+        running.until(lambda: run_verify(captured, capsys)[0] == 0)
         with applying.resting():
             shards(captured).delete("id < 20 AND v <> 'late'")
             shards(captured).update(updates={"v": "'bad'"}, predicate="id = 104")
-        status, found = verified(captured, capsys)
+        status, found = run_verify(captured, capsys)
         wrong = {table["topic"] for table in found["result"]["tables"] if not table["equal"]}
         assert (status, wrong) == (4, {"public.s1", "public.s3"})
-        status, found = verified(captured, capsys, "--repair")
+        status, found = run_verify(captured, capsys, "--repair")
         assert (status, found["ok"]) == (0, True), found
         with applying.resting():
             shards(captured).delete("id > 50")
             assert replay(captured.definition, ReplayOptions(sink="lake")).ok
         work(captured)
-        running.until(lambda: verified(captured, capsys)[0] != 1)  # the apply process has reported again
-        status, found = verified(captured, capsys)
+        running.until(lambda: run_verify(captured, capsys)[0] != 1)  # the apply process has reported again
+        status, found = run_verify(captured, capsys)
         assert (status, found["ok"]) == (0, True), found
-        assert verified(captured, capsys, "--against", "log")[0] == 0
+        assert run_verify(captured, capsys, "--against", "log")[0] == 0
     assert (
         Lake.open(f"{captured.folder}/lake/{{schema}}/{{table}}").query("select * from shards").read_all().num_rows
         > 300
@@ -100,8 +100,8 @@ def test_shards_are_equal_to_their_source_and_mended_and_built_anew_by_table(
 def test_a_replay_takes_all_tables_of_a_target_or_none_and_never_elsewhere(
     captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Running(captured) as running, Applying(captured):
-        running.until(lambda: verified(captured, capsys)[0] == 0)
+    with Running(captured) as running, ApplyThread(captured):
+        running.until(lambda: run_verify(captured, capsys)[0] == 0)
     with pytest.raises(ConfigError, match=r"'public.s1' shares its target with 'public.s2'") as told:
         replay(captured.definition, ReplayOptions(sink="lake", tables=("s1",)))
     assert "--tables public.s1 --tables public.s2 --tables public.s3" in told.value.fix

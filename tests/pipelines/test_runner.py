@@ -18,7 +18,7 @@ from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
 from tests.fixtures.waiting import until
-from tests.pipelines.replayed import END, FIGURES, Ground, made
+from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, make_shop
 
 
 def test_every_state_is_reached_from_closed_and_leads_back_to_it() -> None:
@@ -66,9 +66,9 @@ def test_a_halted_sink_is_left_by_a_replay_or_for_another_process_only() -> None
     assert set(TRANSITIONS[State.HALTED]) == {Event.LEASE_LOST, Event.REPLAY_BEGAN}
 
 
-@pytest.fixture(name="ground")
-def _ground(tmp_path: Path) -> Ground:
-    return made(tmp_path / "shop")
+@pytest.fixture(name="shop")
+def _shop(tmp_path: Path) -> ShopPipeline:
+    return make_shop(tmp_path / "shop")
 
 
 def step(runner: SinkRunner) -> State:
@@ -78,16 +78,16 @@ def step(runner: SinkRunner) -> State:
 
 
 @contextmanager
-def runner_of(ground: Ground, path: str | None = None) -> Iterator[tuple[SinkRunner, Catalog]]:
+def runner_of(shop: ShopPipeline, path: str | None = None) -> Iterator[tuple[SinkRunner, Catalog]]:
     """A runner of the lake that never gets a Spark session; path: instead of the definition's."""
     spark_never_comes: Future[Any] = Future()
-    sink = ground.definition.sinks[0]
-    with Catalog.open(ground.definition.catalog.url) as catalog:
+    sink = shop.definition.sinks[0]
+    with Catalog.open(shop.definition.catalog.url) as catalog:
         leases = SinkLeases(catalog, "shop")
         parts = SinkParts(
             CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_never_comes, leases
         )
-        runner = SinkRunner(ground.definition, sink.model_copy(update={"path": path or sink.path}), parts)
+        runner = SinkRunner(shop.definition, sink.model_copy(update={"path": path or sink.path}), parts)
         try:
             yield runner, catalog
         finally:
@@ -95,8 +95,8 @@ def runner_of(ground: Ground, path: str | None = None) -> Iterator[tuple[SinkRun
             leases.close()
 
 
-def test_a_runner_opens_its_sink_applies_small_ranges_and_closes_it(ground: Ground) -> None:
-    with runner_of(ground) as (runner, _):
+def test_a_runner_opens_its_sink_applies_small_ranges_and_closes_it(shop: ShopPipeline) -> None:
+    with runner_of(shop) as (runner, _):
         assert runner.state not in OPEN
         assert step(runner) is State.DIRECT
         while runner.apply_small_range():
@@ -108,8 +108,8 @@ def test_a_runner_opens_its_sink_applies_small_ranges_and_closes_it(ground: Grou
         assert step(runner) is State.DIRECT
 
 
-def test_a_replay_closes_the_sink_and_its_end_opens_it(ground: Ground) -> None:
-    with runner_of(ground) as (runner, catalog):
+def test_a_replay_closes_the_sink_and_its_end_opens_it(shop: ShopPipeline) -> None:
+    with runner_of(shop) as (runner, catalog):
         runner.step()
         command = catalog.commands.post("shop", "pause", {"sink": "lake"})
         assert catalog.leases.acquire("pause shop/lake", "elsewhere 1 1a2b3c4d", 60.0)
@@ -121,10 +121,10 @@ def test_a_replay_closes_the_sink_and_its_end_opens_it(ground: Ground) -> None:
         assert step(runner) is State.DIRECT
 
 
-def test_a_failure_for_good_halts_the_sink_until_a_replay_has_ended(ground: Ground, tmp_path: Path) -> None:
-    other = made(tmp_path / "other")
+def test_a_failure_for_good_halts_the_sink_until_a_replay_has_ended(shop: ShopPipeline, tmp_path: Path) -> None:
+    other = make_shop(tmp_path / "other")
     other.drive("lake")
-    with runner_of(ground, other.definition.sinks[0].path) as (runner, catalog):
+    with runner_of(shop, other.definition.sinks[0].path) as (runner, catalog):
         for _ in range(2):
             assert step(runner) is State.HALTED
         assert runner.final_error is not None
@@ -136,11 +136,11 @@ def test_a_failure_for_good_halts_the_sink_until_a_replay_has_ended(ground: Grou
         assert step(runner) is State.HALTED  # nothing was replayed: it fails again
 
 
-def test_a_halted_sink_is_still_halted_when_its_lease_comes_back(ground: Ground, tmp_path: Path) -> None:
-    other = made(tmp_path / "other")
+def test_a_halted_sink_is_still_halted_when_its_lease_comes_back(shop: ShopPipeline, tmp_path: Path) -> None:
+    other = make_shop(tmp_path / "other")
     other.drive("lake")
     lease, elsewhere = "apply shop/lake", "elsewhere 1 1a2b3c4d"
-    with runner_of(ground, other.definition.sinks[0].path) as (runner, catalog):
+    with runner_of(shop, other.definition.sinks[0].path) as (runner, catalog):
         assert step(runner) is State.HALTED
         error, holder = runner.final_error, catalog.leases.holder(lease)
         assert error is not None

@@ -34,83 +34,83 @@ from pipelines.sink_factory import build_sink
 from pipelines.sinks.contract import Sink
 from pipelines.source.data_source import rows_between
 from tests.fixtures.waiting import until
-from tests.pipelines.replayed import FIGURES, ITEMS, ORDERS
 from tests.pipelines.replaying.rebuilt_tables import delta, rebuilt, tables_of
-from tests.pipelines.trimmed import KEEP, NOBODY, Twins, brought_up, driven
+from tests.pipelines.shop_pipeline import FIGURES, ITEMS, ORDERS
+from tests.pipelines.trimmed_log import KEEP, NOBODY, TrimmedAndWholeLog, apply_all, running_sink
 
 
 @pytest.fixture
-def twins(tmp_path: Path) -> Twins:
+def logs(tmp_path: Path) -> TrimmedAndWholeLog:
     """Two logs with one history."""
-    return Twins(tmp_path)
+    return TrimmedAndWholeLog(tmp_path)
 
 
 @pytest.fixture
-def catalog(twins: Twins) -> Iterator[Catalog]:
-    with Catalog.open(twins.cut.definition.catalog.url) as catalog:
+def catalog(logs: TrimmedAndWholeLog) -> Iterator[Catalog]:
+    with Catalog.open(logs.cut.definition.catalog.url) as catalog:
         yield catalog
 
 
 @pytest.fixture
-def lake(twins: Twins) -> Iterator[Sink]:
-    with closing(build_sink(twins.cut.definition.sinks[0])) as sink:
+def lake(logs: TrimmedAndWholeLog) -> Iterator[Sink]:
+    with closing(build_sink(logs.cut.definition.sinks[0])) as sink:
         yield sink
 
 
 @pytest.mark.parametrize("sink", ["lake", "find"])
-def test_a_new_sink_begins_with_what_was_compacted(twins: Twins, sink: str) -> None:
-    twins.append(12)
-    held = twins.compact(NOBODY)
-    twins.append(5)
-    assert Position(0) < twins.oldest <= held.horizon
-    brought_up(twins.cut, sink)
-    assert (twins.cut.lake() if sink == "lake" else twins.cut.found()) == twins.expected(sink)
+def test_a_new_sink_begins_with_what_was_compacted(logs: TrimmedAndWholeLog, sink: str) -> None:
+    logs.append(12)
+    held = logs.compact(NOBODY)
+    logs.append(5)
+    assert Position(0) < logs.oldest <= held.horizon
+    apply_all(logs.cut, sink)
+    assert (logs.cut.lake() if sink == "lake" else logs.cut.found()) == logs.expected(sink)
 
 
-def test_a_sink_that_stands_before_the_oldest_change_catches_up(twins: Twins) -> None:
-    end = twins.append(6)
-    twins.cut.drive("lake", end)
-    before = twins.cut.lake()
-    twins.append(14)
-    twins.compact(NOBODY)
-    twins.append(3)
-    assert end < twins.oldest
-    brought_up(twins.cut)
-    assert before != twins.cut.lake() == twins.expected()
+def test_a_sink_that_stands_before_the_oldest_change_catches_up(logs: TrimmedAndWholeLog) -> None:
+    end = logs.append(6)
+    logs.cut.drive("lake", end)
+    before = logs.cut.lake()
+    logs.append(14)
+    logs.compact(NOBODY)
+    logs.append(3)
+    assert end < logs.oldest
+    apply_all(logs.cut)
+    assert before != logs.cut.lake() == logs.expected()
 
 
-def test_a_sink_registers_and_is_waited_for(twins: Twins) -> None:
-    end = twins.append(6)
-    brought_up(twins.cut)
-    (consumer,) = consumers.list_consumers(twins.root)
-    lake = twins.cut.definition.sinks[0]
+def test_a_sink_registers_and_is_waited_for(logs: TrimmedAndWholeLog) -> None:
+    end = logs.append(6)
+    apply_all(logs.cut)
+    (consumer,) = consumers.list_consumers(logs.root)
+    lake = logs.cut.definition.sinks[0]
     assert (consumer.name, consumer.position) == ("lake", end)
-    assert consumer.uuid == target_uuid(LogReader(twins.root).log_id, lake)
-    twins.append(6)
-    horizon = twins.compact(KEEP).horizon
-    assert twins.oldest <= end < horizon
-    brought_up(twins.cut)
-    twins.compact(KEEP)
-    assert twins.oldest > end
+    assert consumer.uuid == target_uuid(LogReader(logs.root).log_id, lake)
+    logs.append(6)
+    horizon = logs.compact(KEEP).horizon
+    assert logs.oldest <= end < horizon
+    apply_all(logs.cut)
+    logs.compact(KEEP)
+    assert logs.oldest > end
 
 
-def forgotten(twins: Twins) -> int:
+def forgotten(logs: TrimmedAndWholeLog) -> int:
     """A sink that stands where deletes are forgotten that it has not seen; where it stands."""
-    end = twins.append(4)
-    twins.cut.drive("lake", end)
+    end = logs.append(4)
+    logs.cut.drive("lake", end)
     for _ in range(9):  # runs are merged once what is newer is more
-        last = twins.append(20, each=7)
-        consumers.register(twins.root, Consumer("other", "other", Position(last)))
-        if end < twins.compact(NOBODY).floor:
+        last = logs.append(20, each=7)
+        consumers.register(logs.root, Consumer("other", "other", Position(last)))
+        if end < logs.compact(NOBODY).floor:
             break
-    assert end < twins.oldest
+    assert end < logs.oldest
     return end
 
 
-def test_a_sink_that_is_too_late_is_told_and_nobody_waits_for_it(twins: Twins, catalog: Catalog) -> None:
-    end = forgotten(twins)
-    before = twins.cut.lake()
-    with driven(twins.cut) as query, driven(twins.cut, "find") as other:
+def test_a_sink_that_is_too_late_is_told_and_nobody_waits_for_it(logs: TrimmedAndWholeLog, catalog: Catalog) -> None:
+    end = forgotten(logs)
+    before = logs.cut.lake()
+    with running_sink(logs.cut) as query, running_sink(logs.cut, "find") as other:
         for _ in range(5):
             query.step()
             other.step()
@@ -123,19 +123,19 @@ def test_a_sink_that_is_too_late_is_told_and_nobody_waits_for_it(twins: Twins, c
     problems = {p.subject: (p.code, p.remedy) for p in pipeline_status(catalog, "shop", datetime.now(UTC)).problems}
     assert problems["sink lake"] == ("CDC-4004", "rebuild the sink: 'cdc replay lake'")
     assert "sink find" not in problems
-    assert twins.cut.lake() == before
-    assert twins.cut.found() == twins.expected("find")
+    assert logs.cut.lake() == before
+    assert logs.cut.found() == logs.expected("find")
 
 
 @contextmanager
-def changing(twins: Twins) -> Iterator[None]:
+def changing(logs: TrimmedAndWholeLog) -> Iterator[None]:
     """Beside the block the log grows and is compacted and trimmed, again and again."""
     done = Event()
 
     def change() -> None:
         while not done.is_set():
-            twins.append(2)
-            twins.compact(NOBODY)
+            logs.append(2)
+            logs.compact(NOBODY)
 
     thread = Thread(target=change)
     thread.start()
@@ -147,60 +147,60 @@ def changing(twins: Twins) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("sink", ["lake", "find"])
-def test_a_replay_beside_compaction_and_trimming_builds_what_was_there(twins: Twins, sink: str) -> None:
-    twins.append(10)
-    twins.compact(NOBODY)
-    brought_up(twins.cut, sink)
-    before = twins.oldest
-    with changing(twins):
-        report = replay(twins.cut.definition, ReplayOptions(sink=sink))
+def test_a_replay_beside_compaction_and_trimming_builds_what_was_there(logs: TrimmedAndWholeLog, sink: str) -> None:
+    logs.append(10)
+    logs.compact(NOBODY)
+    apply_all(logs.cut, sink)
+    before = logs.oldest
+    with changing(logs):
+        report = replay(logs.cut.definition, ReplayOptions(sink=sink))
     assert report.ok
-    assert before < twins.oldest
-    twins.append(2)
-    brought_up(twins.cut, sink)
-    assert (twins.cut.lake() if sink == "lake" else twins.cut.found()) == twins.expected(sink)
+    assert before < logs.oldest
+    logs.append(2)
+    apply_all(logs.cut, sink)
+    assert (logs.cut.lake() if sink == "lake" else logs.cut.found()) == logs.expected(sink)
 
 
-def test_a_sink_that_is_too_late_goes_on_after_a_replay(twins: Twins) -> None:
-    forgotten(twins)
-    assert replay(twins.cut.definition, ReplayOptions(sink="lake")).ok
-    twins.append(2)
-    brought_up(twins.cut)
-    assert twins.cut.lake() == twins.expected()
+def test_a_sink_that_is_too_late_goes_on_after_a_replay(logs: TrimmedAndWholeLog) -> None:
+    forgotten(logs)
+    assert replay(logs.cut.definition, ReplayOptions(sink="lake")).ok
+    logs.append(2)
+    apply_all(logs.cut)
+    assert logs.cut.lake() == logs.expected()
 
 
-def test_a_replay_holds_what_it_reads_and_lets_go_of_it(twins: Twins) -> None:
-    twins.append(10)
-    first = twins.compact(NOBODY)
-    twins.append(4)
-    view = LogReader(twins.root)
-    with registered_for_replay(twins.root, view, twins.cut.definition.sinks[0]):
-        (held,) = consumers.list_consumers(twins.root)
+def test_a_replay_holds_what_it_reads_and_lets_go_of_it(logs: TrimmedAndWholeLog) -> None:
+    logs.append(10)
+    first = logs.compact(NOBODY)
+    logs.append(4)
+    view = LogReader(logs.root)
+    with registered_for_replay(logs.root, view, logs.cut.definition.sinks[0]):
+        (held,) = consumers.list_consumers(logs.root)
         assert (held.name, held.position, held.pinned) == (f"lake{REPLAY}", first.horizon, first.version)
-        twins.append(4)
-        assert twins.compact(KEEP).horizon > first.horizon
-        assert twins.oldest <= first.horizon
-    assert consumers.list_consumers(twins.root) == []
+        logs.append(4)
+        assert logs.compact(KEEP).horizon > first.horizon
+        assert logs.oldest <= first.horizon
+    assert consumers.list_consumers(logs.root) == []
 
 
-def test_a_state_of_the_past_that_was_folded_away_is_refused(twins: Twins) -> None:
-    end = twins.append(10)
-    brought_up(twins.cut)
-    twins.append(10)
-    twins.compact(NOBODY)
-    into = str(twins.cut.folder / "past")
+def test_a_state_of_the_past_that_was_folded_away_is_refused(logs: TrimmedAndWholeLog) -> None:
+    end = logs.append(10)
+    apply_all(logs.cut)
+    logs.append(10)
+    logs.compact(NOBODY)
+    into = str(logs.cut.folder / "past")
     with pytest.raises(ConfigError, match="is before"):
-        replay(twins.cut.definition, ReplayOptions(sink="lake", end=str(Position(1_200)), into=into))
+        replay(logs.cut.definition, ReplayOptions(sink="lake", end=str(Position(1_200)), into=into))
     with pytest.raises(ConfigError, match=f"is at {Position(end)}, but the log"):
-        replay(twins.cut.definition, ReplayOptions(sink="lake", tables=("orders",)))
+        replay(logs.cut.definition, ReplayOptions(sink="lake", tables=("orders",)))
 
 
 class Overtaken(LogReader):
     """A view that is moved while its log is compacted again; once, between a batch's planning and its reading."""
 
-    def __init__(self, twins: Twins) -> None:
-        super().__init__(twins.root)
-        self._twins, self._moves = twins, 0
+    def __init__(self, logs: TrimmedAndWholeLog) -> None:
+        super().__init__(logs.root)
+        self._twins, self._moves = logs, 0
 
     def refresh(self) -> None:
         """Move on, at the third time behind another compaction."""
@@ -228,28 +228,28 @@ def loop_over(fold: type[RangeFolder], view: LogReader, catalog: Catalog, sink: 
 
 
 def test_a_batch_that_ends_where_none_can_end_any_more_is_planned_again(
-    twins: Twins, catalog: Catalog, lake: Sink
+    logs: TrimmedAndWholeLog, catalog: Catalog, lake: Sink
 ) -> None:
-    twins.append(10)
-    twins.compact(NOBODY)
-    loop = loop_over(RangeFolder, Overtaken(twins), catalog, lake)
+    logs.append(10)
+    logs.compact(NOBODY)
+    loop = loop_over(RangeFolder, Overtaken(logs), catalog, lake)
     with pytest.raises(LogTrimmed, match="cannot be read up to"):
         loop.advance()
     loop.advance()
     loop.advance()
     loop.drain()
-    assert twins.cut.lake() == twins.expected()
+    assert logs.cut.lake() == logs.expected()
 
 
-def test_a_sink_whose_batch_was_overtaken_tries_again(twins: Twins) -> None:
-    twins.append(10)
-    twins.compact(NOBODY)
+def test_a_sink_whose_batch_was_overtaken_tries_again(logs: TrimmedAndWholeLog) -> None:
+    logs.append(10)
+    logs.compact(NOBODY)
     overtaken = LogTrimmed("the log cannot be read up to there")
 
     def fail() -> None:
         raise overtaken
 
-    with driven(twins.cut) as query:
+    with running_sink(logs.cut) as query:
         query.step()
         query._attempt(fail)
         told = query.progress.to_sink()
@@ -264,11 +264,11 @@ def test_a_sink_whose_batch_was_overtaken_tries_again(twins: Twins) -> None:
         until(works_again, "another batch")
 
 
-def test_no_batch_ends_at_a_cut_that_was_folded_away(twins: Twins, catalog: Catalog, lake: Sink) -> None:
-    end = twins.append(10)
-    held = twins.compact(NOBODY)
+def test_no_batch_ends_at_a_cut_that_was_folded_away(logs: TrimmedAndWholeLog, catalog: Catalog, lake: Sink) -> None:
+    end = logs.append(10)
+    held = logs.compact(NOBODY)
     asked = catalog.commands.post("shop", CUT, {"sink": "lake", "position": end - 40})
-    loop = loop_over(RangeFolder, LogReader(twins.root), catalog, lake)
+    loop = loop_over(RangeFolder, LogReader(logs.root), catalog, lake)
     loop.advance()
     assert loop.position == held.horizon
     loop.drain()
@@ -277,29 +277,31 @@ def test_no_batch_ends_at_a_cut_that_was_folded_away(twins: Twins, catalog: Cata
     assert said.result == {"reason": "passed"}
 
 
-def stopped(twins: Twins, lake: Sink, at: int) -> None:
+def stopped(logs: TrimmedAndWholeLog, lake: Sink, at: int) -> None:
     """Say of shop.orders that it stands still at a position, as it does in a sink that could not merge it there."""
-    record = lake.open(LogReader(twins.root).log_id)
+    record = lake.open(LogReader(logs.root).log_id)
     assert record is not None
     orders = replace(record.tables[ORDERS], position=at, state=TargetState.FAILED.value, reason="CDC-3000 a value")
     lake.publish(replace(record, tables={**record.tables, ORDERS: orders}))
 
 
-def test_a_table_that_stayed_behind_for_too_long_stops_alone(twins: Twins, catalog: Catalog, lake: Sink) -> None:
+def test_a_table_that_stayed_behind_for_too_long_stops_alone(
+    logs: TrimmedAndWholeLog, catalog: Catalog, lake: Sink
+) -> None:
     floor = Position(0)
     while floor <= 1_200:
-        end = twins.append(20, each=7)
-        brought_up(twins.cut)
-        floor = twins.compact(KEEP).floor
-    stopped(twins, lake, 1_200)
-    loop = loop_over(RangeFolder, LogReader(twins.root), catalog, lake)
+        end = logs.append(20, each=7)
+        apply_all(logs.cut)
+        floor = logs.compact(KEEP).floor
+    stopped(logs, lake, 1_200)
+    loop = loop_over(RangeFolder, LogReader(logs.root), catalog, lake)
     assert (loop.position, loop.consumed_position) == (end, 1_200)
     for table in loop.lagging_tables:
         loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
-    end = twins.append(2)
+    end = logs.append(2)
     loop(None, Position(end))
     loop.drain()
-    record = lake.open(LogReader(twins.root).log_id)
+    record = lake.open(LogReader(logs.root).log_id)
     assert record is not None
     orders, items = record.tables[ORDERS], record.tables[ITEMS]
     assert (orders.state, orders.position, items.state, items.position) == ("failed", 1_200, "streaming", end)
@@ -308,64 +310,64 @@ def test_a_table_that_stayed_behind_for_too_long_stops_alone(twins: Twins, catal
     assert orders.reason.endswith("'cdc replay lake'")
 
 
-def test_spark_reads_from_a_trimmed_log_what_one_process_reads(spark: SparkSession, twins: Twins) -> None:
-    twins.append(10)
-    twins.compact(NOBODY)
-    twins.append(3)
-    view = LogReader(twins.root)
+def test_spark_reads_from_a_trimmed_log_what_one_process_reads(spark: SparkSession, logs: TrimmedAndWholeLog) -> None:
+    logs.append(10)
+    logs.compact(NOBODY)
+    logs.append(3)
+    view = LogReader(logs.root)
     end = view.durable or Position(0)
     order = [("position", "ascending"), ("ordinal", "ascending")]
     right = pa.Table.from_batches(view.rows(Position(0), end), LOG_SCHEMA).sort_by(order)
-    frames = rows_between(spark, view, ("shop.*",), Position(0), end), spark.read.format("cdc").load(str(twins.root))
+    frames = rows_between(spark, view, ("shop.*",), Position(0), end), spark.read.format("cdc").load(str(logs.root))
     for frame in frames:
         assert frame.toArrow().cast(LOG_SCHEMA).sort_by(order).equals(right)
 
 
 def test_a_batch_that_was_planned_before_a_trim_is_folded_from_what_is_left(
-    spark: SparkSession, twins: Twins, catalog: Catalog, lake: Sink
+    spark: SparkSession, logs: TrimmedAndWholeLog, catalog: Catalog, lake: Sink
 ) -> None:
-    end = Position(twins.append(10))
-    planned = rows_between(spark, LogReader(twins.root), ("shop.*",), Position(0), end)
-    twins.compact(NOBODY)
-    loop = loop_over(Large, LogReader(twins.root), catalog, lake)
+    end = Position(logs.append(10))
+    planned = rows_between(spark, LogReader(logs.root), ("shop.*",), Position(0), end)
+    logs.compact(NOBODY)
+    loop = loop_over(Large, LogReader(logs.root), catalog, lake)
     lake.attach(spark)
     loop(planned, end)
     loop.drain()
-    assert twins.cut.lake() == twins.expected()
+    assert logs.cut.lake() == logs.expected()
 
 
 @pytest.mark.parametrize("fold", [RangeFolder, Large])
 def test_a_table_that_stayed_behind_catches_up_over_what_was_folded(
-    spark: SparkSession, twins: Twins, catalog: Catalog, lake: Sink, fold: type[RangeFolder]
+    spark: SparkSession, logs: TrimmedAndWholeLog, catalog: Catalog, lake: Sink, fold: type[RangeFolder]
 ) -> None:
-    twins.cut.drive("lake", 1_200)
-    end = Position(twins.append(8))
-    others = loop_over(RangeFolder, LogReader(twins.root), catalog, lake, "shop.items")
+    logs.cut.drive("lake", 1_200)
+    end = Position(logs.append(8))
+    others = loop_over(RangeFolder, LogReader(logs.root), catalog, lake, "shop.items")
     others(None, end)
     others.drain()
-    stopped(twins, lake, 1_200)
-    twins.compact(NOBODY)
-    assert twins.oldest > 1_200
-    end = Position(twins.append(2))
-    loop = loop_over(fold, LogReader(twins.root), catalog, lake)
+    stopped(logs, lake, 1_200)
+    logs.compact(NOBODY)
+    assert logs.oldest > 1_200
+    end = Position(logs.append(2))
+    loop = loop_over(fold, LogReader(logs.root), catalog, lake)
     (orders,) = loop.lagging_tables
     loop.catch_up(orders, spark)
-    loop(rows_between(spark, LogReader(twins.root), ("*.*",), loop.position, end), end)
+    loop(rows_between(spark, LogReader(logs.root), ("*.*",), loop.position, end), end)
     loop.drain()
-    assert twins.cut.lake() == twins.expected()
+    assert logs.cut.lake() == logs.expected()
 
 
 @pytest.mark.parametrize("frames", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_table_is_built_in_spark_from_what_was_folded_and_what_came_behind(
-    spark: SparkSession, twins: Twins, frames: bool
+    spark: SparkSession, logs: TrimmedAndWholeLog, frames: bool
 ) -> None:
     if frames and not has_delta(spark):
         pytest.skip("this Spark has no Delta")
-    twins.append(12)
-    twins.compact(NOBODY)
-    twins.append(3)
-    with closing(delta(twins.cut, "lake")) as sink:
+    logs.append(12)
+    logs.compact(NOBODY)
+    logs.append(3)
+    with closing(delta(logs.cut, "lake")) as sink:
         if frames:
             sink.attach(spark)
-        built = rebuilt(twins.cut, sink, ("shop.*",), spark, frames=frames)
-    assert tables_of(built) == twins.expected()
+        built = rebuilt(logs.cut, sink, ("shop.*",), spark, frames=frames)
+    assert tables_of(built) == logs.expected()

@@ -13,7 +13,7 @@ from cdc.log.consumers import Consumer
 from cdc.position import Position
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
-from tests.pipelines.trimmed import KEEP, NOBODY, Twins, brought_up, driven
+from tests.pipelines.trimmed_log import KEEP, NOBODY, TrimmedAndWholeLog, apply_all, running_sink
 
 SINKS = ("lake", "find")
 SEEDS = [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 30))]
@@ -23,7 +23,7 @@ class Story:
     """What happens to a pipeline, step by step."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.twins, self._random = Twins(folder, seed), Random(seed)
+        self.twins, self._random = TrimmedAndWholeLog(folder, seed), Random(seed)
         self.late = 0
         """Sinks that had to be built anew."""
         self._steps: list[Callable[[], object]] = [
@@ -37,7 +37,7 @@ class Story:
     def brought_up(self, sink: str) -> None:
         """The sink at the log's end, by a replay where it is told so."""
         try:
-            brought_up(self.twins.cut, sink)
+            apply_all(self.twins.cut, sink)
         except AssertionError as told:
             assert "CDC-4004" in str(told)  # noqa: PT017 - what brought_up says of a sink that stopped
             self.late += 1
@@ -53,7 +53,7 @@ class Story:
         self.brought_up(self._random.choice(SINKS))
 
     def _begin(self) -> None:
-        with driven(self.twins.cut, self._random.choice(SINKS)) as query:
+        with running_sink(self.twins.cut, self._random.choice(SINKS)) as query:
             query.step()
 
     def _build_anew(self) -> None:

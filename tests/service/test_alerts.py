@@ -20,8 +20,8 @@ from tests.cli.trimmed import HOUR_US, Folder
 from tests.faults.proxy import Proxy
 from tests.fixtures.postgres import fresh_database, run_sql
 from tests.fixtures.waiting import until
-from tests.service.alarmed import PROMETHEUS, PROMTOOL, RULES, Pipeline, Prometheus, reported, shipped
 from tests.service.pipeline import definition
+from tests.service.prometheus_pipeline import PROMETHEUS, PROMTOOL, RULES, Pipeline, Prometheus, reported, shipped
 from tests.service.running import answering
 
 pytestmark = pytest.mark.skipif(

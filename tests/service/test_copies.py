@@ -20,7 +20,7 @@ from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillReques
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
-from tests.pipelines.replayed import made
+from tests.pipelines.shop_pipeline import make_shop
 from tests.service.pipeline import NAME, copying, definition, fill, write_log
 from tests.service.running import answering
 
@@ -238,7 +238,7 @@ def test_the_description_names_every_path_with_its_models_and_refusals(client: h
 
 
 def test_a_replay_runs_in_a_child_and_leaves_its_report(tmp_path: Path) -> None:
-    ground = made(tmp_path)
+    ground = make_shop(tmp_path)
     app_of = (ground.definition, str(tmp_path / "log"))
     with Catalog.open(ground.definition.catalog.url) as catalog:
         app = create_app(catalog, *app_of, file=tmp_path / "shop.yaml")

@@ -21,8 +21,8 @@ from tests.faults.capture import Captured, capture_table
 from tests.faults.proxy import Proxy
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
+from tests.service.metrics_scrape import metric_values, write_wal
 from tests.service.running import answering, serving
-from tests.service.scraped import figures, write_wal
 
 SOON = 30.0
 
@@ -60,14 +60,14 @@ def test_the_wal_kept_for_a_hung_reader_grows_in_the_metrics_though_nobody_repor
     held: Captured, client: httpx.Client
 ) -> None:
     with hung_reader(held), connect(held.dsn) as conn:
-        before = until(lambda: figures(client).get("cdc_slot_retained_bytes"), "the first figure", seconds=SOON)
+        before = until(lambda: metric_values(client).get("cdc_slot_retained_bytes"), "the first figure", seconds=SOON)
         write_wal(conn, 20)
-        until(lambda: figures(client)["cdc_slot_retained_bytes"] > before + 20e6, "20 MB more", seconds=SOON)
-        found = figures(client)
+        until(lambda: metric_values(client)["cdc_slot_retained_bytes"] > before + 20e6, "20 MB more", seconds=SOON)
+        found = metric_values(client)
         assert (found["cdc_source_up"], found["cdc_slot_active"]) == (1, 1)
         assert found["cdc_source_wal_bytes_per_second"] > 0
-        until(lambda: figures(client)["cdc_slot_unconfirmed_seconds"] > 3, "the age of what is not confirmed")
-        until(lambda: figures(client)["cdc_feedback_age_seconds"] > 3, "the age of the last status update")
+        until(lambda: metric_values(client)["cdc_slot_unconfirmed_seconds"] > 3, "the age of what is not confirmed")
+        until(lambda: metric_values(client)["cdc_feedback_age_seconds"] > 3, "the age of the last status update")
 
 
 def test_the_age_of_the_last_status_update_grows_by_the_clock_and_ends_with_the_next_one(held: Captured) -> None:
@@ -121,15 +121,15 @@ def test_a_source_that_does_not_answer_takes_its_figures_away_and_the_metrics_an
             answering(create_app(catalog, away, away.log.path)) as url,
             httpx.Client(base_url=url, timeout=5.0) as client,
         ):
-            until(lambda: "cdc_slot_retained_bytes" in figures(client), "the first figure", seconds=SOON)
+            until(lambda: "cdc_slot_retained_bytes" in metric_values(client), "the first figure", seconds=SOON)
             proxy.frozen.set()
-            until(lambda: figures(client)["cdc_source_up"] == 0, "the silence to be noticed", seconds=SOON)
-            assert {name for name in figures(client) if name.startswith(("cdc_slot", "cdc_feedback"))} == set()
+            until(lambda: metric_values(client)["cdc_source_up"] == 0, "the silence to be noticed", seconds=SOON)
+            assert {name for name in metric_values(client) if name.startswith(("cdc_slot", "cdc_feedback"))} == set()
             assert client.get("/api/v1/status").json()["source"]["slot_retained_bytes"] is None
             assert "the source does not answer" in client.get("/").text
             proxy.heal()
-            until(lambda: figures(client)["cdc_source_up"] == 1, "the source to answer again", seconds=SOON)
-            assert "cdc_slot_retained_bytes" in figures(client)
+            until(lambda: metric_values(client)["cdc_source_up"] == 1, "the source to answer again", seconds=SOON)
+            assert "cdc_slot_retained_bytes" in metric_values(client)
 
 
 def test_what_is_kept_and_what_is_left_is_one_sentence() -> None:

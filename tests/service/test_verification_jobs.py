@@ -16,7 +16,7 @@ from cdc.service.api.app import create_app
 from cdc.service.background_jobs import verify_status
 from tests.catalog.test_verified_ranges import range_of
 from tests.fixtures.waiting import until
-from tests.pipelines.replayed import made
+from tests.pipelines.shop_pipeline import make_shop
 from tests.service.pipeline import NAME, definition, fill
 from tests.service.running import answering
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_done_is_refused(client: httpx.Client, body: object, refu
 
 
 def test_a_comparison_runs_in_a_child_and_leaves_its_report(tmp_path: Path) -> None:
-    ground = made(tmp_path)
+    ground = make_shop(tmp_path)
     with Catalog.open(ground.definition.catalog.url) as catalog:
         app = create_app(catalog, ground.definition, str(tmp_path / "log"), file=tmp_path / "shop.yaml")
         with answering(app) as url, httpx.Client(base_url=url, timeout=60) as client:

@@ -24,7 +24,7 @@ from pipelines.compaction.compact import CompactionLimits, CompactionResult, com
 from tests.benchmarks import log_amplification
 from tests.fixtures.examples import examples
 from tests.pipelines.cold_log import SPREAD, append, folded, histories, interleaved, log_writer, transactions
-from tests.pipelines.lives import Row, Source, Target, log_row, to_arrow
+from tests.pipelines.fold_model import Row, Source, Target, log_row, to_arrow
 
 START = Position(0)
 ONE_SEGMENT = SegmentLimits(size=1 << 30, age=3600.0)

@@ -21,7 +21,7 @@ from pipelines.compaction.compact_rows import (
 )
 from tests.fixtures.examples import examples
 from tests.pipelines.cold_log import cut, folded, histories, history
-from tests.pipelines.lives import OTHER_SINK, SINK, Row, Target, log_row, to_arrow
+from tests.pipelines.fold_model import OTHER_SINK, SINK, Row, Target, log_row, to_arrow
 
 HISTORIES = 40
 

@@ -26,23 +26,23 @@ from pipelines.compaction.compact import CompactionLimits
 from pipelines.compaction.compaction_worker import CompactionWorker, Spark
 from tests.fixtures.waiting import until
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN, folded, log_writer
-from tests.pipelines.lives import Row
-from tests.pipelines.replayed import END, Ground, made
+from tests.pipelines.fold_model import Row
+from tests.pipelines.shop_pipeline import END, ShopPipeline, make_shop
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Ground:
+def ground(tmp_path: Path) -> ShopPipeline:
     """A log of several segments."""
-    return made(tmp_path, EACH_OF_ITS_OWN)
+    return make_shop(tmp_path, EACH_OF_ITS_OWN)
 
 
 @pytest.fixture
-def catalog(ground: Ground) -> Iterator[Catalog]:
+def catalog(ground: ShopPipeline) -> Iterator[Catalog]:
     with Catalog.open(ground.definition.catalog.url) as catalog:
         yield catalog
 
 
-def with_interval(ground: Ground, seconds: float) -> Definition:
+def with_interval(ground: ShopPipeline, seconds: float) -> Definition:
     log = ground.definition.log
     compact = log.compact.model_copy(update={"every": seconds})
     return ground.definition.model_copy(update={"log": log.model_copy(update={"compact": compact})})
@@ -80,7 +80,7 @@ def post_compaction(catalog: Catalog, *, everything: bool) -> Command:
     return until(finished, "an answer")
 
 
-def test_closed_segments_are_compacted_at_the_interval_and_trimmed(ground: Ground, catalog: Catalog) -> None:
+def test_closed_segments_are_compacted_at_the_interval_and_trimmed(ground: ShopPipeline, catalog: Catalog) -> None:
     figures, root = metrics.Metrics(), Path(ground.definition.log.path)
     with running_worker(with_interval(ground, 0.01), catalog, figures):
         until(
@@ -97,7 +97,7 @@ def test_closed_segments_are_compacted_at_the_interval_and_trimmed(ground: Groun
     assert values[metrics.LOG_OLDEST] == 0
 
 
-def test_a_command_is_answered_with_the_result(ground: Ground, catalog: Catalog) -> None:
+def test_a_command_is_answered_with_the_result(ground: ShopPipeline, catalog: Catalog) -> None:
     with running_worker(with_interval(ground, 0.0), catalog):
         said = post_compaction(catalog, everything=False)
         assert said.result is not None
@@ -107,7 +107,7 @@ def test_a_command_is_answered_with_the_result(ground: Ground, catalog: Catalog)
         assert again.result["outcome"]["horizon"] == "0/578"
 
 
-def test_spark_workers_compact_large_ranges(ground: Ground, catalog: Catalog, spark: SparkSession) -> None:
+def test_spark_workers_compact_large_ranges(ground: ShopPipeline, catalog: Catalog, spark: SparkSession) -> None:
     root = ground.definition.log.root
     right = rows_of(root)
     asked: list[SparkSession] = []
@@ -140,7 +140,7 @@ def trim_all(root: Root) -> None:
     log_writer(root).trim({segment.segment for segment in segments}, max(segment.last for segment in segments))
 
 
-def test_a_failed_compaction_is_reported_and_tried_again(ground: Ground, catalog: Catalog) -> None:
+def test_a_failed_compaction_is_reported_and_tried_again(ground: ShopPipeline, catalog: Catalog) -> None:
     figures, place = metrics.Metrics(), Path(ground.definition.log.path) / COMPACTED
     place.write_text("in the way")
     with running_worker(with_interval(ground, 0.01), catalog, figures):

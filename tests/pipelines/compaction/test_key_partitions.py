@@ -23,7 +23,7 @@ from pipelines.compaction.key_partitions import (
 )
 from tests.pipelines.cold_log import append, log_writer
 from tests.pipelines.compaction.test_compact import compacted_state, key
-from tests.pipelines.lives import log_row, to_arrow
+from tests.pipelines.fold_model import log_row, to_arrow
 
 
 def move(position: int, old: str, new: str) -> dict[str, object]:

@@ -18,7 +18,7 @@ from pipelines.compaction.compact_rows import compact_rows
 from pipelines.compaction.run_writer import find_live_rows, read_live_rows, split_into_files
 from tests.pipelines.cold_log import append, folded, histories, interleaved, log_writer, transactions
 from tests.pipelines.compaction.test_compact import START, compacted_state, key, read_log, sorted_rows
-from tests.pipelines.lives import log_row, to_arrow
+from tests.pipelines.fold_model import log_row, to_arrow
 
 
 def test_live_rows_are_the_latest_of_each_key_and_the_range_ends_between_two_files(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pipelines.folding.fold import fold
 from pipelines.sinks.contract import Published
 from tests.contracts.folded import ORDERS
 from tests.log.rows import row, table
-from tests.pipelines.dead_letters.parked import NAN, Driver
+from tests.pipelines.dead_letters.sink_driver import NAN, Driver
 
 KEYS = "123456"
 ID, ITEM, PRICE = 1, 2, 3

@@ -11,7 +11,7 @@ import pytest
 from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome
 from cdc.errors import DeadLetterLimitExceeded, MissingBase, SinkUnavailable
 from tests.contracts.folded import ORDERS, gone, part, put
-from tests.pipelines.dead_letters.parked import Driver, SearchDriver
+from tests.pipelines.dead_letters.sink_driver import Driver, SearchDriver
 
 Opened = Callable[..., Driver]
 

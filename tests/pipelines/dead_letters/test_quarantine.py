@@ -23,7 +23,7 @@ from cdc.table import TableState
 from pipelines.sinks.contract import Published
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, gone, part, put
-from tests.pipelines.dead_letters.parked import NAN, Driver
+from tests.pipelines.dead_letters.sink_driver import NAN, Driver
 
 
 @pytest.fixture(name="driver")

@@ -21,14 +21,14 @@ from pipelines.fold_range import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sink_factory import build_sink
-from tests.pipelines.replayed import END, Ground, change, made
+from tests.pipelines.shop_pipeline import END, ShopPipeline, change, make_shop
 
 
 @dataclass
 class Desk:
     """A sink's loop over a log without a source, its orders, and the time."""
 
-    ground: Ground
+    ground: ShopPipeline
     catalog: Catalog
     loop: SinkLoop
     now: float = 0.0
@@ -55,7 +55,7 @@ class Desk:
 
 @pytest.fixture(name="desk")
 def _desk(tmp_path: Path) -> Iterator[Desk]:
-    ground = made(tmp_path)
+    ground = make_shop(tmp_path)
     (wanted,) = (sink for sink in ground.definition.sinks if sink.name == "lake")
     with Catalog.open(ground.definition.catalog.url) as catalog, closing(build_sink(wanted)) as sink:
         fold = RangeFolder(LogReader(ground.definition.log.path), "lake", wanted.tables)

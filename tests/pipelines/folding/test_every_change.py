@@ -28,8 +28,8 @@ from pipelines.sink_factory import build_sink, keeps_history
 from pipelines.sinks.delta.target import ROWS, DeltaTarget
 from pipelines.sinks.delta.writers import TxnMarker
 from tests.contracts.histories import in_order
-from tests.pipelines.replayed import END, FIGURES, ORDERS, Ground, made
-from tests.pipelines.trimmed import NOBODY, Twins
+from tests.pipelines.shop_pipeline import END, FIGURES, ORDERS, ShopPipeline, make_shop
+from tests.pipelines.trimmed_log import NOBODY, TrimmedAndWholeLog
 
 RULES: list[dict[str, Any]] = [
     {"match": "shop.orders", "stored_as_scd_type": 2},
@@ -43,7 +43,7 @@ def wanted(folder: Path, name: str, rules: list[dict[str, Any]]) -> DeltaSinkDef
     return DeltaSinkDefinition.model_validate(said)
 
 
-def applied(ground: Ground, asked: DeltaSinkDefinition, ends: list[int]) -> Published:
+def applied(ground: ShopPipeline, asked: DeltaSinkDefinition, ends: list[int]) -> Published:
     """The sink brought to each of the ends as the apply process does it."""
     log, sink = LogReader(ground.folder / "log"), build_sink(asked)
     with Catalog.open(ground.definition.catalog.url) as catalog:
@@ -59,7 +59,7 @@ def applied(ground: Ground, asked: DeltaSinkDefinition, ends: list[int]) -> Publ
     return published
 
 
-def rebuilt(ground: Ground, asked: DeltaSinkDefinition, means: RebuildContext | None = None) -> Published:
+def rebuilt(ground: ShopPipeline, asked: DeltaSinkDefinition, means: RebuildContext | None = None) -> Published:
     """The sink built anew from the log."""
     log, sink = LogReader(ground.folder / "log"), build_sink(asked)
     upto = Position(log.durable or 0)
@@ -78,7 +78,7 @@ def tables(published: Published) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_a_sink_keeps_one_table_as_versions_and_another_as_every_change(tmp_path: Path) -> None:
-    ground = made(tmp_path / "shop")
+    ground = make_shop(tmp_path / "shop")
     published = applied(ground, wanted(tmp_path, "lake", RULES), [1_100, 1_300, END])
     found = tables(published)
 
@@ -104,19 +104,19 @@ def test_a_sink_keeps_one_table_as_versions_and_another_as_every_change(tmp_path
 
 @pytest.mark.parametrize("rules", [RULES, MARKED], ids=["versions and changes", "marked"])
 def test_a_target_built_anew_is_the_one_that_was_applied(tmp_path: Path, rules: list[dict[str, Any]]) -> None:
-    ground = made(tmp_path / "shop")
+    ground = make_shop(tmp_path / "shop")
     found = tables(applied(ground, wanted(tmp_path, "lake", rules), [1_100, 1_300, END]))
     assert tables(rebuilt(ground, wanted(tmp_path, "anew", rules))) == found
 
 
-def in_mode(ground: Ground, rules: list[dict[str, Any]]) -> Ground:
+def in_mode(ground: ShopPipeline, rules: list[dict[str, Any]]) -> ShopPipeline:
     """The same pipeline, with other rules of its Delta sink."""
     sink = wanted(ground.folder, "lake", rules)
     return replace(ground, definition=ground.definition.model_copy(update={"sinks": (sink,)}))
 
 
 def test_a_replay_makes_another_mode_of_a_target_and_the_sink_goes_on_with_it(tmp_path: Path) -> None:
-    ground = made(tmp_path)
+    ground = make_shop(tmp_path)
     ground.drive("lake", 1_100)
     changed = in_mode(ground, [{"match": "*.*", "stored_as_scd_type": 2}])
     (asked,) = changed.definition.sinks
@@ -140,7 +140,7 @@ def test_a_replay_makes_another_mode_of_a_target_and_the_sink_goes_on_with_it(tm
 
 
 def test_a_history_begins_with_the_state_at_the_horizon_of_a_trimmed_log(tmp_path: Path) -> None:
-    twins = Twins(tmp_path)
+    twins = TrimmedAndWholeLog(tmp_path)
     twins.append(12)
     horizon = int(twins.compact(NOBODY).horizon)
     end = twins.append(8)
@@ -162,7 +162,7 @@ def test_a_history_begins_with_the_state_at_the_horizon_of_a_trimmed_log(tmp_pat
 
 
 def test_a_sink_that_fell_behind_the_horizon_stops_and_does_not_go_on_with_a_gap(tmp_path: Path) -> None:
-    twins = Twins(tmp_path)
+    twins = TrimmedAndWholeLog(tmp_path)
     asked = wanted(tmp_path, "lake", [{"match": "shop.orders", "stored_as_scd_type": 2}])
     early = applied(twins.cut, asked, [1_100])
     before = tables(early)["shop.orders"]
@@ -186,7 +186,7 @@ def batches_equal(one: FoldedBatch, other: FoldedBatch) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("trimmed", [False, True])
 def test_a_large_range_tells_what_a_small_one_does(tmp_path: Path, spark: SparkSession, trimmed: bool) -> None:
-    twins = Twins(tmp_path)
+    twins = TrimmedAndWholeLog(tmp_path)
     twins.append(12)
     if trimmed:
         twins.compact(NOBODY)
@@ -201,7 +201,7 @@ def test_a_large_range_tells_what_a_small_one_does(tmp_path: Path, spark: SparkS
 
 @pytest.mark.slow
 def test_the_state_at_the_horizon_may_be_more_than_the_driver_holds(tmp_path: Path, spark: SparkSession) -> None:
-    twins = Twins(tmp_path)
+    twins = TrimmedAndWholeLog(tmp_path)
     twins.append(12)
     horizon = int(twins.compact(NOBODY).horizon)
     end = twins.append(8)
@@ -213,7 +213,7 @@ def test_the_state_at_the_horizon_may_be_more_than_the_driver_holds(tmp_path: Pa
 
 
 def test_a_table_that_stayed_behind_catches_up_in_parts(tmp_path: Path) -> None:
-    ground = made(tmp_path / "shop")
+    ground = make_shop(tmp_path / "shop")
     asked = wanted(tmp_path, "lake", RULES)
     log = LogReader(ground.folder / "log")
     fold = RangeFolder(log, asked.name, asked.tables, keeps_history(asked))

@@ -17,7 +17,7 @@ from pipelines.folding.fold import FOLDED_ARROW, fold
 from pipelines.folding.range_statistics import RangeStatistics, collect_statistics
 from pipelines.folding.spark_fold import fold_frame
 from tests.fixtures.examples import examples
-from tests.pipelines.lives import SINK, Row, Source, Target, log_row, replay, to_arrow
+from tests.pipelines.fold_model import SINK, Row, Source, Target, log_row, replay, to_arrow
 
 HISTORIES = 60
 RANGES = 100  # relation numbers of one history: each of its ranges is folded as a relation of its own

@@ -13,8 +13,8 @@ from pipelines.folding.range_statistics import (
     fence_rows,
     is_fenced,
 )
+from tests.pipelines.fold_model import SINK, log_row, to_arrow
 from tests.pipelines.folding.test_fold import change, partial
-from tests.pipelines.lives import SINK, log_row, to_arrow
 
 
 def test_statistics_are_those_of_the_rows_for_a_sink() -> None:

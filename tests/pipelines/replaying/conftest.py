@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipelines.replayed import Ground, made
+from tests.pipelines.shop_pipeline import ShopPipeline, make_shop
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Ground:
+def shop(tmp_path: Path) -> ShopPipeline:
     """A log with a history; its source does not exist."""
-    return made(tmp_path)
+    return make_shop(tmp_path)

@@ -11,32 +11,32 @@ from cdc.stores.published import TargetState
 from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.sinks.delta.settings import Writer
-from tests.pipelines.replayed import ITEMS, Ground, change
 from tests.pipelines.replaying.rebuilt_tables import TABLES, delta, rebuilt, tables_of
+from tests.pipelines.shop_pipeline import ITEMS, ShopPipeline, change
 
 
 @pytest.mark.usefixtures("with_delta")
 @pytest.mark.parametrize("writer", [Writer.AUTO, Writer.SPARK])
 @pytest.mark.parametrize("globs", TABLES)
 def test_executors_build_what_the_driver_builds(
-    spark: SparkSession, ground: Ground, globs: tuple[str, ...], writer: Writer
+    spark: SparkSession, shop: ShopPipeline, globs: tuple[str, ...], writer: Writer
 ) -> None:
-    right = tables_of(rebuilt(ground, delta(ground, "plain"), globs))
-    sink = delta(ground, "large", writer)
+    right = tables_of(rebuilt(shop, delta(shop, "plain"), globs))
+    sink = delta(shop, "large", writer)
     sink.attach(spark)
-    built = rebuilt(ground, sink, globs, spark, frames=True)
+    built = rebuilt(shop, sink, globs, spark, frames=True)
     assert tables_of(built) == right
     assert {record.state for record in built.tables.values()} == {TargetState.STREAMING}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_delta")
-def test_a_value_that_a_later_change_replaced_stops_nothing(spark: SparkSession, ground: Ground) -> None:
-    ground.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u", of=ITEMS)])
-    ground.append(1_600, [change(1_600, 0, 9, "right", op="u", of=ITEMS)])
-    log = LogReader(ground.folder / "log")
+def test_a_value_that_a_later_change_replaced_stops_nothing(spark: SparkSession, shop: ShopPipeline) -> None:
+    shop.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u", of=ITEMS)])
+    shop.append(1_600, [change(1_600, 0, 9, "right", op="u", of=ITEMS)])
+    log = LogReader(shop.folder / "log")
     tables = read_contents(log, Position(1_600), sink="lake", globs=("shop.items",))
-    sink = delta(ground, "lake")
+    sink = delta(shop, "lake")
     sink.open(log.log_id)
     means = RebuildContext(spark=lambda: spark, executors_can_write=lambda: True, large=10, part=20)
     built = Rebuild(LogSource(log, "lake", ("shop.*",)), sink, means)(tables, Position(1_600))

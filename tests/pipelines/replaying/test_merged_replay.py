@@ -16,7 +16,7 @@ from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from tests.fixtures import forked
 from tests.log.rows import row
-from tests.pipelines.replayed import END, ITEMS, ORDERS, Ground, change, delta_rows, made, schemas
+from tests.pipelines.shop_pipeline import END, ITEMS, ORDERS, ShopPipeline, change, delta_rows, make_shop, schemas
 
 KILLED = -9
 Rows = dict[tuple[int, int], str | None]
@@ -24,25 +24,25 @@ Rows = dict[tuple[int, int], str | None]
 POINTS = ["replay_before_table", "replay_after_table", pytest.param("replay_before_publish", marks=pytest.mark.slow)]
 
 
-@pytest.fixture(name="ground")
-def _ground(tmp_path: Path) -> Ground:
+@pytest.fixture(name="shop")
+def _shop(tmp_path: Path) -> ShopPipeline:
     """A log with a history of two tables with equal keys, applied to one target up to its middle."""
-    ground = made(tmp_path)
-    merge(ground)
-    ground.drive("lake", 1_200)
-    return ground
+    shop = make_shop(tmp_path)
+    merge(shop)
+    shop.drive("lake", 1_200)
+    return shop
 
 
-def merge(ground: Ground) -> None:
+def merge(shop: ShopPipeline) -> None:
     """Give the lake a rule that puts both tables together."""
-    path, lake = ground.folder / "shop.yaml", "lake/{schema}/{table}'"
-    rule = f"{{match: 'shop.*', path: '{ground.folder}/lake/all', merge_tables: true}}"
+    path, lake = shop.folder / "shop.yaml", "lake/{schema}/{table}'"
+    rule = f"{{match: 'shop.*', path: '{shop.folder}/lake/all', merge_tables: true}}"
     path.write_text(path.read_text().replace(f"{lake}}}", f"{lake}, rules: [{rule}]}}"))
-    ground.definition = load_definition(path)
+    shop.definition = load_definition(path)
 
 
-def held(ground: Ground) -> Rows:
-    found = delta_rows(f"{ground.folder}/lake/all")
+def held(shop: ShopPipeline) -> Rows:
+    found = delta_rows(f"{shop.folder}/lake/all")
     rows = {(row["_relation"], row["id"]): row["note"] for row in found}
     assert len(rows) == len(found)
     return rows
@@ -51,71 +51,71 @@ def held(ground: Ground) -> Rows:
 @pytest.fixture(name="right")
 def _right(tmp_path: Path) -> Rows:
     """What a driver makes of the same log in a target for each table."""
-    other = made(tmp_path / "other")
+    other = make_shop(tmp_path / "other")
     other.drive("lake")
     tables = {ORDERS: "shop.orders", ITEMS: "shop.items"}
     return {(relation, row["id"]): row["note"] for relation, topic in tables.items() for row in other.lake()[topic]}
 
 
-def test_a_damaged_target_is_again_what_the_log_says_of_all_its_tables(ground: Ground, right: Rows) -> None:
-    DeltaTable(f"{ground.folder}/lake/all").delete("id > 3")
-    assert replay(ground.definition, ReplayOptions(sink="lake")).ok
-    assert held(ground) == right
-    assert [table.position for table in ground.lake_of().tables()] == [END, END]
+def test_a_damaged_target_is_again_what_the_log_says_of_all_its_tables(shop: ShopPipeline, right: Rows) -> None:
+    DeltaTable(f"{shop.folder}/lake/all").delete("id > 3")
+    assert replay(shop.definition, ReplayOptions(sink="lake")).ok
+    assert held(shop) == right
+    assert [table.position for table in shop.lake_of().tables()] == [END, END]
 
     late = {of: change(1_500, n, 5, f"late{n}", op="u", of=of) for n, of in enumerate((ORDERS, ITEMS))}
-    ground.append(1_500, list(late.values()))
-    ground.drive("lake", 1_500)
-    assert held(ground) == right | {(ORDERS, 5): "late0", (ITEMS, 5): "late1"}
+    shop.append(1_500, list(late.values()))
+    shop.drive("lake", 1_500)
+    assert held(shop) == right | {(ORDERS, 5): "late0", (ITEMS, 5): "late1"}
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_driver_goes_on_from_what_a_killed_replay_left(ground: Ground, right: Rows, point: str) -> None:
-    command = ("pipelines", "replay", "lake", "-c", ground.folder / "shop.yaml")
+def test_a_driver_goes_on_from_what_a_killed_replay_left(shop: ShopPipeline, right: Rows, point: str) -> None:
+    command = ("pipelines", "replay", "lake", "-c", shop.folder / "shop.yaml")
     assert forked.run(*command, environment={VARIABLE: point}, timeout=90).status == KILLED
-    ground.drive("lake")
-    assert held(ground) == right
-    assert replay(ground.definition, ReplayOptions(sink="lake")).ok
-    assert held(ground) == right
+    shop.drive("lake")
+    assert held(shop) == right
+    assert replay(shop.definition, ReplayOptions(sink="lake")).ok
+    assert held(shop) == right
 
 
 def test_a_table_that_was_dropped_leaves_with_the_replay_and_one_that_cannot_be_built_stops_it(
-    ground: Ground, right: Rows
+    shop: ShopPipeline, right: Rows
 ) -> None:
     dropped = replace(schemas()[1], state=TableState.DROPPED, reason="dropped")
     said = row(1_500, 0, op="s", relation=ITEMS, topic="shop.items", key=None, after=None, payload=dropped.to_json())
-    ground.append(1_500, [said])
-    before = held(ground)
+    shop.append(1_500, [said])
+    before = held(shop)
     with pytest.raises(SinkError, match=r"'shop.items' cannot be rebuilt, and it shares its target with other tables"):
-        replay(ground.definition, ReplayOptions(sink="lake"))
-    assert held(ground) == before
-    ground.drive("lake", 1_500)
-    assert {relation for relation, _ in held(ground)} == {ORDERS, ITEMS}
+        replay(shop.definition, ReplayOptions(sink="lake"))
+    assert held(shop) == before
+    shop.drive("lake", 1_500)
+    assert {relation for relation, _ in held(shop)} == {ORDERS, ITEMS}
 
-    assert not replay(ground.definition, ReplayOptions(sink="lake")).ok
+    assert not replay(shop.definition, ReplayOptions(sink="lake")).ok
     wanted = {key: note for key, note in right.items() if key[0] == ORDERS}
-    assert held(ground) == wanted
-    states = {table.topic: (table.state, table.position) for table in ground.lake_of().tables()}
+    assert held(shop) == wanted
+    states = {table.topic: (table.state, table.position) for table in shop.lake_of().tables()}
     assert states == {"shop.orders": ("streaming", 1_500), "shop.items": ("failed", 0)}
     again = replace(schemas()[1], relation=7, oid=7)
-    ground.append(
+    shop.append(
         1_600,
         [
             row(1_600, 0, op="s", relation=7, topic="shop.items", key=None, after=None, payload=again.to_json()),
             row(1_600, 1, relation=7, topic="shop.items", key=["1"], after=[(1, "1"), (2, "anew")]),
         ],
     )
-    ground.drive("lake", 1_600)
-    assert held(ground) == wanted | {(7, 1): "anew"}
+    shop.drive("lake", 1_600)
+    assert held(shop) == wanted | {(7, 1): "anew"}
 
 
 def test_tables_with_targets_of_their_own_come_together_by_a_replay(tmp_path: Path, right: Rows) -> None:
-    ground = made(tmp_path)
-    ground.drive("lake", 1_200)
-    merge(ground)
-    ground.drive("lake")
-    assert {table.state for table in ground.lake_of().tables()} == {"failed"}
+    shop = make_shop(tmp_path)
+    shop.drive("lake", 1_200)
+    merge(shop)
+    shop.drive("lake")
+    assert {table.state for table in shop.lake_of().tables()} == {"failed"}
 
-    assert replay(ground.definition, ReplayOptions(sink="lake")).ok
-    assert held(ground) == right
-    assert {table.target for table in ground.lake_of().tables()} == {f"{tmp_path}/lake/all"}
+    assert replay(shop.definition, ReplayOptions(sink="lake")).ok
+    assert held(shop) == right
+    assert {table.target for table in shop.lake_of().tables()} == {f"{tmp_path}/lake/all"}

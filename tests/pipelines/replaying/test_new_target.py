@@ -12,7 +12,7 @@ from cdc.errors import ConfigError, SinkFenced
 from pipelines.replaying.new_target import check_directory, fill_directory
 from pipelines.sink_factory import delta_settings
 from pipelines.sinks.delta.staged_targets import StagedDelta
-from tests.pipelines.replayed import Ground
+from tests.pipelines.shop_pipeline import ShopPipeline
 
 
 def make_twice(folder: Path) -> None:
@@ -35,16 +35,16 @@ def test_a_folder_that_was_not_finished_belongs_to_its_replay_alone(tmp_path: Pa
         check_directory(apart, "log/lake")
 
 
-def test_a_driver_that_wrote_meanwhile_is_not_overwritten(ground: Ground) -> None:
-    ground.drive("lake", 1_200)
-    lake = ground.definition.sinks[0]
+def test_a_driver_that_wrote_meanwhile_is_not_overwritten(shop: ShopPipeline) -> None:
+    shop.drive("lake", 1_200)
+    lake = shop.definition.sinks[0]
     assert isinstance(lake, DeltaSinkDefinition)
     staged = StagedDelta(delta_settings(lake))
-    log_id = ground.writer.log_id
+    log_id = shop.writer.log_id
     staged.sink.open(log_id)
     standing = staged.open_published(log_id)
     assert standing is not None
-    ground.drive("lake")
+    shop.drive("lake")
     with pytest.raises(SinkFenced):
         staged.put(replace(standing, tables={}), standing.tables)
-    assert ground.lake()["shop.items"][-1]["note"] == "too"
+    assert shop.lake()["shop.items"][-1]["note"] == "too"

@@ -9,12 +9,12 @@ import pytest
 from cdc.errors import ConfigError
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
-from tests.pipelines.replayed import Ground
+from tests.pipelines.shop_pipeline import ShopPipeline
 
 
-def test_a_time_ends_before_what_was_committed_after_it(ground: Ground) -> None:
+def test_a_time_ends_before_what_was_committed_after_it(shop: ShopPipeline) -> None:
     moment = "2023-11-14T22:13:20.001250+00:00"  # the log's times are 1.7e9 s and its positions in µs
-    report = replay(ground.definition, ReplayOptions(sink="lake", end=moment, into=str(ground.folder / "past")))
+    report = replay(shop.definition, ReplayOptions(sink="lake", end=moment, into=str(shop.folder / "past")))
     assert 1_200 <= report.position < 1_300
 
 
@@ -36,13 +36,13 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_bad_input_is_refused_by_name_with_status_2_and_nothing_is_started(ground: Ground, message: str) -> None:
-    ground.drive("lake")
+def test_bad_input_is_refused_by_name_with_status_2_and_nothing_is_started(shop: ShopPipeline, message: str) -> None:
+    shop.drive("lake")
     options: dict[str, Any] = {"sink": "lake"} | BAD[message]
     if "into" in options:
-        options["into"] = str(ground.folder / str(options["into"]))
-    before = sorted(ground.folder.rglob("*"))
+        options["into"] = str(shop.folder / str(options["into"]))
+    before = sorted(shop.folder.rglob("*"))
     with pytest.raises(ConfigError, match=message) as refused:
-        replay(ground.definition, ReplayOptions(**options))
+        replay(shop.definition, ReplayOptions(**options))
     assert refused.value.exit_code.value == 2
-    assert sorted(ground.folder.rglob("*")) == before
+    assert sorted(shop.folder.rglob("*")) == before

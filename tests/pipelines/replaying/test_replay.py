@@ -33,12 +33,12 @@ from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import target_schema
 from tests.fixtures.waiting import until
 from tests.log.rows import row, schema_of
-from tests.pipelines.replayed import END, FIGURES, ITEMS, ORDERS, Ground, change, delta_rows
+from tests.pipelines.shop_pipeline import END, FIGURES, ITEMS, ORDERS, ShopPipeline, change, delta_rows
 
 
-def again(ground: Ground, sink: str = "lake", **options: Any) -> None:
+def again(shop: ShopPipeline, sink: str = "lake", **options: Any) -> None:
     """Replay and expect every table to be built."""
-    assert replay(ground.definition, ReplayOptions(sink=sink, **options)).ok
+    assert replay(shop.definition, ReplayOptions(sink=sink, **options)).ok
 
 
 ID = Column(id=1, name="id", type_oid=23, type_name="integer", key=0)
@@ -46,9 +46,9 @@ NOTE = Column(id=2, name="note", type_oid=25, type_name="text")
 AT = Column(id=3, name="at", type_oid=1114, type_name="timestamp without time zone")
 
 
-def states(ground: Ground) -> dict[str, str]:
+def states(shop: ShopPipeline) -> dict[str, str]:
     """By table, as the Delta sink published it last."""
-    record = ground.lake_of().published()
+    record = shop.lake_of().published()
     return {} if record is None else {table.topic: table.state for table in record.tables.values()}
 
 
@@ -59,27 +59,27 @@ def damage(table: Path) -> None:
     held.update(updates={"note": "'wrong'"}, predicate="id = 6")
 
 
-def test_a_damaged_table_is_again_what_the_log_says_and_keeps_its_history(ground: Ground) -> None:
-    ground.drive("lake")
-    right, orders = ground.lake(), ground.folder / "lake/shop/orders"
+def test_a_damaged_table_is_again_what_the_log_says_and_keeps_its_history(shop: ShopPipeline) -> None:
+    shop.drive("lake")
+    right, orders = shop.lake(), shop.folder / "lake/shop/orders"
     before = DeltaTable(str(orders))
     damage(orders)
     assert delta_rows(str(orders)) != right["shop.orders"]
-    again(ground)
+    again(shop)
     after = DeltaTable(str(orders))
-    assert ground.lake() == right
+    assert shop.lake() == right
     assert delta_rows(str(orders)) == right["shop.orders"]
     assert (after.metadata().id, after.version()) == (before.metadata().id, before.version() + 3)
     assert delta_rows(str(orders), before.version()) == right["shop.orders"]
     assert after.metadata().configuration == before.metadata().configuration
 
 
-def test_the_switch_of_a_table_is_one_commit_that_carries_the_position(ground: Ground) -> None:
-    ground.drive("lake")
-    orders = ground.folder / "lake/shop/orders"
+def test_the_switch_of_a_table_is_one_commit_that_carries_the_position(shop: ShopPipeline) -> None:
+    shop.drive("lake")
+    orders = shop.folder / "lake/shop/orders"
     damage(orders)
     version = DeltaTable(str(orders)).version()
-    again(ground)
+    again(shop)
     commit = (orders / f"_delta_log/{version + 1:020d}.json").read_text().splitlines()
     kinds = [next(iter(json.loads(line))) for line in commit]
     assert {"add", "remove", "txn"} <= set(kinds)
@@ -88,241 +88,245 @@ def test_the_switch_of_a_table_is_one_commit_that_carries_the_position(ground: G
     assert table.transaction_version(table.metadata().configuration["cdc.app_id"]) == END
 
 
-def test_a_reader_that_opened_the_old_table_goes_on_with_it(ground: Ground) -> None:
-    ground.drive("lake")
-    orders = ground.folder / "lake/shop/orders"
+def test_a_reader_that_opened_the_old_table_goes_on_with_it(shop: ShopPipeline) -> None:
+    shop.drive("lake")
+    orders = shop.folder / "lake/shop/orders"
     damage(orders)
     old, wrong = DeltaTable(str(orders)), delta_rows(str(orders))
-    again(ground)
+    again(shop)
     assert delta_rows(str(orders), old.version()) == wrong
 
 
-def test_a_sink_goes_on_from_where_the_replay_put_it(ground: Ground) -> None:
-    ground.drive("lake", 1_200)
-    again(ground)
-    ground.append(1_500, [change(1_500, 0, 5, "late", op="u"), change(1_500, 1, 9, "late", of=ITEMS)])
-    ground.drive("lake", 1_500)
-    here = ground.lake()
-    shutil.rmtree(ground.folder / "lake")
-    ground.drive("lake", 1_500)
-    assert here == ground.lake()
+def test_a_sink_goes_on_from_where_the_replay_put_it(shop: ShopPipeline) -> None:
+    shop.drive("lake", 1_200)
+    again(shop)
+    shop.append(1_500, [change(1_500, 0, 5, "late", op="u"), change(1_500, 1, 9, "late", of=ITEMS)])
+    shop.drive("lake", 1_500)
+    here = shop.lake()
+    shutil.rmtree(shop.folder / "lake")
+    shop.drive("lake", 1_500)
+    assert here == shop.lake()
 
 
-def test_what_the_new_target_cannot_take_is_parked_beside_the_sink_as_before(ground: Ground) -> None:
-    ground.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u")])
-    ground.append(1_600, [change(1_600, 0, 5, "fits", op="u")])
-    template = f"{ground.folder}/lake/{{schema}}/{{table}}"
-    again(ground)
-    published = ground.lake_of().published()
+def test_what_the_new_target_cannot_take_is_parked_beside_the_sink_as_before(shop: ShopPipeline) -> None:
+    shop.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u")])
+    shop.append(1_600, [change(1_600, 0, 5, "fits", op="u")])
+    template = f"{shop.folder}/lake/{{schema}}/{{table}}"
+    again(shop)
+    published = shop.lake_of().published()
     assert published is not None
     assert {table.topic: table.parked for table in published.tables.values()}["shop.orders"] == (("9",),)
     (held,) = read_parked(template, published)
     assert (held.key, held.place, dict(held.image)) == (("9",), (1_500, 0), {1: "not a number", 2: "x"})
-    ground.append(1_700, [change(1_700, 0, 9, "right", op="u")])
-    ground.drive("lake", 1_700)
-    assert [row["note"] for row in ground.lake()["shop.orders"] if row["id"] == 9] == ["right"]
-    assert sorted(path.name for path in (ground.folder / "lake/_cdc").iterdir()) == ["parked", "published"]
+    shop.append(1_700, [change(1_700, 0, 9, "right", op="u")])
+    shop.drive("lake", 1_700)
+    assert [row["note"] for row in shop.lake()["shop.orders"] if row["id"] == 9] == ["right"]
+    assert sorted(path.name for path in (shop.folder / "lake/_cdc").iterdir()) == ["parked", "published"]
 
 
 @pytest.mark.parametrize("said", [{"stored_as_scd_type": 2}, {"mode": "append"}], ids=["scd2", "append"])
 def test_a_history_that_is_built_anew_parks_a_key_with_its_changes_and_goes_on(
-    ground: Ground, said: dict[str, Any]
+    shop: ShopPipeline, said: dict[str, Any]
 ) -> None:
-    lake, find = ground.definition.sinks
+    lake, find = shop.definition.sinks
     kept = DeltaSinkDefinition.model_validate(lake.model_dump(exclude_unset=True) | said)
-    ground.definition = ground.definition.model_copy(update={"sinks": (kept, find)})
-    ground.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u")])
-    ground.append(1_600, [change(1_600, 0, 5, "fits", op="u"), change(1_600, 1, 9, "later", op="u")])
-    again(ground)
-    ground.append(1_700, [change(1_700, 0, 9, "last", op="u"), change(1_700, 1, 6, "on", op="u")])
-    ground.drive("lake", 1_700)
-    published = ground.lake_of().published()
+    shop.definition = shop.definition.model_copy(update={"sinks": (kept, find)})
+    shop.append(1_500, [change(1_500, 0, 9, "x", after=[(1, "not a number"), (2, "x")], op="u")])
+    shop.append(1_600, [change(1_600, 0, 5, "fits", op="u"), change(1_600, 1, 9, "later", op="u")])
+    again(shop)
+    shop.append(1_700, [change(1_700, 0, 9, "last", op="u"), change(1_700, 1, 6, "on", op="u")])
+    shop.drive("lake", 1_700)
+    published = shop.lake_of().published()
     assert published is not None
     assert published.tables[ORDERS].parked == (("9",),)
-    (held,) = read_parked(f"{ground.folder}/lake/{{schema}}/{{table}}", published)
+    (held,) = read_parked(f"{shop.folder}/lake/{{schema}}/{{table}}", published)
     assert [place.position for place in held.changes] == [1_500, 1_600, 1_700]
     rows = read_target(published.tables[ORDERS].target).read_all().to_pylist()
     notes = {row["note"] for row in rows if row["id"] in (5, 6, 9)}
     assert notes == {"o5", "fits", "o6", "on", "o9"}
 
 
-def test_what_a_new_index_has_no_base_for_is_parked_in_it(ground: Ground) -> None:
-    ground.drive("find")
-    ground.append(1_500, [change(1_500, 0, 77, "x", after=[(1, "77"), (2, "x")], op="u", partial=True)])
-    ground.append(1_600, [change(1_600, 0, 5, "fits", op="u")])
-    again(ground, "find")
-    index = SearchIndex.open(ground.folder / "find")
+def test_what_a_new_index_has_no_base_for_is_parked_in_it(shop: ShopPipeline) -> None:
+    shop.drive("find")
+    shop.append(1_500, [change(1_500, 0, 77, "x", after=[(1, "77"), (2, "x")], op="u", partial=True)])
+    shop.append(1_600, [change(1_600, 0, 5, "fits", op="u")])
+    again(shop, "find")
+    index = SearchIndex.open(shop.folder / "find")
     assert index.published is not None
     assert index.published.tables[ORDERS].parked == (("77",),)
     assert [(row.key, row.place, dict(row.image)) for row in index.parked()] == [
         (("77",), (1_500, 0), {1: "77", 2: "x"})
     ]
-    ground.append(1_700, [change(1_700, 0, 77, "whole", op="r")])
-    ground.drive("find", 1_700)
-    assert {row["id"]: row["note"] for row in ground.found()["shop.orders"] if row["id"] in ("5", "77")} == {
+    shop.append(1_700, [change(1_700, 0, 77, "whole", op="r")])
+    shop.drive("find", 1_700)
+    assert {row["id"]: row["note"] for row in shop.found()["shop.orders"] if row["id"] in ("5", "77")} == {
         "5": "fits",
         "77": "whole",
     }
-    assert SearchIndex.open(ground.folder / "find").parked() == []
+    assert SearchIndex.open(shop.folder / "find").parked() == []
 
 
-def test_a_lost_folder_is_made_again(ground: Ground) -> None:
-    ground.drive("lake")
-    right = ground.lake()
-    shutil.rmtree(ground.folder / "lake")
-    again(ground)
-    assert ground.lake() == right
+def test_a_lost_folder_is_made_again(shop: ShopPipeline) -> None:
+    shop.drive("lake")
+    right = shop.lake()
+    shutil.rmtree(shop.folder / "lake")
+    again(shop)
+    assert shop.lake() == right
 
 
-def test_some_tables_are_put_beside_the_others_where_those_stand(ground: Ground) -> None:
-    ground.drive("lake", 1_300)
-    right, items = ground.lake(), ground.folder / "lake/shop/items"
-    damage(ground.folder / "lake/shop/orders")
+def test_some_tables_are_put_beside_the_others_where_those_stand(shop: ShopPipeline) -> None:
+    shop.drive("lake", 1_300)
+    right, items = shop.lake(), shop.folder / "lake/shop/items"
+    damage(shop.folder / "lake/shop/orders")
     version = DeltaTable(str(items)).version()
-    again(ground, tables=("orders",))
-    assert ground.lake() == right
+    again(shop, tables=("orders",))
+    assert shop.lake() == right
     assert DeltaTable(str(items)).version() == version
-    record = ground.lake_of().published()
+    record = shop.lake_of().published()
     assert record is not None
     assert record.position == 1_300
     assert {table.state for table in record.tables.values()} == {TargetState.STREAMING}
 
 
-def test_a_table_dropped_and_made_again_takes_the_place_of_the_old_one(ground: Ground) -> None:
-    ground.drive("lake")
-    held = DeltaTable(str(ground.folder / "lake/shop/orders"))
+def test_a_table_dropped_and_made_again_takes_the_place_of_the_old_one(shop: ShopPipeline) -> None:
+    shop.drive("lake")
+    held = DeltaTable(str(shop.folder / "lake/shop/orders"))
     held.alter.set_table_properties({"cdc.relation": "99"}, raise_if_not_exists=False)
-    again(ground)
+    again(shop)
     assert DeltaTable(held.table_uri).metadata().configuration["cdc.relation"] == "16384"
-    assert len(ground.lake()["shop.orders"]) == 50
+    assert len(shop.lake()["shop.orders"]) == 50
 
 
-def test_columns_that_came_and_went_are_those_of_now(ground: Ground) -> None:
-    ground.drive("lake")
+def test_columns_that_came_and_went_are_those_of_now(shop: ShopPipeline) -> None:
+    shop.drive("lake")
     now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, AT))
     gone = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())
-    ground.append(1_500, [gone, change(1_500, 1, 9, None, op="u", after=[(1, "9"), (3, "2026-01-31 12:00:00.25")])])
-    again(ground)
-    assert [set(row) for row in ground.lake()["shop.orders"]] == [{"id", "at", "_position", "_ordinal"}] * 50
-    ground.append(1_600, [change(1_600, 0, 10, None, op="u", after=[(1, "10"), (3, "2026-02-01 00:00:00")])])
-    ground.drive("lake", 1_600)
-    times = {row["id"]: row["at"] for row in ground.lake()["shop.orders"] if row["at"] is not None}
+    shop.append(1_500, [gone, change(1_500, 1, 9, None, op="u", after=[(1, "9"), (3, "2026-01-31 12:00:00.25")])])
+    again(shop)
+    assert [set(row) for row in shop.lake()["shop.orders"]] == [{"id", "at", "_position", "_ordinal"}] * 50
+    shop.append(1_600, [change(1_600, 0, 10, None, op="u", after=[(1, "10"), (3, "2026-02-01 00:00:00")])])
+    shop.drive("lake", 1_600)
+    times = {row["id"]: row["at"] for row in shop.lake()["shop.orders"] if row["at"] is not None}
     assert times == {9: datetime(2026, 1, 31, 12, 0, 0, 250_000), 10: datetime(2026, 2, 1)}  # noqa: DTZ001 - naive
 
 
-def test_columns_that_a_crash_had_brought_to_the_old_target_come_to_the_new_one_in_their_turn(ground: Ground) -> None:
-    ground.drive("lake")
+def test_columns_that_a_crash_had_brought_to_the_old_target_come_to_the_new_one_in_their_turn(
+    shop: ShopPipeline,
+) -> None:
+    shop.drive("lake")
     now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, NOTE, AT))
     wider = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())
     for position, rows in ((1_500, [wider]), (1_600, [])):
         image = [(1, "9"), (2, "x"), (3, "2026-02-01 00:00:00")]
-        ground.append(position, [*rows, change(position, 1, 9, None, op="u", after=image)])
-    target = DeltaTarget.open(str(ground.folder / "lake/shop/orders"))
+        shop.append(position, [*rows, change(position, 1, 9, None, op="u", after=image)])
+    target = DeltaTarget.open(str(shop.folder / "lake/shop/orders"))
     assert target is not None
     evolution = ColumnChange(target_schema(now, TypePolicy.EXACT), SchemaChanges.EVOLVE, replaced=False)
     target.evolve_columns(evolution, 1_600)
-    again(ground, tables=("shop.orders",))
-    assert "at" not in ground.lake()["shop.orders"][0]
-    ground.drive("lake", 1_600)
+    again(shop, tables=("shop.orders",))
+    assert "at" not in shop.lake()["shop.orders"][0]
+    shop.drive("lake", 1_600)
 
-    assert states(ground) == {"shop.orders": "streaming", "shop.items": "streaming"}
-    assert [row["id"] for row in ground.lake()["shop.orders"] if row["at"] is not None] == [9]
+    assert states(shop) == {"shop.orders": "streaming", "shop.items": "streaming"}
+    assert [row["id"] for row in shop.lake()["shop.orders"] if row["at"] is not None] == [9]
 
 
-def test_where_columns_are_dropped_the_stream_leaves_those_of_a_replay(ground: Ground) -> None:
-    path = ground.folder / "shop.yaml"
+def test_where_columns_are_dropped_the_stream_leaves_those_of_a_replay(shop: ShopPipeline) -> None:
+    path = shop.folder / "shop.yaml"
     path.write_text(path.read_text().replace("name: lake,", "name: lake, dropped_columns: drop,"))
-    ground.definition = load_definition(path)
-    ground.drive("lake")
+    shop.definition = load_definition(path)
+    shop.drive("lake")
     now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, AT))
     gone = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())
-    ground.append(1_500, [gone, change(1_500, 1, 9, None, op="u", after=[(1, "9"), (3, "2026-01-31 12:00:00.25")])])
-    ground.drive("lake", 1_500)
-    streamed = ground.lake()["shop.orders"]
-    again(ground)
+    shop.append(1_500, [gone, change(1_500, 1, 9, None, op="u", after=[(1, "9"), (3, "2026-01-31 12:00:00.25")])])
+    shop.drive("lake", 1_500)
+    streamed = shop.lake()["shop.orders"]
+    again(shop)
 
-    assert ground.lake()["shop.orders"] == streamed
+    assert shop.lake()["shop.orders"] == streamed
     assert [set(row) for row in streamed] == [{"id", "at", "_position", "_ordinal"}] * 50
 
 
-def test_a_table_that_stops_at_a_change_of_its_columns_is_built_anew_while_the_others_go_on(ground: Ground) -> None:
-    path = ground.folder / "shop.yaml"
+def test_a_table_that_stops_at_a_change_of_its_columns_is_built_anew_while_the_others_go_on(
+    shop: ShopPipeline,
+) -> None:
+    path = shop.folder / "shop.yaml"
     rule = "name: lake, rules: [{match: shop.orders, schema_changes: exception}],"
     path.write_text(path.read_text().replace("name: lake,", rule))
-    ground.definition = load_definition(path)
-    ground.drive("lake")
+    shop.definition = load_definition(path)
+    shop.drive("lake")
     now = replace(schema_of(ORDERS, "note", "at"), columns=(ID, AT))
     said = row(1_500, 0, op="s", relation=ORDERS, topic="shop.orders", key=None, after=None, payload=now.to_json())
-    ground.append(1_500, [said, change(1_500, 1, 7, "goes on", op="u", of=ITEMS)])
-    ground.drive("lake", 1_500)
-    assert states(ground) == {"shop.orders": TargetState.FAILED, "shop.items": TargetState.STREAMING}
-    assert len(delta_rows(f"{ground.folder}/lake/shop/orders")) == 50
-    assert ground.lake()["shop.items"][0]["note"] == "goes on"
-    again(ground, tables=("shop.orders",))
+    shop.append(1_500, [said, change(1_500, 1, 7, "goes on", op="u", of=ITEMS)])
+    shop.drive("lake", 1_500)
+    assert states(shop) == {"shop.orders": TargetState.FAILED, "shop.items": TargetState.STREAMING}
+    assert len(delta_rows(f"{shop.folder}/lake/shop/orders")) == 50
+    assert shop.lake()["shop.items"][0]["note"] == "goes on"
+    again(shop, tables=("shop.orders",))
 
-    assert set(states(ground).values()) == {TargetState.STREAMING}
-    assert set(ground.lake()["shop.orders"][0]) == {"id", "at", "_position", "_ordinal"}
-    ground.append(1_600, [change(1_600, 0, 10, None, op="u", after=[(1, "10"), (3, "2026-02-01 00:00:00")])])
-    ground.drive("lake", 1_600)
-    assert [row["id"] for row in ground.lake()["shop.orders"] if row["at"] is not None] == [10]
-
-
-def test_a_removed_index_is_built_again(ground: Ground) -> None:
-    ground.drive("find")
-    right = ground.found()
-    shutil.rmtree(ground.folder / "find")
-    again(ground, "find")
-    assert ground.found() == right
-    assert not (ground.folder / "find.replay").exists()
+    assert set(states(shop).values()) == {TargetState.STREAMING}
+    assert set(shop.lake()["shop.orders"][0]) == {"id", "at", "_position", "_ordinal"}
+    shop.append(1_600, [change(1_600, 0, 10, None, op="u", after=[(1, "10"), (3, "2026-02-01 00:00:00")])])
+    shop.drive("lake", 1_600)
+    assert [row["id"] for row in shop.lake()["shop.orders"] if row["at"] is not None] == [10]
 
 
-def test_a_new_index_takes_the_place_of_a_damaged_one_and_old_segments_go(ground: Ground) -> None:
-    ground.drive("find", 1_200)
-    again(ground, "find")
-    right, segments = ground.found(), {file.stem for file in (ground.folder / "find").iterdir()}
-    ground.append(1_500, [change(1_500, 0, 5, "late", op="u")])
-    ground.drive("find", 1_500)
-    named = json.loads((ground.folder / "find/meta.json").read_text())["segments"]
-    left = {file.stem for file in (ground.folder / "find").glob("*.store")}
+def test_a_removed_index_is_built_again(shop: ShopPipeline) -> None:
+    shop.drive("find")
+    right = shop.found()
+    shutil.rmtree(shop.folder / "find")
+    again(shop, "find")
+    assert shop.found() == right
+    assert not (shop.folder / "find.replay").exists()
+
+
+def test_a_new_index_takes_the_place_of_a_damaged_one_and_old_segments_go(shop: ShopPipeline) -> None:
+    shop.drive("find", 1_200)
+    again(shop, "find")
+    right, segments = shop.found(), {file.stem for file in (shop.folder / "find").iterdir()}
+    shop.append(1_500, [change(1_500, 0, 5, "late", op="u")])
+    shop.drive("find", 1_500)
+    named = json.loads((shop.folder / "find/meta.json").read_text())["segments"]
+    left = {file.stem for file in (shop.folder / "find").glob("*.store")}
     assert len(left) <= len(named) < len(segments)
-    assert ground.found()["shop.items"] == right["shop.items"]
+    assert shop.found()["shop.items"] == right["shop.items"]
 
 
-def test_a_position_of_the_past_can_be_kept_apart(ground: Ground) -> None:
-    ground.drive("lake", 1_200)
-    past = ground.lake()
-    ground.drive("lake")
-    now = ground.lake()
-    again(ground, into=str(ground.folder / "past"), end="0/4B0")  # 1,200
+def test_a_position_of_the_past_can_be_kept_apart(shop: ShopPipeline) -> None:
+    shop.drive("lake", 1_200)
+    past = shop.lake()
+    shop.drive("lake")
+    now = shop.lake()
+    again(shop, into=str(shop.folder / "past"), end="0/4B0")  # 1,200
     for topic, rows in past.items():
-        assert delta_rows(str(ground.folder / "past" / topic.replace(".", "/"))) == rows
-    assert ground.lake() == now
+        assert delta_rows(str(shop.folder / "past" / topic.replace(".", "/"))) == rows
+    assert shop.lake() == now
 
 
-def test_an_index_can_be_kept_apart_with_some_tables(ground: Ground) -> None:
-    ground.drive("find")
-    again(ground, "find", into=str(ground.folder / "apart"), tables=("shop.it*",))
-    assert ground.found("apart") == {"shop.items": ground.found()["shop.items"]}
+def test_an_index_can_be_kept_apart_with_some_tables(shop: ShopPipeline) -> None:
+    shop.drive("find")
+    again(shop, "find", into=str(shop.folder / "apart"), tables=("shop.it*",))
+    assert shop.found("apart") == {"shop.items": shop.found()["shop.items"]}
 
 
-def test_two_replays_of_one_sink_do_not_meet(ground: Ground) -> None:
+def test_two_replays_of_one_sink_do_not_meet(shop: ShopPipeline) -> None:
     with (
-        Catalog.open(ground.definition.catalog.url) as catalog,
+        Catalog.open(shop.definition.catalog.url) as catalog,
         sole_replay(catalog, "shop", "lake"),
         pytest.raises(SinkInUse, match="another replay"),
     ):
-        again(ground)
+        again(shop)
 
 
-def test_an_end_in_the_past_is_refused_while_the_sink_moves_on(ground: Ground) -> None:
-    with Catalog.open(ground.definition.catalog.url) as catalog:
+def test_an_end_in_the_past_is_refused_while_the_sink_moves_on(shop: ShopPipeline) -> None:
+    with Catalog.open(shop.definition.catalog.url) as catalog:
         catalog.processes.report(ProcessReport("shop", "apply", 1, "running"))
     with pytest.raises(ConfigError, match="while the apply process runs"):
-        again(ground, end="0/578")
+        again(shop, end="0/578")
 
 
-def test_a_driver_that_does_not_let_go_is_named_and_nothing_is_changed(ground: Ground) -> None:
-    with Catalog.open(ground.definition.catalog.url) as catalog:
+def test_a_driver_that_does_not_let_go_is_named_and_nothing_is_changed(shop: ShopPipeline) -> None:
+    with Catalog.open(shop.definition.catalog.url) as catalog:
         catalog.processes.report(ProcessReport("shop", "apply", 1, "running"))
         with pytest.raises(SinkInUse, match="'lake'"), paused(catalog, "shop", "lake", timeout=0.2):
             pass
@@ -330,17 +334,17 @@ def test_a_driver_that_does_not_let_go_is_named_and_nothing_is_changed(ground: G
         assert catalog.leases.holder("pause shop/lake") is None
 
 
-def test_a_running_driver_lets_go_and_goes_on_from_the_new_target(ground: Ground) -> None:
+def test_a_running_driver_lets_go_and_goes_on_from_the_new_target(shop: ShopPipeline) -> None:
     spark_never_comes: Future[Any] = Future()
-    with Catalog.open(ground.definition.catalog.url) as catalog, ThreadPoolExecutor(1) as beside:
+    with Catalog.open(shop.definition.catalog.url) as catalog, ThreadPoolExecutor(1) as beside:
         parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_never_comes)
-        query = SinkRunner(ground.definition, ground.definition.sinks[0], parts)
+        query = SinkRunner(shop.definition, shop.definition.sinks[0], parts)
         for _ in ("the first copy", "what came after"):
             query.step()
-        right = ground.lake()
-        damage(ground.folder / "lake/shop/orders")
+        right = shop.lake()
+        damage(shop.folder / "lake/shop/orders")
         catalog.processes.report(ProcessReport("shop", "apply", 1, "running"))
-        replayed = beside.submit(again, ground)
+        replayed = beside.submit(again, shop)
 
         def looked() -> bool:
             query.step()
@@ -348,8 +352,8 @@ def test_a_running_driver_lets_go_and_goes_on_from_the_new_target(ground: Ground
 
         until(looked, "the replay", every=0.0)
         replayed.result(timeout=0)
-        assert ground.lake() == right
-        ground.append(1_500, [change(1_500, 0, 5, "late", op="u")])
+        assert shop.lake() == right
+        shop.append(1_500, [change(1_500, 0, 5, "late", op="u")])
         query.step()
         query.stop()
-        assert {row["id"]: row["note"] for row in ground.lake()["shop.orders"]}[5] == "late"
+        assert {row["id"]: row["note"] for row in shop.lake()["shop.orders"]}[5] == "late"

@@ -8,31 +8,31 @@ from typing import Any
 from pipelines.__main__ import main
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
-from tests.pipelines.replayed import END, Ground, change
+from tests.pipelines.shop_pipeline import END, ShopPipeline, change
 
 
-def test_a_dry_run_prints_rows_and_bytes_and_touches_nothing(ground: Ground, capsys: Any) -> None:
-    ground.drive("lake")
-    before = sorted(ground.folder.rglob("*"))
-    config = str(ground.folder / "shop.yaml")
+def test_a_dry_run_prints_rows_and_bytes_and_touches_nothing(shop: ShopPipeline, capsys: Any) -> None:
+    shop.drive("lake")
+    before = sorted(shop.folder.rglob("*"))
+    config = str(shop.folder / "shop.yaml")
     assert main(["replay", "lake", "--dry-run", "--json", "-c", config]) == 0
     result = json.loads(capsys.readouterr().out)["result"]
     assert {table["topic"]: table["rows"] for table in result["tables"]} == {"shop.orders": 57, "shop.items": 23}
     assert all(table["bytes"] > 0 and table["state"] == "planned" for table in result["tables"])
-    assert sorted(ground.folder.rglob("*")) == before
+    assert sorted(shop.folder.rglob("*")) == before
 
 
-def test_a_dry_run_expects_more_time_of_more_rows(ground: Ground) -> None:
+def test_a_dry_run_expects_more_time_of_more_rows(shop: ShopPipeline) -> None:
     def expected(sink: str) -> tuple[float, dict[str, float]]:
-        plan = replay(ground.definition, ReplayOptions(sink=sink, dry_run=True))
+        plan = replay(shop.definition, ReplayOptions(sink=sink, dry_run=True))
         return plan.seconds, {table.topic: table.seconds for table in plan.tables}
 
     for sink in ("lake", "find"):
-        ground.drive(sink)
+        shop.drive(sink)
     few, few_of = expected("lake")
     assert 0 < few_of["shop.items"] < few_of["shop.orders"] < few
     assert few < expected("find")[0]  # an index takes longer over the same rows
-    ground.append(END + 100, [change(END + 100, n, 200 + n, "more") for n in range(500)])
+    shop.append(END + 100, [change(END + 100, n, 200 + n, "more") for n in range(500)])
     more, more_of = expected("lake")
     assert few < more
     assert few_of["shop.orders"] < more_of["shop.orders"]

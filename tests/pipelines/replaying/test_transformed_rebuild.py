@@ -21,7 +21,7 @@ from pipelines.replaying.replay import replay
 from pipelines.runtime.session import has_delta
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from tests.pipelines.replayed import END, Ground, change, delta_rows
+from tests.pipelines.shop_pipeline import END, ShopPipeline, change, delta_rows
 
 SALT = Secret("pepper", {"env": "SALT"})
 MASKED: dict[str, Any] = {"transform": {"rename": {"note": "words"}, "mask": {"note": "sha256"}, "salt": SALT}}
@@ -30,13 +30,13 @@ PARTED: dict[str, Any] = {"partition_by": ["note"], "properties": {"delta.enable
 RULES = {"masked": MASKED, "computed": COMPUTED, "parted": PARTED, "both": {**COMPUTED, "partition_by": ["shelf"]}}
 
 
-def sink_of(ground: Ground, name: str, rule: dict[str, Any], writer: Writer = Writer.AUTO) -> DeltaSink:
+def sink_of(shop: ShopPipeline, name: str, rule: dict[str, Any], writer: Writer = Writer.AUTO) -> DeltaSink:
     rules = (SinkRule.model_validate({"match": "*.*", **rule}),)
-    return DeltaSink(DeltaSettings(name, f"{ground.folder}/{name}/{{schema}}/{{table}}", writer, rules=rules))
+    return DeltaSink(DeltaSettings(name, f"{shop.folder}/{name}/{{schema}}/{{table}}", writer, rules=rules))
 
 
-def rebuilt(ground: Ground, sink: DeltaSink, spark: SparkSession, large: int = 1_000) -> Published:
-    log = LogReader(ground.folder / "log")
+def rebuilt(shop: ShopPipeline, sink: DeltaSink, spark: SparkSession, large: int = 1_000) -> Published:
+    log = LogReader(shop.folder / "log")
     upto = Position(log.durable or 0)
     tables = read_contents(log, upto, sink=sink.name, globs=("shop.items",))
     sink.attach(spark)
@@ -58,28 +58,28 @@ def rows_of(built: Published) -> list[dict[str, Any]]:
     "rule", ["masked", *(pytest.param(name, marks=pytest.mark.slow) for name in ("computed", "both"))]
 )
 def test_executors_make_of_a_table_what_the_driver_makes(
-    spark: SparkSession, ground: Ground, rule: str, writer: Writer
+    spark: SparkSession, shop: ShopPipeline, rule: str, writer: Writer
 ) -> None:
-    right = rows_of(rebuilt(ground, sink_of(ground, "small", RULES[rule]), spark))
+    right = rows_of(rebuilt(shop, sink_of(shop, "small", RULES[rule]), spark))
     assert [len(row) for row in right][:1] == [4 if rule == "masked" else 5]
-    assert rows_of(rebuilt(ground, sink_of(ground, "large", RULES[rule], writer), spark, large=1)) == right
+    assert rows_of(rebuilt(shop, sink_of(shop, "large", RULES[rule], writer), spark, large=1)) == right
 
 
-def with_rule(ground: Ground, rule: dict[str, Any]) -> Ground:
-    (lake, *rest) = ground.definition.sinks
+def with_rule(shop: ShopPipeline, rule: dict[str, Any]) -> ShopPipeline:
+    (lake, *rest) = shop.definition.sinks
     said = SinkRule.model_validate({"match": "shop.orders", **rule})
     sinks = (lake.model_copy(update={"rules": (said,), "tables": ("shop.orders",)}), *rest)
-    return replace(ground, definition=ground.definition.model_copy(update={"sinks": sinks}))
+    return replace(shop, definition=shop.definition.model_copy(update={"sinks": sinks}))
 
 
-def state(ground: Ground) -> tuple[str, str | None, list[dict[str, Any]]]:
-    (record,) = ground.lake_of().tables()
+def state(shop: ShopPipeline) -> tuple[str, str | None, list[dict[str, Any]]]:
+    (record,) = shop.lake_of().tables()
     return record.state, record.reason, delta_rows(record.target, record.version)
 
 
-def test_a_replay_puts_rows_of_another_rule_in_place(ground: Ground) -> None:
-    with_rule(ground, {}).drive("lake", 1_200)
-    masked = with_rule(ground, MASKED)
+def test_a_replay_puts_rows_of_another_rule_in_place(shop: ShopPipeline) -> None:
+    with_rule(shop, {}).drive("lake", 1_200)
+    masked = with_rule(shop, MASKED)
     masked.drive("lake")
     stopped, reason, before = state(masked)
     assert (stopped, "written with another transform" in (reason or "")) == (TargetState.FAILED, True)
@@ -95,13 +95,13 @@ def test_a_replay_puts_rows_of_another_rule_in_place(ground: Ground) -> None:
     assert [row["words"] for row in rows] == [row["words"] for row in after]
 
 
-def test_a_replay_keeps_partitions_and_goes_where_the_rule_says(ground: Ground) -> None:
-    path = f"{ground.folder}/elsewhere/of {{table}}"
-    parted = with_rule(ground, {**PARTED, "path": path})
-    ground.append(END + 50, [change(END + 50, 0, 60, "a b/c=d%20ü")])
+def test_a_replay_keeps_partitions_and_goes_where_the_rule_says(shop: ShopPipeline) -> None:
+    path = f"{shop.folder}/elsewhere/of {{table}}"
+    parted = with_rule(shop, {**PARTED, "path": path})
+    shop.append(END + 50, [change(END + 50, 0, 60, "a b/c=d%20ü")])
     parted.drive("lake", END + 50)
     _, _, right = state(parted)
-    folder = f"{ground.folder}/elsewhere/of orders"
+    folder = f"{shop.folder}/elsewhere/of orders"
     DeltaTable(folder).delete("id < 20")
     assert replay(parted.definition, ReplayOptions(sink="lake")).ok
     _, _, after = state(parted)
@@ -118,16 +118,16 @@ def test_a_replay_keeps_partitions_and_goes_where_the_rule_says(ground: Ground) 
     }
 
 
-def test_a_replay_into_a_directory_stays_inside_of_it(ground: Ground, tmp_path: Path) -> None:
-    routed = with_rule(ground, {"path": f"{ground.folder}/elsewhere"})
+def test_a_replay_into_a_directory_stays_inside_of_it(shop: ShopPipeline, tmp_path: Path) -> None:
+    routed = with_rule(shop, {"path": f"{shop.folder}/elsewhere"})
     assert replay(routed.definition, ReplayOptions(sink="lake", into=str(tmp_path / "new"))).ok
 
     assert (tmp_path / "new/shop/orders/_delta_log").is_dir()
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_an_empty_text_in_a_column_that_parts_files_stops_the_table(ground: Ground) -> None:
-    parted = with_rule(ground, PARTED)
+def test_an_empty_text_in_a_column_that_parts_files_stops_the_table(shop: ShopPipeline) -> None:
+    parted = with_rule(shop, PARTED)
     parted.drive("lake")
     parted.append(END + 50, [change(END + 50, 0, 60, "")])
     parted.drive("lake", END + 50)

@@ -21,18 +21,18 @@ from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import LEASE, SinkLeases
 from tests.fixtures.waiting import until
-from tests.pipelines.replayed import END, FIGURES, Ground, made
+from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, make_shop
 
 NAME = "apply shop/lake"
 
 
 @pytest.fixture(name="ground")
-def _ground(tmp_path: Path) -> Ground:
-    return made(tmp_path)
+def _ground(tmp_path: Path) -> ShopPipeline:
+    return make_shop(tmp_path)
 
 
 @pytest.fixture(name="catalog")
-def _catalog(ground: Ground) -> Iterator[Catalog]:
+def _catalog(ground: ShopPipeline) -> Iterator[Catalog]:
     with Catalog.open(ground.definition.catalog.url) as catalog:
         yield catalog
 
@@ -76,7 +76,7 @@ def test_the_hold_of_another_machine_counts_until_it_runs_out(catalog: Catalog, 
 
 
 def test_of_two_drivers_the_second_leaves_the_sink_alone_until_the_first_is_gone(
-    ground: Ground, catalog: Catalog
+    ground: ShopPipeline, catalog: Catalog
 ) -> None:
     spark_never_comes: Future[Any] = Future()
     pauses, cuts = ReplayPauses(catalog, "shop"), CutRequests(catalog, "shop")

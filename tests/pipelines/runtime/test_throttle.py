@@ -26,7 +26,7 @@ from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.throttle import ASK_EVERY, LONGEST, BatchThrottle, CommitRate, ThrottleState
 from pipelines.sink_factory import without_throttle
 from tests.fixtures.waiting import until
-from tests.pipelines.replayed import END, Ground, change, made
+from tests.pipelines.shop_pipeline import END, ShopPipeline, change, make_shop
 
 MIB = 1 << 20
 
@@ -133,15 +133,15 @@ def test_a_table_that_slows_its_sink_down_is_told_and_no_more_when_it_does_not()
 
 
 @pytest.fixture(name="ground")
-def _ground(tmp_path: Path) -> Ground:
+def _ground(tmp_path: Path) -> ShopPipeline:
     """With a lake that has all of the log, and one transaction more in it."""
-    ground = made(tmp_path / "shop")
+    ground = make_shop(tmp_path / "shop")
     ground.drive("lake")
     put(ground, 1)
     return ground
 
 
-def put(ground: Ground, number: int) -> int:
+def put(ground: ShopPipeline, number: int) -> int:
     """Append one transaction over both tables."""
     position = END + number * 100
     items = change(position, 1, 7, f"i{number}", op="u", of=16385)
@@ -149,7 +149,7 @@ def put(ground: Ground, number: int) -> int:
     return position
 
 
-def size_of(ground: Ground) -> int:
+def size_of(ground: ShopPipeline) -> int:
     """Bytes of the files of the larger table."""
     tables = (DeltaTable(f"{ground.folder}/lake/shop/{name}") for name in ("orders", "items"))
     return max(sum(table.get_add_actions().column("size_bytes").to_pylist()) for table in tables)
@@ -157,7 +157,12 @@ def size_of(ground: Ground) -> int:
 
 @contextmanager
 def running(
-    ground: Ground, max_rewrite: int, *, once: bool = False, session: SparkSession | None = None, rows: int = 1_000
+    ground: ShopPipeline,
+    max_rewrite: int,
+    *,
+    once: bool = False,
+    session: SparkSession | None = None,
+    rows: int = 1_000,
 ) -> Iterator[tuple[SinkRunner, Catalog]]:
     """The lake as the apply process has it, without a session before Spark is there."""
     starting: Future[Any] = Future()
@@ -183,7 +188,7 @@ def position_of(query: SinkRunner) -> int:
     return told.position
 
 
-def check_whole(ground: Ground, upto: int, note: str) -> None:
+def check_whole(ground: ShopPipeline, upto: int, note: str) -> None:
     """One cut, with nothing lost."""
     record = ground.lake_of().published()
     assert record is not None
@@ -195,7 +200,7 @@ def check_whole(ground: Ground, upto: int, note: str) -> None:
     assert len(held["shop.orders"]) == 50
 
 
-def test_batches_of_a_table_over_the_bound_begin_later_and_nothing_is_lost(ground: Ground) -> None:
+def test_batches_of_a_table_over_the_bound_begin_later_and_nothing_is_lost(ground: ShopPipeline) -> None:
     seconds = 4.0
     with running(ground, int(size_of(ground) / seconds)) as (query, _):
         began = time.monotonic()
@@ -215,7 +220,7 @@ def test_batches_of_a_table_over_the_bound_begin_later_and_nothing_is_lost(groun
     check_whole(ground, END + 300, "3")
 
 
-def test_without_a_bound_and_when_a_run_is_to_end_no_batch_waits(ground: Ground) -> None:
+def test_without_a_bound_and_when_a_run_is_to_end_no_batch_waits(ground: ShopPipeline) -> None:
     with running(ground, 0) as (query, _):
         put(ground, 2)
         assert query.apply_small_range()
@@ -227,7 +232,7 @@ def test_without_a_bound_and_when_a_run_is_to_end_no_batch_waits(ground: Ground)
     check_whole(ground, END + 400, "4")
 
 
-def test_who_asks_for_a_cut_does_not_wait_for_the_cadence(ground: Ground) -> None:
+def test_who_asks_for_a_cut_does_not_wait_for_the_cadence(ground: ShopPipeline) -> None:
     with running(ground, 1) as (query, catalog):
         assert not query.apply_small_range()
         put(ground, 2)
@@ -244,7 +249,7 @@ def test_who_asks_for_a_cut_does_not_wait_for_the_cadence(ground: Ground) -> Non
     check_whole(ground, END + 200, "2")
 
 
-def test_a_batch_that_waiting_would_not_make_larger_does_not_wait(ground: Ground) -> None:
+def test_a_batch_that_waiting_would_not_make_larger_does_not_wait(ground: ShopPipeline) -> None:
     with running(ground, 1, rows=2) as (query, _):
         put(ground, 2)
         assert not query.apply_small_range()
@@ -253,7 +258,7 @@ def test_a_batch_that_waiting_would_not_make_larger_does_not_wait(ground: Ground
     check_whole(ground, END + 300, "3")
 
 
-def test_a_sink_that_rests_is_paused_and_stopped_at_once(ground: Ground) -> None:
+def test_a_sink_that_rests_is_paused_and_stopped_at_once(ground: ShopPipeline) -> None:
     with running(ground, 1) as (query, catalog):
         put(ground, 2)
         assert not query.apply_small_range()
@@ -267,7 +272,7 @@ def test_a_sink_that_rests_is_paused_and_stopped_at_once(ground: Ground) -> None
 
 @pytest.mark.slow
 def test_a_streaming_query_rests_behind_its_batch_until_it_is_wanted_or_stopped(
-    ground: Ground, spark: SparkSession
+    ground: ShopPipeline, spark: SparkSession
 ) -> None:
     with running(ground, 1, session=spark) as (query, catalog):
 

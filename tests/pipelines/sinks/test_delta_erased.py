@@ -16,7 +16,7 @@ from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target import ERASED, DeltaTarget
 from tests.contracts.folded import FOLDED, ID, ITEM, ORDERS, PRICE, Row, batch, folded, put
-from tests.pipelines.dead_letters.parked import LOG, NAN, Driver
+from tests.pipelines.dead_letters.sink_driver import LOG, NAN, Driver
 
 BAG = replace(ORDERS, columns=tuple(replace(column, key=None) for column in (ID, ITEM, PRICE)))
 TRUNCATED = (35, 0)

@@ -17,26 +17,26 @@ from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.staged_targets import StagedDelta
 from tests.contracts.folded import ORDERS, batch, put
-from tests.pipelines.replayed import END, ITEMS, Ground, made
-from tests.pipelines.replayed import ORDERS as RELATION
-from tests.pipelines.sinks.upkept import Upkept
+from tests.pipelines.shop_pipeline import END, ITEMS, ShopPipeline, make_shop
+from tests.pipelines.shop_pipeline import ORDERS as RELATION
+from tests.pipelines.sinks.maintained_sink import MaintainedSink
 
 STRANGE = pa.table({"id": [1, 2], "theirs": ["a", "b"]})
 
 
 @pytest.fixture(name="ground")
-def _ground(tmp_path: Path) -> Ground:
-    return made(tmp_path / "shop")
+def _ground(tmp_path: Path) -> ShopPipeline:
+    return make_shop(tmp_path / "shop")
 
 
-def published_record(ground: Ground, relation: int) -> TableRecord:
+def published_record(ground: ShopPipeline, relation: int) -> TableRecord:
     published = ground.lake_of().published()
     assert published is not None
     assert published.position == END
     return published.tables[relation]
 
 
-def test_a_strangers_delta_table_stays_as_it_is_and_stops_one_table(ground: Ground) -> None:
+def test_a_strangers_delta_table_stays_as_it_is_and_stops_one_table(ground: ShopPipeline) -> None:
     place = f"{ground.folder}/lake/shop/orders"
     write_deltalake(place, STRANGE)
     ground.drive("lake")
@@ -52,7 +52,7 @@ def test_a_strangers_delta_table_stays_as_it_is_and_stops_one_table(ground: Grou
     assert pa.table(DeltaTable(place).scan()).num_rows == 2
 
 
-def test_files_of_no_delta_table_stop_one_table_as_well(ground: Ground) -> None:
+def test_files_of_no_delta_table_stop_one_table_as_well(ground: ShopPipeline) -> None:
     place = ground.folder / "lake" / "shop" / "orders"
     place.mkdir(parents=True)
     pq.write_table(STRANGE, place / "theirs.parquet")
@@ -65,8 +65,8 @@ def test_files_of_no_delta_table_stop_one_table_as_well(ground: Ground) -> None:
     assert published_record(ground, ITEMS).state == TargetState.STREAMING
 
 
-def test_a_target_of_another_log_stops_one_table_as_well(ground: Ground, tmp_path: Path) -> None:
-    made(tmp_path / "other").drive("lake")
+def test_a_target_of_another_log_stops_one_table_as_well(ground: ShopPipeline, tmp_path: Path) -> None:
+    make_shop(tmp_path / "other").drive("lake")
     place = ground.folder / "lake" / "shop" / "orders"
     shutil.copytree(tmp_path / "other" / "lake" / "shop" / "orders", place)
     before = DeltaTable(place).version()
@@ -76,7 +76,7 @@ def test_a_target_of_another_log_stops_one_table_as_well(ground: Ground, tmp_pat
     assert DeltaTable(place).version() == before
 
 
-def test_a_strangers_table_in_the_place_of_a_target_is_told_when_the_sink_opens(ground: Ground) -> None:
+def test_a_strangers_table_in_the_place_of_a_target_is_told_when_the_sink_opens(ground: ShopPipeline) -> None:
     ground.drive("lake", 1_200)
     place = ground.folder / "lake" / "shop" / "orders"
     shutil.rmtree(place)
@@ -87,7 +87,7 @@ def test_a_strangers_table_in_the_place_of_a_target_is_told_when_the_sink_opens(
     assert DeltaTable(place).version() == 0
 
 
-def test_a_target_that_is_gone_stops_its_table_and_comes_back_whole_when_it_is_put_back(ground: Ground) -> None:
+def test_a_target_that_is_gone_stops_its_table_and_comes_back_whole_when_it_is_put_back(ground: ShopPipeline) -> None:
     ground.drive("lake", 1_200)
     place = ground.folder / "lake" / "shop" / "orders"
     away = place.rename(ground.folder / "away")
@@ -122,7 +122,7 @@ def test_a_replay_does_not_overwrite_what_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_upkeep_leaves_a_strangers_table_alone(tmp_path: Path) -> None:
-    upkept = Upkept(tmp_path, UpkeepSettings(every=1.0, vacuum_after=1.0, retain=0.0))
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1.0, vacuum_after=1.0, retain=0.0))
     upkept.round()
     upkept.sink.close()
     shutil.rmtree(upkept.uri)

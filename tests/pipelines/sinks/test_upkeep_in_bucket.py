@@ -17,7 +17,7 @@ from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target import DeltaTarget
 from tests.contracts.folded import ORDERS, batch, put
 from tests.fixtures.s3 import KEY, KEY_ID, S3
-from tests.pipelines.sinks.upkept import Clock
+from tests.pipelines.sinks.maintained_sink import Clock
 
 
 @pytest.fixture(name="path")

@@ -21,7 +21,7 @@ from pipelines.folding.fold import fold
 from pipelines.source.data_source import LogStreamReader
 from pipelines.source.read_tasks import divide_baseline, fold_share
 from tests.pipelines.cold_log import append, histories, interleaved, log_writer, transactions
-from tests.pipelines.lives import SINK, Row, to_arrow
+from tests.pipelines.fold_model import SINK, Row, to_arrow
 from tests.pipelines.source.frame_rows import frame_of, frame_rows
 
 NO_CONSUMERS = Retention(max_age=1.0, grace=3600.0)

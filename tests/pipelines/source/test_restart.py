@@ -24,7 +24,7 @@ from cdc.position import Position
 from pipelines.compaction.compact import compact
 from pipelines.source.data_source import LogStreamReader
 from tests.pipelines.cold_log import append, folded, log_writer
-from tests.pipelines.lives import Row, log_row, to_arrow
+from tests.pipelines.fold_model import Row, log_row, to_arrow
 from tests.pipelines.source.frame_rows import frame_of
 
 PATIENCE = 120  # seconds for a query that ends by itself

@@ -8,17 +8,17 @@ import pytest
 
 from cdc.log.compacted_state import read_compacted_state
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
-from tests.pipelines.replayed import END, Ground, made
+from tests.pipelines.shop_pipeline import END, ShopPipeline, make_shop
 from tests.pipelines.submitted.test_replay_progress import submit
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Ground:
+def ground(tmp_path: Path) -> ShopPipeline:
     """A log of several segments."""
-    return made(tmp_path, EACH_OF_ITS_OWN)
+    return make_shop(tmp_path, EACH_OF_ITS_OWN)
 
 
-def test_a_submitted_compaction_compacts_the_log(ground: Ground) -> None:
+def test_a_submitted_compaction_compacts_the_log(ground: ShopPipeline) -> None:
     done = submit(ground, "compact", "--all")
     assert done.status == 0, done.errors
 

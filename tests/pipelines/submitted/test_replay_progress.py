@@ -14,26 +14,26 @@ from cdc.service.background_jobs import ReplayJobs, ReplayStatus
 from tests.fixtures import forked
 from tests.fixtures.forked import Ended
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
-from tests.pipelines.replayed import Ground, delta_rows, made
+from tests.pipelines.shop_pipeline import ShopPipeline, delta_rows, make_shop
 
 KILLED = -9
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Ground:
+def ground(tmp_path: Path) -> ShopPipeline:
     """A log of several segments with a history, and a lake of it; its source does not exist."""
-    ground = made(tmp_path, EACH_OF_ITS_OWN)
+    ground = make_shop(tmp_path, EACH_OF_ITS_OWN)
     ground.drive("lake")
     return ground
 
 
 @pytest.fixture
-def catalog(ground: Ground) -> Iterator[Catalog]:
+def catalog(ground: ShopPipeline) -> Iterator[Catalog]:
     with Catalog.open(ground.definition.catalog.url) as opened:
         yield opened
 
 
-def submit(ground: Ground, *words: str, failpoint: str | None = None) -> Ended:
+def submit(ground: ShopPipeline, *words: str, failpoint: str | None = None) -> Ended:
     """Run the script of spark-submit in its own session."""
     environment = {VARIABLE: failpoint} if failpoint else {}
     command = ("pipelines.submitted.job", *words, "-c", ground.folder / "shop.yaml")
@@ -51,7 +51,7 @@ def newest(catalog: Catalog) -> Command:
     return catalog.commands.ls("shop", REPLAY)[0]
 
 
-def test_a_replay_leaves_its_report_and_the_rows_that_applying_made(ground: Ground, catalog: Catalog) -> None:
+def test_a_replay_leaves_its_report_and_the_rows_that_applying_made(ground: ShopPipeline, catalog: Catalog) -> None:
     into = str(ground.folder / "new")
     done = submit(ground, "replay", "lake", "--into", into)
     assert done.status == 0, done.errors
@@ -67,7 +67,7 @@ def test_a_replay_leaves_its_report_and_the_rows_that_applying_made(ground: Grou
         assert delta_rows(f"{into}/{topic.replace('.', '/')}") == rows
 
 
-def test_a_replay_that_cannot_be_says_why(ground: Ground, catalog: Catalog) -> None:
+def test_a_replay_that_cannot_be_says_why(ground: ShopPipeline, catalog: Catalog) -> None:
     assert submit(ground, "replay", "lake", "--tables", "shop.none").status == 2
 
     status = last(catalog)
@@ -75,7 +75,7 @@ def test_a_replay_that_cannot_be_says_why(ground: Ground, catalog: Catalog) -> N
     assert (status.error or {})["code"] == "CDC-1000"
 
 
-def test_a_replay_that_was_killed_runs_until_its_lease_has_run_out(ground: Ground, catalog: Catalog) -> None:
+def test_a_replay_that_was_killed_runs_until_its_lease_has_run_out(ground: ShopPipeline, catalog: Catalog) -> None:
     done = submit(ground, "replay", "lake", failpoint="replay_after_build")
     assert done.status == KILLED, done.errors
     ReplayJobs(catalog, "shop", None).jobs.fail_unfinished()  # it is no child of a server that starts

@@ -13,7 +13,7 @@ from pipelines.folding.fold import fold
 from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import typed_rows
 from tests.contracts.folded import ID, ORDERS
-from tests.pipelines.lives import log_row
+from tests.pipelines.fold_model import log_row
 
 FILES, ROWS = 23, 1_000
 DOCUMENT = "x" * 100_000

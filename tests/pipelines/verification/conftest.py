@@ -13,11 +13,11 @@ from cdc.log.layout import CommitInfo, LogIdentity
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from tests.pipelines.kinds import ROWS, TABLE, Ground
+from tests.pipelines.verification.table_of_every_type import ROWS, TABLE, VerifiedPipeline
 
 
 @pytest.fixture
-def ground(tmp_path: Path, database: str) -> Iterator[Ground]:
+def pipeline(tmp_path: Path, database: str) -> Iterator[VerifiedPipeline]:
     """Rows at the source; the target is not written yet."""
     path = tmp_path / "pipeline.yaml"
     path.write_text(
@@ -33,4 +33,4 @@ def ground(tmp_path: Path, database: str) -> Iterator[Ground]:
     writer = LogWriter.open(Path(definition.log.path), identity, SegmentLimits(size=1 << 20, age=60.0))
     writer.commit([], CommitInfo(last=Position(1), committed_at=0, timeline=1))
     with Catalog.open(definition.catalog.url) as catalog:
-        yield Ground(definition, catalog, tmp_path / "lake" / "public" / "kinds", database)
+        yield VerifiedPipeline(definition, catalog, tmp_path / "lake" / "public" / "kinds", database)

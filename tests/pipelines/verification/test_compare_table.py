@@ -9,11 +9,11 @@ import pytest
 
 from cdc.config.job_options import VerifyMode
 from cdc.postgres.connection import connect
-from tests.pipelines.kinds import Ground, replaced, typed
+from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, replaced, typed
 
 
-def test_a_column_that_is_absent_from_the_target_is_a_mismatch(ground: Ground) -> None:
-    verdict = ground.verify(typed().drop_columns(["doc"]))
+def test_a_column_that_is_absent_from_the_target_is_a_mismatch(pipeline: VerifiedPipeline) -> None:
+    verdict = pipeline.verify(typed().drop_columns(["doc"]))
     assert not verdict.equal
     assert verdict.reason == "the target does not have these columns: ['doc']"
 
@@ -39,11 +39,11 @@ SAME_COUNT = {"value", "type", "empty", "swapped", "exchanged"}
 
 
 @pytest.mark.parametrize("mode", VerifyMode)
-def test_every_mode_finds_the_mismatches_that_it_documents(ground: Ground, mode: VerifyMode) -> None:
+def test_every_mode_finds_the_mismatches_that_it_documents(pipeline: VerifiedPipeline, mode: VerifyMode) -> None:
     found = {}
     for name, rows in spoiled().items():
-        shutil.rmtree(ground.target, ignore_errors=True)
-        verdict = ground.verify(rows, mode=mode)
+        shutil.rmtree(pipeline.target, ignore_errors=True)
+        verdict = pipeline.verify(rows, mode=mode)
         assert verdict.compared
         assert verdict.mode == mode
         found[name] = verdict.equal
@@ -51,32 +51,32 @@ def test_every_mode_finds_the_mismatches_that_it_documents(ground: Ground, mode:
     assert found == {name: name in unseen for name in spoiled()}
 
 
-def test_the_server_computes_the_digest_and_no_row_is_named(ground: Ground) -> None:
-    verdict = ground.verify(replaced(typed(), "half", [0.1, 0.0, None]), mode=VerifyMode.CHECKSUM)
+def test_the_server_computes_the_digest_and_no_row_is_named(pipeline: VerifiedPipeline) -> None:
+    verdict = pipeline.verify(replaced(typed(), "half", [0.1, 0.0, None]), mode=VerifyMode.CHECKSUM)
     assert (verdict.mode, verdict.equal, verdict.mismatched) == ("checksum", False, 1)
     assert verdict.reason == "the digests differ; --mode rows names the keys"
-    with connect(ground.dsn) as conn:
+    with connect(pipeline.dsn) as conn:
         conn.execute("UPDATE public.kinds SET half = 0 WHERE id = 2")
-    with ground.apply():
-        assert ground.report(mode=VerifyMode.CHECKSUM).equal
+    with pipeline.apply():
+        assert pipeline.report(mode=VerifyMode.CHECKSUM).equal
 
 
 @pytest.mark.parametrize("mode", VerifyMode)
-def test_parked_keys_are_counted_and_not_compared(ground: Ground, mode: VerifyMode) -> None:
-    ground.parked = (("2",), ("9",))
+def test_parked_keys_are_counted_and_not_compared(pipeline: VerifiedPipeline, mode: VerifyMode) -> None:
+    pipeline.parked = (("2",), ("9",))
     rows = typed()
-    verdict = ground.verify(pa.concat_tables([rows.slice(0, 1), rows.slice(2)]), mode=mode)
+    verdict = pipeline.verify(pa.concat_tables([rows.slice(0, 1), rows.slice(2)]), mode=mode)
     assert (verdict.equal, verdict.mode, verdict.parked, verdict.parked_keys) == (True, "rows", 2, [["2"], ["9"]])
-    shutil.rmtree(ground.target)
-    verdict = ground.verify(rows.slice(2), mode=mode)
+    shutil.rmtree(pipeline.target)
+    verdict = pipeline.verify(rows.slice(2), mode=mode)
     assert (verdict.missing, verdict.parked) == ([["1"]], 2)
 
 
 @pytest.mark.parametrize("mode", [VerifyMode.ROWS, VerifyMode.CHECKSUM])
-def test_a_list_is_compared_element_by_element(ground: Ground, mode: VerifyMode) -> None:
+def test_a_list_is_compared_element_by_element(pipeline: VerifiedPipeline, mode: VerifyMode) -> None:
     rows = typed()
     place = rows.schema.get_field_index("tags")
     for tags, equal in (([["a", "b c"], [], None], True), ([["a", "b", "c"], [], None], False)):
-        shutil.rmtree(ground.target, ignore_errors=True)
-        verdict = ground.verify(rows.set_column(place, "tags", pa.array(tags, pa.list_(pa.string()))), mode=mode)
+        shutil.rmtree(pipeline.target, ignore_errors=True)
+        verdict = pipeline.verify(rows.set_column(place, "tags", pa.array(tags, pa.list_(pa.string()))), mode=mode)
         assert (verdict.mode, verdict.equal) == (mode, equal)

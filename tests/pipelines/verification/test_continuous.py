@@ -28,7 +28,7 @@ from tests.catalog.test_verified_ranges import range_of
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
-from tests.pipelines.applying import Applying, verified, with_sinks
+from tests.pipelines.apply_thread import ApplyThread, capture_with_sinks, run_verify
 from tests.snapshot.reader_with_backfills import Running
 
 HOURLY = VerificationSchedule(every=3600, range_rows=1000)
@@ -45,7 +45,7 @@ def _captured(tmp_path: Path, database: str) -> Captured:
         "CREATE TABLE u (place float8 PRIMARY KEY, v text)",
         "INSERT INTO u SELECT i / 10.0, 'v' || i FROM generate_series(1, 100) i",
     )
-    return with_sinks(tmp_path, database)
+    return capture_with_sinks(tmp_path, database)
 
 
 def continuous(
@@ -78,7 +78,7 @@ def test_a_pass_continues_after_a_stop_and_mismatches_are_found_reported_and_rep
         if result.found is not None and result.found.ended == "2001":
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with Running(captured), Applying(captured) as applying, Catalog.open(captured.definition.catalog.url) as catalog:
+    with Running(captured), ApplyThread(captured) as applying, Catalog.open(captured.definition.catalog.url) as catalog:
         until(lambda: _streams(captured), "both tables in the lake")
         continuous(captured, HOURLY, stop_after_two_ranges).run()
         assert ranges(results) == WHOLE[:2]
@@ -129,7 +129,7 @@ def _spoil(captured: Captured) -> None:
 def test_the_command_runs_until_a_signal_and_prints_each_range(
     captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Running(captured), Applying(captured), Catalog.open(captured.definition.catalog.url) as catalog:
+    with Running(captured), ApplyThread(captured), Catalog.open(captured.definition.catalog.url) as catalog:
         until(lambda: _streams(captured), "both tables in the lake")
 
         def end_when_done() -> None:
@@ -143,7 +143,7 @@ def test_the_command_runs_until_a_signal_and_prints_each_range(
         results = [json.loads(one) for one in capsys.readouterr().out.splitlines() if one.startswith('{"command"')]
         assert status == 0
         assert {(one["ok"], one["result"]["sink"]) for one in results} == {(True, "lake"), (True, "find")}
-        assert verified(captured, capsys)[0] == 0
+        assert run_verify(captured, capsys)[0] == 0
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

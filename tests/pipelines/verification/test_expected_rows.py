@@ -10,7 +10,7 @@ import pytest
 from cdc.config.job_options import VerifyMode
 from cdc.postgres.connection import connect
 from pipelines.verification.expected_rows import ReadRateLimit
-from tests.pipelines.kinds import Ground, replaced, typed
+from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, replaced, typed
 
 
 def test_rows_are_read_no_faster_than_the_limit() -> None:
@@ -27,29 +27,29 @@ def test_rows_are_read_no_faster_than_the_limit() -> None:
 
 @pytest.mark.parametrize(("rows", "extra"), [(2, []), (3, [["3"]])])
 def test_rows_and_columns_outside_the_publication_are_not_expected(
-    ground: Ground, rows: int, extra: list[list[str]]
+    pipeline: VerifiedPipeline, rows: int, extra: list[list[str]]
 ) -> None:
-    with connect(ground.dsn) as conn:
+    with connect(pipeline.dsn) as conn:
         conn.execute("CREATE PUBLICATION cdc_kinds_pub FOR TABLE public.kinds (id, words) WHERE (id < 3)")
-    verdict = ground.verify(typed().select(["id", "words", "_position"]).slice(0, rows))
+    verdict = pipeline.verify(typed().select(["id", "words", "_position"]).slice(0, rows))
     assert verdict.equal is not bool(extra), verdict
     assert (verdict.rows, verdict.extra) == (2, extra)
 
 
 @pytest.mark.parametrize("mode", [VerifyMode.ROWS, VerifyMode.CHECKSUM])
-def test_a_rule_is_applied_to_the_expected_columns(ground: Ground, mode: VerifyMode) -> None:
-    ground.rule(
+def test_a_rule_is_applied_to_the_expected_columns(pipeline: VerifiedPipeline, mode: VerifyMode) -> None:
+    pipeline.rule(
         "except_column_list: ['yes'], transform: {drop: [doc], rename: {id: nr, big: huge}, mask: {words: redact}}"
     )
     rows = replaced(typed(), "words", ["***", "***", None]).drop_columns(["doc", "yes"])
     rows = rows.rename_columns({"id": "nr", "big": "huge"})
-    assert ground.verify(rows, mode=mode).equal
-    shutil.rmtree(ground.target)
-    verdict = ground.verify(replaced(rows, "words", ["***", None, None]), mode=mode)
+    assert pipeline.verify(rows, mode=mode).equal
+    shutil.rmtree(pipeline.target)
+    verdict = pipeline.verify(replaced(rows, "words", ["***", None, None]), mode=mode)
     assert (verdict.mode, verdict.differing) == ("rows", [{"key": ["2"], "columns": ["words"]}])
-    shutil.rmtree(ground.target)
+    shutil.rmtree(pipeline.target)
     assert (
-        ground.verify(rows.drop_columns(["huge"]), mode=mode).reason
+        pipeline.verify(rows.drop_columns(["huge"]), mode=mode).reason
         == "the target does not have these columns: ['big']"
     )
 
@@ -63,14 +63,14 @@ def test_a_rule_is_applied_to_the_expected_columns(ground: Ground, mode: VerifyM
     ],
 )
 def test_a_table_that_cannot_be_compared_is_refused_with_the_reason(
-    ground: Ground, transform: str, reason: str
+    pipeline: VerifiedPipeline, transform: str, reason: str
 ) -> None:
-    ground.rule(f"transform: {{{transform}}}")
-    verdict = ground.verify(typed())
+    pipeline.rule(f"transform: {{{transform}}}")
+    verdict = pipeline.verify(typed())
     assert (verdict.equal, verdict.compared, verdict.reason) == (False, False, reason)
 
 
-def test_computed_columns_are_named_as_not_compared(ground: Ground) -> None:
-    ground.rule("transform: {computed: {twice: 'small * 2'}}")
-    verdict = ground.verify(typed().append_column("twice", pa.array([0, 0, 0])))
+def test_computed_columns_are_named_as_not_compared(pipeline: VerifiedPipeline) -> None:
+    pipeline.rule("transform: {computed: {twice: 'small * 2'}}")
+    verdict = pipeline.verify(typed().append_column("twice", pa.array([0, 0, 0])))
     assert (verdict.equal, verdict.reason) == (True, "computed columns are not compared: ['twice']")

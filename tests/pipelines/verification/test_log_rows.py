@@ -16,7 +16,7 @@ from pipelines.verification.log_rows import FoldedLog
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
-from tests.pipelines.applying import STRAY, Applying, spoil_index, spoil_lake, verified, with_sinks
+from tests.pipelines.apply_thread import STRAY, ApplyThread, capture_with_sinks, run_verify, spoil_index, spoil_lake
 
 LARGE_TEXT = "repeat(md5('x'), 400)"
 
@@ -36,7 +36,7 @@ def _captured(tmp_path: Path, database: str) -> Captured:
         "ALTER TABLE bag REPLICA IDENTITY FULL",
         "INSERT INTO bag SELECT 'v' || i % 3, i % 2 FROM generate_series(1, 60) i",
     )
-    captured = with_sinks(tmp_path, database)
+    captured = capture_with_sinks(tmp_path, database)
     run_sql(
         database,
         "UPDATE u SET v = NULL WHERE place < 2",
@@ -49,7 +49,7 @@ def _captured(tmp_path: Path, database: str) -> Captured:
         "UPDATE bag SET n = 'NaN' WHERE v = 'v2' AND n = 0",
     )
     end = captured.stream()
-    with Applying(captured):
+    with ApplyThread(captured):
         lake, index = Lake.open(f"{tmp_path}/lake/{{schema}}/{{table}}"), tmp_path / "find"
         until(lambda: (r := lake.published()) and r.position >= end, lambda: "the lake")
         until(lambda: (r := SearchIndex.open(index).published) and r.position >= end, lambda: "the index")
@@ -60,16 +60,16 @@ def _captured(tmp_path: Path, database: str) -> Captured:
 def test_without_its_source_every_sink_is_compared_with_the_log_and_mismatches_are_named(
     captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, found = verified(captured, capsys, "--against", "log")
+    status, found = run_verify(captured, capsys, "--against", "log")
     tables = {(table["sink"], table["topic"]): table for table in found["result"]["tables"]}
     assert (status, len(tables)) == (0, 5), found
     assert {table["rows"] for (_, topic), table in tables.items() if topic == "public.t"} == {343}
-    assert verified(captured, capsys, "--against", "log", "--mode", "count")[0] == 0
+    assert run_verify(captured, capsys, "--against", "log", "--mode", "count")[0] == 0
     spoil_lake(captured)
     spoil_index(captured, STRAY)
     bag = DeltaTable(str(captured.folder / "lake" / "public" / "bag"))
     write_deltalake(bag, pa.table(bag.scan()).slice(0, 1), mode="append")
-    status, found = verified(captured, capsys, "--against", "log")
+    status, found = run_verify(captured, capsys, "--against", "log")
     wrong = {(t["sink"], t["topic"]): t["counts"] for t in found["result"]["tables"] if not t["equal"]}
     assert status == 4
     assert wrong == {

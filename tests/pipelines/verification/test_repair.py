@@ -16,7 +16,7 @@ from pipelines.__main__ import main
 from pipelines.verification.compare_rows import LISTED
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
-from tests.pipelines.applying import STRAY, Applying, spoil_index, spoil_lake, verified, with_sinks
+from tests.pipelines.apply_thread import STRAY, ApplyThread, capture_with_sinks, run_verify, spoil_index, spoil_lake
 from tests.snapshot.reader_with_backfills import Running
 
 
@@ -31,7 +31,7 @@ def _captured(tmp_path: Path, database: str) -> Captured:
         "CREATE TABLE u (place float8 PRIMARY KEY, v text)",
         "INSERT INTO u SELECT i / 10.0, 'v' || i FROM generate_series(1, 10100) i",
     )
-    return with_sinks(tmp_path, database)
+    return capture_with_sinks(tmp_path, database)
 
 
 @contextmanager
@@ -60,16 +60,16 @@ def workload(dsn: str) -> Iterator[Callable[[], int]]:
 def test_rows_that_another_client_removed_added_and_changed_are_repaired_while_the_pipeline_runs(
     captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Running(captured) as running, Applying(captured) as applying, workload(captured.dsn) as written:
+    with Running(captured) as running, ApplyThread(captured) as applying, workload(captured.dsn) as written:
         running.until(lambda: written() > 50)
         with applying.resting():
             spoil_lake(captured)
             spoil_index(captured, STRAY)
         before = written()
-        status, found = verified(captured, capsys, "--repair")
+        status, found = run_verify(captured, capsys, "--repair")
         assert (status, found["ok"]) == (0, True), found
         running.until(lambda: written() > before + 50)
-        status, after = verified(captured, capsys)
+        status, after = run_verify(captured, capsys)
         assert (status, after["ok"]) == (0, True), after
         requested = running.catalog.commands.ls("held", BACKFILL)
     repaired = {(one["sink"], one["topic"]): one for one in found["result"]["repaired"]["tables"]}
@@ -88,9 +88,9 @@ def test_rows_that_another_client_removed_added_and_changed_are_repaired_while_t
 def test_equal_tables_request_nothing_and_what_cannot_be_repaired_is_reported_with_a_remedy(
     captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Running(captured) as running, Applying(captured) as applying:
-        running.until(lambda: verified(captured, capsys)[0] == 0)
-        status, found = verified(captured, capsys, "--repair")
+    with Running(captured) as running, ApplyThread(captured) as applying:
+        running.until(lambda: run_verify(captured, capsys)[0] == 0)
+        status, found = run_verify(captured, capsys, "--repair")
         assert (status, found["result"]["repaired"]) == (0, {"position": None, "tables": []})
         with applying.resting():
             t, u = (str(captured.folder / "lake" / "public" / name) for name in "tu")
@@ -98,7 +98,7 @@ def test_equal_tables_request_nothing_and_what_cannot_be_repaired_is_reported_wi
             write_deltalake(t, row, mode="append")  # a key twice: both are replaced, none goes
             DeltaTable(u).delete()
             spoil_index(captured, {("x", "1.00"): "bad"})
-        status, found = verified(captured, capsys, "--repair")
+        status, found = run_verify(captured, capsys, "--repair")
         repaired = {(one["sink"], one["topic"]): one for one in found["result"]["repaired"]["tables"]}
         assert (status, found["error"]["code"]) == (4, "CDC-6001")
         twice = repaired["lake", "public.t"]
@@ -117,9 +117,9 @@ def test_equal_tables_request_nothing_and_what_cannot_be_repaired_is_reported_wi
 
 def test_without_a_reader_no_backfill_is_requested(captured: Captured, capsys: pytest.CaptureFixture[str]) -> None:
     """It runs, but does not say so."""
-    with Running(captured) as running, Applying(captured, reports=("apply",)) as applying:
-        running.until(lambda: verified(captured, capsys)[0] == 0)
+    with Running(captured) as running, ApplyThread(captured, reports=("apply",)) as applying:
+        running.until(lambda: run_verify(captured, capsys)[0] == 0)
         with applying.resting():
             spoil_index(captured, STRAY)
-        status, found = verified(captured, capsys, "--repair")
+        status, found = run_verify(captured, capsys, "--repair")
     assert (status, found["error"]["code"]) == (1, "CDC-5003")

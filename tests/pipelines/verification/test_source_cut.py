@@ -8,33 +8,33 @@ from deltalake import write_deltalake
 from cdc.errors import PositionNotReached
 from cdc.postgres.connection import connect
 from pipelines.verification.verify import VerifyOptions, verify
-from tests.pipelines.kinds import Ground, typed
+from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, typed
 
 
-def test_a_commit_after_the_snapshot_is_not_compared(ground: Ground) -> None:
-    write_deltalake(str(ground.target), typed())
+def test_a_commit_after_the_snapshot_is_not_compared(pipeline: VerifiedPipeline) -> None:
+    write_deltalake(str(pipeline.target), typed())
 
     def change() -> None:
-        with connect(ground.dsn) as conn:
+        with connect(pipeline.dsn) as conn:
             conn.execute("DELETE FROM public.kinds")
 
-    with ground.apply(before_answer=change):
-        assert ground.report().equal
+    with pipeline.apply(before_answer=change):
+        assert pipeline.report().equal
 
 
-def test_for_a_sink_beyond_the_cut_another_snapshot_is_taken(ground: Ground) -> None:
-    write_deltalake(str(ground.target), typed())
-    with ground.apply(passed=2):
-        assert ground.report().equal
+def test_for_a_sink_beyond_the_cut_another_snapshot_is_taken(pipeline: VerifiedPipeline) -> None:
+    write_deltalake(str(pipeline.target), typed())
+    with pipeline.apply(passed=2):
+        assert pipeline.report().equal
 
 
-def test_without_an_apply_process_there_is_no_cut(ground: Ground) -> None:
+def test_without_an_apply_process_there_is_no_cut(pipeline: VerifiedPipeline) -> None:
     with pytest.raises(PositionNotReached, match="has never run"):
-        ground.report()
+        pipeline.report()
 
 
-def test_a_sink_that_does_not_answer_is_named_after_the_timeout(ground: Ground) -> None:
-    ground.alive()
+def test_a_sink_that_does_not_answer_is_named_after_the_timeout(pipeline: VerifiedPipeline) -> None:
+    pipeline.alive()
     with pytest.raises(PositionNotReached, match="'lake'"):
-        verify(ground.definition, VerifyOptions(timeout=0.2))
-    assert not ground.catalog.commands.pending("kinds", "cut")
+        verify(pipeline.definition, VerifyOptions(timeout=0.2))
+    assert not pipeline.catalog.commands.pending("kinds", "cut")

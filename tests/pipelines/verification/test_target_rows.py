@@ -10,9 +10,9 @@ import pytest
 
 from cdc.config.job_options import VerifyMode
 from pipelines.__main__ import main
-from tests.pipelines.kinds import Ground, replaced, typed
-from tests.pipelines.replayed import made
-from tests.pipelines.sinks.asked import ask
+from tests.pipelines.shop_pipeline import make_shop
+from tests.pipelines.sinks.added_features import add_features
+from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, replaced, typed
 
 
 def history_rows(**columns: list[object]) -> pa.Table:
@@ -41,15 +41,17 @@ HISTORIES = {
 
 @pytest.mark.parametrize("keeping", [*HISTORIES, "soft_delete"])
 @pytest.mark.parametrize("mode", [VerifyMode.ROWS, VerifyMode.CHECKSUM])
-def test_only_current_rows_of_a_history_are_compared(ground: Ground, keeping: str, mode: VerifyMode) -> None:
+def test_only_current_rows_of_a_history_are_compared(
+    pipeline: VerifiedPipeline, keeping: str, mode: VerifyMode
+) -> None:
     if keeping == "soft_delete":
         rows = history_rows(_deleted=[False] * 6).slice(0, 5).filter(pa.array([True, True, True, False, True]))
         rows = rows.set_column(rows.num_columns - 1, "_deleted", pa.array([False, False, False, True]))
     else:
         rows = history_rows(**HISTORIES[keeping])
-    verdict = ground.kept(keeping, rows, mode=mode)
+    verdict = pipeline.kept(keeping, rows, mode=mode)
     assert (verdict.equal, verdict.rows, verdict.target_rows) == (True, 3, 3), verdict
-    verdict = ground.kept(keeping, rows.slice(1), mode=mode)
+    verdict = pipeline.kept(keeping, rows.slice(1), mode=mode)
     assert not verdict.equal
 
 
@@ -62,16 +64,16 @@ def test_only_current_rows_of_a_history_are_compared(ground: Ground, keeping: st
     ],
 )
 def test_rows_before_a_truncate_or_a_full_copy_are_not_current(
-    ground: Ground, op: str, position: int, generation: int | None, missing: list[list[str]]
+    pipeline: VerifiedPipeline, op: str, position: int, generation: int | None, missing: list[list[str]]
 ) -> None:
     control = pa.table({"_op": [op], "_position": [position], "_ordinal": [0]})
     control = control.append_column("_generation", pa.array([generation], pa.int64()))
     rows = pa.concat_tables([history_rows(**HISTORIES["append"]), control], promote_options="default")
-    assert sorted(ground.kept("append", rows).missing) == missing
+    assert sorted(pipeline.kept("append", rows).missing) == missing
 
 
-def test_a_target_of_an_unknown_mode_is_refused(ground: Ground) -> None:
-    verdict = ground.kept("guesses", typed())
+def test_a_target_of_an_unknown_mode_is_refused(pipeline: VerifiedPipeline) -> None:
+    verdict = pipeline.kept("guesses", typed())
     assert (verdict.equal, verdict.compared) == (False, False)
     assert verdict.reason == "the target has mode 'guesses', which does not identify the current rows"
 
@@ -79,10 +81,10 @@ def test_a_target_of_an_unknown_mode_is_refused(ground: Ground) -> None:
 def test_a_target_with_features_that_delta_rs_does_not_read_is_refused_and_the_others_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ground = made(tmp_path / "shop")
-    ground.drive("lake")
-    ask(f"{ground.folder}/lake/shop/orders", ["typeWidening"])
-    status = main(["verify", "-c", f"{ground.folder}/shop.yaml", "--sink", "lake", "--against", "log", "--json"])
+    pipeline = make_shop(tmp_path / "shop")
+    pipeline.drive("lake")
+    add_features(f"{pipeline.folder}/lake/shop/orders", ["typeWidening"])
+    status = main(["verify", "-c", f"{pipeline.folder}/shop.yaml", "--sink", "lake", "--against", "log", "--json"])
 
     tables = json.loads(capsys.readouterr().out.splitlines()[-1])["result"]["tables"]
     found = {table["topic"]: (table["equal"], table["reason"]) for table in tables}

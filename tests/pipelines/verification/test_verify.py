@@ -13,14 +13,14 @@ from deltalake import write_deltalake
 from cdc.config.job_options import VerifyMode
 from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
-from tests.pipelines.kinds import Ground, replaced, typed
+from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, replaced, typed
 
 
-def test_a_target_with_the_values_of_every_type_is_equal_to_its_source(ground: Ground) -> None:
-    verdict = ground.verify(typed())
+def test_a_target_with_the_values_of_every_type_is_equal_to_its_source(pipeline: VerifiedPipeline) -> None:
+    verdict = pipeline.verify(typed())
     assert verdict.equal, verdict
     assert (verdict.rows, verdict.target_rows) == (3, 3)
-    assert ground.released == ["{}"]
+    assert pipeline.released == ["{}"]
 
 
 @pytest.mark.parametrize(
@@ -36,59 +36,59 @@ def test_a_target_with_the_values_of_every_type_is_equal_to_its_source(ground: G
         ("raw", [b"\x00\xff", None, None]),
     ],
 )
-def test_one_wrong_value_is_found_and_named(ground: Ground, column: str, values: list[object]) -> None:
-    verdict = ground.verify(replaced(typed(), column, values))
+def test_one_wrong_value_is_found_and_named(pipeline: VerifiedPipeline, column: str, values: list[object]) -> None:
+    verdict = pipeline.verify(replaced(typed(), column, values))
     assert not verdict.equal
     assert [entry["columns"] for entry in verdict.differing] == [[column]]
     assert verdict.counts == {"missing": 0, "extra": 0, "differing": 1}
 
 
-def test_a_dropped_and_a_duplicated_row_are_named_by_key(ground: Ground) -> None:
+def test_a_dropped_and_a_duplicated_row_are_named_by_key(pipeline: VerifiedPipeline) -> None:
     rows = typed()
-    verdict = ground.verify(pa.concat_tables([rows.slice(1), rows.slice(2)]))
+    verdict = pipeline.verify(pa.concat_tables([rows.slice(1), rows.slice(2)]))
     assert verdict.missing == [["1"]]
     assert verdict.extra == [["3"]]
 
 
-def test_a_table_that_is_not_streaming_is_reported_and_not_equal(ground: Ground) -> None:
-    ground.state = "snapshotting"
-    verdict = ground.verify(typed())
+def test_a_table_that_is_not_streaming_is_reported_and_not_equal(pipeline: VerifiedPipeline) -> None:
+    pipeline.state = "snapshotting"
+    verdict = pipeline.verify(typed())
     assert (verdict.equal, verdict.state, verdict.rows) == (False, "snapshotting", 0)
     assert verdict.reason == "a full copy of the table has not ended"
 
 
-def test_a_table_that_the_sink_does_not_list_is_reported(ground: Ground) -> None:
-    with connect(ground.dsn) as conn:
+def test_a_table_that_the_sink_does_not_list_is_reported(pipeline: VerifiedPipeline) -> None:
+    with connect(pipeline.dsn) as conn:
         conn.execute("CREATE TABLE public.late (id int PRIMARY KEY)")
-    write_deltalake(str(ground.target), typed())
-    with ground.apply():
-        states = {verdict.topic: verdict.state for verdict in ground.report().tables}
+    write_deltalake(str(pipeline.target), typed())
+    with pipeline.apply():
+        states = {verdict.topic: verdict.state for verdict in pipeline.report().tables}
     assert states == {"public.kinds": "streaming", "public.late": "absent"}
 
 
-def test_a_table_with_a_dot_in_its_name_goes_by_its_topic(ground: Ground) -> None:
-    with connect(ground.dsn) as conn:
+def test_a_table_with_a_dot_in_its_name_goes_by_its_topic(pipeline: VerifiedPipeline) -> None:
+    with connect(pipeline.dsn) as conn:
         conn.execute('CREATE TABLE public."late.one" (id int PRIMARY KEY)')
-    write_deltalake(str(ground.target), typed())
-    with ground.apply():
-        (verdict,) = ground.report(tables=('public."late.one"',)).tables
+    write_deltalake(str(pipeline.target), typed())
+    with pipeline.apply():
+        (verdict,) = pipeline.report(tables=('public."late.one"',)).tables
     assert (verdict.topic, verdict.state) == ('public."late.one"', "absent")
 
 
-def test_an_unknown_sink_or_table_is_refused(ground: Ground) -> None:
+def test_an_unknown_sink_or_table_is_refused(pipeline: VerifiedPipeline) -> None:
     with pytest.raises(ConfigError, match="unknown sink 'nowhere'"):
-        ground.report(sinks=("nowhere",))
-    with ground.apply(), pytest.raises(ConfigError, match="no captured table"):
-        ground.report(tables=("nothing",))
+        pipeline.report(sinks=("nowhere",))
+    with pipeline.apply(), pytest.raises(ConfigError, match="no captured table"):
+        pipeline.report(tables=("nothing",))
 
 
 @pytest.mark.parametrize("mode", [VerifyMode.ROWS, VerifyMode.CHECKSUM])
-def test_the_catalog_records_comparisons_and_no_counts(ground: Ground, mode: VerifyMode) -> None:
-    ground.verify(typed().slice(1), mode=VerifyMode.COUNT)
-    assert ground.catalog.verified.ls("kinds") == []
-    shutil.rmtree(ground.target)
-    ground.verify(typed().slice(1), mode=mode)
-    (wrong,) = ground.catalog.verified.ls("kinds")
+def test_the_catalog_records_comparisons_and_no_counts(pipeline: VerifiedPipeline, mode: VerifyMode) -> None:
+    pipeline.verify(typed().slice(1), mode=VerifyMode.COUNT)
+    assert pipeline.catalog.verified.ls("kinds") == []
+    shutil.rmtree(pipeline.target)
+    pipeline.verify(typed().slice(1), mode=mode)
+    (wrong,) = pipeline.catalog.verified.ls("kinds")
     assert (wrong.sink, wrong.topic, wrong.rows, wrong.mismatched, wrong.equal_at) == (
         "lake",
         "public.kinds",
@@ -96,10 +96,10 @@ def test_the_catalog_records_comparisons_and_no_counts(ground: Ground, mode: Ver
         1,
         None,
     )
-    shutil.rmtree(ground.target)
+    shutil.rmtree(pipeline.target)
     before = datetime.now(UTC)
-    ground.verify(typed(), mode=mode)
-    (right,) = ground.catalog.verified.ls("kinds")
+    pipeline.verify(typed(), mode=mode)
+    (right,) = pipeline.catalog.verified.ls("kinds")
     assert (right.mismatched, right.ended, right.ranges) == (0, True, 1)
     assert right.through is not None
     assert right.equal_at is not None

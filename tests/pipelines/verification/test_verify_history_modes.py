@@ -11,7 +11,7 @@ from cdc.stores.lake import Lake
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
-from tests.pipelines.applying import Applying, verified
+from tests.pipelines.apply_thread import ApplyThread, run_verify
 from tests.snapshot.reader_with_backfills import Running
 
 RULES = (
@@ -63,10 +63,10 @@ def change(database: str) -> None:
 def test_the_rows_of_now_are_compared_whatever_a_target_keeps_of_the_past(
     captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Running(captured), Applying(captured) as applying:
+    with Running(captured), ApplyThread(captured) as applying:
         change(captured.dsn)
         for options in ((), ("--mode", "checksum")):
-            status, found = verified(captured, capsys, *options)
+            status, found = run_verify(captured, capsys, *options)
             assert status == 0, found
             apart = {table["topic"]: table["parked_keys"] for table in found["result"]["tables"] if table["parked"]}
             assert apart == {f"public.{name}": [["1"]] for name in PARKED}
@@ -74,14 +74,14 @@ def test_the_rows_of_now_are_compared_whatever_a_target_keeps_of_the_past(
         assert end is not None
         lake = Lake.open(f"{captured.folder}/lake/{{schema}}/{{table}}")
         until(lambda: (r := lake.published()) and r.position >= end, "the lake")
-        assert verified(captured, capsys, "--against", "log")[0] == 0
+        assert run_verify(captured, capsys, "--against", "log")[0] == 0
         with applying.resting():
             for name in TABLES:
                 DeltaTable(str(captured.folder / "lake" / "public" / name)).update(
                     updates={"v": "'bad'"}, predicate="id = 33"
                 )
-        status, found = verified(captured, capsys)
+        status, found = run_verify(captured, capsys)
         tables = found["result"]["tables"]
         wrong = {table["topic"]: table["counts"]["differing"] for table in tables if not table["equal"]}
         assert (status, wrong) == (4, {f"public.{name}": 1 for name in TABLES})
-        assert verified(captured, capsys, "--repair")[0] == 0
+        assert run_verify(captured, capsys, "--repair")[0] == 0

@@ -16,7 +16,7 @@ from cdc.stores.lake import Lake
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
-from tests.pipelines.applying import Applying, verified
+from tests.pipelines.apply_thread import ApplyThread, run_verify
 
 
 @pytest.fixture(name="captured")
@@ -44,7 +44,7 @@ def _captured(tmp_path: Path, database: str) -> Captured:
 def apply(captured: Captured) -> None:
     """Bring the lake to where the source is."""
     end = captured.stream()
-    with Applying(captured):
+    with ApplyThread(captured):
         lake = Lake.open(f"{captured.folder}/lake/{{schema}}/{{table}}")
         until(lambda: (r := lake.published()) and r.position >= end, lambda: "the lake")
 
@@ -72,7 +72,7 @@ def test_a_target_that_cannot_be_read_is_named_and_the_others_are_compared(
     captured: Captured, capsys: pytest.CaptureFixture[str], damage: Callable[[Captured], Any]
 ) -> None:
     damage(captured)
-    status, found = verified(captured, capsys, "--against", "log")
+    status, found = run_verify(captured, capsys, "--against", "log")
     tables = {table["topic"]: table for table in found["result"]["tables"]}
     assert (status, found["error"]["code"]) == (4, "CDC-6001")
     assert {topic: table["equal"] for topic, table in tables.items()} == {
@@ -89,7 +89,7 @@ def test_a_sink_whose_record_cannot_be_read_does_not_keep_others_from_being_comp
     with captured.path.open("a") as definition:
         definition.write(f"- {{name: find, type: search, path: '{captured.folder}/nowhere', tables: [public.u]}}\n")
     assert [sink.name for sink in load_definition(captured.path).sinks] == ["lake", "find"]
-    status, found = verified(captured, capsys, "--against", "log")
+    status, found = run_verify(captured, capsys, "--against", "log")
     states = {(t["sink"], t["topic"]): (t["equal"], t["state"]) for t in found["result"]["tables"]}
     assert status == 4
     assert states == {
@@ -106,10 +106,10 @@ def test_a_table_without_columns_is_equal_while_it_has_as_many_rows(
 ) -> None:
     run_sql(captured.dsn, "INSERT INTO z DEFAULT VALUES")
     apply(captured)
-    with captured.reading(), Applying(captured):
+    with captured.reading(), ApplyThread(captured):
         for rows, status in ((4, 0), (3, 4)):
             for mode in ("rows", "checksum", "count"):
-                got, found = verified(captured, capsys, "--against", against, "--mode", mode, "z")
+                got, found = run_verify(captured, capsys, "--against", against, "--mode", mode, "z")
                 (z,) = found["result"]["tables"]
                 assert (got, z["equal"], z["rows"], z["target_rows"]) == (status, status == 0, 4, rows), z
             lose_one(captured)

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.sinks.delta.delta_log import CHECKPOINTS_AT_ONCE, is_newest, remove_old_commits
 from pipelines.sinks.delta.maintenance import UpkeepSettings
-from tests.pipelines.sinks.upkept import Upkept
+from tests.pipelines.sinks.maintained_sink import MaintainedSink
 
 EVERY = 10
 """Versions between two checkpoints."""
@@ -128,7 +128,7 @@ def test_a_commit_that_was_removed_does_not_make_the_one_before_it_the_newest(tm
 
 
 def test_a_busy_target_has_a_short_log_and_every_kept_cut(tmp_path: Path):
-    upkept = Upkept(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
     upkept.round()
     for _ in range(2):
         changed_nothing(upkept.uri, 1_000)

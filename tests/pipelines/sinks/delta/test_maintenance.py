@@ -28,7 +28,7 @@ from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target import APP_ID, DeltaTarget
 from tests.contracts.folded import ORDERS, batch, put
-from tests.pipelines.sinks.upkept import Clock, Upkept
+from tests.pipelines.sinks.maintained_sink import Clock, MaintainedSink
 
 AFTER = 100.0
 
@@ -86,7 +86,7 @@ def test_whatever_a_listed_version_or_the_newest_one_has_is_never_removed(seed: 
 
 
 def test_a_file_that_the_driver_never_saw_in_the_table_stays_a_day(tmp_path: Path):
-    upkept = Upkept(tmp_path, UpkeepSettings(every=1, vacuum_after=AFTER))
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=AFTER))
     upkept.round()
     foreign, old = Path(upkept.uri, "foreign.parquet"), Path(upkept.uri, "old.parquet")
     for path in (foreign, old):
@@ -105,7 +105,7 @@ def test_a_file_that_the_driver_never_saw_in_the_table_stays_a_day(tmp_path: Pat
 
 
 def test_many_small_files_become_few_and_the_rows_stay(tmp_path: Path):
-    upkept = Upkept(tmp_path, UpkeepSettings(every=1000, vacuum_after=1000))
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1000, vacuum_after=1000))
     upkept.round()
     row = pa.table(DeltaTable(upkept.uri).scan())
     for number in range(COMPACT_ABOVE + 5):
@@ -119,7 +119,7 @@ def test_many_small_files_become_few_and_the_rows_stay(tmp_path: Path):
 
 
 def test_what_no_kept_cut_needs_goes_and_every_kept_cut_stays_whole(tmp_path: Path):
-    upkept = Upkept(tmp_path, UpkeepSettings(every=10, vacuum_after=AFTER))
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=10, vacuum_after=AFTER))
     upkept.round()
     handed = upkept.applied()  # a version between two cuts, which somebody holds
     assert handed.version is not None
@@ -146,7 +146,7 @@ def test_what_no_kept_cut_needs_goes_and_every_kept_cut_stays_whole(tmp_path: Pa
 
 
 def test_a_table_that_is_being_made_inside_it_is_left_alone(tmp_path: Path):
-    upkept = Upkept(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
     upkept.round()
     staged, left = Path(upkept.uri, "replay-1"), Path(upkept.uri, "replay-0")
     write_deltalake(str(staged), pa.table({"id": [1]}))
@@ -186,7 +186,7 @@ def test_a_table_that_cannot_be_compacted_still_loses_what_nobody_needs(tmp_path
 
 
 def test_the_log_begins_at_the_oldest_kept_cut(tmp_path: Path):
-    upkept = Upkept(tmp_path, UpkeepSettings(every=1, vacuum_after=0, keep_commits=1))
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=0, keep_commits=1))
     upkept.applied()
     upkept.applied()
     oldest, *_ = [upkept.round() for _ in range(3)]
@@ -200,7 +200,7 @@ def test_the_log_begins_at_the_oldest_kept_cut(tmp_path: Path):
 
 
 def test_where_the_files_are_not_where_the_table_says_nothing_is_removed(tmp_path: Path):
-    upkept = Upkept(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
     upkept.round()
     upkept.round()
     (live,) = DeltaTable(upkept.uri).file_uris()
@@ -214,7 +214,7 @@ def test_where_the_files_are_not_where_the_table_says_nothing_is_removed(tmp_pat
 
 
 def test_a_look_removes_so_many_files_at_most_and_goes_on_the_next_time(tmp_path: Path):
-    upkept = Upkept(tmp_path, UpkeepSettings(every=50, vacuum_after=0))
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=50, vacuum_after=0))
     upkept.round()
     for number in range(AT_ONCE + 3):
         path = Path(upkept.uri, f"{number}.parquet")
@@ -228,7 +228,7 @@ def test_a_look_removes_so_many_files_at_most_and_goes_on_the_next_time(tmp_path
 
 
 def test_after_a_job_the_next_one_waits_nine_times_as_long_as_it_took(tmp_path: Path):
-    upkept = Upkept(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
 
     class Slow(DeltaTarget):
         """A target whose every refresh takes ten seconds."""

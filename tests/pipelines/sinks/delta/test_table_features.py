@@ -20,10 +20,10 @@ from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.staged_targets import StagedDelta
 from tests.contracts.folded import ORDERS, batch, gone, part, put
-from tests.pipelines.replayed import END, made
-from tests.pipelines.replayed import ORDERS as RELATION
-from tests.pipelines.sinks.asked import ask, commit
-from tests.pipelines.sinks.upkept import Upkept
+from tests.pipelines.shop_pipeline import END, make_shop
+from tests.pipelines.shop_pipeline import ORDERS as RELATION
+from tests.pipelines.sinks.added_features import add_features, commit
+from tests.pipelines.sinks.maintained_sink import MaintainedSink
 
 LOG = "log-1"
 OTHERS = (
@@ -59,7 +59,7 @@ def filled(folder: Path, writer: Writer = Writer.DELTA_RS) -> tuple[DeltaSink, s
 def test_a_feature_is_known_as_written_where_delta_rs_writes_it(tmp_path: Path, feature: str) -> None:
     uri = str(tmp_path / "table")
     write_deltalake(uri, pa.table({"id": [1, 2]}))
-    ask(uri, [feature])
+    add_features(uri, [feature])
     table = DeltaTable(uri)
     try:
         pa.table(table.scan())
@@ -80,13 +80,13 @@ def test_a_protocol_from_before_features_asks_for_identity_columns_from_six_on(t
 
 
 def test_a_table_with_features_that_nobody_here_writes_stops_alone_and_says_which(tmp_path: Path) -> None:
-    ground = made(tmp_path / "shop")
+    ground = make_shop(tmp_path / "shop")
     lake, find = ground.definition.sinks
     by_delta_rs = lake.model_copy(update={"writer": WriterChoice.DELTA_RS})
     ground = replace(ground, definition=ground.definition.model_copy(update={"sinks": (by_delta_rs, find)}))
     ground.drive("lake", 1_100)
     before = ground.lake()["shop.orders"]
-    ask(f"{tmp_path}/shop/lake/shop/orders", ["rowTracking", "domainMetadata"])
+    add_features(f"{tmp_path}/shop/lake/shop/orders", ["rowTracking", "domainMetadata"])
     ground.drive("lake")
 
     published = ground.lake_of().published()
@@ -102,7 +102,7 @@ def test_a_table_with_features_that_nobody_here_writes_stops_alone_and_says_whic
 
 def test_a_table_with_features_waits_for_spark_where_that_may_come(tmp_path: Path) -> None:
     sink, uri = filled(tmp_path, Writer.AUTO)
-    ask(uri, ["inCommitTimestamp"])
+    add_features(uri, ["inCommitTimestamp"])
     with pytest.raises(SparkAwaited):
         sink.apply(batch([put(4, "d", 30)], 20, 40))
 
@@ -110,7 +110,7 @@ def test_a_table_with_features_waits_for_spark_where_that_may_come(tmp_path: Pat
 def test_a_table_that_cannot_be_opened_is_listed_as_stopped_by_the_next_driver(tmp_path: Path) -> None:
     first, uri = filled(tmp_path)
     first.close()
-    ask(uri, ["unheard"])
+    add_features(uri, ["unheard"])
     sink = DeltaSink(settings(tmp_path))
     record = sink.open(LOG)
 
@@ -125,7 +125,7 @@ def test_a_table_that_cannot_be_opened_is_listed_as_stopped_by_the_next_driver(t
 
 def test_a_feature_that_comes_while_a_target_is_open_stops_its_table_too(tmp_path: Path) -> None:
     sink, uri = filled(tmp_path)
-    ask(uri, ["unheard"])
+    add_features(uri, ["unheard"])
     record = Published(20, 0, sink.open(LOG).tables)  # type: ignore[union-attr]
 
     assert "unheard" in (record.tables[ORDERS.relation].reason or "")
@@ -147,10 +147,10 @@ def test_an_append_only_table_stops_alone_when_a_row_changes(tmp_path: Path) -> 
 def test_upkeep_of_a_table_with_features_removes_files_and_refuses_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    upkept = Upkept(tmp_path, UpkeepSettings(every=1.0, vacuum_after=1.0, retain=0.0))
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1.0, vacuum_after=1.0, retain=0.0))
     for _ in range(3):
         upkept.round()
-    ask(upkept.uri, ["rowTracking", "domainMetadata"])
+    add_features(upkept.uri, ["rowTracking", "domainMetadata"])
     for _ in range(4):
         upkept.clock.now += 100.0
         upkept.look()
@@ -162,7 +162,7 @@ def test_upkeep_of_a_table_with_features_removes_files_and_refuses_nothing(
 def test_a_replay_does_not_overwrite_a_table_with_features(tmp_path: Path) -> None:
     sink, uri = filled(tmp_path)
     sink.close()
-    ask(uri, ["rowTracking", "domainMetadata"])
+    add_features(uri, ["rowTracking", "domainMetadata"])
     staged = StagedDelta(settings(tmp_path))
     staged.sink.open(LOG)
     record = staged.sink.apply(batch([put(9, "z", 30)], 0, 40, generation=1))
@@ -204,7 +204,7 @@ def test_spark_writes_a_table_with_features_that_it_knows(spark, tmp_path: Path,
 @pytest.mark.usefixtures("with_delta")
 def test_columns_of_a_table_that_spark_has_to_write_do_not_change(spark, tmp_path: Path) -> None:
     sink, uri = filled(tmp_path, Writer.AUTO)
-    ask(uri, ["inCommitTimestamp"])
+    add_features(uri, ["inCommitTimestamp"])
     sink.attach(spark)
     wider = replace(ORDERS, columns=(*ORDERS.columns, replace(ORDERS.columns[1], id=9, name="more")))
     with pytest.raises(TargetUnusable, match="its columns cannot change: column 'more' was added"):

@@ -22,7 +22,7 @@ from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target import APP_ID, DeltaTarget
 from tests.contracts.folded import ORDERS, batch, column, put
-from tests.pipelines.sinks.upkept import LOG, Clock
+from tests.pipelines.sinks.maintained_sink import LOG, Clock
 
 ROWS = 2_000
 NUMBER = column(3, "number", "double precision", oid=701)

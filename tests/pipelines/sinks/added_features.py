@@ -1,4 +1,4 @@
-"""Delta tables that ask for features, as ALTER TABLE of another client leaves them."""
+"""Delta tables with table features that another client added, as by ALTER TABLE."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def commit(uri: str, *actions: dict[str, Any]) -> int:
     return version
 
 
-def ask(uri: str, features: Collection[str]) -> int:
+def add_features(uri: str, features: Collection[str]) -> int:
     """Have a table ask for these features and for no others; the version."""
     of_readers = sorted(BY_READERS & set(features))
     said = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": of_readers}

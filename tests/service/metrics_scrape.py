@@ -1,4 +1,4 @@
-"""What a scrape of `/metrics` says, and WAL to say it of."""
+"""The values in a scrape of `/metrics`, and WAL that changes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def write_wal(conn: psycopg.Connection, megabytes: int) -> None:
         conn.execute("SELECT pg_logical_emit_message(false, 'cdc.test', repeat('x', 1 << 20))")
 
 
-def figures(client: httpx.Client) -> dict[str, float]:
+def metric_values(client: httpx.Client) -> dict[str, float]:
     """Every sample of `/metrics` without labels but the pipeline's."""
     families = text_string_to_metric_families(client.get("/metrics").text)
     return {sample.name: sample.value for family in families for sample in family.samples if len(sample.labels) == 1}

@@ -1,4 +1,4 @@
-"""A driver of one table of a sink, as far as parked rows go: what it applies, publishes, and finds again."""
+"""A driver of one table of a sink: it applies, publishes, and finds its parked rows again."""
 
 from __future__ import annotations
 

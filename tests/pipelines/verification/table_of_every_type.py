@@ -1,4 +1,4 @@
-"""A source with a column of every kind, its rows as a target holds them, and a stand-in for the apply process."""
+"""A source table with a column of every type, its rows in a target, and a stand-in for the apply process."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def typed() -> pa.Table:
 
 
 @dataclass
-class Ground:
+class VerifiedPipeline:
     """A source with one table, an empty log, a catalog, and the folder of the target."""
 
     definition: Definition

@@ -1,4 +1,4 @@
-"""A pipeline that a real Prometheus watches: each part of it can be broken and repaired by itself."""
+"""A pipeline that a real Prometheus scrapes; each of its parts can be stopped and started alone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from cdc.service.api.status_sampler import StatusSampler
 from cdc.service.log_sampler import LogSampler
 from tests.faults.proxy import Proxy
 from tests.fixtures.waiting import until
+from tests.service.metrics_scrape import write_wal
 from tests.service.pipeline import NAME
-from tests.service.scraped import write_wal
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "cdc.rules.yml"

@@ -1,4 +1,4 @@
-"""A log of many small segments that is compacted and trimmed, beside the same log that never was: ground for tests."""
+"""A log of many small segments that is compacted and trimmed, and the same log as a whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
-from tests.pipelines.replayed import END, FIGURES, ITEMS, ORDERS, Ground, Rows, change, made
+from tests.pipelines.shop_pipeline import END, FIGURES, ITEMS, ORDERS, Rows, ShopPipeline, change, make_shop
 
 KEEP, NOBODY = Retention(max_age=1e12, grace=3600.0), Retention(max_age=1.0, grace=3600.0)
 """Wait for every consumer, and wait for nobody: the log's commits are of 2023."""
@@ -65,11 +65,11 @@ class Shop:
         return [change(*place, key, note, of=of, op="u")]
 
 
-class Twins:
+class TrimmedAndWholeLog:
     """Two pipelines with one history: `cut` is compacted and trimmed, `whole` never is."""
 
     def __init__(self, folder: Path, seed: int = 1) -> None:
-        self.cut, self.whole = (made(folder / name, EACH_OF_ITS_OWN) for name in ("cut", "whole"))
+        self.cut, self.whole = (make_shop(folder / name, EACH_OF_ITS_OWN) for name in ("cut", "whole"))
         self._shop = Shop(seed)
         self.root = folder / "cut" / "log"
 
@@ -98,31 +98,31 @@ class Twins:
 
     def expected(self, sink: str = "lake") -> Rows:
         """What a sink that read every change holds."""
-        brought_up(self.whole, sink)
+        apply_all(self.whole, sink)
         return self.whole.lake() if sink == "lake" else self.whole.found()
 
 
 @contextmanager
-def driven(ground: Ground, sink: str = "lake", session: Any = None) -> Iterator[SinkRunner]:
+def running_sink(shop: ShopPipeline, sink: str = "lake", session: Any = None) -> Iterator[SinkRunner]:
     """A sink as the apply process has it, to be looked at again and again; without a session until Spark is awaited."""
     starting: Future[Any] = Future()
     if session is not None:
         starting.set_result(session)
-    wanted = next(s for s in ground.definition.sinks if s.name == sink)
-    with Catalog.open(ground.definition.catalog.url) as catalog:
+    wanted = next(s for s in shop.definition.sinks if s.name == sink)
+    with Catalog.open(shop.definition.catalog.url) as catalog:
         parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, starting)
         assert parts.first_batch.enter("another's query, which never ends to")
-        query = SinkRunner(ground.definition, wanted, parts)
+        query = SinkRunner(shop.definition, wanted, parts)
         try:
             yield query
         finally:
             query.stop()
 
 
-def brought_up(ground: Ground, sink: str = "lake") -> None:
+def apply_all(shop: ShopPipeline, sink: str = "lake") -> None:
     """Bring a sink to the log's end as the apply process does before Spark is there."""
-    end = LogReader(ground.definition.log.path).durable or 0
-    with driven(ground, sink) as query:
+    end = LogReader(shop.definition.log.path).durable or 0
+    with running_sink(shop, sink) as query:
         while (record := query.progress.to_sink()) is None or (record.state == "running" and record.position < end):
             query.step()
         assert record.state == "running", record.reason

@@ -1,4 +1,4 @@
-"""Lies: a proxy's rewriting of replication streams, frame by frame, by a script that a seed repeats."""
+"""A rewriter of replication streams for a proxy: frame by frame, by a random script that a seed repeats."""
 
 from __future__ import annotations
 

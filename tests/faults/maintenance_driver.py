@@ -1,7 +1,7 @@
-"""`python -m tests.faults.upkept_life FOLDER ROUNDS [COLUMN]…`: a Delta sink that merges row after row and tidies up.
+"""`python -m tests.faults.maintenance_driver FOLDER ROUNDS [COLUMN]…`: a Delta sink with merges and maintenance.
 
-It goes on from where its record says, as a driver does. Row n comes at position 10 n; cuts are kept until the next
-clean-up of the record, and what no cut needs is removed with the next look.
+It continues from its published record, as a driver does. Row n is at position 10 n. Cuts are kept until the next
+maintenance of the record, and files that no cut needs are removed at the maintenance after it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings,
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, put
-from tests.pipelines.sinks.upkept import Clock
+from tests.pipelines.sinks.maintained_sink import Clock
 
 LOG = "log-1"
 EVERY = 20

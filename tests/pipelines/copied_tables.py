@@ -1,4 +1,4 @@
-"""Tables that are copied in chunks beside their own changes: a source in plain Python and the log rows it leaves."""
+"""Tables that are copied in chunks while they change: a source in plain Python, and its rows in the log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
-from tests.pipelines.lives import KEY_COLUMN, LARGE, PLAIN, Image, Row, Source
+from tests.pipelines.fold_model import KEY_COLUMN, LARGE, PLAIN, Image, Row, Source
 
 FIRST = 1_000
 """Position of the first transaction; the others follow one by one."""
@@ -48,7 +48,7 @@ class Moment:
 
 
 @dataclass
-class Copied(Source):
+class CopiedTable(Source):
     """A table whose copy and changes take turns, as the reader places them; `story` is what happened."""
 
     story: list[Moment] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Copied(Source):
     """Where each row lies on disk; an updated one may lie elsewhere afterwards."""
     _left: bool = False
 
-    def live(self) -> Copied:
+    def live(self) -> CopiedTable:
         """A first copy, changes, and for every other table changes that nobody saw and a second copy."""
         self.unseen(self.random.randint(3, 8))
         self._idle(self.random.randint(0, 3))
@@ -179,13 +179,13 @@ class Copied(Source):
             self.slots[key] = len(KEYS) * len(self.story) + len(self.log)
 
 
-def told(tables: list[Copied]) -> list[list[Row]]:
+def merge_transactions(tables: list[CopiedTable]) -> list[list[Row]]:
     """What all tables left in the log, transaction by transaction, with places."""
     length = max(len(table.story) for table in tables)
     moments = [[row for t in tables if n < len(t.story) for row in t.story[n].rows] for n in range(length)]
     return [[{**row, "ordinal": place} for place, row in enumerate(rows)] for rows in moments]
 
 
-def copied(seed: int, count: int) -> list[Copied]:
+def random_copied_tables(seed: int, count: int) -> list[CopiedTable]:
     """Tables with a random story each."""
-    return [Copied(number, Random(f"{seed} {number}")).live() for number in range(1, count + 1)]
+    return [CopiedTable(number, Random(f"{seed} {number}")).live() for number in range(1, count + 1)]

@@ -1,4 +1,4 @@
-"""The fold in plain Python: histories of a small table, their replay row by row, and a target that applies folds."""
+"""The fold in plain Python: random histories of a small table, their replay row by row, and a target of folded rows."""
 
 from __future__ import annotations
 

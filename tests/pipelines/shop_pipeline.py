@@ -1,4 +1,4 @@
-"""A log with a history, a definition with two sinks over it, and what the sinks hold: ground for tests of replay."""
+"""A pipeline without a source: a log with a history of two tables, a definition with two sinks, and their rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def history() -> Iterator[tuple[int, list[dict[str, Any]]]]:
 
 
 @dataclass
-class Ground:
+class ShopPipeline:
     """One pipeline without a source; `lake` and `find` are its sinks."""
 
     folder: Path
@@ -81,7 +81,7 @@ class Ground:
         self.writer.commit(self.writer.stage(table(*rows)), info(position))
 
     def drive(self, sink: str, upto: int = END) -> None:
-        """Bring a sink to a position as the apply process does, one transaction a batch."""
+        """Apply the log to a sink up to a position, as the apply process does: one transaction per batch."""
         wanted = next(s for s in self.definition.sinks if s.name == sink)
         log = LogReader(self.definition.log.path)
         with Catalog.open(self.definition.catalog.url) as catalog:
@@ -99,7 +99,7 @@ class Ground:
             target.close()
 
     def lake(self) -> Rows:
-        """What the Delta sink's published cut holds, by table."""
+        """The rows of the Delta sink at its published cut, by table."""
         return {record.topic: delta_rows(record.target, record.version) for record in self.lake_of().tables()}
 
     def lake_of(self) -> Lake:
@@ -107,7 +107,7 @@ class Ground:
         return Lake.open(f"{self.folder}/lake/{{schema}}/{{table}}")
 
     def found(self, path: str = "find") -> Rows:
-        """What the search index holds, by table."""
+        """The documents of the search index, by table."""
         index = SearchIndex.open(self.folder / path)
         rows = {topic: [{**r.source, "_position": int(r.position)} for r in index.documents(topic)]
                 for topic in index.topics}  # fmt: skip
@@ -122,8 +122,8 @@ def delta_rows(target: str, version: int | None = None) -> list[dict[str, Any]]:
     return sorted(pa.table(read_target(target, version)).to_pylist(), key=lambda row: row["id"])
 
 
-def made(folder: Path, limits: SegmentLimits = LIMITS) -> Ground:
-    """The ground with its whole history in the log, nothing applied."""
+def make_shop(folder: Path, limits: SegmentLimits = LIMITS) -> ShopPipeline:
+    """The pipeline with its whole history in the log, and nothing applied."""
     folder.mkdir(exist_ok=True)
     path = folder / "shop.yaml"
     path.write_text(
@@ -132,7 +132,7 @@ def made(folder: Path, limits: SegmentLimits = LIMITS) -> Ground:
         f"- {{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}'}}\n"
         f"- {{type: search, name: find, path: '{folder}/find'}}\n"
     )
-    ground = Ground(folder, load_definition(path), LogWriter.open(folder / "log", IDENTITY, limits))
+    shop = ShopPipeline(folder, load_definition(path), LogWriter.open(folder / "log", IDENTITY, limits))
     for position, rows in history():
-        ground.append(position, rows)
-    return ground
+        shop.append(position, rows)
+    return shop

@@ -1,4 +1,4 @@
-"""Load: one key after the other written and written again, by a thread that outlives its server."""
+"""Load: a thread that inserts and updates one key after the other, and survives a restart of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A captured database with sinks that are applied in a thread, and another hand that spoils what they hold."""
+"""A captured database whose sinks are applied in a thread, and changes of another client to their targets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipelines.sinks.contract import Sink
 from tests.faults.capture import Captured
 
 
-class Applying:
+class ApplyThread:
     """The apply process of a definition in a thread, without Spark; `resting` lets go of the sinks for a while."""
 
     def __init__(self, captured: Captured, reports: Sequence[str] = ("apply", "reader")) -> None:
@@ -92,7 +92,7 @@ class Applying:
             self._failures.append(failure)
 
 
-def with_sinks(folder: Path, database: str) -> Captured:
+def capture_with_sinks(folder: Path, database: str) -> Captured:
     """What is in the database, copied; to be applied to a lake and an index."""
     captured = Captured(folder, database)
     with captured.path.open("a") as definition:
@@ -145,7 +145,7 @@ def spoil_index(captured: Captured, documents: Mapping[tuple[str, str], str | No
     del writer
 
 
-def verified(captured: Captured, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
+def run_verify(captured: Captured, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
     status = main(["verify", *options, "--json", "-c", str(captured.path)])
     said = [text for text in capsys.readouterr().out.splitlines() if text.startswith('{"command"')]
     found: dict[str, Any] = json.loads(said[-1])

@@ -1,4 +1,4 @@
-"""A Delta sink that merges a little at a time, and who looks after its target, with a clock of their own."""
+"""A Delta sink that merges small batches, with the maintenance of its target and a clock of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 @dataclass
-class Upkept:
+class MaintainedSink:
     """One table; every round puts one more row, numbered from 1, and changes the first one."""
 
     folder: Path

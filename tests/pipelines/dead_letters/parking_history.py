@@ -1,4 +1,4 @@
-"""A Delta sink that keeps history and parks, with drivers one after the other, and rows of the log for it."""
+"""A Delta sink that keeps history and parks rows, one driver after the other, and log rows for it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pipelines.sinks.contract import Published
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import PRICE
 from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake, batch
-from tests.pipelines.lives import PLAIN, Row, log_row
+from tests.pipelines.fold_model import PLAIN, Row, log_row
 
 PRICED = replace(TABLE, columns=(TABLE.columns[0], replace(PRICE, id=PLAIN, name="plain"), *TABLE.columns[2:]))
-MENDED: dict[str, Any] = {"columns": {"plain": TypeSettings.TEXT}}
+AS_TEXT: dict[str, Any] = {"columns": {"plain": TypeSettings.TEXT}}
 
 
-class Held(Lake):
+class ParkingHistorySink(Lake):
     """A sink that parks, and one driver of it after the other."""
 
     def start(self) -> None:
@@ -50,19 +50,19 @@ class Held(Lake):
             self.quarantine.request((RELATION, row.key), verb)
 
 
-def held(folder: Path, keeping: HistoryMode, stop_at: int = 100, **said: Any) -> Held:
+def open_parking_sink(folder: Path, keeping: HistoryMode, stop_at: int = 100, **said: Any) -> ParkingHistorySink:
     table = SETTINGS[keeping].model_copy(update={"dead_letters": DeadLetterSettings(stop_at=stop_at), **said})
-    return Held(str(folder), table)
+    return ParkingHistorySink(str(folder), table)
 
 
-def put(position: int, key: int, price: str, op: str = "u", **more: Any) -> Row:
+def complete_row(position: int, key: int, price: str, op: str = "u", **more: Any) -> Row:
     image = {1: str(key), 2: price, 3: f"l{position}", 4: "h"}
     return log_row(RELATION, (position, 0), op, key=[str(key)], **{"after": image, **more})
 
 
-def part(position: int, key: int, price: str, **more: Any) -> Row:
-    return put(position, key, price, after={1: str(key), 2: price}, partial=True, **more)
+def partial_row(position: int, key: int, price: str, **more: Any) -> Row:
+    return complete_row(position, key, price, after={1: str(key), 2: price}, partial=True, **more)
 
 
-def gone(position: int, key: int) -> Row:
+def deleted_row(position: int, key: int) -> Row:
     return log_row(RELATION, (position, 0), "d", key=[str(key)], before={1: str(key)})
