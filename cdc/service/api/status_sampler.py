@@ -145,6 +145,8 @@ class StatusSampler:
             may_change=may_change(definition.service),
         )
         self._latest: PipelineStatus | None = None
+        self._rendered: tuple[PipelineStatus, dict[str, Any]] | None = None
+        """The last sample with the sections rendered from it."""
         self._lock = Lock()
 
     def sample(self) -> None:
@@ -226,12 +228,14 @@ class StatusSampler:
         return page(self.full_status(), self._context, self.history.to_json())
 
     def sections(self) -> dict[str, Any]:
-        """What the page's script replaces: title, and sections by id."""
+        """What the page's script replaces: title, and sections by id; rendered once per sample for all clients."""
         status = self.latest()
-        return {
-            "title": f"{status.name} · {status.state} · cdc",
-            "sections": render(status, self._context, self.history.to_json()),
-        }
+        with self._lock:
+            if self._rendered is None or self._rendered[0] is not status:
+                title = f"{status.name} · {status.state} · cdc"
+                content = {"title": title, "sections": render(status, self._context, self.history.to_json())}
+                self._rendered = status, content
+            return self._rendered[1]
 
 
 def describe_dsn(dsn: str) -> str:

@@ -1,29 +1,29 @@
-// Shows the description of the API, and sends the token of this tab with every request that is tried out.
+// Shows the description of the API, and adds the token of this tab to every request that a user tries out.
 "use strict";
 
-const TOKEN = "cdc-token"; // as page.js has it
-const DESCRIPTION = "/api/v1/openapi.json";
+const TOKEN_KEY = "cdc-token"; // the same key as in page.js
+const DESCRIPTION_PATH = "/api/v1/openapi.json";
 const unlock = document.querySelector("#unlock");
 
-function authorized(request) {
-  const token = sessionStorage.getItem(TOKEN);
+function withToken(request) {
+  const token = sessionStorage.getItem(TOKEN_KEY);
   if (token && !request.headers.authorization) request.headers.authorization = `Bearer ${token}`;
   return request;
 }
 
-async function open() {
-  const answer = await fetch(DESCRIPTION, authorized({ headers: {} }));
-  unlock.hidden = answer.status !== 401;
-  if (!answer.ok) return sessionStorage.removeItem(TOKEN);
-  const description = await answer.json();
-  // the default validator of Swagger UI is a site of its own
-  SwaggerUIBundle({ spec: description, dom_id: "#api", deepLinking: true, validatorUrl: null, requestInterceptor: authorized });
+async function showDescription() {
+  const response = await fetch(DESCRIPTION_PATH, withToken({ headers: {} }));
+  unlock.hidden = response.status !== 401;
+  if (!response.ok) return sessionStorage.removeItem(TOKEN_KEY);
+  const description = await response.json();
+  // without validatorUrl: null, Swagger UI sends the description to another site
+  SwaggerUIBundle({ spec: description, dom_id: "#api", deepLinking: true, validatorUrl: null, requestInterceptor: withToken });
 }
 
 unlock.addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem(TOKEN, unlock.querySelector("input").value.trim());
+  sessionStorage.setItem(TOKEN_KEY, unlock.querySelector("input").value.trim());
   unlock.querySelector("input").value = "";
-  open();
+  showDescription();
 });
-open();
+showDescription();

@@ -1,18 +1,19 @@
-// Keeps the page current: the server sends the sections that it rendered, and what changed in them is patched.
+// Keeps the page up to date: the server sends rendered sections, and this script patches what changed in them.
 "use strict";
 
-const TOKEN = "cdc-token"; // in the tab's own storage: an event stream of the browser's could not send it
-const AGAIN = 1000; // milliseconds between two attempts to reach the server
+const TOKEN_KEY = "cdc-token"; // key in the session storage of the tab
+const RETRY_PAUSE = 1000; // milliseconds between two attempts to reach the server
+const SILENT_AFTER = 4; // seconds without an event after which the page is not live
 const link = document.querySelector("#link");
 const unlock = document.querySelector("#unlock");
-let last = 0;
+let lastEventAt = 0;
 
-function say(state, text) {
+function showLinkState(state, text) {
   link.className = state;
   link.querySelector("span").textContent = text;
 }
 
-// Nodes stay where they are: a focus, a scrolled table and a click that has begun survive.
+// Changes nodes in place, so that the focus, the scroll position and a click in progress survive.
 function patch(old, fresh) {
   if (old.nodeName !== fresh.nodeName) return old.replaceWith(fresh);
   if (old.nodeType === Node.TEXT_NODE) {
@@ -25,114 +26,115 @@ function patch(old, fresh) {
 }
 
 function patchChildren(old, fresh) {
-  const had = [...old.childNodes];
-  const now = [...fresh.childNodes];
-  now.forEach((node, place) => (place < had.length ? patch(had[place], node) : old.append(node)));
-  had.slice(now.length).forEach((node) => node.remove());
+  const oldNodes = [...old.childNodes];
+  const freshNodes = [...fresh.childNodes];
+  freshNodes.forEach((node, index) => (index < oldNodes.length ? patch(oldNodes[index], node) : old.append(node)));
+  oldNodes.slice(freshNodes.length).forEach((node) => node.remove());
 }
 
-function show(sections) {
+function showSections(sections) {
   for (const [id, html] of Object.entries(sections)) {
-    const place = document.getElementById(id);
-    if (place && place.dataset.shown !== html) {
+    const section = document.getElementById(id);
+    if (section && section.dataset.shown !== html) {
       const fresh = document.createElement("template");
-      fresh.innerHTML = html; // escaped by the server
-      patchChildren(place, fresh.content);
-      place.dataset.shown = html;
+      fresh.innerHTML = html; // the server has escaped all values
+      patchChildren(section, fresh.content);
+      section.dataset.shown = html;
     }
   }
 }
 
-function headers(more) {
-  const token = sessionStorage.getItem(TOKEN);
-  return token ? { ...more, authorization: `Bearer ${token}` } : more;
+function withToken(headers) {
+  const token = sessionStorage.getItem(TOKEN_KEY);
+  return token ? { ...headers, authorization: `Bearer ${token}` } : headers;
 }
 
-function lock(why) {
-  sessionStorage.removeItem(TOKEN);
+function askForToken(reason) {
+  sessionStorage.removeItem(TOKEN_KEY);
   unlock.hidden = false;
   document.querySelector("main").hidden = true;
-  unlock.querySelector("#unlock-notice").textContent = why;
+  unlock.querySelector("#unlock-notice").textContent = reason;
   unlock.querySelector("input").focus();
-  say("lost", "locked");
+  showLinkState("lost", "locked");
 }
 
-function take(event) {
-  const said = event.split("\n").find((line) => line.startsWith("data: "));
-  if (!said) return;
-  const { title, sections } = JSON.parse(said.slice(6));
-  last = Date.now();
+function handleEvent(event) {
+  const line = event.split("\n").find((line) => line.startsWith("data: "));
+  if (!line) return;
+  const { title, sections } = JSON.parse(line.slice("data: ".length));
+  lastEventAt = Date.now();
   document.title = title;
   unlock.hidden = true;
   document.querySelector("main").hidden = false;
-  show(sections);
-  say("live", "live");
+  showSections(sections);
+  showLinkState("live", "live");
 }
 
-// Reads the stream until it ends; false when the server wants another token.
-async function follow() {
-  const answer = await fetch("/page/events", { headers: headers({ accept: "text/event-stream" }) });
-  if (answer.status === 401) return false;
-  if (!answer.ok) return true;
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let waiting = ""; ; ) {
+// Reads the event stream until it ends; returns false if the server refuses the token.
+// This is fetch and not EventSource, which cannot send the token in a header.
+async function readEvents() {
+  const response = await fetch("/page/events", { headers: withToken({ accept: "text/event-stream" }) });
+  if (response.status === 401) return false;
+  if (!response.ok) return true;
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let incomplete = ""; ; ) {
     const { value, done } = await reader.read();
     if (done) return true;
-    const events = (waiting + value).split("\n\n");
-    waiting = events.pop();
-    events.forEach(take);
+    const events = (incomplete + value).split("\n\n");
+    incomplete = events.pop();
+    events.forEach(handleEvent);
   }
 }
 
-async function stay() {
+async function readEventsForever() {
   for (;;) {
-    let allowed = true;
+    let isAllowed = true;
     try {
-      allowed = await follow();
+      isAllowed = await readEvents();
     } catch {
-      // the server is away
+      // the server does not answer: try again
     }
-    if (!allowed) return lock("The server does not take this token.");
-    say("lost", "reconnecting");
-    await new Promise((again) => setTimeout(again, AGAIN));
+    if (!isAllowed) return askForToken("The server does not accept this token.");
+    showLinkState("lost", "reconnecting");
+    await new Promise((resolve) => setTimeout(resolve, RETRY_PAUSE));
   }
 }
 
-if ("locked" in document.body.dataset && !sessionStorage.getItem(TOKEN)) lock("");
-else stay();
+if ("locked" in document.body.dataset && !sessionStorage.getItem(TOKEN_KEY)) askForToken("");
+else readEventsForever();
 
 unlock.querySelector("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  sessionStorage.setItem(TOKEN, unlock.querySelector("input").value.trim());
+  sessionStorage.setItem(TOKEN_KEY, unlock.querySelector("input").value.trim());
   unlock.querySelector("input").value = "";
-  stay();
+  readEventsForever();
 });
 
 setInterval(() => {
-  const silent = Math.round((Date.now() - last) / 1000);
-  if (last && silent > 4) say("lost", `not live: last seen ${silent} s ago`);
+  const silent = Math.round((Date.now() - lastEventAt) / 1000);
+  if (lastEventAt && silent > SILENT_AFTER) showLinkState("lost", `not live: last seen ${silent} s ago`);
 }, 1000);
 
-async function ask(button) {
+async function sendRequest(button) {
   const notice = document.querySelector("#notice");
   if (button.dataset.sure && !confirm(button.dataset.sure)) return;
   button.disabled = true;
   notice.textContent = "";
   try {
-    const more = { method: "POST", headers: headers({ "content-type": "application/json" }), body: "{}" };
-    const answer = await fetch(button.dataset.verb, more);
-    if (answer.ok) return;
-    const { message, suggestion } = await answer.json();
+    const headers = withToken({ "content-type": "application/json" });
+    const response = await fetch(button.dataset.verb, { method: "POST", headers, body: "{}" });
+    if (response.ok) return;
+    const { message, suggestion } = await response.json();
     notice.textContent = `${message} → ${suggestion}`;
   } catch {
-    notice.textContent = "The server is away: nothing was asked.";
+    notice.textContent = "The server does not answer: try again.";
   }
   button.disabled = false;
 }
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button");
-  if (button?.dataset.verb) await ask(button);
+  if (button?.dataset.verb) await sendRequest(button);
   if (!button?.dataset.copy) return;
   await navigator.clipboard.writeText(button.dataset.copy);
   button.textContent = "Copied";

@@ -1,0 +1,76 @@
+"""Drawings of the page: the coordinates of the lag curve and of the bar of the log's sizes.
+
+The server computes them, so that the page needs no library and shows them without JavaScript.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+CURVE_WIDTH: Final = 168
+CURVE_HEIGHT: Final = 36
+_MARGIN: Final = 3
+"""Space above and below the curve, so that its stroke is not clipped."""
+MIN_SCALE_SECONDS: Final = 1.0
+"""Minimum top of the scale: a curve between 10 and 20 ms must look flat."""
+BAR_WIDTH: Final = 1000
+MIN_PART_WIDTH: Final = 6.0
+"""Minimum width of a part that is not empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class LagCurve:
+    """A curve of lags in seconds, oldest on the left; without lags there are no points."""
+
+    label: str
+    """What the curve shows, for screen readers."""
+    line: str = ""
+    """Points of the polyline."""
+    area: str = ""
+    """Points of the polygon below it."""
+    end: str = ""
+    """Coordinates of the newest lag."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarPart:
+    """One part of a bar that is divided in proportion to sizes."""
+
+    name: str
+    left: float
+    width: float
+
+
+def lag_curve(lags: Sequence[float], label: str) -> LagCurve:
+    """The curve of lags in seconds."""
+    if not lags:
+        return LagCurve(f"{label}: no values yet")
+    points = _points(lags)
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    last_x, last_y = points[-1]
+    return LagCurve(
+        label=f"{label}: now {lags[-1]:.2f} s, worst {max(lags):.2f} s",
+        line=line,
+        area=f"{points[0][0]:.1f},{CURVE_HEIGHT} {line} {last_x:.1f},{CURVE_HEIGHT}",
+        end=f"{last_x:.1f},{last_y:.1f}",
+    )
+
+
+def bar_parts(sizes: Mapping[str, int]) -> list[BarPart]:
+    """The parts of a bar from left to right, by name."""
+    total, left, parts = sum(sizes.values()), 0.0, []
+    for name, size in sizes.items():
+        width = max(MIN_PART_WIDTH, size / total * BAR_WIDTH) if size else 0.0
+        parts.append(BarPart(name, left, width))
+        left += width
+    return parts
+
+
+def _points(lags: Sequence[float]) -> list[tuple[float, float]]:
+    top = max(MIN_SCALE_SECONDS, *lags)
+    height = CURVE_HEIGHT - 2 * _MARGIN
+    shown = lags if len(lags) > 1 else [lags[0], lags[0]]
+    step = (CURVE_WIDTH - 6) / (len(shown) - 1)
+    return [(2 + number * step, CURVE_HEIGHT - _MARGIN - lag / top * height) for number, lag in enumerate(shown)]

@@ -1,0 +1,299 @@
+"""Values of the sections of the page: what the templates show, computed from a status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from urllib.parse import quote
+
+from cdc.catalog import AWAITS_SPARK
+from cdc.service import number_format
+from cdc.service.log_status import ConsumerLine, LogStatus, SegmentLine
+from cdc.service.page.drawings import LagCurve, lag_curve
+from cdc.service.status import PipelineStatus, SinkStatus, SourceStatus
+from cdc.service.table_status import TableStatus
+from cdc.snapshot.backfill_progress import BackfillStatus, CopyProgress, is_part, progress_text, tables_text
+from cdc.table import split_topic
+
+TONES: Final[Mapping[str, str]] = {
+    "running": "good",
+    "streaming": "good",
+    "live": "good",
+    "copied": "good",
+    "done": "good",
+    "starting": "busy",
+    "snapshotting": "busy",
+    "copying": "busy",
+    "bootstrapping": "busy",
+    "catching_up": "busy",
+    "queued": "busy",
+    "degraded": "warn",
+    "needs_resync": "warn",
+    "refused": "warn",
+    "paused": "warn",
+    "waiting": "warn",
+    "silent": "warn",
+    "late": "bad",
+    "stale": "bad",
+    "down": "bad",
+    "failed": "bad",
+    "missing": "bad",
+    "stopped": "bad",
+}
+"""Colour class by state; other states have the class `plain`."""
+TABLES_SHOWN: Final = 500
+"""Number of tables on the page; the API lists all."""
+ENDED_BACKFILLS_SHOWN: Final = 5
+"""Number of ended backfills on the page; the command and the API list more."""
+_ACTIONS: Final = {"paused": ("resume", "cancel")}
+"""Actions on a backfill by state; every other pending state has _RUNNING_ACTIONS."""
+_RUNNING_ACTIONS: Final = ("pause", "cancel")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number with its name and a note."""
+
+    name: str
+    value: str
+    unit: str
+    note: str
+    part: str = ""
+    """Part of the log that the number belongs to, which determines a colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The flow into the log or into a sink."""
+
+    rate: str
+    curve: LagCurve
+    lag: tuple[str, str]
+    """Number and unit."""
+    instead_of_lag: str | None
+    """Text to show because there is no present lag."""
+    backlog: tuple[str, str]
+    """Bytes behind, as number and unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One table at the source and in every sink."""
+
+    schema: str
+    name: str
+    source: TableStatus | None
+    sinks: tuple[TableStatus | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillRow:
+    """One backfill with the commands and requests that control it."""
+
+    status: BackfillStatus
+    subject: str
+    """What is copied."""
+    command: str
+    reason: str
+    """Why it failed or waits; empty without a reason."""
+    actions: tuple[BackfillButton, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillButton:
+    """A button that sends an action to a backfill."""
+
+    action: str
+    path: str
+    """Path of the request."""
+    command: str
+    """Command that does the same."""
+    question: str
+    """Question before the request is sent; empty without one."""
+
+
+def totals(status: PipelineStatus, rates: Mapping[str, object]) -> list[Figure]:
+    """The numbers at the top of the page."""
+    lags = [sink.lag_seconds for sink in status.sinks if sink.lag_seconds is not None]
+    lag = number_format.duration_and_unit(max(lags, default=None))
+    in_sinks = [table for table in status.tables if table.sink]
+    streaming = sum(table.state == "streaming" for table in in_sinks)
+    tables = f"{streaming}/{len(in_sinks)}" if in_sinks else number_format.UNKNOWN
+    retained = number_format.size_and_unit(status.source.slot_retained_bytes)
+    return [
+        Figure("Slowest sink", *lag, status.lag_reason or "commit to visible"),
+        Figure("Changes", number_format.format_rate(_number(rates.get("source"))), "rows/s", "into the log"),
+        Figure("Tables", tables, "", "streaming, over all sinks"),
+        Figure("Slot retains", *retained, _slot_note(status.source)),
+    ]
+
+
+def source_edge(source: SourceStatus, rates: Mapping[str, object], lags: Mapping[str, object]) -> Edge:
+    """The flow from Postgres into the log."""
+    return Edge(
+        rate=number_format.format_rate(_number(rates.get("source"))),
+        curve=_curve(lags.get("source"), "lag Postgres to log"),
+        lag=number_format.duration_and_unit(source.lag_seconds),
+        instead_of_lag=source.activity or _stall(source.stalled_seconds),
+        backlog=number_format.size_and_unit(source.lag_bytes),
+    )
+
+
+def sink_edge(sink: SinkStatus, rates: Mapping[str, object], lags: Mapping[str, object]) -> Edge:
+    """The flow from the log into a sink."""
+    waits_for_spark = sink.stalled_seconds is not None and sink.reason == AWAITS_SPARK
+    return Edge(
+        rate=number_format.format_rate(_number(rates.get(f"sink:{sink.name}"))),
+        curve=_curve(lags.get(f"sink:{sink.name}"), f"lag log to {sink.name}"),
+        lag=number_format.duration_and_unit(sink.lag_seconds),
+        instead_of_lag=AWAITS_SPARK if waits_for_spark else _stall(sink.stalled_seconds),
+        backlog=number_format.size_and_unit(sink.lag_bytes),
+    )
+
+
+def table_rows(tables: Iterable[TableStatus], sinks: Sequence[str]) -> list[TableRow]:
+    """Every table; tables that need attention are first."""
+    by_topic: dict[str, dict[str, TableStatus]] = {}
+    for table in tables:
+        by_topic.setdefault(table.topic, {})[table.sink] = table
+    order = sorted(by_topic, key=lambda topic: (not _needs_attention(by_topic[topic].values()), topic))
+    return [_table_row(topic, by_topic[topic], sinks) for topic in order]
+
+
+def backfill_rows(status: PipelineStatus, definition: str, *, may_change: bool) -> list[BackfillRow]:
+    """Pending backfills and the newest ended ones; definition: the file that commands name."""
+    pending = [backfill for backfill in status.backfills if backfill.pending]
+    ended = [backfill for backfill in status.backfills if not backfill.pending][:ENDED_BACKFILLS_SHOWN]
+    return [_backfill_row(status.name, backfill, definition, may_change=may_change) for backfill in (*pending, *ended)]
+
+
+def copy_words(progress: CopyProgress) -> str:
+    """The progress of a copy in words; empty before the first rows."""
+    return progress_text(progress).replace(",", number_format.THIN_SPACE)
+
+
+def log_sizes(log: LogStatus) -> list[Figure]:
+    """The sizes of the parts of the log, and its last compaction."""
+    changes = f"{_quantity(log.row_count, 'row')} in {_quantity(log.segment_count, 'segment')}"
+    rows = sum(run.rows for run in log.runs)
+    compacted = f"{_quantity(rows, 'row')} in {_quantity(len(log.runs), 'run')}" if log.runs else "nothing yet"
+    removed = "on disk for readers of older versions" if log.leaving_bytes else "none on disk"
+    return [
+        Figure("Single changes", *number_format.size_and_unit(log.changes_bytes), changes, "changes"),
+        Figure("Compacted", *number_format.size_and_unit(log.compacted_bytes), compacted, "compacted"),
+        Figure("Removed files", *number_format.size_and_unit(log.leaving_bytes), removed, "leaving"),
+        _last_compaction(log),
+    ]
+
+
+def log_positions(log: LogStatus) -> list[Figure]:
+    """The positions of the log in order, oldest first."""
+    behind = number_format.format_lag(log.horizon_behind_bytes, log.horizon_behind_seconds)
+    floor_note = "a sink below must be rebuilt" if log.floor else "every tombstone is kept"
+    horizon_note = f"{behind} before the end" if log.horizon else ""
+    return [
+        Figure("Tombstones removed up to", log.floor or "none", "", floor_note),
+        Figure("Single changes above", log.oldest or "the beginning", "", _segment(log, log.oldest_segment)),
+        Figure("Compacted up to", log.horizon or number_format.UNKNOWN, "", horizon_note),
+        Figure("End", log.durable or number_format.UNKNOWN, "", _segment(log, log.newest_segment)),
+    ]
+
+
+def consumer_lag(line: ConsumerLine) -> str:
+    """How far a consumer is behind the end of the log."""
+    if not line.behind_segments:
+        return "at the end"
+    segments = f", {_quantity(line.behind_segments, 'segment')}" if line.behind_segments > 1 else ""
+    return f"{number_format.format_lag(line.behind_bytes, line.behind_seconds)}{segments}"
+
+
+def process_age(seconds: float | None) -> str:
+    """Time since the last report of a process."""
+    return number_format.UNKNOWN if seconds is None else f"{number_format.format_duration(seconds)} ago"
+
+
+def _slot_note(source: SourceStatus) -> str:
+    """What is left until the slot is lost, or why that is unknown."""
+    observed = source.observed
+    if observed is not None and not observed.up:
+        return "the source does not answer"
+    if observed is None or observed.safe_bytes is None:
+        return "WAL retained by Postgres"
+    left = f"{number_format.format_size(observed.safe_bytes)} left"
+    if observed.seconds_left is None:
+        return left
+    return f"{left}, {number_format.format_duration(observed.seconds_left)} at the present rate"
+
+
+def _curve(lags: object, label: str) -> LagCurve:
+    return lag_curve(lags if isinstance(lags, list) else [], label)
+
+
+def _stall(seconds: float | None) -> str | None:
+    """Why there is no present lag: a lag from before a stall is outdated."""
+    return None if seconds is None else f"no new value for {number_format.format_age(seconds)}"
+
+
+def _needs_attention(tables: Iterable[TableStatus]) -> bool:
+    return any(TONES.get(table.state) in {"bad", "warn"} for table in tables)
+
+
+def _table_row(topic: str, by_sink: Mapping[str, TableStatus], sinks: Sequence[str]) -> TableRow:
+    schema, name = split_topic(topic)
+    return TableRow(schema, name, by_sink.get(""), tuple(by_sink.get(sink) for sink in sinks))
+
+
+def _backfill_row(pipeline: str, backfill: BackfillStatus, definition: str, *, may_change: bool) -> BackfillRow:
+    request, error = backfill.request, backfill.error
+    part = ", some rows" if is_part(request) else ""
+    sink = "" if request.sink is None else f", for {request.sink} alone"
+    actions = _ACTIONS.get(backfill.state, _RUNNING_ACTIONS) if backfill.pending and may_change else ()
+    return BackfillRow(
+        status=backfill,
+        subject=f"{backfill.kind} of {tables_text(request)}{part}{sink}",
+        command=backfill.command.removesuffix("FILE") + definition,
+        reason=backfill.reason or "" if error is None else f"{error['code']} {error['message']}",
+        actions=tuple(_button(pipeline, backfill, action, definition) for action in actions),
+    )
+
+
+def _button(pipeline: str, backfill: BackfillStatus, action: str, definition: str) -> BackfillButton:
+    question = f"Cancel {backfill.kind} {backfill.id}? Rows that it already sent stay."
+    return BackfillButton(
+        action=action,
+        path=f"/api/v1/pipelines/{quote(pipeline, safe='')}/backfills/{backfill.id}/{action}",
+        command=f"cdc backfill {action} {backfill.id} -c {definition}",
+        question=question if action == "cancel" else "",
+    )
+
+
+def _last_compaction(log: LogStatus) -> Figure:
+    compaction = log.compaction
+    if compaction is None:
+        return Figure("Last compaction", number_format.UNKNOWN, "", "none so far")
+    number, unit = number_format.age_and_unit(_age(log, compaction.at))
+    changes = "" if compaction.changes is None else f"{_quantity(compaction.changes, 'change')} read, "
+    duration = "" if compaction.seconds is None else f", in {number_format.format_duration(compaction.seconds)}"
+    note = f"{changes}{_quantity(compaction.rows, 'row')} written{duration}"
+    return Figure("Last compaction", number, f"{unit} ago", note)
+
+
+def _segment(log: LogStatus, line: SegmentLine | None) -> str:
+    if line is None:
+        return "no segment yet"
+    since = "" if line.began_at is None else f", started {number_format.format_age(_age(log, line.began_at))} ago"
+    return f"segment {line.segment}, {number_format.format_size(line.bytes)}{since}"
+
+
+def _age(log: LogStatus, time: str) -> float:
+    return max(0.0, (datetime.fromisoformat(log.at) - datetime.fromisoformat(time)).total_seconds())
+
+
+def _quantity(number: int, noun: str) -> str:
+    return number_format.format_quantity(number, noun).replace(",", number_format.THIN_SPACE)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
