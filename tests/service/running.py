@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from threading import Thread
 
 import httpx
@@ -14,6 +15,16 @@ from cdc.config import Definition
 from cdc.service.api.app import create_app
 from cdc.service.api.request_limits import RequestLimits
 from cdc.service.api.server import bind, server_config
+
+
+class Clock:
+    """A clock that a test moves forward."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self.ahead)
 
 
 @contextmanager

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc.errors import LogCorrupt, LogError, UnknownName
+from cdc.errors import LogCorrupt, LogError
 from cdc.log.reader import LogReader
-from cdc.position import Position
-from cdc.service.log_contents import files_of_run, files_of_segment, open_log, segment_lines
+from cdc.service.log_contents import open_log, segment_lines
 from cdc.service.log_sampler import LogSampler
-from cdc.service.log_status import LogState, LogStatus, wal_between
+from cdc.service.log_status import LogState, LogStatus
 from cdc.service.log_status_reader import find_consumer, log_status
 from tests.cli.trimmed import Folder
 
@@ -138,20 +137,3 @@ def test_no_log_is_told_as_such(tmp_path: Path) -> None:
     found = LogSampler(tmp_path / "log").wait(SOME_TIME)
     assert found is not None
     assert (found.state, found.problems[0].code) == (LogState.ABSENT, "CDC-4000")
-
-
-def test_files_of_a_segment_and_of_a_run_are_listed_and_others_are_unknown(folder: Folder) -> None:
-    log = LogReader(folder.root)
-    (file,) = files_of_segment(log, 6)
-    assert (file.rows, file.first, Path(file.path).exists()) == (2, "0/A0", True)
-    (run,) = told(folder).runs
-    assert sum(file.rows for file in files_of_run(folder.root, log, run.run)) == run.rows == 3
-    for unknown in (lambda: files_of_segment(log, 0), lambda: files_of_run(folder.root, log, 99)):
-        with pytest.raises(UnknownName):
-            unknown()
-
-
-def test_wal_is_not_counted_from_one_epoch_into_another() -> None:
-    assert wal_between(Position.of(5), Position.of(9)) == 4
-    assert wal_between(Position.of(9), Position.of(5)) == 0
-    assert wal_between(Position.of(9), Position.of(5, epoch=1)) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -15,7 +14,6 @@ from cdc.catalog import Catalog
 from cdc.postgres.connection import connect
 from cdc.postgres.replication import ReplicationStream, StreamOptions
 from cdc.service.api.app import create_app
-from cdc.service.source_observation import SourceObservation
 from cdc.service.source_sampler import MAX_AGE, SourceSampler
 from tests.faults.capture import Captured, capture_table
 from tests.faults.proxy import Proxy
@@ -130,48 +128,3 @@ def test_a_source_that_does_not_answer_takes_its_figures_away_and_the_metrics_an
             proxy.heal()
             until(lambda: metric_values(client)["cdc_source_up"] == 1, "the source to answer again", seconds=SOON)
             assert "cdc_slot_retained_bytes" in metric_values(client)
-
-
-def test_what_is_kept_and_what_is_left_is_one_sentence() -> None:
-    found = SourceObservation(
-        slot="s", up=True, retained_bytes=51_000_000, safe_bytes=23_000_000, wal_bytes_per_second=95_000
-    )
-    assert found.forecast == (
-        "the server retains 51.0 MB of WAL for slot 's'; 23.0 MB are left, about 4.0 min at the present rate; "
-        "then the slot is lost"
-    )
-
-
-@pytest.mark.parametrize(
-    ("kept", "left", "rate", "active", "at_risk"),
-    [
-        (51_000_000, 23_000_000, 0.0, True, True),  # more is used than left
-        (10_000_000, 90_000_000, 1_000_000.0, True, False),  # a reader that keeps up needs no time
-        (10_000_000, 90_000_000, 1_000_000.0, False, True),  # nobody reads, and it lasts 90 s
-        (10_000_000, 90_000_000, 10.0, False, False),  # nobody reads, and it lasts for months
-        (10_000_000, None, 1_000_000.0, False, False),  # there is no limit
-    ],
-)
-def test_a_slot_is_at_risk_by_what_is_left_and_by_the_time_it_lasts(
-    kept: int, left: int | None, rate: float, active: bool, at_risk: bool
-) -> None:
-    found = SourceObservation(
-        slot="s", up=True, slot_active=active, retained_bytes=kept, safe_bytes=left, wal_bytes_per_second=rate
-    )
-    assert found.is_at_risk is at_risk
-    assert bool(found.problems()) is at_risk
-
-
-def test_a_command_that_has_just_begun_to_look_knows_a_hung_reader_by_its_last_status_update() -> None:
-    observed = SourceObservation(
-        slot="s", up=True, slot_active=True, retained_bytes=1_000, safe_bytes=9_000_000, wal_bytes_per_second=1e5
-    )
-    assert not replace(observed, feedback_age_seconds=9.0).is_at_risk
-    assert replace(observed, feedback_age_seconds=90.0).is_at_risk
-
-
-@pytest.mark.parametrize("status", ["unreserved", "lost"])
-def test_a_slot_whose_wal_goes_or_is_gone_is_a_problem(status: str) -> None:
-    (problem,) = SourceObservation(slot="s", up=True, retained_bytes=1, wal_status=status).problems()
-    assert "lost" in problem.message
-    assert (problem.code == "CDC-2103") == (status == "lost")

@@ -218,12 +218,6 @@ def test_no_child_outlives_a_supervisor_that_is_ended(number: signal.Signals) ->
     assert status == (0 if number is not signal.SIGKILL else -signal.SIGKILL)
 
 
-def test_waits_grow_up_to_the_limit_and_are_never_hot_for_the_surroundings() -> None:
-    policy = RestartPolicy(jitter=0.0)
-    assert [policy.wait(falls, 1) for falls in (1, 2, 3, 4, 10)] == [0.5, 1.0, 2.0, 4.0, 30.0]
-    assert policy.wait(1, ExitCode.ENVIRONMENT) == 5.0
-
-
 def test_a_pipeline_has_three_processes_and_only_the_asked_ones_are_started() -> None:
     assert [child.name for child in pipeline_children("shop.yaml")] == ["apply", "reader", "server"]
     assert [child.name for child in pipeline_children("shop.yaml", ["reader", "server"])] == ["reader", "server"]

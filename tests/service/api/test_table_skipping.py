@@ -17,9 +17,9 @@ from cdc.snapshot.backfill_state import BackfillRequest
 from cdc.snapshot.reader_commands import SKIP_TABLES
 from cdc.table import TableState
 from tests.log.rows import LIMITS, info, row, table
+from tests.service.api.test_job_routes import code
 from tests.service.pipeline import NAME, copying, definition, fill, write_log
 from tests.service.running import answering
-from tests.service.test_copies import code
 
 TABLES = f"/api/v1/pipelines/{NAME}/tables"
 

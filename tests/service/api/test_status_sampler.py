@@ -1,13 +1,16 @@
-"""Rates and curves of the last minutes."""
+"""StatusSampler: rates and lags of the last minutes, and one rendering per sample."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
-from cdc.service.api.status_sampler import RateHistory
+from cdc.catalog import Catalog
+from cdc.service.api.status_sampler import RateHistory, StatusSampler, describe_dsn
 from cdc.service.status import PipelineStatus, SourceStatus
+from tests.service.pipeline import definition, fill
 
 START = datetime(2026, 11, 20, tzinfo=UTC)
 
@@ -48,3 +51,29 @@ def test_a_spike_survives_thinning() -> None:
 
 def test_an_unknown_lag_leaves_a_gap_and_no_number() -> None:
     assert history([(0, None), (0, 1.0)]).lags() == {"source": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("dsn", "shown"),
+    [
+        ("postgresql://reader:canary@db.internal:5432/shop", "db.internal:5432/shop"),
+        ("host=db.internal port=5432 dbname=shop password='canary host=x'", "db.internal:5432/shop"),
+        ("dbname=shop", "local socket/shop"),
+        ("postgresql:///shop", "local socket/shop"),
+    ],
+)
+def test_a_source_is_shown_without_its_password(dsn: str, shown: str) -> None:
+    assert describe_dsn(dsn) == shown
+
+
+def test_sections_are_rendered_once_per_sample(tmp_path: Path) -> None:
+    shop = definition(tmp_path)
+    with Catalog.open(shop.catalog.url) as catalog:
+        fill(catalog)
+        sampler = StatusSampler(catalog, shop, "log")
+        sampler.sample()
+        first = sampler.sections()
+        assert sampler.sections() is first
+        sampler.sample()
+        assert sampler.sections() is not first
+        sampler.report_stopped()

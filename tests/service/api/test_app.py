@@ -7,9 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import all_error_classes
-from cdc.metrics import CADENCE, CHANGES, LOG_BLOCKED, REWRITTEN_BYTES, SINK_LATENCY, SLOT_RETAINED, Metrics
+from cdc.metrics import CADENCE, REWRITTEN_BYTES, Metrics
 from cdc.service.api.app import create_app, event_stream
-from tests.service.pipeline import NAME, definition, fill, write_log
-from tests.service.running import answering
-
-
-class Clock:
-    """A clock that a test turns."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> datetime:
-        return datetime.now(UTC) + timedelta(seconds=self.ahead)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    write_log(tmp_path)
-    with Catalog.open(definition(tmp_path).catalog.url) as opened:
-        fill(opened)
-        yield opened
-
-
-@pytest.fixture
-def app(catalog: Catalog, tmp_path: Path, clock: Clock) -> FastAPI:
-    return create_app(catalog, definition(tmp_path), str(tmp_path / "log"), clock)
-
-
-@pytest.fixture
-def client(app: FastAPI) -> Iterator[httpx.Client]:
-    with answering(app) as url, httpx.Client(base_url=url) as opened:
-        yield opened
+from tests.service.pipeline import NAME, definition
+from tests.service.running import Clock, answering
 
 
 def samples(client: httpx.Client) -> dict[tuple[str, ...], float]:
@@ -103,72 +66,11 @@ def test_pipelines_tables_and_sinks_are_listed(client: httpx.Client) -> None:
     assert len(client.get(f"/api/v1/pipelines/{NAME}/sinks").json()) == 2
 
 
-@pytest.mark.parametrize("path", ["/api/v1/pipelines/none", "/api/v1/errors/CDC-9999", "/api/v1/none", "/none"])
-def test_what_does_not_exist_is_refused_in_the_one_form_of_errors(client: httpx.Client, path: str) -> None:
-    answer = client.get(path)
-    assert answer.status_code == 404
-    assert set(answer.json()) == {"code", "message", "suggestion"}
-
-
 def test_every_error_code_is_explained(client: httpx.Client) -> None:
     for error in all_error_classes():
         page = client.get(f"/api/v1/errors/{error.code}").json()
         assert page["code"] == error.code
         assert page["suggestion"]
-
-
-def test_metrics_are_prometheus_text_and_agree_with_the_status(client: httpx.Client) -> None:
-    found = samples(client)
-    assert found["cdc_changes_total", NAME] == 12_480
-    assert found["cdc_sink_lag_seconds", "lake", NAME] == pytest.approx(0.61)
-    assert found["cdc_health", "reader", NAME] == 1
-    assert found["cdc_table_state", "lake", NAME, "shop.orders", "streaming"] == 1
-
-
-def test_histograms_of_the_processes_reach_the_metrics_as_histograms(client: httpx.Client, catalog: Catalog) -> None:
-    figures = Metrics()
-    for seconds in (0.02, 0.3, 7.0):
-        figures.observe(SINK_LATENCY, seconds, NAME, "lake")
-    catalog.processes.report(ProcessReport(NAME, "apply", 4712, "running", None, figures.to_json()))
-    families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
-    found = families["cdc_sink_latency_seconds"]
-    assert found.type == "histogram"
-    counts = {sample.labels.get("le", sample.name): sample.value for sample in found.samples}
-    assert (counts["0.05"], counts["0.5"], counts["10.0"], counts["+Inf"]) == (1, 2, 3, 3)
-    assert counts["cdc_sink_latency_seconds_count"] == 3
-    assert counts["cdc_sink_latency_seconds_sum"] == pytest.approx(7.32)
-
-
-def test_the_build_and_the_age_of_each_report_are_in_the_metrics(client: httpx.Client, clock: Clock) -> None:
-    clock.ahead = 100
-    families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
-    (build,) = families["cdc_build_info"].samples
-    assert (build.value, build.labels["pipeline"], build.labels["version"]) == (1, NAME, version("cdc"))
-    ages = {sample.labels["process"]: sample.value for sample in families["cdc_report_age_seconds"].samples}
-    assert ages["reader"] == pytest.approx(100, abs=10)
-
-
-def test_what_a_process_did_when_it_last_reported_is_not_shown_once_it_is_silent(
-    client: httpx.Client, catalog: Catalog, clock: Clock
-) -> None:
-    figures = Metrics()
-    figures.set(LOG_BLOCKED, 1.0, NAME)
-    figures.add(CHANGES, 7.0, NAME)
-    catalog.processes.report(ProcessReport(NAME, "reader", 4711, "running", None, figures.to_json()))
-    assert samples(client)["cdc_log_blocked", NAME] == 1
-    clock.ahead = 100
-    found = samples(client)
-    assert ("cdc_log_blocked", NAME) not in found
-    assert found["cdc_changes_total", NAME] == 7
-
-
-def test_what_a_reader_of_an_earlier_version_reports_of_the_slot_is_not_passed_on(
-    client: httpx.Client, catalog: Catalog
-) -> None:
-    figures = Metrics()
-    figures.set(SLOT_RETAINED, 200.0, NAME)
-    catalog.processes.report(ProcessReport(NAME, "reader", 4711, "running", None, figures.to_json()))
-    assert "cdc_slot_retained_bytes" not in client.get("/metrics").text
 
 
 def test_a_sink_that_a_huge_table_slows_down_says_so_and_is_no_problem(client: httpx.Client, catalog: Catalog) -> None:
@@ -186,13 +88,6 @@ def test_a_sink_that_a_huge_table_slows_down_says_so_and_is_no_problem(client: h
     found = samples(client)
     assert found["cdc_sink_cadence_seconds", "lake", NAME, "shop.<orders>"] == 12.0
     assert found["cdc_sink_rewritten_bytes_total", "lake", NAME] == 1_536e6
-
-
-def test_metrics_of_a_silent_pipeline_grow_and_its_health_is_zero(client: httpx.Client, clock: Clock) -> None:
-    clock.ahead = 100
-    found = samples(client)
-    assert found["cdc_health", "reader", NAME] == 0
-    assert found["cdc_source_lag_seconds", NAME] == pytest.approx(100, abs=2)
 
 
 def test_hostile_names_stay_text_on_the_page_and_in_the_metrics(client: httpx.Client, catalog: Catalog) -> None:

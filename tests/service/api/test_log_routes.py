@@ -9,7 +9,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdc.catalog import Catalog
+from cdc.catalog import Catalog, ProcessReport
+from cdc.catalog.commands import COMPACT
 from cdc.log import consumers
 from cdc.log.retention import REQUEST_FILE
 from cdc.service.api.app import create_app
@@ -107,6 +108,54 @@ def test_a_consumer_whose_file_is_damaged_is_a_problem_until_it_is_forgotten(
     assert (forgotten.status_code, forgotten.json()) == (202, {"uuid": "lost", "name": "lost"})
     assert consumers.list_readable_consumers(folder.root)[1] == []
     until(lambda: lost() is False, "the problem to be gone")
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    assert set(answer.json()) == {"code", "message", "suggestion"}
+    return answer.status_code, answer.json()["code"]
+
+
+def test_the_log_tells_bytes_before_and_after_its_horizon_and_oldest_change(client: httpx.Client) -> None:
+    told = client.get(f"{PIPELINE}/log").json()
+    assert (told["horizon"], told["oldest"], told["floor"]) == ("0/AA", "0/96", None)
+    assert told["changes_bytes"] > told["compacted_bytes"] == sum(run["bytes"] for run in told["runs"]) > 0
+
+
+def test_consumers_are_listed_and_one_is_forgotten(client: httpx.Client, catalog: Catalog, folder: Folder) -> None:
+    folder.consumer("lake", 190)
+    (line,) = client.get(f"{PIPELINE}/consumers").json()
+    assert (line["name"], line["position"], line["behind_bytes"], line["state"]) == ("lake", "0/BE", 10, "running")
+    assert refusal(client.post(f"{PIPELINE}/consumers/pond/forget", json={})) == (404, "CDC-5010")
+    answer = client.post(f"{PIPELINE}/consumers/lake/forget", json={})
+    assert (answer.status_code, answer.json()) == (202, {"uuid": "lake", "name": "lake"})
+    assert consumers.list_consumers(folder.root) == []
+    assert [entry.action for entry in catalog.audit.ls()] == ["consumers.forget"]
+
+
+def test_a_compaction_is_for_the_apply_process_that_runs(client: httpx.Client, catalog: Catalog) -> None:
+    path = f"{PIPELINE}/log/compact"
+    assert refusal(client.post(path, json={})) == (409, "CDC-1006")
+    catalog.processes.report(ProcessReport(NAME, "apply", 1, "running"))
+    asked = client.post(path, json={"everything": True})
+    assert (asked.status_code, asked.json()["state"]) == (202, "pending")
+    (command,) = catalog.commands.pending(NAME, COMPACT)
+    assert command.payload == {"everything": True}
+    catalog.commands.finish(command.id, {"summary": "22 rows became 3", "outcome": {}})
+    done = client.get(f"{path}/{command.id}").json()
+    assert (done["state"], done["summary"], done["error"]) == ("done", "22 rows became 3", None)
+    other = catalog.commands.post(NAME, "cut", {})
+    assert refusal(client.get(f"{path}/{other}")) == (404, "CDC-5010")
+
+
+def test_the_newest_part_of_the_log_is_checked_against_what_was_written(client: httpx.Client, folder: Folder) -> None:
+    told = client.get(f"{PIPELINE}/log/verify").json()
+    assert (told["complete"], told["durable"], told["horizon"]) == (True, "0/C8", "0/AA")
+    newest = next((folder.root / "changes").glob("segment=10/*.parquet"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    again = client.get(f"{PIPELINE}/log/verify", params={"most": 0}).json()
+    assert (again["sound"], again["complete"], again["read"]) == (False, False, 0)
+    assert [(f["damage"], f["file"]) for f in again["findings"]] == [("size", f"changes/segment=10/{newest.name}")]
+    assert refusal(client.get(f"{PIPELINE}/log/verify", params={"most": -1}))[0] == 422
 
 
 def test_metrics_tell_the_log_and_each_consumer(client: httpx.Client, folder: Folder) -> None:

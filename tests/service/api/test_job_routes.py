@@ -21,20 +21,12 @@ from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 from tests.pipelines.shop_pipeline import make_shop
-from tests.service.pipeline import NAME, copying, definition, fill, write_log
+from tests.service.pipeline import NAME, copying, definition
 from tests.service.running import answering
 
 PIPELINE = f"/api/v1/pipelines/{NAME}"
 BACKFILLS = f"{PIPELINE}/backfills"
 ORDERS = {"tables": ["shop.orders"]}
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    write_log(tmp_path)
-    with Catalog.open(definition(tmp_path).catalog.url) as opened:
-        fill(opened)
-        yield opened
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -13,13 +12,12 @@ from starlette.types import Scope
 from cdc.catalog import Catalog
 from cdc.config import Secret
 from cdc.config.definition import Service, is_loopback
-from cdc.errors import CdcError, RequestRefused, ServiceUnprotected, Unauthorized
+from cdc.errors import CdcError, RequestRefused, Unauthorized
 from cdc.service.api.access import refusal
 from cdc.service.api.app import create_app
-from cdc.service.api.server import main
 from cdc.snapshot.backfill_state import BACKFILL
 from tests.fixtures.waiting import until
-from tests.service.pipeline import NAME, TOKEN, definition, fill, write_log
+from tests.service.pipeline import NAME, TOKEN, definition
 from tests.service.running import answering
 
 ASK = f"/api/v1/pipelines/{NAME}/backfills"
@@ -41,14 +39,6 @@ def refused(service: Service, method: str = "POST", path: str = ASK, **headers: 
     raw = [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
     scope: Scope = {"type": "http", "method": method, "path": path, "headers": raw}
     return refusal(scope, service)
-
-
-@pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    write_log(tmp_path)
-    with Catalog.open(definition(tmp_path).catalog.url) as opened:
-        fill(opened)
-        yield opened
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.7.6", "localhost", "::1"])
@@ -200,20 +190,6 @@ def test_a_stream_ends_when_its_token_is_no_longer_valid(catalog: Catalog, tmp_p
         file.unlink()
         assert not [line for line in lines if line.startswith("event: ")][3:]
         until(lambda: app.state.sampler.streams == 0, "the stream given back")
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "db.internal"])
-def test_a_service_that_other_machines_reach_does_not_start_without_a_token(tmp_path: Path, host: str) -> None:
-    with pytest.raises(ServiceUnprotected, match=re.escape(repr(host))) as refused:
-        main(definition(tmp_path, host=host), tmp_path / "shop.yaml")
-    assert "service: {token: {file: " in refused.value.fix
-    assert not (tmp_path / "catalog.db").exists()
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_a_local_service_needs_no_token_and_one_with_a_token_may_be_anywhere(tmp_path: Path, host: str) -> None:
-    assert definition(tmp_path, host=host).service.exposure is None
-    assert definition(tmp_path, host="0.0.0.0", token={"env": "SHOP_TOKEN"}).service.exposure is None
 
 
 def test_a_refused_request_starts_nothing(catalog: Catalog, tmp_path: Path) -> None:

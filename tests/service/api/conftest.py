@@ -1,0 +1,39 @@
+"""Fixtures: a healthy pipeline, and a client of its server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from cdc.catalog import Catalog
+from cdc.service.api.app import create_app
+from tests.service.pipeline import definition, fill, write_log
+from tests.service.running import Clock, answering
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def app(catalog: Catalog, tmp_path: Path, clock: Clock) -> FastAPI:
+    return create_app(catalog, definition(tmp_path), str(tmp_path / "log"), clock)
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[httpx.Client]:
+    with answering(app) as url, httpx.Client(base_url=url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    write_log(tmp_path)
+    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+        fill(opened)
+        yield opened

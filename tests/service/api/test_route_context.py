@@ -1,0 +1,44 @@
+"""Route context: names in paths are checked, and the audit names the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+
+from cdc.catalog import Catalog
+from cdc.errors import UnknownName
+from cdc.service.api.route_context import RouteContext, actor_of
+from cdc.service.background_jobs import ReplayJobs, VerificationJobs
+from tests.service.pipeline import NAME, definition, write_log
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[RouteContext]:
+    shop = definition(tmp_path)
+    write_log(tmp_path)
+    with Catalog.open(shop.catalog.url) as catalog:
+        yield RouteContext(catalog, shop, ReplayJobs(catalog, NAME, None), VerificationJobs(catalog, NAME, None))
+
+
+def test_known_names_pass(context: RouteContext) -> None:
+    context.check_pipeline(NAME)
+    context.check_sink(NAME, "lake")
+    context.check_table(NAME, "shop.orders")
+
+
+def test_unknown_names_are_refused_with_those_that_exist(context: RouteContext) -> None:
+    with pytest.raises(UnknownName, match="this server serves 'shop', not 'other'"):
+        context.check_pipeline("other")
+    with pytest.raises(UnknownName, match="no sink is called 'pond'") as unknown:
+        context.check_sink(NAME, "pond")
+    assert unknown.value.fix == "sinks of this pipeline: 'lake', 'find'"
+    with pytest.raises(UnknownName, match="no table of the log is called"):
+        context.check_table(NAME, "shop.none")
+
+
+@pytest.mark.parametrize(("client", "actor"), [(None, "api"), (("10.0.0.7", 5000), "api from 10.0.0.7")])
+def test_the_actor_is_the_address_of_the_client(client: tuple[str, int] | None, actor: str) -> None:
+    assert actor_of(Request({"type": "http", "client": client, "headers": []})) == actor
