@@ -134,6 +134,7 @@ def test_consumers_are_listed_and_one_is_forgotten(client: httpx.Client, catalog
 
 def test_a_compaction_is_for_the_apply_process_that_runs(client: httpx.Client, catalog: Catalog) -> None:
     path = f"{PIPELINE}/log/compact"
+    catalog.processes.report(ProcessReport(NAME, "apply", 1, "stopped"))
     assert refusal(client.post(path, json={})) == (409, "CDC-1006")
     catalog.processes.report(ProcessReport(NAME, "apply", 1, "running"))
     asked = client.post(path, json={"everything": True})
