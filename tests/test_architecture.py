@@ -189,6 +189,12 @@ def test_only_the_service_imports_the_web_framework(module: Module) -> None:
 
 
 @of_every("cdc", "pipelines")
+def test_only_the_page_imports_the_template_engine(module: Module) -> None:
+    if not below(module.name, ["cdc.service.page"]):
+        assert imports_any(module, "jinja2", "markupsafe") == set()
+
+
+@of_every("cdc", "pipelines")
 def test_packages_import_only_what_is_above_them_in_the_table(module: Module) -> None:
     if module.path.name == "__main__.py":
         return  # a process begins here
