@@ -16,7 +16,7 @@ def test_jobs_of_one_pipeline_have_different_names(tmp_path: Path) -> None:
     replay = spark_job(tmp_path, action=SparkAction.REPLAY, sinks=("lake",), action_arguments=("lake",))
     assert (apply.application_name, apply.job_name) == ("cdc-shop-eu", "cdc-shop-eu-apply")
     assert (replay.application_name, replay.job_name) == ("cdc-shop-eu-replay-lake", "cdc-shop-eu-replay-lake")
-    assert (apply., replay., spark_job(tmp_path, trigger=ONCE).) == (
+    assert (apply.is_bounded, replay.is_bounded, spark_job(tmp_path, trigger=ONCE).is_bounded) == (
         False, True, True,
     )  # fmt: skip
 
