@@ -91,8 +91,8 @@ class SparkJob:
     @property
     def application_name(self) -> str:
         """Name of the Spark application; contains action and sinks, so that replays do not share a name."""
-        said = () if self.action is SparkAction.APPLY else (self.action.value, *self.sinks)
-        return "-".join((self.name, *said)).replace("_", "-")
+        suffix = () if self.action is SparkAction.APPLY else (self.action.value, *self.sinks)
+        return "-".join((self.name, *suffix)).replace("_", "-")
 
     @property
     def job_name(self) -> str:
@@ -108,8 +108,8 @@ class SparkJob:
     def conf(self) -> dict[str, str]:
         """The Spark settings without sensitive ones, by name."""
         shown = printable_definition(self.definition, self.written)["spark"]["conf"]
-        said = {name: text for name, text in shown.items() if text == self.definition.spark.conf[name]}
-        return dict(sorted((DEFAULT_CONF | said).items()))
+        public = {name: text for name, text in shown.items() if text == self.definition.spark.conf[name]}
+        return dict(sorted((DEFAULT_CONF | public).items()))
 
     def arguments(self, config: str) -> list[str]:
         """Command-line arguments of `pipelines/submitted/job.py`; config: path of the definition on the driver."""
@@ -190,8 +190,8 @@ class SparkSubmit:
 
     def line(self, command: Sequence[str]) -> str:
         """The command as a shell command line, with its environment variables."""
-        said = [f"{name}={shlex.quote(text)}" for name, text in self.environment.items()]
-        return " ".join([*said, shlex.join(command)])
+        variables = [f"{name}={shlex.quote(text)}" for name, text in self.environment.items()]
+        return " ".join([*variables, shlex.join(command)])
 
 
 def chosen_sinks(definition: Definition, wanted: Collection[str]) -> tuple[Sink, ...]:

@@ -47,8 +47,8 @@ class LogSampler:
     ) -> None:
         """file: the definition as commands name it. every: seconds between samples; None picks by storage."""
         self._root, self._clock, self._file = root, clock, file
-        suits = BUCKET_SAMPLE_INTERVAL if isinstance(root, BucketPath) else SAMPLE_INTERVAL
-        self._every = suits if every is None else every
+        default = BUCKET_SAMPLE_INTERVAL if isinstance(root, BucketPath) else SAMPLE_INTERVAL
+        self._every = default if every is None else every
         self._reader: Any = None
         self._status: LogStatus | None = None
         self._read_at = self._started_at = float("-inf")

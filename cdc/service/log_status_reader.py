@@ -175,8 +175,8 @@ def _verify_remedy(file: str) -> str:
     return f"run 'cdc log verify -c {file}' to find the damaged files, and restore them from a copy"
 
 
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()
 
 
 def _first_line(exc: Exception) -> str:

@@ -47,11 +47,11 @@ class MachineLoad:
         """Why a lag is long, if the machine is the reason; None below LAG_THRESHOLD."""
         if lag_seconds is None or lag_seconds <= LAG_THRESHOLD:
             return None
-        takes = f"the pipeline uses {self.pipeline:.1f} of {self.cores:g} cores"
+        usage = f"the pipeline uses {self.pipeline:.1f} of {self.cores:g} cores"
         if self.pipeline >= BUSY_SHARE * self.cores:
-            return f"this machine is too slow for this rate: {takes}"
+            return f"this machine is too slow for this rate: {usage}"
         if self.busy_share >= BUSY_SHARE:
-            return f"this machine is busy: {takes}, other processes the rest"
+            return f"this machine is busy: {usage}, other processes the rest"
         return None
 
 
@@ -113,15 +113,15 @@ def available_cores() -> float:
 
 def _sample(now: float, processes: Mapping[str, int]) -> _Sample | None:
     try:
-        counted = [int(field) for field in (_PROC / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]]
+        times = [int(field) for field in (_PROC / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]]
         running = {process.pid: process for process in _processes()}
     except (OSError, ValueError):
         return None
     roots = {pid for word, pid in processes.items() if pid in running and _command_line_has(pid, word)}
-    ours = [process for process in running.values() if roots & set(_ancestry(process, running))]
-    total = sum(counted[:_COUNTED])
-    ticks = {(process.pid, process.started): process.ticks for process in ours}
-    return _Sample(now, ticks, total - sum(counted[place] for place in _IDLE), total)
+    members = [process for process in running.values() if roots & set(_ancestry(process, running))]
+    total = sum(times[:_COUNTED])
+    ticks = {(process.pid, process.started): process.ticks for process in members}
+    return _Sample(now, ticks, total - sum(times[place] for place in _IDLE), total)
 
 
 def _processes() -> Iterable[_Process]:

@@ -168,9 +168,9 @@ class SourceSampler:
             self._reply = self._heard_at = None
             return None
         if use.reply_at is not None and use.reply_at != self._reply:
-            came = now - (use.reply_age or 0.0)
+            arrived_at = now - (use.reply_age or 0.0)
             # it arrived after the previous answer, if there was one
-            self._heard_at = min(now, came if self._reply is None else max(came, self._observed_at))
+            self._heard_at = min(now, arrived_at if self._reply is None else max(arrived_at, self._observed_at))
             self._reply = use.reply_at
         elif use.reply_at is None and use.inactive_seconds is not None:
             self._heard_at = now - use.inactive_seconds

@@ -279,11 +279,11 @@ def _log(log: LogStatus, source: SourceStatus, applied: ReportedMetrics) -> LogS
     """The log status with what apply reported about its last compaction; no problem before the first copy."""
     if log.state is LogState.ABSENT and source.position is None:
         return replace(log, problems=())
-    made = log.compaction
-    if made is None or log.horizon is None or applied.get(LOG_HORIZON) != Position.parse(log.horizon):
+    last = log.compaction
+    if last is None or log.horizon is None or applied.get(LOG_HORIZON) != Position.parse(log.horizon):
         return log
     changes, seconds = applied.get(COMPACTION_CHANGES), applied.get(COMPACTION_SECONDS)
-    compaction = replace(made, changes=None if changes is None else int(changes), seconds=seconds)
+    compaction = replace(last, changes=None if changes is None else int(changes), seconds=seconds)
     return replace(log, compaction=compaction)
 
 

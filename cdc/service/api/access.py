@@ -99,8 +99,8 @@ def _without_token(path: str, headers: Headers, service: Service) -> CdcError | 
             f"{path!r} needs the token of service.token, and its file contains none",
             remedy="write the token to the file that service.token names: at least 16 characters, mode 0600",
         )
-    carried = "another token" if "authorization" in headers else "no token"
-    return Unauthorized(f"{path!r} needs the token of service.token, and the request has {carried}")
+    problem = "another token" if "authorization" in headers else "no token"
+    return Unauthorized(f"{path!r} needs the token of service.token, and the request has {problem}")
 
 
 def _refuse_cross_site(headers: Headers, service: Service) -> CdcError | None:

@@ -225,8 +225,8 @@ def prometheus_text(status: PipelineStatus, figures: Iterable[Any]) -> bytes:
     return generate_latest(registry)
 
 
-def _unix(moment: str | None) -> float | None:
-    return None if moment is None else datetime.fromisoformat(moment).timestamp()
+def _unix(time: str | None) -> float | None:
+    return None if time is None else datetime.fromisoformat(time).timestamp()
 
 
 def _histogram(

@@ -128,8 +128,8 @@ class StatusSampler:
         """Number of open event streams."""
         self._clock = clock
         self._file = None if file is None else str(file)
-        named = "FILE" if file is None else shlex.quote(str(file))
-        self.log = LogSampler(definition.log.root, named, clock)
+        definition_name = "FILE" if file is None else shlex.quote(str(file))
+        self.log = LogSampler(definition.log.root, definition_name, clock)
         """Samples only on request."""
         self.source = SourceSampler(definition)
         """Samples all the time, because a rate needs samples."""
@@ -141,7 +141,7 @@ class StatusSampler:
             source=describe_dsn(definition.source.dsn.reveal()),
             log=log_root,
             sink_types={sink.name: sink.type for sink in definition.sinks},
-            definition=named,
+            definition=definition_name,
             may_change=may_change(definition.service),
         )
         self._latest: PipelineStatus | None = None
@@ -153,7 +153,7 @@ class StatusSampler:
         """Take one sample and report that the server is alive; skipped while the catalog does not answer."""
         try:
             self.source.refresh()
-            report = ProcessReport(self.name, "server", os.getpid(), "running", figures=self._figures())
+            report = ProcessReport(self.name, "server", os.getpid(), "running", figures=self._source_metrics())
             self.catalog.processes.report(report)
             reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.current, file=self._file)
         except CdcError as error:
@@ -216,7 +216,7 @@ class StatusSampler:
             running = {p.process: p.pid for p in status.processes if p.pid is not None and p.state == "running"}
             self._load = self._meter.measure(time.monotonic(), running | {"server": os.getpid()})
 
-    def _figures(self) -> list[list[object]]:
+    def _source_metrics(self) -> list[list[object]]:
         """Metrics of the source that other processes may show; empty while it does not answer."""
         observed = self.source.current
         if observed is None or observed.retained_bytes is None:

@@ -79,7 +79,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class TableRow:
+class TableView:
     """One table at the source and in every sink."""
 
     schema: str
@@ -89,7 +89,7 @@ class TableRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BackfillRow:
+class BackfillView:
     """One backfill with the commands and requests that control it."""
 
     status: BackfillStatus
@@ -153,7 +153,7 @@ def sink_edge(sink: SinkStatus, rates: Mapping[str, object], lags: Mapping[str, 
     )
 
 
-def table_rows(tables: Iterable[TableStatus], sinks: Sequence[str]) -> list[TableRow]:
+def table_rows(tables: Iterable[TableStatus], sinks: Sequence[str]) -> list[TableView]:
     """Every table; tables that need attention are first."""
     by_topic: dict[str, dict[str, TableStatus]] = {}
     for table in tables:
@@ -162,7 +162,7 @@ def table_rows(tables: Iterable[TableStatus], sinks: Sequence[str]) -> list[Tabl
     return [_table_row(topic, by_topic[topic], sinks) for topic in order]
 
 
-def backfill_rows(status: PipelineStatus, definition: str, *, may_change: bool) -> list[BackfillRow]:
+def backfill_rows(status: PipelineStatus, definition: str, *, may_change: bool) -> list[BackfillView]:
     """Pending backfills and the newest ended ones; definition: the file that commands name."""
     pending = [backfill for backfill in status.backfills if backfill.pending]
     ended = [backfill for backfill in status.backfills if not backfill.pending][:ENDED_BACKFILLS_SHOWN]
@@ -240,17 +240,17 @@ def _needs_attention(tables: Iterable[TableStatus]) -> bool:
     return any(TONES.get(table.state) in {"bad", "warn"} for table in tables)
 
 
-def _table_row(topic: str, by_sink: Mapping[str, TableStatus], sinks: Sequence[str]) -> TableRow:
+def _table_row(topic: str, by_sink: Mapping[str, TableStatus], sinks: Sequence[str]) -> TableView:
     schema, name = split_topic(topic)
-    return TableRow(schema, name, by_sink.get(""), tuple(by_sink.get(sink) for sink in sinks))
+    return TableView(schema, name, by_sink.get(""), tuple(by_sink.get(sink) for sink in sinks))
 
 
-def _backfill_row(pipeline: str, backfill: BackfillStatus, definition: str, *, may_change: bool) -> BackfillRow:
+def _backfill_row(pipeline: str, backfill: BackfillStatus, definition: str, *, may_change: bool) -> BackfillView:
     request, error = backfill.request, backfill.error
     part = ", some rows" if is_part(request) else ""
     sink = "" if request.sink is None else f", for {request.sink} alone"
     actions = _ACTIONS.get(backfill.state, _RUNNING_ACTIONS) if backfill.pending and may_change else ()
-    return BackfillRow(
+    return BackfillView(
         status=backfill,
         subject=f"{backfill.kind} of {tables_text(request)}{part}{sink}",
         command=backfill.command.removesuffix("FILE") + definition,
