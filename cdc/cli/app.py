@@ -89,13 +89,13 @@ def version(json: JsonOption = False) -> None:
 
 def explain(
     code: Annotated[
-        str | None, typer.Argument(help="Code to explain, for example CDC-2104; without it all codes are listed.")
+        str | None, typer.Argument(help="Explain this code, for example CDC-2104; without it list all codes.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Explain an error code, or list all of them.
+    """Explain an error code, or list all codes.
 
-    For one code it prints its meaning, how the processes react, and what to do.
+    For one code the command prints its meaning, how the processes react, and what to do.
     """
     errors = {error.code: error for error in all_error_classes()}
     if code is not None and code.upper() not in errors:

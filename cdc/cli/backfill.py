@@ -20,32 +20,36 @@ if TYPE_CHECKING:
     from cdc.snapshot.backfill_state import BackfillRequest
 
 TablesArgument = Annotated[
-    list[str], typer.Argument(help="Tables as schema.table; * and ? match several.", metavar="TABLE…")
+    list[str],
+    typer.Argument(help="Read these tables again; write schema.table, where * and ? match several.", metavar="TABLE…"),
 ]
 JobArgument = Annotated[
     int,
     typer.Argument(
-        min=1, max=(1 << 63) - 1, help="Number of the backfill, as `cdc backfill ls` shows it.", metavar="ID"
+        min=1,
+        max=(1 << 63) - 1,
+        help="Use the backfill with this number; `cdc backfill ls` prints the numbers.",
+        metavar="ID",
     ),
 ]
 WhereOption = Annotated[
     str | None,
     typer.Option(
-        help="Read only rows that match this SQL condition of the source; it runs in a read-only transaction."
+        help="Read only rows that match this SQL condition; the source evaluates it in a read-only transaction."
     ),
 ]
 KeysOption = Annotated[
     str | None,
     typer.Option(
         metavar="FROM..TO",
-        help="Read only keys from FROM to TO, both included. Either end may be empty; write a composite key as a,b.",
+        help="Read only the keys from FROM to TO (included). You may omit FROM or TO; write a composite key as a,b.",
     ),
 ]
 KeyOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY",
-        help="Read only this key; may be repeated. Write a composite key as a,b and a value with a "
+        help="Read only this key; may be repeated. Write a composite key as a,b. Put a value with a "
         'comma in double quotes: "a,b".',
     ),
 ]
@@ -53,15 +57,13 @@ KeysFromOption = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Read only the keys listed in this file, one per line in the form of --key; - reads standard input.",
+        help="Read only the keys in this file, one key per line, written as for --key; - reads standard input.",
     ),
 ]
 SinkOption = Annotated[str | None, typer.Option(help="Write the rows to this sink only.")]
 WaitOption = Annotated[
     bool,
-    typer.Option(
-        "--wait", help="Wait until the backfill ends, however long it takes; exit with status 1 if it failed."
-    ),
+    typer.Option("--wait", help="Wait until the backfill ends, without a time limit; exit with status 1 if it failed."),
 ]
 RateOption = Annotated[int | None, typer.Option(min=1, help="Read at most this many rows per second.")]
 _NO_READER = frozenset({"missing", "stopped", "failed", "stale", "copied"})
@@ -103,10 +105,10 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Read rows again and merge them into the stream; the running reader does the work.
+    """Read rows of the source again and merge them into the stream; the running reader reads them.
 
-    With --key or --keys-from, listed rows that the source no longer has are deleted from the sinks too. With a range or
-    a condition they stay; `cdc tables resync` deletes them.
+    With --key or --keys-from, the sinks delete each given key that the source no longer has. With a range or a
+    condition they keep such rows; `cdc tables resync` deletes them.
     """
     from cdc.snapshot.backfill_state import BackfillRequest
 
@@ -214,11 +216,18 @@ def _outcome_line(job: int, tables: int, status: BackfillStatus, reader: str) ->
     if not status.pending:
         return f"{named}, {status.state}", LineMark.BAD
     if reader != "running":
-        begins = "it starts when a reader runs" if reader in _NO_READER else "it starts when the reader runs"
+        begins = (
+            "the backfill starts when a reader runs"
+            if reader in _NO_READER
+            else "the backfill starts when the reader runs"
+        )
         is_away = "no reader is running" if reader in _NO_READER else f"the reader is {reader}"
         return f"{named}, queued; {is_away}: {begins}", LineMark.ADVICE
     if status.state == "queued":
-        return f"{named}, queued; the running reader has not started it: it runs one at a time", LineMark.ADVICE
+        return (
+            f"{named}, queued; the running reader runs one backfill at a time and has not started this one",
+            LineMark.ADVICE,
+        )
     return f"{named}, accepted by the running reader", LineMark.GOOD
 
 
@@ -241,7 +250,7 @@ def _send_action(job: int, verb: str, *, config: Path, json: bool) -> None:
     with Catalog.open(definition.catalog.url) as catalog:
         send_action(catalog, definition.name, job, BackfillAction(verb), getuser())
         reader = reader_state(catalog, definition.name)
-    later = "" if reader == "running" else f"; the reader is {reader}: it acts when it runs"
+    later = "" if reader == "running" else f"; the reader is {reader}: the request takes effect when it runs"
     summary = f"requested to {verb} backfill {job}{later}"
     emit(f"backfill {verb}", json=json, summary=summary, result={"id": job, "reader": reader})
 
@@ -275,7 +284,9 @@ def _parse_keys(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ..
             with nullcontext(sys.stdin) if file == "-" else Path(file).open(encoding="utf-8-sig", newline="") as lines:
                 found += parse_keys(lines, repr(file))
         except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"cannot read the keys in {file!r}: {exc}", remedy="one key per line, in UTF-8") from exc
+            raise ConfigError(
+                f"cannot read the keys in {file!r}: {exc}", remedy="write one key per line, in UTF-8"
+            ) from exc
     return tuple(dict.fromkeys(found))
 
 
@@ -283,6 +294,8 @@ def _parse_key_range(keys: str | None) -> tuple[tuple[str, ...] | None, tuple[st
     if keys is None:
         return None, None
     if ".." not in keys:
-        raise ConfigError(f"malformed range {keys!r}: expected FROM..TO", remedy="for one key write KEY..KEY")
+        raise ConfigError(
+            f"malformed key range {keys!r}: expected FROM..TO", remedy="write FROM..TO; for one key write KEY..KEY"
+        )
     first, _, last = keys.partition("..")
     return tuple(first.split(",")) if first else None, tuple(last.split(",")) if last else None

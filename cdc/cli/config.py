@@ -27,11 +27,11 @@ def register(app: typer.Typer) -> None:
 def show(
     config: ConfigOption = DEFAULT_CONFIG,
     resolved: Annotated[
-        bool, typer.Option("--resolved", help="Include defaults and print secrets as references.")
+        bool, typer.Option("--resolved", help="Also print the defaults; print each secret as a reference.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print a valid definition as written, or resolved with --resolved; secret values are never printed."""
+    """Check a definition and print it as written, or with defaults (--resolved); never print secret values."""
     from cdc.config import check_definition, load_definition, printable_definition
 
     definition, written = load_definition(config), check_definition(config).written
@@ -55,7 +55,7 @@ def schema(
         _write(output, text)
         emit("config schema", json=json, summary=f"wrote {output}", result={"path": str(output)})
     elif json:
-        emit("config schema", json=True, summary="JSON schema of definitions", result=values)
+        emit("config schema", json=True, summary="printed the JSON schema of definitions", result=values)
     else:
         echo_source(text, end="")
 

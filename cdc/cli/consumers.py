@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from cdc.service.log_status import ConsumerLine
 
 NameArgument = Annotated[
-    str, typer.Argument(help="Name or UUID of the consumer, as 'cdc consumers ls' shows it.", metavar="NAME")
+    str,
+    typer.Argument(help="Forget the consumer with this name or UUID; 'cdc consumers ls' prints both.", metavar="NAME"),
 ]
 
 
 def register(app: typer.Typer) -> None:
     """Add the group of commands."""
     group = typer.Typer(
-        no_args_is_help=True, help="List the consumers of the log, or forget one.", rich_markup_mode=None
+        no_args_is_help=True, help="List the consumers of the log, or forget a consumer.", rich_markup_mode=None
     )
     group.command()(ls)
     group.command()(forget)
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List the consumers with position, lag, the bytes that the log retains for them, and the last heartbeat."""
+    """List the consumers: position, lag, bytes that the log retains for them, and last heartbeat."""
     from dataclasses import asdict
     from datetime import UTC, datetime
 
@@ -57,10 +58,9 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 def forget(
     name: NameArgument, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False
 ) -> None:
-    """Forget a consumer that is gone for good, so that the log is trimmed without it.
+    """Forget a consumer that will not run again, so that the log no longer keeps changes for it.
 
-    A consumer that still runs registers itself again. If it returns after its changes were trimmed, its target must be
-    rebuilt.
+    A consumer that still runs registers itself again. If the log has trimmed its changes by then, rebuild its target.
     """
     from datetime import UTC, datetime
 

@@ -31,24 +31,29 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
         float | None,
         typer.Option(min=1, help="Stop after this many seconds of workload; without it the demo runs until ^C."),
     ] = None,
-    rate: Annotated[float, typer.Option(min=1, help="Number of changes per second.")] = 200.0,
+    rate: Annotated[float, typer.Option(min=1, help="Make this many changes per second.")] = 200.0,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON envelope on the last line; progress goes to standard error.")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the files of the demo after it ends.")] = False,
-    pg: Annotated[int, typer.Option(help="Major version of the embedded Postgres: 16 or 18.")] = 18,
-    no_spark: Annotated[bool, typer.Option("--no-spark", help="Run only the log, `cdc tail` and the page.")] = False,
-    port: Annotated[int, typer.Option(help="Port of the page; if it is taken, the next free one is used.")] = 8083,
+    pg: Annotated[int, typer.Option(help="Run this major version of the embedded Postgres: 16 or 18.")] = 18,
+    no_spark: Annotated[
+        bool,
+        typer.Option(
+            "--no-spark", help="Run without Spark: only the reader, 'cdc tail' and the status page; fill no targets."
+        ),
+    ] = False,
+    port: Annotated[int, typer.Option(help="Serve the status page at this port, or at the next free one.")] = 8083,
     delta_jars: Annotated[
         str,
         typer.Option(
-            help="Delta's jars, separated by commas; without it they come from the Ivy cache or Maven Central."
+            help="Use these jars of Delta, separated by commas; by default those of the Ivy cache or Maven Central."
         ),
     ] = "",
 ) -> None:
     """Run the whole pipeline on an embedded Postgres.
 
-    A shop with a live workload runs until it is stopped; then every target is verified against its source.
+    The demo writes changes to the database of a shop until you stop it. Then it compares every target with the source.
     """
     began = monotonic()
     out = sys.stderr if json else sys.stdout

@@ -21,13 +21,18 @@ if TYPE_CHECKING:
     from cdc.stores.published import Published
 
 IdArgument = Annotated[
-    str, typer.Argument(help="Id of the dead letter, as `cdc dlq ls` shows it, or the beginning of it.", metavar="ID")
+    str,
+    typer.Argument(
+        help="Use the dead letter with this id, or with an id that begins so; `cdc dlq ls` prints the ids.",
+        metavar="ID",
+    ),
 ]
 IdsArgument = Annotated[
-    list[str] | None, typer.Argument(help="Ids of dead letters, or the beginnings of them.", metavar="[ID]…")
+    list[str] | None,
+    typer.Argument(help="Retry the dead letters with these ids, or with ids that begin so.", metavar="[ID]…"),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Retry every dead letter of the pipeline.")]
-ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Reason, which is written to the audit.")]
+ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Record this reason in the audit log.")]
 WATCH = "cdc dlq ls -c {}"
 _NO_KEY = "–"
 
@@ -43,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List the dead letters, oldest change first, as the apply process last reported them."""
+    """List the dead letters that the apply process last reported, oldest change first."""
     from cdc.catalog import Catalog
     from cdc.catalog.dead_letter_requests import to_json
     from cdc.config import load_definition
@@ -61,7 +66,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 
 
 def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Show one dead letter: why and since when the row is parked, and the row as the log has it."""
+    """Show one dead letter: why and since when its row is parked, and the values of the row in the log."""
     from cdc.catalog import Catalog
     from cdc.catalog.dead_letter_requests import find_dead_letters, to_json
     from cdc.config import load_definition
@@ -85,11 +90,11 @@ def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
     for name, value in (parked["row"] or {}).items():
         echo(f"  {name:<28}{'NULL' if value is None else value}")
     if row is None:
-        line(LineMark.ADVICE, "the row is no longer parked: the apply process removes it from the list within a second")
+        line(LineMark.ADVICE, "the row is no longer parked: the apply process removes the dead letter within a second")
     elif not row.complete:
         line(
             LineMark.ADVICE,
-            "not every column was sent: the reader reads the row from the source again",
+            "the source did not send every column of the row: the reader reads the row again",
             fix=f"cdc backfill ls -c {config}",
         )
 
@@ -100,11 +105,11 @@ def retry(
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Apply parked rows again, after the cause was corrected."""
+    """Apply parked rows again; correct the cause first."""
     from cdc.catalog.dead_letter_requests import DeadLetterAction
 
     if bool(letters) == everything:
-        raise ConfigError("expected either names of dead letters or --all", remedy="run 'cdc dlq ls' for the names")
+        raise ConfigError("expected either ids of dead letters or --all", remedy="run 'cdc dlq ls' to see the ids")
     _send_request(letters, DeadLetterAction.RETRY, None, config=config, json=json)
 
 
@@ -115,7 +120,7 @@ def discard(
     from cdc.catalog.dead_letter_requests import DeadLetterAction
 
     if not reason.strip():
-        raise ConfigError("the reason is empty", remedy="say why: --reason TEXT")
+        raise ConfigError("--reason is missing or empty", remedy="give a reason: --reason TEXT")
     _send_request([letter], DeadLetterAction.DISCARD, reason, config=config, json=json)
 
 

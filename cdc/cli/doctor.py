@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 SqlOption = Annotated[bool, typer.Option("--sql", help="Print only the SQL statements that fix the problems.")]
 RulesOption = Annotated[
     bool,
-    typer.Option("--rules", help="Also let Spark resolve the expressions and columns of the rules; takes seconds."),
+    typer.Option(
+        "--rules", help="Also check with Spark the expressions and columns of the rules; this takes some seconds."
+    ),
 ]
 SOURCE_ANSWERS = 5.0
 """Seconds to wait for the source's view of the slot."""
@@ -38,8 +40,8 @@ def doctor(
 ) -> None:
     """Check source and targets without changing anything.
 
-    It checks rights, settings, slot, publication, tables and columns. The exit status is 3 if the source cannot be
-    captured, 2 if only the definition of a sink is wrong, and 4 if everything works but the slot may soon be lost.
+    The command checks rights, settings, slot, publication, tables and columns. It exits with status 3 if the source
+    cannot be captured, 2 if only the definition of a sink is wrong, and 4 if only the slot may soon be lost.
     """
     from cdc.capture.startup_checks import defined_tables, mask_problems, rule_problems
     from cdc.capture.startup_checks import find_problems as problems_of
@@ -134,7 +136,7 @@ def _print_envelope(problems: list[PreflightProblem], issues: list[ConfigIssue])
     error = None
     if fatal:
         first = fatal[0]
-        fix = first.sql or "fix what it names, and run 'cdc doctor' again"
+        fix = first.sql or "fix the listed problems, and run 'cdc doctor' again"
         error = ErrorReport(code=first.code, message=f"{first.subject}: {first.message}", suggestion=fix)
     elif issues:
         error = ErrorReport.of(InvalidDefinition.from_issues(tuple(issues)))

@@ -31,26 +31,33 @@ POLL: Final = 0.1
 DEFAULT_COUNT: Final = 20
 """Changes that tail prints by default."""
 
-PositionArgument = Annotated[str | None, typer.Argument(help="Position of one transaction, as 16/B374D848.")]
+PositionArgument = Annotated[
+    str | None, typer.Argument(help="Show the rows of the transaction at this position, for example 16/B374D848.")
+]
 TableArgument = Annotated[
-    str, typer.Argument(help="Table as schema.table; * and ? match several, and a bare name matches in any schema.")
+    str,
+    typer.Argument(
+        help="Print changes of this schema.table; * and ? match several, a name without schema matches in any schema."
+    ),
 ]
 CountOption = Annotated[
-    int | None, typer.Option("-n", min=0, help="Print the last N changes [default: 20, all with --since].")
+    int | None, typer.Option("-n", min=0, help="Print the last N changes [default: 20; with --since all].")
 ]
-FollowOption = Annotated[bool, typer.Option("-f", "--follow", help="Continue with new changes as they arrive.")]
-SinceOption = Annotated[str | None, typer.Option("--since", help="Start at this position (included) or ISO 8601 time.")]
+FollowOption = Annotated[
+    bool, typer.Option("-f", "--follow", help="Wait for new changes, and print them as they arrive.")
+]
+SinceOption = Annotated[str | None, typer.Option("--since", help="Begin at this position (included) or ISO 8601 time.")]
 OperationsOption = Annotated[
     str, typer.Option("--op", help="Print only these operations, separated by commas, for example c,u,d.")
 ]
-FormatOption = Annotated[str, typer.Option("--format", help="Message format: cdc, debezium or flat.")]
+FormatOption = Annotated[str, typer.Option("--format", help="Print messages in this format: cdc, debezium or flat.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add `log` and `tail`."""
     group = typer.Typer(
         no_args_is_help=True,
-        help="Inspect the change log, compact it and remove what is no longer needed.",
+        help="Inspect, check, export and compact the change log.",
         rich_markup_mode=None,
     )
     looks = (log_retention.ls, inspect, log_damage.verify, log_export.export)
@@ -61,7 +68,7 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Show the log's identity and counts, or with a position the rows of that transaction."""
+    """Show the log's identity and counts; with POSITION show the rows of that transaction."""
     definition, log = open_log(config)
     if position is not None:
         _inspect_transaction(log, definition, position, json=json)
@@ -102,10 +109,10 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Print a table's changes in log order, newest last.
+    """Print the changes of tables in log order, newest last.
 
-    With --json or another format each change is one JSON object per line; with --json and without -f they come in one
-    envelope. Integers and booleans are JSON values; every other value is the text that Postgres sent.
+    With --json or another format the command prints one JSON object per change; --json without -f prints one envelope.
+    Integers and booleans are JSON values; every other value is the text that Postgres sent.
     """
     from cdc.log.message_formats import SchemaInForce
 
@@ -191,12 +198,14 @@ class _Printer:
         from cdc.log.message_formats import MessageFormat
 
         if form not in tuple(MessageFormat):
-            raise ConfigError(f"unknown format {form!r}", remedy=f"write --format {', '.join(MessageFormat)}")
+            raise ConfigError(
+                f"unknown format {form!r}", remedy=f"write --format with one of {', '.join(MessageFormat)}"
+            )
         self.form = MessageFormat(form)
         self.operations = frozenset(part.strip() for part in operations.split(",") if part.strip())
         if unknown := self.operations - {member.value for member in Operation}:
             known = ", ".join(f"{member.value} {member.name.lower()}" for member in Operation)
-            raise ConfigError(f"unknown operation {min(unknown)!r}", remedy=f"operations are {known}")
+            raise ConfigError(f"unknown operation {min(unknown)!r}", remedy=f"write --op with {known}")
         self._envelope = json and not follow
         self._people = self.form is MessageFormat.CDC and not json
 
@@ -234,7 +243,9 @@ def _inspect_transaction(log: LogReader, definition: Definition, position: str, 
     _check_not_trimmed(log, Position(max(0, wanted - 1)))
     rows = transaction(log, wanted)
     if not rows.num_rows:
-        raise ConfigError(f"no rows at position {position!r}", remedy="run 'cdc tail' for positions that have rows")
+        raise ConfigError(
+            f"the log has no rows at position {position!r}", remedy="run 'cdc tail' to see positions that have rows"
+        )
     view = _LogMessages(
         log, definition, lambda _topic: True, _Printer(MessageFormat.CDC.value, "", json=json, follow=False)
     )
@@ -258,7 +269,7 @@ def _check_table_exists(log: LogReader, glob: str) -> None:
     names = {topic.partition(".")[2]: topic for topic in topics} | {topic: topic for topic in topics}
     near = get_close_matches(glob, names, n=1)
     fix = f"did you mean {names[near[0]]!r}? " if near else ""
-    raise ConfigError(f"the log has no table {glob!r}", remedy=f"{fix}run 'cdc tables ls' for the tables")
+    raise ConfigError(f"the log has no table {glob!r}", remedy=f"{fix}run 'cdc tables ls' to see the tables")
 
 
 def _topic_filter(glob: str) -> Callable[[str], bool]:
@@ -290,7 +301,7 @@ def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime |
     since = since if since.tzinfo else since.replace(tzinfo=UTC)
     if log.oldest and since < (earliest := _oldest_commit_time(log)):
         raise LogTrimmed(
-            f"changes up to {log.oldest!s} are trimmed: the first one after it was committed at {earliest.isoformat()}",
+            f"changes up to {log.oldest!s} are trimmed: the log begins with a change of {earliest.isoformat()}",
             remedy=f"write --since {earliest.isoformat()} or later",
         )
     return approximate_position_at(log, since), since
@@ -310,8 +321,8 @@ def _oldest_commit_time(log: LogReader) -> datetime:
 def _check_not_trimmed(log: LogReader, after: Position) -> None:
     if after < log.oldest:
         raise LogTrimmed(
-            f"changes up to {log.oldest!s} are trimmed; only their compacted state is left",
-            remedy="name a later position",
+            f"single changes up to {log.oldest!s} are trimmed, and only their compacted state is kept",
+            remedy="choose a later position",
         )
 
 

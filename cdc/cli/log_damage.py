@@ -25,10 +25,10 @@ TablesOption = Annotated[
     list[str] | None, typer.Option("--tables", help="Check only files of tables that match this glob; may be repeated.")
 ]
 SourceOption = Annotated[
-    bool, typer.Option("--source", help="Also check at the source that the log was written from it.")
+    bool, typer.Option("--source", help="Also check that the log was written from the source of the definition.")
 ]
 FileArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="Path of the file in the log, as 'cdc log verify' prints it.")
+    str, typer.Argument(metavar="FILE", help="Remove the file at this path, as 'cdc log verify' prints it.")
 ]
 
 
@@ -38,10 +38,10 @@ def verify(
     source: SourceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Read every file of the log and compare it with its commit; exit status 4 if something differs.
+    """Read every file of the log and compare it with its commit; exit with status 4 if a file is damaged.
 
-    It may run next to the reader and the apply process, and changes nothing. With --tables it does not check whether
-    transactions are complete.
+    The command changes nothing and may run while the reader and the apply process run. With --tables it does not check
+    whether transactions are complete.
     """
     from cdc.config import load_definition
     from cdc.log.audit.verify import AuditScope
@@ -100,9 +100,9 @@ def drop_file(
 ) -> None:
     """Remove a damaged file from the log. Stop the reader and the apply process first.
 
-    Nothing is lost if the file's changes are compacted, or can be compacted again. Otherwise every table in it is
-    marked needs_resync, 'cdc tables resync' copies it again, and consumers of the log get an error instead of wrong
-    data. The command refuses an undamaged file. If it is killed, run it again.
+    Nothing is lost if the file's changes are compacted, or can be compacted again. Otherwise the command marks every
+    table of the file needs_resync, and 'cdc tables resync' copies the table again. Until then consumers of the log get
+    an error instead of wrong data. The command refuses an undamaged file. If it is killed, run it again.
     """
     from dataclasses import asdict
 
@@ -123,8 +123,8 @@ def _question(damaged: DamagedFile) -> str:
 
     span = f"{damaged.file.first!s} to {damaged.file.last!s}"
     return {
-        RecoveryWay.TRIMMED: f"trim the log up to the file's segment: {span} is compacted, and nothing is lost",
-        RecoveryWay.START_OVER: "compact the log from its beginning again: all changes are there, and nothing is lost",
+        RecoveryWay.TRIMMED: f"trim the log up to the file's segment; nothing is lost, as {span} is compacted",
+        RecoveryWay.START_OVER: "compact the log from its beginning again; nothing is lost, as the log has all changes",
         RecoveryWay.GIVEN_UP: f"lose {damaged.file.rows:,} rows at {span}, and mark their tables needs_resync",
     }[damaged.way]
 

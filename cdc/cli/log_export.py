@@ -36,13 +36,15 @@ class ExportFormat(StrEnum):
     PARQUET = "parquet"
 
 
-OutArgument = Annotated[Path, typer.Argument(help="Path of a new file, or for parquet of a new directory.")]
-FromOption = Annotated[str | None, typer.Option("--from", help="First position to write [default: the oldest].")]
-ToOption = Annotated[str | None, typer.Option("--to", help="Last position to write [default: the log's end].")]
+OutArgument = Annotated[
+    Path, typer.Argument(help="Write to this path, which must not exist: a file, or for parquet a directory.")
+]
+FromOption = Annotated[str | None, typer.Option("--from", help="Begin at this position [default: the oldest change].")]
+ToOption = Annotated[str | None, typer.Option("--to", help="End at this position (included) [default: the log's end].")]
 TablesOption = Annotated[
     list[str] | None, typer.Option("--tables", help="Write only tables that match this glob; may be repeated.")
 ]
-ShapeOption = Annotated[ExportFormat, typer.Option("--format", help="Format to write.")]
+ShapeOption = Annotated[ExportFormat, typer.Option("--format", help="Write in this format.")]
 
 
 def export(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -54,9 +56,9 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Write single changes of the log to files; both positions are included, and existing files are never overwritten.
+    """Write single changes of the log to files; the changes at --from and --to are included, existing files are kept.
 
-    JSON lines are in commit order and need memory for one transaction; Parquet keeps the order of the log's files.
+    JSON lines are in commit order and need memory for one transaction. Parquet has the order of the log's files.
     """
     from cdc.log.export import export_range, write_lines, write_parquet
     from cdc.log.message_formats import MessageFormat

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from cdc.log.reader import LogReader
     from cdc.service.log_status import ConsumerLine, LogStatus, SegmentLine, VacuumReport
 
-_WAITING: Final = "of removed files are still on disk for readers of older versions"
+_WAITING: Final = "of removed files are kept on disk for running readers"
 
 FilesOption = Annotated[bool, typer.Option("--files", help="List files instead of segments.")]
-AllOption = Annotated[
-    bool, typer.Option("--all", help="Also compact the segment that is being written, up to the log's end.")
+AllOption = Annotated[bool, typer.Option("--all", help="Also compact the current segment, up to the log's end.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print the segments and files to remove, and remove nothing.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be removed, and remove nothing.")]
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: JsonOption = False) -> None:
-    """List the content of the log: the runs of its compacted part, and the segments of single changes."""
+    """List the runs of the compacted log, and the segments of single changes."""
     from dataclasses import asdict
     from datetime import UTC, datetime
 
@@ -58,7 +58,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: 
 
 
 def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False, json: JsonOption = False) -> None:
-    """Compact ended segments now to the latest state of every row; a running apply process does the work."""
+    """Compact the finished segments to the latest state of every row; a running apply process compacts them."""
     from cdc.catalog import Catalog
     from cdc.service.log_maintenance import request_compaction, wait_for_compaction
 
@@ -72,9 +72,9 @@ def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False
 
 
 def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, json: JsonOption = False) -> None:
-    """Remove segments that are compacted and that every consumer has read; delete their files after log.retain.grace.
+    """Remove compacted segments that every consumer has read; delete their files after log.retain.grace.
 
-    The reader does the same regularly; this command does it now.
+    The reader also removes such segments regularly; this command removes them now.
     """
     from dataclasses import asdict
 
@@ -130,8 +130,8 @@ def _print_trim(done: VacuumReport) -> None:
 
     if done.trim is not None:
         what = f"{number_format.format_quantity(len(done.trim.segments), 'segment')} up to {done.trim.oldest}"
-        rest = "" if done.dry_run else ": the reader drops them as soon as it runs"
-        line(LineMark.GOOD, f"{what} can be dropped{rest}")
+        rest = "" if done.dry_run else ": the reader removes them when it runs"
+        line(LineMark.GOOD, f"{what} can be removed{rest}")
     if done.leaving_bytes:
         line(LineMark.ADVICE, f"{number_format.format_size(done.leaving_bytes)} {_WAITING}")
 
@@ -147,7 +147,7 @@ def retention_line(log: LogStatus) -> str:
     if log.oldest:
         parts.append(f"oldest change above {log.oldest}")
     size = number_format.format_size(log.compacted_bytes)
-    parts.append(f"{size} compacted up to {log.horizon}" if log.horizon else "nothing compacted yet")
+    parts.append(f"{size} compacted up to {log.horizon}" if log.horizon else "nothing is compacted yet")
     if log.slowest is not None:
         lag = lag_text(log.slowest)
         parts.append(f"slowest consumer {log.slowest.name}{f' {lag} behind' if lag else ' at the end'}")

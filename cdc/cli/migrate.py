@@ -15,7 +15,7 @@ from cdc.terminal_output import echo_source, emit
 if TYPE_CHECKING:
     from cdc.catalog.database import Database
 
-Revision = Annotated[str, typer.Option("--revision", help="Revision to migrate to.")]
+Revision = Annotated[str, typer.Option("--revision", help="Migrate to this revision.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Show the catalog's revision and the newest one."""
+    """Show the revision of the catalog, and the newest revision."""
     from cdc.catalog import revision
 
     database = _database(config)
@@ -43,7 +43,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> N
 
 
 def up(config: ConfigOption = DEFAULT_CONFIG, revision: Revision = "head", json: JsonOption = False) -> None:
-    """Upgrade the catalog to a revision; its contents are kept."""
+    """Upgrade the catalog to a revision; keep its contents."""
     from cdc.catalog import revision as revisions
 
     _move(config, "up", revisions.up, revision, json=json)
@@ -53,20 +53,23 @@ def down(
     config: ConfigOption = DEFAULT_CONFIG,
     revision: Revision = "base",
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Confirm that tables of later revisions are dropped.")
+        bool, typer.Option("--yes", "-y", help="Do not ask before dropping tables of later revisions.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Downgrade the catalog to a revision. It drops the tables of later ones, which have neither positions nor rows."""
+    """Downgrade the catalog to a revision.
+
+    It drops the catalog tables that later revisions added; they contain no positions and no captured rows.
+    """
     from cdc.catalog import revision as revisions
 
     if not yes:
-        raise ConfigError("a downgrade drops tables of the catalog", remedy="repeat the command with --yes")
+        raise ConfigError("the downgrade would drop tables of the catalog", remedy="repeat the command with --yes")
     _move(config, "down", revisions.down, revision, json=json)
 
 
 def sql(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Print the SQL statements of all revisions, for a database administrator to run."""
+    """Print the SQL statements of all revisions; a database administrator can run them."""
     from cdc.catalog import revision
     from cdc.config import load_definition
 
@@ -78,9 +81,9 @@ def sql(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None
 
 
 def log(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Upgrade a log that an older version wrote, in place. Stop the reader and the apply process first.
+    """Upgrade in place a log that an older version of cdc wrote. Stop the reader and the apply process first.
 
-    Positions and changes stay as they are. If the command is killed, run it again.
+    Positions and changes stay the same. If the command is killed, run it again.
     """
     from cdc.config import load_definition
     from cdc.log.migrate import migrate_log

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 ConfigOption = Annotated[
     Path,
-    typer.Option("--config", "-c", envvar="CDC_CONFIG", help="Definition file of the pipeline.", show_default=True),
+    typer.Option(
+        "--config", "-c", envvar="CDC_CONFIG", help="Read the pipeline from this definition file.", show_default=True
+    ),
 ]
 """Its default is `DEFAULT_CONFIG`."""
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON envelope.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
@@ -53,4 +55,4 @@ def audit(definition: Definition, action: str, subject: str, detail: dict[str, A
             catalog.audit.write(getuser(), action, subject, detail)
     except CdcError as error:
         if not json:
-            line(LineMark.ADVICE, f"not audited: {error.message}", fix=error.fix)
+            line(LineMark.ADVICE, f"the audit log does not record this command: {error.message}", fix=error.fix)

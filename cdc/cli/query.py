@@ -20,18 +20,24 @@ if TYPE_CHECKING:
     from cdc.stores.published import Published
 
 Sql = Annotated[
-    str, typer.Argument(help='SELECT statement; name tables as "schema.table", or "table" where that is unambiguous.')
+    str,
+    typer.Argument(
+        help='Run this SELECT statement; name a table "schema.table", or "table" if only one schema has it.'
+    ),
 ]
 AtOption = Annotated[
     str,
     typer.Option(
         "--at",
-        help="Version to read: 'published' reads all tables at the newest published cut, a position or "
-        "a time reads them at that cut, 'latest' reads each table as it is now.",
+        help="Read this version: 'published' is the newest published cut of all tables, a position or "
+        "a time is the cut at that point, 'latest' is each table as it is now.",
     ),
 ]
-SinkOption = Annotated[str | None, typer.Option("--sink", help="Delta sink to query; without it the first one.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Number of rows to print at most.")]
+SinkOption = Annotated[
+    str | None,
+    typer.Option("--sink", help="Query this Delta sink; without it query the first Delta sink of the definition."),
+]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Print at most this many rows.")]
 
 
 _ANY_WIDTH: Final = 1 << 20
@@ -51,7 +57,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     limit: LimitOption = 1_000,
     json: JsonOption = False,
 ) -> None:
-    """Run a SELECT over the Delta tables; it cannot write."""
+    """Run a SELECT statement on the Delta tables; writing is not possible."""
     from cdc.config import load_definition
     from cdc.stores.landlock import deny_file_writes
 
@@ -92,7 +98,8 @@ def _cut_text(cut: Published) -> str:
     named = _cut_to_json(cut)
     when = f", committed {named['committed_at']}" if named["committed_at"] else ""
     apart = "".join(
-        f"; {escaped_for_terminal(topic)} is not part of it: {state}" for topic, state in sorted(named["apart"].items())
+        f"; {escaped_for_terminal(topic)} is not part of the cut: {state}"
+        for topic, state in sorted(named["apart"].items())
     )
     return f"{named['position']}{when}{apart}"
 
@@ -101,7 +108,10 @@ def _find_delta_sink(definition: Definition, config: Path, name: str | None) -> 
     lakes = [sink for sink in definition.sinks if sink.type == "delta" and name in (None, sink.name)]
     if not lakes:
         wanted = "" if name is None else f" named {name!r}"
-        raise ConfigError(f"no Delta sink{wanted} in {str(config)!r}", remedy="add one under 'sinks', or name another")
+        raise ConfigError(
+            f"no Delta sink{wanted} in {str(config)!r}",
+            remedy="add a Delta sink under 'sinks', or name another one with --sink",
+        )
     return lakes[0]
 
 

@@ -9,18 +9,21 @@ import typer
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 
-SinkArgument = Annotated[str, typer.Argument(help="Name of the sink in the definition.")]
-FromOption = Annotated[str, typer.Option("--from", help="Position, ISO 8601 time, or 'beginning' to start at.")]
-ToOption = Annotated[str, typer.Option("--to", help="Position (included), ISO 8601 time, or 'latest' to end at.")]
+SinkArgument = Annotated[str, typer.Argument(help="Rebuild this sink of the definition.")]
+FromOption = Annotated[str, typer.Option("--from", help="Begin at this position or ISO 8601 time, or at 'beginning'.")]
+ToOption = Annotated[
+    str, typer.Option("--to", help="End at this position (included) or ISO 8601 time, or at 'latest'.")
+]
 TablesOption = Annotated[
     list[str] | None, typer.Option("--tables", help="Rebuild only tables that match this glob; may be repeated.")
 ]
 IntoOption = Annotated[
     str | None,
-    typer.Option("--into", metavar="PATH", help="Build the new target at this path, and do not change the old one."),
+    typer.Option("--into", metavar="PATH", help="Build the new target at this path, and do not change the old target."),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print rows, bytes and expected time, and change nothing.")
+    bool,
+    typer.Option("--dry-run", help="Print the rows, bytes and time that the replay would need, and change nothing."),
 ]
 
 
@@ -41,9 +44,9 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Rebuild a sink's target from the log alone.
 
-    The source is not read. The new target replaces the old one in one step. A running apply process pauses the sink for
-    this step and continues with the new target. A table that could not be rebuilt keeps its old target, and the exit
-    status is 1.
+    The command does not read the source. The new target replaces the old target in one step. A running apply process
+    pauses the sink for this step and continues with the new target. A table that cannot be rebuilt keeps its old
+    target, and the command exits with status 1.
     """
     import subprocess
     import sys

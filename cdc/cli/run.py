@@ -34,7 +34,7 @@ class LogLineFormat(StrEnum):
 
 
 FormatOption = Annotated[
-    LogLineFormat, typer.Option("--log-format", envvar="CDC_LOG_FORMAT", help="Format of the process log.")
+    LogLineFormat, typer.Option("--log-format", envvar="CDC_LOG_FORMAT", help="Write the process log in this format.")
 ]
 
 
@@ -52,11 +52,11 @@ def run(
 ) -> None:
     """Run reader, apply process and server on this machine.
 
-    Each is a child process that is restarted when it fails. A process that waits for an operator is restarted every
-    five minutes, and at once when the definition changes, a cdc command changes something, or SIGUSR1 arrives.
+    The command restarts each child process that fails. It restarts a process that waits for an operator every five
+    minutes, and at once when the definition changes, a cdc command changes something, or SIGUSR1 arrives.
 
-    ^C and SIGTERM let each process finish its batch; a second ^C ends them at once. With snapshot.mode initial_only the
-    reader exits when everything is copied, and the others continue.
+    ^C and SIGTERM let each process finish its batch; a second ^C ends all processes at once. With snapshot.mode
+    initial_only the reader exits after the copy of all tables, and the other processes continue.
     """
     from cdc.config import load_definition
     from cdc.config.source import SnapshotMode
@@ -85,7 +85,7 @@ def run(
 
 
 def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = LogLineFormat.CONSOLE) -> None:
-    """Capture changes from Postgres into the log; one of the processes of `cdc run`."""
+    """Capture changes from Postgres into the log; `cdc run` starts this process."""
     from cdc.capture.process import main
     from cdc.config import load_definition
     from cdc.process_logs import LogFormat, configure
@@ -98,10 +98,10 @@ def server(
     config: ConfigOption = DEFAULT_CONFIG,
     log_format: FormatOption = LogLineFormat.CONSOLE,
     strict_port: Annotated[
-        bool, typer.Option("--strict-port", help="Fail if the port is taken instead of using the next free one.")
+        bool, typer.Option("--strict-port", help="Fail if the port is in use, instead of using the next free port.")
     ] = False,
 ) -> None:
-    """Serve the API, the metrics and the page; one of the processes of `cdc run`."""
+    """Serve the API, the metrics and the status page; `cdc run` starts this process."""
     from cdc.config import load_definition
     from cdc.process_logs import LogFormat, configure
     from cdc.service.api.server import main

@@ -26,10 +26,13 @@ def register(app: typer.Typer) -> None:
 
 
 def search(
-    table: Annotated[str, typer.Argument(help="Table as schema.table, or its name where that is unambiguous.")],
-    words: Annotated[str, typer.Argument(help="Words that must all occur; column:word looks in one column.")],
+    table: Annotated[
+        str,
+        typer.Argument(help="Search this table; write schema.table, or only the table's name if one schema has it."),
+    ],
+    words: Annotated[str, typer.Argument(help="Find rows with all these words; column:word looks in one column.")],
     config: ConfigOption = DEFAULT_CONFIG,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of rows to print at most.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Print at most this many rows.")] = 10,
     json: JsonOption = False,
 ) -> None:
     """Find rows of a table by the words in them, best match first."""
@@ -55,12 +58,17 @@ def _find_index(definition: Definition, table: str) -> tuple[SearchIndex, str]:
 
     indexes = [SearchIndex.open(sink.path) for sink in definition.sinks if sink.type == "search"]
     if not indexes:
-        raise ConfigError(f"{definition.name!r} has no search sink", remedy="add a sink of type search")
+        raise ConfigError(
+            f"{definition.name!r} has no search sink", remedy="add a sink of type search to the definition"
+        )
     for index in indexes:
         if (topic := _topic(index.topics, table)) is not None:
             return index, topic
     known = ", ".join(sorted({topic for index in indexes for topic in index.topics})) or "none yet"
-    raise UnknownName(f"no single table is called {table!r} in a search sink", remedy=f"tables there: {known}")
+    raise UnknownName(
+        f"the search sinks contain no table called {table!r}, or more than one",
+        remedy=f"choose one of these tables: {known}",
+    )
 
 
 def _topic(topics: Iterable[str], table: str) -> str | None:

@@ -22,19 +22,21 @@ EpochOption = Annotated[
     bool,
     typer.Option(
         "--new-epoch",
-        help="Create a new slot and publication and copy every table again; the log continues under a new epoch.",
+        help="Create a new slot and publication, and copy every table again; the log continues in a new epoch.",
     ),
 ]
 SkipOption = Annotated[
     str | None,
     typer.Option(
-        "--skip-to", metavar="LSN", help="Move the slot past a transaction that cannot be decoded, to this LSN."
+        "--skip-to", metavar="LSN", help="Move the slot to this LSN, past a transaction that cannot be decoded."
     ),
 ]
 ResyncOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--resync", metavar="TABLE", help="With --skip-to: glob of the tables that lost changes; may be repeated."
+        "--resync",
+        metavar="TABLE",
+        help="Mark tables that match this glob needs_resync; needed with --skip-to, may be repeated.",
     ),
 ]
 
@@ -52,10 +54,10 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List the server's slots, the WAL that they retain, its limits, and whether the pipeline's slot matches the log.
+    """List the server's slots, the WAL that they retain, and whether the pipeline's slot matches the log.
 
-    The exit status is 4 if the pipeline's slot is lost or may soon be lost. The command measures the WAL rate for a
-    second to estimate the time left.
+    The command exits with status 4 if the pipeline's slot is lost or may soon be lost. It measures the WAL rate for a
+    second to estimate the time until then.
     """
     from cdc.capture.startup_checks import check_log
     from cdc.config import load_definition
@@ -119,7 +121,7 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     """Recover after a gap: begin a new epoch with a full copy, or skip a transaction that cannot be decoded.
 
     Stop the reader first. If the command is killed, run it again; the next start of the reader also completes a new
-    epoch. Tables of --resync are marked needs_resync; --new-epoch copies every table.
+    epoch. The command marks the tables of --resync needs_resync; --new-epoch copies every table.
     """
     from cdc.capture.recovery import begin_epoch, skip_to_lsn
     from cdc.config import load_definition
@@ -129,12 +131,12 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     if new_epoch == (skip_to is not None):
         raise ConfigError(
             "expected either --new-epoch or --skip-to LSN",
-            remedy="run 'cdc slots ls' to see the problem and its remedy",
+            remedy="run 'cdc slots ls', which shows the problem and its remedy",
         )
     if skip_to is not None and not resync:
         raise ConfigError(
-            "--skip-to loses changes and needs --resync",
-            remedy="name every table that was written up to the LSN, or --resync '*' for all",
+            "--skip-to loses changes, so it needs --resync",
+            remedy="give --resync every table that was written up to the LSN, or '*' for all tables",
         )
     if new_epoch:
         confirm(f"drop slot {definition.source.slot.name!r} and copy every table of {definition.name!r} again", yes=yes)
@@ -142,7 +144,7 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
         later = done["copied_by_reader"]
         copied = f" and copies {', '.join(later)}" if later else ""
         begun = f"epoch {done['epoch']} began at {done['position']} with {done['tables']} tables"
-        summary = f"{begun}; start the reader, which continues from there{copied}"
+        summary = f"{begun}; start the reader, which continues from that position{copied}"
     else:
         lsn = Lsn.parse(skip_to or "")
         confirm(f"move slot {definition.source.slot.name!r} to {lsn} and lose the changes before it", yes=yes)
@@ -153,9 +155,9 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False) -> None:
-    """Drop the pipeline's slot so that the server can remove its WAL; the log then needs a new epoch to continue.
+    """Drop the pipeline's slot, so that the server can remove WAL; after that the log can continue only in a new epoch.
 
-    It refuses a slot of another kind or database, and a slot that is in use.
+    The command refuses a slot of another kind or database, and a slot that is in use.
     """
     from cdc.capture.resume_checks import check_slot_kind
     from cdc.config import load_definition
@@ -179,20 +181,20 @@ def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: Js
 
 
 def adopt(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False) -> None:
-    """Assign a slot that was created by hand to this pipeline, whose definition says 'create: false'.
+    """Assign a slot that you created to this pipeline; its definition says 'source.slot.create: false'.
 
-    The log then begins at the slot's position, and every table is copied while the stream runs. No other client may
-    read the slot.
+    The log then begins at the slot's position, and the reader copies every table while the stream runs. No other
+    client may read the slot.
     """
     from cdc.capture.recovery import adopt_slot
     from cdc.config import load_definition
 
     definition = load_definition(config)
     name = definition.source.slot.name
-    confirm(f"assign slot {name!r} to {definition.name!r}, which will advance it", yes=yes)
+    confirm(f"assign slot {name!r} to {definition.name!r}, whose reader will advance it", yes=yes)
     done = adopt_slot(definition)
     audit(definition, "slots.adopt", name, done, json=json)
-    emit("slots adopt", json=json, summary=f"slot {name!r} at {done['confirmed']} belongs to this log", result=done)
+    emit("slots adopt", json=json, summary=f"slot {name!r} at {done['confirmed']} is assigned to this log", result=done)
 
 
 def _slot_to_json(fields: dict[str, Any], *, ours: bool) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.terminal_output import echo_source, emit
 
-PrintOption = Annotated[bool, typer.Option("--print", help="Print the SQL, for a role that is allowed to run it.")]
+PrintOption = Annotated[
+    bool, typer.Option("--print", help="Print the SQL instead of running it, so that another role can run it.")
+]
 
 _app = typer.Typer(help="Install or remove event triggers in the source database.", no_args_is_help=True)
 
@@ -25,16 +27,17 @@ def register(app: typer.Typer) -> None:
 
 @_app.command()
 def install(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, json: JsonOption = False) -> None:
-    """Install event triggers that write every change of a table's columns into the WAL; may be repeated.
+    """Install event triggers that write every change of a table's columns into the WAL.
 
-    It needs a role that may create event triggers, and waits for open transactions.
+    The role in source.dsn must be allowed to create event triggers. The command waits for open
+    transactions; it may be repeated.
     """
     _run_script(config, "install", show=show, json=json)
 
 
 @_app.command()
 def remove(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, json: JsonOption = False) -> None:
-    """Remove the event triggers; the reader infers column changes from the catalogue again."""
+    """Remove the event triggers; after that the reader finds column changes by querying the catalogue."""
     _run_script(config, "remove", show=show, json=json)
 
 

@@ -31,23 +31,27 @@ TriggerOption = Annotated[
     typer.Option(
         "--trigger",
         metavar="5s|once",
-        help="Time between the starts of two batches; 'once' applies all changes of the log and ends.",
+        help="Start a batch at this interval; 'once' applies all changes of the log and ends.",
     ),
 ]
 ScheduleOption = Annotated[
     str | None,
-    typer.Option("--schedule", help="Schedule that starts a run with --trigger once, in the cluster's own format."),
+    typer.Option(
+        "--schedule", help="Start a run with --trigger once on this schedule; write it in the cluster's format."
+    ),
 ]
 MasterOption = Annotated[
-    str | None, typer.Option("--master", help="Spark master to use instead of spark.master of the definition.")
+    str | None, typer.Option("--master", help="Use this Spark master instead of spark.master of the definition.")
 ]
 PythonOption = Annotated[
-    str | None, typer.Option("--python", help="Python of the executors [default: the same path as here].")
+    str | None,
+    typer.Option("--python", help="Run the executors with the Python at this path [default: the path of this Python]."),
 ]
 ImageOption = Annotated[
-    str, typer.Option("--image", help="Container image with Spark, Java, cdc, and /opt/cdc/job.py.")
+    str,
+    typer.Option("--image", help="Use this container image, which must contain Spark, Java, cdc and /opt/cdc/job.py."),
 ]
-ExecutorsOption = Annotated[int, typer.Option("--executors", min=1, help="Number of executors.")]
+ExecutorsOption = Annotated[int, typer.Option("--executors", min=1, help="Start this many executors.")]
 ClaimOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -60,15 +64,15 @@ ClaimOption = Annotated[
 EnvOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--env", metavar="NAME", help="Take this variable from the secrets, for example AWS_…; may be repeated."
+        "--env", metavar="NAME", help="Set this variable from the secrets, for example AWS_…; may be repeated."
     ),
 ]
 WordsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="VERB",
-        help="Verb to run: replay SINK or compact, with the options of `cdc replay` and `cdc log "
-        "compact` [default: apply].",
+        help="Run this verb instead of apply: replay SINK or compact, with the options of `cdc replay` "
+        "and `cdc log compact`.",
         show_default=False,
     ),
 ]
@@ -111,9 +115,9 @@ def submit(  # noqa: PLR0913, PLR0917 - one parameter per option
     trigger: TriggerOption = None,
     python: PythonOption = None,
 ) -> None:
-    """Run the apply process, or the given verb, with spark-submit; arguments after -- are passed to it.
+    """Run apply or the given verb with spark-submit; arguments after -- are options of spark-submit.
 
-    The driver sends cdc's own code to the executors; they need Python and the packages that cdc depends on.
+    The driver sends the code of cdc to the executors. The executors need Python and the packages that cdc depends on.
     """
     import os
 
@@ -132,7 +136,7 @@ def print_(  # noqa: PLR0913, PLR0917 - one parameter per option
     trigger: TriggerOption = None,
     python: PythonOption = None,
 ) -> None:
-    """Print the command that `submit` would run, quoted for a shell; the options are the same."""
+    """Print the command that `cdc spark submit` runs with the same options, quoted for a shell."""
     launcher = _launcher(python)
     echo_source(launcher.line(launcher.command(_job(config, verb_arguments, sink, trigger), master, context.args)))
 
@@ -148,9 +152,10 @@ def k8s(  # noqa: PLR0913, PLR0917 - one parameter per option
     env: EnvOption = None,
     schedule: ScheduleOption = None,
 ) -> None:
-    """Print the manifest for the Spark operator of Kubernetes; pass it to kubectl apply -f -.
+    """Print a manifest for the Spark operator of Kubernetes; apply it with kubectl apply -f -.
 
-    Secrets come from a Secret named cdc-PIPELINE with one key per variable or file that the definition refers to.
+    The pods read secrets from a Secret named cdc-PIPELINE; it has one key per variable or file that the definition
+    refers to.
     """
     from cdc.cluster.manifests import PodSettings, kubernetes_manifest
 
@@ -169,9 +174,10 @@ def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
     env: EnvOption = None,
     schedule: ScheduleOption = None,
 ) -> None:
-    """Print databricks.yml, an asset bundle, for a folder with the definition and with the built wheel in dist/.
+    """Print databricks.yml, an asset bundle; put it into a folder with the definition and the built wheel in dist/.
 
-    Secrets come from a scope named cdc-PIPELINE with one secret per variable that the definition refers to.
+    The job reads secrets from a scope named cdc-PIPELINE; it has one secret per variable that the definition refers
+    to.
     """
     from cdc.cluster.manifests import databricks_bundle
 
@@ -193,7 +199,9 @@ def _job(
     verb, *arguments = verb_arguments or ["apply"]
     options = parse_verb(verb, arguments, definition)
     if verb != "apply" and (sinks or trigger):
-        raise ConfigError("--sink and --trigger belong to apply", remedy=f"leave them out: {verb} takes neither")
+        raise ConfigError(
+            f"--sink and --trigger are options of apply, not of {verb}", remedy="leave out --sink and --trigger"
+        )
     chosen_sinks(definition, sinks or ())
     job = SparkJob(
         definition=definition,
@@ -206,7 +214,7 @@ def _job(
         trigger=checked_trigger(trigger),
     )
     if schedule is not None and not job.is_bounded:
-        raise ConfigError("a scheduled run must end", remedy="add --trigger once")
+        raise ConfigError("--schedule needs --trigger once: a scheduled run must end", remedy="add --trigger once")
     return job
 
 
@@ -264,7 +272,7 @@ def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> d
     if verb not in VERBS:
         raise ConfigError(
             f"no verb is called {verb!r}: expected one of {', '.join(VERBS)}",
-            remedy="put options of cdc anywhere and options of spark-submit after --",
+            remedy="put only options of spark-submit after --",
         )
     app = typer.Typer(add_completion=False)
     app.command(verb)(VERBS[verb])

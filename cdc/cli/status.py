@@ -45,8 +45,8 @@ def status(
 ) -> None:
     """Show the state of the pipeline and its problems.
 
-    It prints processes, lags, sinks and tables, and a remedy under each problem. The exit status is 4 if the pipeline
-    is down: the reader or the apply process failed, has stopped, or does not report.
+    The command prints processes, lags, sinks and tables, and a remedy under each problem. It exits with status 4 if the
+    reader or the apply process failed, has stopped, or does not report.
     """
     import sys
 
@@ -108,7 +108,7 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
         echo(f"  {process.process:<10}{process.state:<14}{age}")
     observed = found.source.observed
     if observed is not None and not observed.up:
-        echo(f"  {'source':<10}does not answer, so its retained WAL is unknown: {observed.error}")
+        echo(f"  {'source':<10}does not answer, so the WAL that it retains is unknown: {observed.error}")
     elif found.source.slot_forecast is not None:
         echo(f"  {'slot':<10}{found.source.slot_forecast}")
     echo(f"  {'log':<10}{found.source.position or '–':<14}  lag {_seconds(found.source.lag_seconds)}")
@@ -119,7 +119,7 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
         echo(f"  {sink.name:<10}{sink.position or '–':<14}  lag {_seconds(sink.lag_seconds)}  {sink.state}{slowed}")
     _print_tables(found, file)
     for verified in found.verified:
-        through = verified.verified_through or f"not all of it yet, {verified.ranges} ranges"
+        through = verified.verified_through or f"not all rows yet, {verified.ranges} ranges"
         apart = f"  {verified.mismatched:,} rows differed" if verified.mismatched else ""
         echo(f"    {verified.topic:<32}{verified.sink:<10}verified through {through}{apart}")
     for backfill in found.backfills:

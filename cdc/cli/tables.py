@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from cdc.service.table_status import TableLine
 
 DryOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print the change of the definition file without writing it.")
+    bool, typer.Option("--dry-run", help="Print the change of the definition file, but do not write the file.")
 ]
 WATCH = "cdc tables ls -c {}"
-READER_NOT_RUNNING = "no reader is running: it applies the rules when it starts"
+READER_NOT_RUNNING = "no reader is running: the next reader applies the rules when it starts"
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List every table: its number in the log, state at the source, rows copied, and state in each sink."""
+    """List every table: its number in the log, its state at the source, its copied rows, and its state in each sink."""
     from dataclasses import asdict
     from datetime import UTC, datetime
 
@@ -69,8 +69,7 @@ def resync(
 ) -> None:
     """Copy whole tables again while the stream runs.
 
-    Rows that the source deleted while nothing captured them are deleted from every sink; a needs_resync mark is
-    removed.
+    The copy also deletes from every sink the rows whose deletion was not captured, and it removes a needs_resync mark.
     """
     from cdc.snapshot.backfill_state import BackfillRequest
 
@@ -84,9 +83,9 @@ def add(
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Add a rule for each table to the definition and let the running reader publish and copy it.
+    """Add a rule for each table to the definition; the running reader then publishes and copies the table.
 
-    Comments and layout of the file stay. A glob also matches tables that are created later.
+    The command keeps comments and layout of the file. A glob also matches tables that are created later.
     """
     from cdc.config.yaml_edit import add_tables
 
@@ -99,9 +98,9 @@ def remove(
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Remove the rules for tables from the definition, or exclude them, and let the running reader drop them.
+    """Remove tables from the definition, or exclude them; the running reader then stops capturing them.
 
-    The rows of a table in the log and in the sinks stay.
+    The rows of the tables stay in the log and in the sinks.
     """
     from cdc.config.yaml_edit import remove_tables
 
@@ -109,9 +108,9 @@ def remove(
 
 
 def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Mark tables as complete without a copy; rows that a sink does not have stay missing.
+    """Mark tables as complete without copying them; rows that are missing in a sink stay missing.
 
-    This removes a needs_resync mark, or ends a first copy that failed.
+    The command removes a needs_resync mark, or ends a first copy that failed.
     """
     from getpass import getuser
 
@@ -142,7 +141,7 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
             LineMark.ADVICE, f"requested to skip {named}; the reader has not confirmed it yet", fix=WATCH.format(config)
         )
     else:
-        line(LineMark.GOOD, f"{named}: live without a copy", fix=WATCH.format(config))
+        line(LineMark.GOOD, f"{named}: marked live without a copy", fix=WATCH.format(config))
     if not ok:
         raise typer.Exit(ExitCode.FINDING.value)
 
@@ -155,7 +154,9 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
     absent = _missing_at_source(definition, tables) if command == "tables add" else []
     result: dict[str, Any] = {"tables": tables, "changes": changes, "diff": edit.diff, "absent": absent}
     if dry_run or not edit.changes:
-        summary = "nothing to do: the definition already says so" if not edit.changes else "would change the definition"
+        summary = (
+            "nothing to do: the definition already has this rule" if not edit.changes else "would change the definition"
+        )
         refused = {} if dry_run or command != "tables add" else _refused_now(definition, tables)
         if not json and edit.diff:
             echo_source(edit.diff, end="")
@@ -216,7 +217,7 @@ def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tu
             answer = _wait_for_answer(catalog, definition.name, request_table_check(catalog, definition.name))
     except CdcError as error:
         return None, f"{error.message}: a running reader reloads the definition within half a minute"
-    return answer, None if answer else "the reader has not answered yet: it may be waiting for open transactions"
+    return answer, None if answer else "the reader has not answered yet; it may be waiting for open transactions"
 
 
 def _wait_for_answer(catalog: Catalog, pipeline: str, job: int) -> Command | None:
@@ -244,7 +245,11 @@ def _missing_at_source(definition: Definition, tables: list[str]) -> list[str]:
 
 def _warn_missing(absent: list[str]) -> None:
     for table in absent:
-        line(LineMark.ADVICE, f"the source has no table {table} now", fix="it is captured as soon as it is created")
+        line(
+            LineMark.ADVICE,
+            f"the source has no table {table}",
+            fix="create the table at the source, and the reader captures it",
+        )
 
 
 def _result_of(answer: Command | None) -> dict[str, Any] | None:
@@ -260,7 +265,7 @@ def _refused(outcome: dict[str, Any] | None, tables: list[str]) -> dict[str, str
     failed = outcome.get("error")
     if failed is not None:
         return {"the reader": f"{failed['code']} {failed['message']}; {failed['suggestion']}"}
-    unread = {} if outcome["unread"] is None else {"the reader": f"continues with the old rules: {outcome['unread']}"}
+    unread = {} if outcome["unread"] is None else {"the reader": f"the reader keeps the old rules: {outcome['unread']}"}
     return {topic: reason for topic, reason in outcome["refused"].items() if matches(topic, tables)} | unread
 
 
@@ -270,7 +275,7 @@ def _print_answer(outcome: dict[str, Any] | None, refused: dict[str, str], troub
     for subject, reason in refused.items():
         line(LineMark.BAD, f"{subject}: {reason}")
     for topic in (outcome or {}).get("added", ()):
-        line(LineMark.GOOD, f"{topic}: published; its copy starts", fix=watch)
+        line(LineMark.GOOD, f"{topic}: published; the copy of its rows starts", fix=watch)
     for topic in (outcome or {}).get("removed", ()):
         line(LineMark.GOOD, f"{topic}: no longer captured; its rows in the log and in the sinks stay")
 

@@ -13,10 +13,10 @@ from cdc.cli.options import JsonOption
 from cdc.errors import ConfigError, ConfigIssue, ExitCode, InvalidDefinition
 from cdc.terminal_output import Envelope, ErrorReport, LineMark, echo, line
 
-Paths = Annotated[list[Path] | None, typer.Argument(help="Definition files, or directories of them.")]
+Paths = Annotated[list[Path] | None, typer.Argument(help="Check these definition files, or all in these directories.")]
 Named = Annotated[
     list[Path] | None,
-    typer.Option("--config", "-c", help="Check this definition file or directory, as the argument does."),
+    typer.Option("--config", "-c", help="Check this file or directory; same as naming it as an argument."),
 ]
 
 
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def validate(paths: Paths = None, config: Named = None, json: JsonOption = False) -> None:
-    """Check definition files without starting or contacting anything."""
+    """Check definition files; start no process and connect to no server."""
     files = [file for path in [*(paths or []), *(config or [])] or [DEFAULT_CONFIG.parent] for file in _files(path)]
     issues = [issue for file in files for issue in _issues(file)]
     fatal = tuple(issue for issue in issues if issue.fatal)
@@ -65,7 +65,9 @@ def _files(path: Path) -> list[Path]:
         return [path]
     found = sorted(file for file in path.iterdir() if file.suffix in {".yaml", ".yml"})
     if not found:
-        raise ConfigError(f"no definition (*.yaml) in {str(path)!r}", remedy="name a definition")
+        raise ConfigError(
+            f"no definition file (*.yaml) in {str(path)!r}", remedy="name a definition file or its directory"
+        )
     return found
 
 

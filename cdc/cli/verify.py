@@ -11,7 +11,8 @@ from cdc.cli.options import ConfigOption, JsonOption
 from cdc.errors import ConfigError
 
 TablesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables as schema.table; * and ? match several.")
+    list[str] | None,
+    typer.Argument(metavar="[TABLE]...", help="Verify these tables; write schema.table, where * and ? match several."),
 ]
 SinksOption = Annotated[list[str] | None, typer.Option("--sink", help="Verify only this sink; may be repeated.")]
 ModeOption = Annotated[
@@ -19,30 +20,41 @@ ModeOption = Annotated[
     typer.Option(
         "--mode",
         metavar="rows|checksum|count",
-        help="What to compare: 'rows' names each row that differs, 'checksum' sends no rows from the "
+        help="Choose what to compare: 'rows' names each row that differs, 'checksum' sends no rows from the "
         "source, 'count' compares numbers of rows.",
     ),
 ]
 AgainstOption = Annotated[
     str,
     typer.Option(
-        "--against", metavar="source|log", help="What to compare with; 'log' needs neither the source nor 'cdc run'."
+        "--against",
+        metavar="source|log",
+        help="Compare with the source or with the log; 'log' needs neither the source nor 'cdc run'.",
     ),
 ]
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=1, help="Seconds to wait until the sinks have reached the common position.")
+    float,
+    typer.Option("--timeout", min=1, help="Wait at most this many seconds for the sinks to reach the common position."),
 ]
 EveryOption = Annotated[
     str | None,
     typer.Option(
-        "--every", metavar="TIME", help="Repeat until stopped, by ranges of keys, one pass per interval: 30m, 1h, …"
+        "--every", metavar="TIME", help="Repeat until stopped, with one pass over all rows per interval: 30m, 1h, …"
     ),
 ]
 RateOption = Annotated[
     int | None,
-    typer.Option("--rate", metavar="ROWS", help="With --every: rows per second to read from the source at most."),
+    typer.Option(
+        "--rate", metavar="ROWS", help="Read at most this many rows per second from the source; only with --every."
+    ),
 ]
-RepairOption = Annotated[bool, typer.Option("--repair", help="Read rows that differ again by key, then compare again.")]
+RepairOption = Annotated[
+    bool,
+    typer.Option(
+        "--repair",
+        help="Correct the sink: let the reader read the differing rows again by key, then compare once more.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -64,10 +76,10 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Compare every sink with the source at one position.
 
-    The exit status is 4 if a row or a column differs. With --repair the running reader reads differing rows again,
-    only for the sink that is wrong: it writes missing and wrong rows, and deletes rows that the source does not have.
-    The exit status is then that of the last comparison. With --every the command repeats until SIGTERM, and the next
-    start continues where the last one stopped; 'cdc status' shows up to when each table is verified.
+    The command exits with status 4 if a row or a column differs. With --repair the running reader corrects the sink: it
+    writes missing and wrong rows, and deletes rows that the source does not have. The exit status is then that of the
+    last comparison. With --every the command repeats until SIGTERM, and the next start continues after the last
+    verified range. 'cdc status' shows the time up to which each table is verified.
     """
     import sys
 

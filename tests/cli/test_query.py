@@ -73,7 +73,7 @@ def test_a_person_reads_which_cut_it_is_and_which_tables_do_not_belong_to_it(
 ) -> None:
     printed = run(capsys, "query", "select count(*) from orders", "-c", definition, "--at", "0/20").output
 
-    assert "1 row at 0/14, committed 1970-01-01T00:00:20.000Z; shop.items is not part of it: snapshotting" in printed
+    assert "1 row at 0/14, committed 1970-01-01T00:00:20.000Z; shop.items is not part of the cut: snap" in printed
 
 
 COLUMNS = [f"'value {n}' as column_{n}" for n in range(12)]

@@ -29,7 +29,7 @@ def test_rows_are_found_by_their_words(tmp_path: Path, capsys: pytest.CaptureFix
     assert [row["key"] for row in found.envelope["result"]["rows"]] == [["1"]]
     assert (found.envelope["result"]["topic"], found.envelope["result"]["position"]) == ("shop.orders", "0/14")
     unknown = run(capsys, "search", "shop.none", "mug", "-c", definition)
-    assert (unknown.status, "tables there: shop.orders" in unknown.errors) == (2, True)
+    assert (unknown.status, "choose one of these tables: shop.orders" in unknown.errors) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_the_bundle_is_the_golden_one(shop: Path, capsys: pytest.CaptureFixture[
         (("print", "replay", "lake", "--form", "beginning"), ("", ""), "no such option: --form"),
         (("print", "replay", "lake", "--from", "yesterday"), ("", ""), "malformed --from 'yesterday'"),
         (("print", "replay", "lake", "--to", "1/2/3"), ("", ""), "malformed lsn"),
-        (("print", "replay", "lake", "--trigger", "once"), ("", ""), "--sink and --trigger belong to apply"),
+        (("print", "replay", "lake", "--trigger", "once"), ("", ""), "are options of apply, not of replay"),
         (("print", "compact", "lake"), ("", ""), "got unexpected extra argument(s) (lake)"),
         (
             ("k8s", "--claim", "l=/mnt", "compact", "--", "--queue", "x"),

@@ -180,7 +180,7 @@ def test_a_resync_without_a_reader_says_that_it_waits_for_one(cdc: Command) -> N
     asked = cdc("tables", "resync", "public.t")
     assert (asked.status, asked.output.splitlines()[0]) == (
         0,
-        "⚠ backfill 1: 1 tables, queued; no reader is running: it starts when a reader runs",
+        "⚠ backfill 1: 1 tables, queued; no reader is running: the backfill starts when a reader runs",
     )
     assert "no reader is running" not in cdc("backfill", "ls").output
     assert "the reader is missing" in cdc("backfill", "cancel", "1").output

@@ -111,4 +111,4 @@ def test_no_secret_is_printed(
 def test_a_directory_without_definitions_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = run(capsys, "validate", tmp_path)
     assert outcome.status == 2
-    assert "no definition (*.yaml)" in outcome.errors
+    assert "no definition file (*.yaml)" in outcome.errors
