@@ -29,11 +29,11 @@ def replay_with_progress(definition: Definition, options: ReplayOptions, report_
         _post_replay_command(catalog, definition.name, options) as command,
     ):
 
-        def report_line(text: str) -> None:
+        def report_and_record(text: str) -> None:
             report_line(text)
             command.record_progress(text)
 
-        report = replay(definition, options, report_line, at_once=True)
+        report = replay(definition, options, report_and_record, at_once=True)
         error = None if report.ok else SinkError(report.summary).to_json()
         command.result = {"ok": report.ok, "summary": report.summary, "result": report.to_json(), "error": error}
     return report
