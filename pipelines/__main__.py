@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     apply.add_argument(
         "--trigger",
         metavar="TIME|once",
-        help="set the time between batches; once: apply what the log has now, then exit",
+        help="set the time between batches; with 'once', apply the changes that the log has now, then exit",
     )
     apply.add_argument("--once", dest="trigger", action="store_const", const="once", help="same as --trigger once")
     verify = _verify_parser(verbs)
@@ -70,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
     check.add_argument("--json", action="store_true", help="print one JSON envelope")
     for verb in (apply, verify, replay, compact, check):
-        verb.add_argument("-c", "--config", type=Path, default=DEFAULT_CONFIG, help="path of the definition")
+        verb.add_argument(
+            "-c", "--config", type=Path, default=DEFAULT_CONFIG, help="read the pipeline from this definition file"
+        )
     return parser
 
 
@@ -101,14 +103,16 @@ def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
         "--timeout",
         type=float,
         default=60.0,
-        help="set the seconds that the sinks have to reach the snapshot's position",
+        help="wait at most this many seconds for the sinks to reach the common position",
     )
     verify.add_argument(
         "--every", metavar="TIME", help="repeat until stopped, with one pass over each table per interval: 30m, 1h"
     )
     verify.add_argument("--rate", type=int, metavar="ROWS", help="limit the rows read per second; only with --every")
     verify.add_argument(
-        "--repair", action="store_true", help="read differing rows again by key, write them, and compare again"
+        "--repair",
+        action="store_true",
+        help="correct the sink: let the reader read the differing rows again by key, then compare once more",
     )
     verify.add_argument("--json", action="store_true", help="print one JSON envelope; with --every one for each range")
     return verify
@@ -117,11 +121,13 @@ def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
 def _replay_parser(verbs: Any) -> argparse.ArgumentParser:
     replay: argparse.ArgumentParser = verbs.add_parser("replay", help="rebuild the target of a sink from the log alone")
     replay.set_defaults(run=_replay)
-    replay.add_argument("sink", metavar="SINK", help="name of the sink in the definition")
+    replay.add_argument("sink", metavar="SINK", help="rebuild this sink of the definition")
     replay.add_argument(
-        "--from", dest="start", default="beginning", help="start at a position, an ISO 8601 time, or beginning"
+        "--from", dest="start", default="beginning", help="begin at this position or ISO 8601 time, or at 'beginning'"
     )
-    replay.add_argument("--to", dest="end", default="latest", help="end at a position, an ISO 8601 time, or latest")
+    replay.add_argument(
+        "--to", dest="end", default="latest", help="end at this position (included) or ISO 8601 time, or at 'latest'"
+    )
     replay.add_argument(
         "--tables", action="append", default=[], help="rebuild only tables that match this glob; may be repeated"
     )

@@ -177,6 +177,6 @@ def _wait_for_log(definition: Definition, end: StopCondition) -> bool:
         except LogError:
             if end.once:
                 raise
-            log.debug("no log yet", path=definition.log.path)
+            log.debug("waiting until the change log exists", path=definition.log.path)
         end.stop.wait(POLL)
     return False

@@ -170,7 +170,11 @@ class OpenedSink:
     def raise_query_error(self) -> None:
         """Raise the error that ended the streaming query."""
         raised = self._query.exception() if self._query else None
-        raise self._batch_error or raised or SinkError("the streaming query ended without an error message")
+        raise (
+            self._batch_error
+            or raised
+            or SinkError(f"the streaming query of sink {self._settings.name!r} ended without an error message")
+        )
 
     def is_trimmed(self) -> bool:
         """Whether the log no longer contains the changes after the sink's position."""

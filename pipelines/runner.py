@@ -196,7 +196,7 @@ class SinkRunner:
         if self._state is State.STANDBY and time.monotonic() - self._standby_since > LEASE:
             return SinkInUse(
                 f"another apply process has the lease of sink {self._settings.name!r}: {self._other_process}",
-                remedy="nothing to do if the other process should continue; otherwise stop it and start this one again",
+                remedy="let the other process continue, or stop the other process and start this one again",
             )
         failures = self._failures
         return failures.error if failures.is_final or failures.attempts >= ATTEMPTS else None
@@ -350,4 +350,4 @@ class SinkRunner:
             return exc, exc.reaction is Reaction.HALT
         if (unread := worker_error(exc)) is not None:
             return unread, True
-        return SinkError(f"{type(exc).__name__}: {str(exc)[:300]}"), False
+        return SinkError(f"sink {self._settings.name!r} failed with {type(exc).__name__}: {str(exc)[:300]}"), False

@@ -72,7 +72,7 @@ class CompactionWorker(Thread):
         try:
             self._catalog.commands.finish(command.id, answer, ok=isinstance(result, CompactionResult))
         except CdcError as exc:  # the command stays open; a second compaction then finds nothing to do
-            log.warning("catalog is unreachable", code=exc.code)
+            log.warning("cannot record the result of a compaction in the catalog", code=exc.code)
 
     def _compact(self, *, everything: bool) -> CompactionResult | CdcError:
         began = time.monotonic()
@@ -84,7 +84,7 @@ class CompactionWorker(Thread):
             return self._record_failure(exc)
         if result.rows_in or result.merged:
             request_trim(self._root)
-            log.info("compacted", outcome=result.to_json(), seconds=round(time.monotonic() - began, 1))
+            log.info("compacted the log", outcome=result.to_json(), seconds=round(time.monotonic() - began, 1))
         return result
 
     def _is_large(self, *, everything: bool) -> bool:
@@ -97,10 +97,14 @@ class CompactionWorker(Thread):
         return session
 
     def _record_failure(self, exc: Exception) -> CdcError:
-        error = exc if isinstance(exc, CdcError) else LogError(f"{type(exc).__name__}: {str(exc)[:300]}")
+        error = (
+            exc
+            if isinstance(exc, CdcError)
+            else LogError(f"the compaction of the log failed with {type(exc).__name__}: {str(exc)[:300]}")
+        )
         if not self._stop_event.is_set():  # while stopping, the session may already be closed
             self._metrics.add(metrics.ERRORS, 1, self._pipeline, "apply", error.code)
-            log.warning("the log could not be compacted", code=error.code, message=error.message, exc_info=exc)
+            log.warning("cannot compact the log", code=error.code, message=error.message, exc_info=exc)
         return error
 
     def _record_metrics(self, result: CompactionResult, seconds: float) -> None:
@@ -117,5 +121,5 @@ class CompactionWorker(Thread):
         try:
             return self._catalog.commands.pending(self._pipeline, COMPACT)
         except CdcError as exc:
-            log.warning("catalog is unreachable", code=exc.code)
+            log.warning("cannot read compaction commands from the catalog", code=exc.code)
             return []

@@ -122,10 +122,10 @@ def _check_moves(rows: pa.Table, parked: Container[Key], schema: TableSchema) ->
     for row in rows.filter(pc.and_(partial, pc.is_valid(rows["base"]))).to_pylist():
         if tuple(row["key"]) in parked or tuple(row["base"]) in parked:
             raise MissingBase(
-                f"table {schema.topic!r}: the partial image at {Position(row['position'])} belongs to a row whose "
-                "key changed "
-                "from or to a parked key",
-                remedy="set the type policy of the refused column to 'text', then run 'cdc replay SINK --tables TABLE'",
+                f"table {schema.topic!r}: the partial image at {Position(row['position'])} cannot be completed, "
+                "because the key of its row changed from or to the key of a parked row",
+                remedy="find the refused column with 'cdc dlq ls', set its type policy to 'text', then run "
+                "'cdc replay SINK --tables TABLE'",
             )
 
 

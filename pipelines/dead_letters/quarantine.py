@@ -197,7 +197,7 @@ def _apply_divided(
     merged, waiting = (_divide_history if sink.keeps_history(batch.schema) else _divide_latest_state)(divided)
     if too_many := _too_many(divided, waiting, allowed):
         raise DeadLetterLimitExceeded(
-            f"{too_many} may be parked; the first error: {next(iter(waiting.values())).message}"
+            f"{too_many} may be parked; the first error is: {next(iter(waiting.values())).message}"
         )
     image_mask = sink.image_mask(batch.schema)
     left = {key: row.with_images(image_mask) for key, row in waiting.items()}
@@ -206,7 +206,7 @@ def _apply_divided(
     record = sink.apply(merged)
     sink.parked.confirm(relation, left)
     if new := len(left.keys() - parked_rows.keys()):
-        log.warning("rows parked", table=batch.schema.topic, keys=new, parked=len(left))
+        log.warning("parked rows that the target refused", table=batch.schema.topic, keys=new, parked=len(left))
     return left, record
 
 
@@ -244,7 +244,7 @@ def _too_many(divided: _DividedBatch, waiting: ParkedByKey, allowed: DeadLetterS
     """The exceeded limit as text for the error; empty if none is exceeded."""
     topic = divided.batch.schema.topic
     if _size(waiting) > divided.limit:
-        return f"{_size(waiting)} rows of table {topic!r} or more were refused, but at most {allowed.stop_at}"
+        return f"at least {_size(waiting)} rows of table {topic!r} were refused, but at most {allowed.stop_at}"
     wait, keys = count_parked_keys(divided.batch.rows, waiting)
     if keys >= RATIO_MIN_KEYS and wait > allowed.ratio * keys:
         changed = f"the {keys} keys of table {topic!r} that a batch changes"
@@ -258,7 +258,7 @@ def _remedy(exc: CdcError, sink: str) -> str:
         return exc.fix
     fix = "correct the value at the source or set the type policy of its column to 'text', then "
     fix = fix if isinstance(exc, ValueNotRepresentable) else ""
-    return f"this sink cannot park rows of this table: {fix}run 'cdc replay {sink} --tables TABLE'"
+    return f"{fix}run 'cdc replay {sink} --tables TABLE'; sink {sink!r} cannot park rows of this table"
 
 
 def _size(parked_rows: ParkedByKey) -> int:

@@ -73,7 +73,12 @@ class DeadLetterCommands:
             self._answer_commands(quarantine)
             self._request_backfills(quarantine.rows)
         except CdcError as exc:
-            log.warning("commands about parked keys are delayed", sink=self._sink, code=exc.code, reason=exc.message)
+            log.warning(
+                "cannot process commands about parked rows; they stay pending",
+                sink=self._sink,
+                code=exc.code,
+                reason=exc.message,
+            )
 
     def _start_commands(self, quarantine: Quarantine) -> None:
         for command in self._catalog.commands.pending(self._definition.name, DLQ):
@@ -121,7 +126,7 @@ class DeadLetterCommands:
             # another backfill of the table is running, which may read the rows as well
             if not isinstance(exc, StateConflict):
                 log.warning(
-                    "backfill of incomplete rows could not be requested",
+                    "cannot request a backfill of incomplete parked rows",
                     sink=self._sink,
                     table=topic,
                     code=exc.code,
@@ -130,7 +135,13 @@ class DeadLetterCommands:
             self._row_requests[topic] = _RowRequest(frozenset(), now + _BUSY_FOR)
             return
         self._row_requests[topic] = _RowRequest(frozenset(keys), now + AGAIN_AFTER, job)
-        log.info("backfill of incomplete rows requested", sink=self._sink, table=topic, keys=len(keys), backfill=job)
+        log.info(
+            "requested a backfill of incomplete parked rows",
+            sink=self._sink,
+            table=topic,
+            keys=len(keys),
+            backfill=job,
+        )
 
 
 def to_dead_letter(sink: str, row: ParkedRow) -> DeadLetter:

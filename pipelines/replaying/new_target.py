@@ -106,9 +106,9 @@ def _check_no_table_lost(built: Published, replaced: Mapping[int, TableRecord], 
         before = replaced.get(relation)
         if record.state == TargetState.FAILED and before is not None and before.state != TargetState.FAILED:
             raise SinkError(
-                f"table {record.topic!r} cannot be rebuilt, and it shares its target with other tables: "
+                f"the old target is not replaced, because the new one would lose table {record.topic!r}: "
                 f"{record.reason}",
-                remedy=f"the old target is unchanged; correct what the reason names{alternative}",
+                remedy=f"correct the cause of the failed table and replay again{alternative}",
             )
 
 
@@ -139,7 +139,7 @@ def check_directory(path: str, owner: str) -> None:
         raise ConfigError(f"--into {path!r} is a file", remedy="name a directory that does not exist yet")
     if _entries(system, base) and _read_owner(system, base) != owner:
         raise ConfigError(
-            f"--into {path!r} is not empty", remedy="name a directory that does not exist yet or is empty"
+            f"directory --into {path!r} is not empty", remedy="name a directory that does not exist yet or is empty"
         )
 
 

@@ -69,7 +69,7 @@ def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
     wanted = next((sink for sink in definition.sinks if sink.name == options.sink), None)
     if wanted is None:
         names = ", ".join(repr(sink.name) for sink in definition.sinks) or "none"
-        raise ConfigError(f"unknown sink {options.sink!r}", remedy=f"the definition's sinks are: {names}")
+        raise ConfigError(f"unknown sink {options.sink!r}", remedy=f"name one of the sinks of the definition: {names}")
     log = LogReader(definition.log.root)
     oldest, durable = _log_range(log)
     _check_start(log, options, oldest, durable)
@@ -85,7 +85,8 @@ def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
         known = ", ".join(table.topic for table in found) or "none"
         glob = missing[0] if missing else wanted.tables[0]
         raise ConfigError(
-            f"no table of sink {wanted.name!r} in the log matches {glob!r}", remedy=f"name one of its tables: {known}"
+            f"the log contains no table of sink {wanted.name!r} that matches {glob!r}",
+            remedy=f"name one of its tables: {known}",
         )
     _check_shared_targets(wanted, options, found, tables)
     return ReplayPlan(
@@ -113,7 +114,7 @@ def _check_shared_targets(
         if options.into is not None:
             raise ConfigError(
                 f"table {table.topic!r} shares its target with other tables, so --into cannot rebuild it",
-                remedy="omit --into, or name the tables that share no target with --tables",
+                remedy="omit --into, or use --tables to name only tables with a target of their own",
             )
         sharing = {other.topic for other in found if uris.get(other.relation) == uris[table.relation]}
         if left := sorted(sharing - {other.topic for other in selected}):
@@ -133,7 +134,8 @@ def _log_range(log: LogReader) -> tuple[Position, Position]:
     files = [] if durable is None else log.files(Position(0), durable)
     if durable is None or not files:
         raise ConfigError(
-            "the log is still empty: its first copy has not ended", remedy="wait until 'cdc status' shows its end"
+            "the log is still empty: the initial snapshot has not ended",
+            remedy="wait until 'cdc status' shows that the initial snapshot has ended",
         )
     return min(file.first for file in files), durable
 
@@ -151,8 +153,8 @@ def _check_start(log: LogReader, options: ReplayOptions, oldest: Position, durab
         raise ConfigError(f"--from {options.start} is after the end of the log, {durable}", remedy=POINT_IN_TIME_REMEDY)
     if start > oldest:
         raise ConfigError(
-            f"sink {options.sink!r} contains one row per key: a rebuild from {start} would omit every row "
-            "that has not changed since then",
+            f"sink {options.sink!r} contains one row per key: a rebuild from {start} would lose every row that did "
+            f"not change after {start}",
             remedy=f"omit --from, or write --from {BEGINNING}",
         )
 
@@ -174,11 +176,11 @@ def _check_state_available(log: LogReader, options: ReplayOptions, upto: Positio
     horizon = log.compacted.horizon
     if options.end != LATEST:
         raise ConfigError(
-            f"--to {options.end} is before {horizon}: older changes are compacted to the state at that position",
+            f"--to {options.end} is before {horizon}: the log contains only the state at {horizon}, not older states",
             remedy=f"write --to {horizon} or --to {LATEST}",
         )
     raise ConfigError(
-        f"sink {options.sink!r} is at {upto}, but the log no longer has the state of its tables at that position",
+        f"sink {options.sink!r} is at {upto}, but the log no longer contains the state at {upto}",
         remedy=f"wait until the apply process has applied changes up to {horizon}, or omit --tables",
     )
 

@@ -142,7 +142,7 @@ class _ReplayRun:
             # most changes are applied while the sink still runs, so that its pause is short
             built = self._catch_up(staged.sink, built, self._plan.published)
             published = self._switch(staged, built)
-            self._report_line(f"in place at {Position(published.position)}")
+            self._report_line(f"replaced the old target; the sink is at {Position(published.position)}")
             self.notes = erased_files_notes(staged.erased, published.tables.values())
             return published
         finally:
@@ -150,7 +150,7 @@ class _ReplayRun:
 
     def _switch(self, staged: StagedTarget, built: Published) -> Published:
         """Apply the last changes and replace the targets, while no driver has the sink open."""
-        self._report_line("the new target is built: closing the sink for the switch")
+        self._report_line("built the new target; closing the sink until it replaces the old one")
         with paused(self._catalog, self._definition.name, self._plan.wanted.name):
             current = staged.open_published(self._plan.log.log_id)
             built = self._catch_up(staged.sink, built, current)

@@ -18,8 +18,8 @@ SPARK_SECONDS: Final = 15.0
 """Estimated start of the Spark session, which a large table needs."""
 
 _COPIES_NOTE: Final = (
-    "a rule changes only the targets of its own sink: the change log still has the values of the source, and so may "
-    "other sinks and copies of the target"
+    "a rule changes only the targets of its own sink: the change log still contains the hidden values, and other sinks "
+    "or copies of the target may contain them"
 )
 
 
@@ -106,8 +106,8 @@ def erased_files_notes(erased: Mapping[str, int], tables: Iterable[TableRecord])
     for table in tables:
         topics.setdefault(table.target, []).append(table.topic)
     notes = [
-        f"{', '.join(topics.get(target, [target]))}: removed its earlier cuts and {files} "
-        f"{'file' if files == 1 else 'files'} of its target, which had values that its rules hide now"
+        f"{', '.join(topics.get(target, [target]))}: removed the earlier cuts and {files} "
+        f"{'file' if files == 1 else 'files'} of the target, because they contained values that the rules now hide"
         for target, files in erased.items()
     ]
     return [*notes, _COPIES_NOTE] if notes else []

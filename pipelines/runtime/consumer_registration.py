@@ -58,14 +58,14 @@ class ConsumerRegistration:
         try:
             consumers.register(self._root, consumer)
         except (OSError, CdcError) as exc:
-            log.warning("consumer could not be registered", consumer=self._name, message=str(exc))
+            log.warning("cannot register a consumer of the log", consumer=self._name, message=str(exc))
 
     def unregister(self) -> None:
         """Remove the registration."""
         try:
             consumers.forget(self._root, self.uuid)
         except OSError as exc:
-            log.warning("consumer could not be removed", consumer=self._name, message=str(exc))
+            log.warning("cannot remove a consumer of the log", consumer=self._name, message=str(exc))
 
 
 def target_uuid(log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = "") -> str:

@@ -68,6 +68,6 @@ class CutRequests:
         try:
             commands = self._catalog.commands.pending(self._pipeline, CUT)
         except CdcError as exc:
-            log.warning("catalog is unreachable", code=exc.code)
+            log.warning("cannot read requests for cuts from the catalog", code=exc.code)
             return []
         return [PendingCut(c.id, sink, int(c.payload["position"])) for c in commands if c.payload["sink"] == sink]

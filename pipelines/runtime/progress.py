@@ -33,7 +33,9 @@ class ExternalCommit:
     """As the client's commit names it, for instance DELETE."""
 
     def __str__(self) -> str:
-        return f"another client committed version {self.version} ({self.operation}): 'cdc verify' shows what differs"
+        return (
+            f"another client committed version {self.version} ({self.operation}): run 'cdc verify' to find changed rows"
+        )
 
 
 class ExternalCommitReport:
@@ -221,7 +223,7 @@ class ProgressReporter(Thread):
             try:
                 self._report("stopped" if stopping and self.error is None else self.state)
             except CdcError as exc:
-                log.warning("catalog is unreachable", code=exc.code)
+                log.warning("cannot write the progress of sinks to the catalog", code=exc.code)
             if stopping:
                 return
 

@@ -87,7 +87,7 @@ def _wait(catalog: Catalog, pipeline: str, sink: str, command: int, deadline: fl
         if found is not None and found.result is not None:
             return
         if time.monotonic() >= deadline:
-            raise SinkInUse(f"the running apply process did not release sink {sink!r} in time")
+            raise SinkInUse(f"the running apply process did not close sink {sink!r} in time")
         time.sleep(_POLL)
 
 
@@ -100,7 +100,8 @@ def leased(catalog: Catalog, name: str, conflict: str) -> Iterator[None]:
         catalog.leases.release(name, before)
     if not catalog.leases.acquire(name, own_name, LEASE):
         raise SinkInUse(
-            conflict, remedy="wait until it ends; the lease of a process that was killed expires after some seconds"
+            conflict,
+            remedy="wait until the other process ends; the lease of a killed process expires after some seconds",
         )
     renewing = Thread(target=_renew, args=(catalog, name, own_name, done), daemon=True)
     renewing.start()

@@ -130,7 +130,9 @@ def spark_session(settings: SparkSettings) -> SparkSession:
     try:
         return _started(settings)
     except FileNotFoundError as exc:
-        raise SparkUnavailable(f"spark.delta_jars: {exc}", remedy="correct spark.delta_jars, or omit it") from exc
+        raise SparkUnavailable(
+            f"spark.delta_jars is wrong: {exc}", remedy="correct spark.delta_jars, or omit it"
+        ) from exc
     except (PySparkException, Py4JError) as exc:
         if not os.environ.get("JAVA_HOME") and which("java") is None:
             raise SparkUnavailable(
@@ -180,7 +182,7 @@ def delta_jars(settings: SparkSettings, home: Path | None = None) -> tuple[Path,
 def _given(paths: tuple[str, ...]) -> Iterator[Path]:
     for path in map(Path, paths):
         if not path.exists():
-            raise FileNotFoundError(f"no such Delta jar: {str(path)!r}")
+            raise FileNotFoundError(f"Delta jar {str(path)!r} does not exist")
         yield from sorted(path.glob("*.jar")) if path.is_dir() else [path]
 
 
@@ -281,7 +283,7 @@ def _sql_settings(settings: SparkSettings, *, delta: bool) -> dict[str, str]:
 
 
 def _print_without_delta() -> None:
-    _print("Spark runs without Delta: name its jars in spark.delta_jars; until then delta-rs writes Delta alone")
+    _print("Spark runs without the Delta jars, so only delta-rs writes Delta tables; set spark.delta_jars to add them")
 
 
 def _print(line: str) -> None:

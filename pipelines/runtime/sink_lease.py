@@ -56,7 +56,7 @@ class SinkLeases:
         try:
             return self._acquire(sink)
         except CdcError as exc:
-            log.warning("catalog is unreachable", code=exc.code)
+            log.warning("cannot check the lease of a sink in the catalog", code=exc.code)
             self._other_holders.pop(sink, None)
             return True
 
@@ -88,7 +88,9 @@ class SinkLeases:
         if self._other_holders.get(sink) != other:
             self._other_holders[sink] = other
             log.warning(
-                "another apply process has the lease of the sink: waiting until it ends", sink=sink, holder=other
+                "another apply process has the lease of the sink: waiting until that process ends",
+                sink=sink,
+                holder=other,
             )
         return False
 

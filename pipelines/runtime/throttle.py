@@ -34,7 +34,7 @@ class BatchThrottle:
 
     def __str__(self) -> str:
         size = self.rewritten / 1e6
-        return f"a batch every {self.seconds:.1f} s: {self.table} is written again at {size:,.1f} MB a batch"
+        return f"a batch begins every {self.seconds:.1f} s, because each batch rewrites {size:,.1f} MB of {self.table}"
 
 
 class CommitRate:

@@ -83,7 +83,7 @@ class TableBatch:
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.frame is not None:
-            raise ValueError(f"batch of {self.schema.topic!r} has rows and a frame: expected one of them")
+            raise ValueError(f"batch of {self.schema.topic!r} has both rows and a frame: expected one of the two")
         if self.after > self.upto:
             raise ValueError(f"batch of {self.schema.topic!r} ends before it begins")
 

@@ -15,7 +15,7 @@ from cdc.table import CAPTURED, TableSchema, TableState
 from pipelines.sinks.contract import TableBatch
 
 NO_LONGER_CAPTURED: Final = (
-    "nothing to do: its rows stay in the target; rebuild a recreated table: 'cdc replay SINK --tables TABLE'"
+    "nothing to do: the target keeps the rows; if the table was created again, run 'cdc replay SINK --tables TABLE'"
 )
 """Remedy for a table that was dropped at the source or is no longer captured."""
 
@@ -25,7 +25,7 @@ def check_captured(schema: TableSchema) -> None:
     if schema.state not in CAPTURED:
         copied_again = schema.state == TableState.NEEDS_RESYNC
         raise SchemaNotApplicable(
-            f"{schema.topic!r} is {schema.state}: {schema.reason}",
+            f"table {schema.topic!r} is {schema.state}: {schema.reason}",
             remedy=RESYNC if copied_again else NO_LONGER_CAPTURED,
         )
 

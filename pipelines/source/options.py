@@ -121,7 +121,7 @@ def _position_of(log: LogReader, bound: str | datetime, offset_us: int) -> Posit
     first = min((file.first for file in files), default=durable)
     if log.oldest and queries.position_at_time(files, durable, micros) < first:
         raise LogTrimmed(
-            f"{bound.isoformat()} is before the oldest change in the log: changes up to {log.oldest!s} are trimmed"
+            f"time {bound.isoformat()} is before the oldest change in the log: changes up to {log.oldest!s} are trimmed"
         )
     return queries.position_at_time(files, durable, micros + offset_us)
 
@@ -134,12 +134,12 @@ def _bound(options: Mapping[str, str], which: str, otherwise: str) -> str | date
             Position.parse(text)  # so that the error is raised here, not in a worker
         return text
     if position in options:
-        raise InvalidDefinition(f"options {position!r} and {time!r} exclude each other: set one of them")
+        raise InvalidDefinition(f"options {position!r} and {time!r} exclude each other: set only one of them")
     try:
         found = datetime.fromisoformat(options[time])
     except ValueError as exc:
         raise InvalidDefinition(
-            f"option {time!r}: expected a time as 2026-01-31T12:00:00Z, got {options[time]!r}"
+            f"option {time!r}: expected a time such as 2026-01-31T12:00:00Z, got {options[time]!r}"
         ) from exc
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -178,7 +178,7 @@ def _check_pairs(parsed: SourceOptions, options: Mapping[str, str]) -> None:
         values = [Position.parse(end) if isinstance(end, str) else end for end in ends if end not in (EARLIEST, LATEST)]
         if len(values) == 2 and values[0] > values[1]:  # type: ignore[operator]  # noqa: PLR2004 - of one kind
             raise InvalidDefinition(
-                f"options 'starting…' and 'ending…': a frame cannot begin at {ends[0]!s} and end at {ends[1]!s}"
+                f"options 'starting…' and 'ending…': the frame would end at {ends[1]!s}, before its start {ends[0]!s}"
             )
 
 

@@ -100,8 +100,8 @@ class TypedTable:
                 continue
             if known.get(column.id) != family_of(column, self.policy).arrow:
                 raise SchemaNotApplicable(
-                    f"table {version.topic!r} has column {column.name!r} of type {column.type_name!r} "
-                    f"from {place.position!s} on, which is after the frame was created",
+                    f"table {version.topic!r} changed after the frame was created: from {place.position!s} on, column "
+                    f"{column.name!r} has type {column.type_name!r}",
                     remedy="create the frame again; a stream then continues from its checkpoint with the new columns",
                 )
 

@@ -60,7 +60,7 @@ class _ReplayCommand:
 @contextmanager
 def _post_replay_command(catalog: Catalog, pipeline: str, options: ReplayOptions) -> Iterator[_ReplayCommand]:
     lease = f"replay {pipeline} by {holder()}"
-    with leased(catalog, lease, f"{lease} runs already"):
+    with leased(catalog, lease, f"another process has lease {lease!r}"):
         command = _ReplayCommand(
             catalog, catalog.commands.post(pipeline, REPLAY, {**asdict(options), JOB_LEASE: lease})
         )
@@ -70,7 +70,9 @@ def _post_replay_command(catalog: Catalog, pipeline: str, options: ReplayOptions
             command.result = _failed_result(error)
             raise
         except BaseException as error:
-            command.result = _failed_result(CdcError(f"ended by {type(error).__name__}"))
+            command.result = _failed_result(
+                CdcError(f"the replay of sink {options.sink!r} ended with {type(error).__name__}")
+            )
             raise
         finally:
             command.finish()

@@ -126,7 +126,7 @@ def resolve_expressions(rule: Transform, schema: pa.Schema, topic: str, spark: S
     if rule.where is not None:
         field, decides = _analyse(frame, _KEPT, rule.where, f"where of table {topic!r}")
         if not pa.types.is_boolean(field.type):
-            raise TransformFailed(f"where of table {topic!r} is of type {field.type!s}: expected a condition")
+            raise TransformFailed(f"where of table {topic!r} has type {field.type!s}: expected a condition")
     in_order = [name for name in schema.names if name in reads | decides]
     return Expressions(
         topic, computed, rule.where, pa.schema(fields), tuple(in_order), tuple(n for n in in_order if n in decides)
@@ -142,9 +142,7 @@ def _analyse(frame: DataFrame, name: str, sql: str, what: str) -> tuple[pa.Field
     if bare := sorted(
         {word for _, word, _ in named_in(sql) if word.lower() in BARE and word.casefold() not in columns}
     ):
-        raise TransformFailed(
-            f"{what}: {bare[0]!r} is not deterministic: its value would differ when the row is applied again"
-        )
+        raise TransformFailed(f"{what} uses {bare[0]!r}, whose value would differ if the row is applied again")
     with _raising_analysis_errors(what):
         selected = frame.select(F.expr(sql).alias(name))
         plan = selected._jdf.queryExecution().analyzed()  # noqa: SLF001 - only the plan names the columns that are read
@@ -153,7 +151,7 @@ def _analyse(frame: DataFrame, name: str, sql: str, what: str) -> tuple[pa.Field
         raise TransformFailed(f"{what}: expected a deterministic expression that computes one value from one row")
     (field,) = to_arrow_schema(selected.schema, timezone="UTC")
     if pa.types.is_null(field.type) or pa.types.is_duration(field.type) or pa.types.is_interval(field.type):
-        raise TransformFailed(f"{what} is of type {field.type!s}, which Delta does not have: cast it")
+        raise TransformFailed(f"{what} has type {field.type!s}, but Delta has no such type: add a cast")
     read = plan.references().toSeq()
     # Spark names a column as the expression does, in any case
     named = {read.apply(number).name().casefold() for number in range(read.size())}
@@ -172,7 +170,7 @@ def _raising_analysis_errors(what: str) -> Iterator[None]:
         at = "" if place is None else f" at line {place[1]}, character {int(place[2]) + 1}"
         named: dict[str, Any] = exc.getMessageParameters() or {}
         about = f" {named['objectName']}" if "objectName" in named else ""
-        raise TransformFailed(f"{what}: {exc.getCondition()}{about}{at}") from None
+        raise TransformFailed(f"{what} is invalid: {exc.getCondition()}{about}{at}") from None
 
 
 @contextmanager
@@ -192,7 +190,7 @@ def raising_transform_failed(topic: str) -> Iterator[None]:
         condition = exc.getCondition()
     else:
         return
-    raise TransformFailed(f"an expression for table {topic!r} fails on a row: {condition}")
+    raise TransformFailed(f"an expression in the rule of table {topic!r} failed on a row: {condition}")
 
 
 def _disable_value_loggers() -> None:

@@ -108,7 +108,7 @@ class TableTransform:
         if self.rule.python is not None and not _are_complete(images):
             raise TransformFailed(
                 f"updates of table {self.schema.topic!r} do not contain unchanged large values, "
-                f"but {self.rule.python!r} needs complete rows",
+                f"but function {self.rule.python!r} needs complete rows",
                 remedy="run ALTER TABLE … REPLICA IDENTITY FULL at the source, then 'cdc replay SINK --tables TABLE'",
             )
         typed = typed_rows(images, self.schema, policy)
@@ -143,15 +143,17 @@ class TableTransform:
             returned = function(given)
         except Exception as exc:  # noqa: BLE001 - user code may raise anything; its message may contain values
             raise TransformFailed(
-                f"{self.rule.python!r} failed on rows of table {topic!r}: {type(exc).__name__}"
+                f"function {self.rule.python!r} failed on rows of table {topic!r}: {type(exc).__name__}"
             ) from None
         if not isinstance(returned, pa.Table) or returned.num_rows != given.num_rows:
             raise TransformFailed(
-                f"{self.rule.python!r} did not return an Arrow table with as many rows as its argument"
+                f"function {self.rule.python!r} must return an Arrow table with one row per row of table {topic!r}"
             )
         for key in (column_name(column.name) for column in self.schema.key):
             if key not in returned.column_names or not returned[key].equals(given[key]):
-                raise TransformFailed(f"{self.rule.python!r} changed the key column {key!r} of table {topic!r}")
+                raise TransformFailed(
+                    f"function {self.rule.python!r} changed the key column {key!r} of table {topic!r}"
+                )
         return _with_order(returned, rows)
 
 

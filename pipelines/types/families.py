@@ -88,7 +88,7 @@ def _convert_boolean(texts: pa.Array) -> pa.Array:
     is_true = pc.equal(texts, "t")
     is_known = pc.or_(is_true, pc.equal(texts, "f"))
     if pc.all(is_known, min_count=0).as_py() is False:
-        raise pa.ArrowInvalid("boolean text other than 't' and 'f'")
+        raise pa.ArrowInvalid("expected boolean text 't' or 'f'")
     return is_true
 
 
@@ -118,15 +118,15 @@ def _convert_bytea(texts: pa.Array) -> pa.Array:
     raw = np.frombuffer(text_buffer, dtype=np.uint8) if text_buffer else np.empty(0, np.uint8)
     starts, lengths = offsets[:-1], np.diff(offsets)
     if (lengths < len(_BYTEA_PREFIX)).any() or (lengths % 2).any():
-        raise pa.ArrowInvalid("bytea text that is not in hexadecimal form")
+        raise pa.ArrowInvalid("expected bytea text in hexadecimal form")
     if any((raw[starts + index] != byte).any() for index, byte in enumerate(_BYTEA_PREFIX)):
-        raise pa.ArrowInvalid("bytea text that is not in hexadecimal form")
+        raise pa.ArrowInvalid("expected bytea text in hexadecimal form")
     is_digit = np.ones(offsets[-1] - offsets[0] if len(offsets) else 0, dtype=bool)
     for index in range(len(_BYTEA_PREFIX)):
         is_digit[starts - offsets[0] + index] = False
     digits = _DIGIT_VALUES[raw[offsets[0] : offsets[-1]][is_digit]]
     if (digits == _NOT_A_DIGIT).any():
-        raise pa.ArrowInvalid("bytea text that is not in hexadecimal form")
+        raise pa.ArrowInvalid("expected bytea text in hexadecimal form")
     values = (digits[0::2] << 4 | digits[1::2]).astype(np.uint8)
     ends = np.concatenate(([0], np.cumsum((lengths - len(_BYTEA_PREFIX)) // 2))).astype(np.int32)
     valid = texts.is_valid() if texts.null_count else None
@@ -229,7 +229,7 @@ def _element_texts(literals: pa.Array) -> pa.Array:
     split = pc.split_pattern(plain, ",").cast(pa.list_(pa.string()))
     flat = split.flatten()
     if pc.any(pc.equal(flat, "")).as_py():
-        raise pa.ArrowInvalid("array text with an empty element")
+        raise pa.ArrowInvalid("expected array text without empty elements")
     lists = pa.ListArray.from_arrays(split.offsets, pc.if_else(pc.equal(flat, _NULL), None, flat))
     if plain.offset == 0 and len(plain) == len(literals):
         return lists
@@ -261,7 +261,7 @@ def parse_array(text: str) -> list[str | None]:
             return found
         if text[element.end() : at] != ",":
             break
-    raise pa.ArrowInvalid("array text of another form than one dimension counted from 1")
+    raise pa.ArrowInvalid("expected array text with one dimension that begins at 1")
 
 
 _NO_ARRAYS: Final = frozenset({BOX_ARRAY_OID, NUMERIC_OID, TEXT_OID, *EXACT_BY_OID})

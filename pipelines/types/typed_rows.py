@@ -40,7 +40,7 @@ def target_schema(schema: TableSchema, policy: Policy) -> pa.Schema:
         other = folded.setdefault(field.name.casefold(), field.name)
         if other != field.name:
             raise SchemaNotApplicable(
-                f"columns {other!r} and {field.name!r} of table {schema.topic!r} differ only in case",
+                f"the names of columns {other!r} and {field.name!r} of table {schema.topic!r} differ only in case",
                 remedy="rename one of them at the source, or exclude the table from this sink",
             )
     order = [pa.field(name, pa.int64()) for name in (POSITION_COLUMN, ORDINAL_COLUMN)]
@@ -179,7 +179,7 @@ def _convert(texts: pa.Array, column: Column, family: Family, positions: pa.Chun
         where = "" if positions is None else f" at position {Position(positions[row].as_py())}"
     # raised outside of the handler, because Arrow's message contains the value
     raise ValueNotRepresentable(
-        f"column {column.name!r} has a value of type {column.type_name!r}{where} that {family.arrow!s} cannot represent"
+        f"column {column.name!r}: a value of type {column.type_name!r}{where} cannot be represented as {family.arrow!s}"
     )
 
 

@@ -35,8 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     if options.against is Against.LOG and (arguments.repair or schedule is not None):
         conflict = "--repair" if arguments.repair else "--every"
         raise ConfigError(
-            f"{conflict} reads the source, which --against log does not do",
-            remedy="omit one of them; 'cdc replay SINK' rebuilds a target from the log",
+            f"{conflict} cannot be combined with --against log: {conflict} reads the source",
+            remedy=f"omit {conflict}, or run 'cdc replay SINK' to rebuild a target from the log",
         )
     if schedule is not None:
         return _verify_continuously(arguments, options, schedule)
@@ -62,7 +62,7 @@ def _schedule(arguments: argparse.Namespace) -> VerificationSchedule | None:
         raise ConfigError(f"--every {arguments.every!r}: expected at least {MIN_INTERVAL:.0f}s")
     if arguments.mode == VerifyMode.COUNT:
         raise ConfigError(
-            "--every records verified ranges, and equal counts verify nothing",
+            "--every cannot be combined with --mode count: equal counts do not verify rows",
             remedy="write --mode rows or --mode checksum",
         )
     return VerificationSchedule(every=every, rate=arguments.rate, repair=arguments.repair)

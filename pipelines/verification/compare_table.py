@@ -19,7 +19,7 @@ from pipelines.verification.compare_rows import LISTED, Mismatches, Rows, compar
 from pipelines.verification.expected_rows import ComparedRows, ExpectedRows, ExpectedSchema
 from pipelines.verification.target_rows import TargetRows, refusal_reason
 
-_DIGESTS_DIFFER: Final = "the digests differ; --mode rows names the keys"
+_DIGESTS_DIFFER: Final = "the digests differ; run with --mode rows to list the keys"
 _INTEGER_OIDS: Final = {20, 21, 23}
 _UUID_OID: Final = 2950
 _TEXT_OIDS: Final = {25, 1043}
@@ -102,7 +102,7 @@ class TableComparison:
         present = [index for index, column in enumerate(sent) if self.kind(column) is not None]
         absent = [column.name for column in sent if column.id in self.expected.names and self.kind(column) is None]
         if not present or not {column.name for column in self.schema.key} <= {sent[index].name for index in present}:
-            return self._refused(f"the target does not have these key columns: {absent!r}")
+            return self._refused(f"the target has no key columns {absent!r}")
         kinds = tuple(kind for column in sent if (kind := self.kind(column)) is not None)
         masks = tuple(self.expected.masks.get(sent[index].id) for index in present)
         wanted = ComparedRows(self.schema, tuple(present), kinds, masks)
@@ -111,9 +111,11 @@ class TableComparison:
         if found is None:
             found = self._compare_row_by_row(wanted, within, listed)
         if absent and self.expected.may_omit_columns:
-            return replace(found, reason=f"the target has no columns {absent!r}, as schema_changes permits")
+            return replace(
+                found, reason=f"the target has no columns {absent!r}, and 'schema_changes: ignore' permits that"
+            )
         if absent:
-            return replace(found, equal=False, reason=f"the target does not have these columns: {absent!r}")
+            return replace(found, equal=False, reason=f"the target has no columns {absent!r}")
         not_compared = self.expected.not_compared
         return found if not_compared is None else replace(found, reason=found.reason or not_compared)
 

@@ -28,7 +28,7 @@ from pipelines.verification.source_cut import ConsistentCut
 
 Masking = Callable[[pa.Array], pa.Array]
 """Converts an array of text to the masked text, of the same length."""
-_FILTERED: Final = "rows are filtered by an expression of Spark SQL, which verify does not evaluate"
+_FILTERED: Final = "the rule filters rows by an expression of Spark SQL, and verify does not evaluate expressions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _is_wanted(name: str, settings: TableSettings) -> bool:
 
 def _refusal(rule: Transform) -> str | None:
     if rule.python is not None:
-        return f"rows pass through {rule.python!r}, which can change any column but the key"
+        return f"function {rule.python!r} of the rule can change any column except the key"
     return None if rule.where is None else _FILTERED
 
 

@@ -140,7 +140,7 @@ class RepairRun:
         """The mismatches of a table before a repair, with a reason if it cannot be repaired by key."""
         one = RepairResult(sink=verdict.sink, topic=verdict.topic, **verdict.counts)  # type: ignore[arg-type]
         if verdict.complete and not any(verdict.counts.values()):
-            return replace(one, reason=verdict.reason or f"it is {verdict.state}")
+            return replace(one, reason=verdict.reason or f"the table is {verdict.state}")
         if not verdict.complete or sum(verdict.counts.values()) > KEYS:
             return replace(one, reason=f"more than {KEYS:,} keys differ → {self._replay_command(one)}")
         return one
@@ -184,7 +184,9 @@ class RepairRun:
             return one
         status = find_backfill(catalog, self._definition.name, command.id)
         why = f": {status.error['message']}" if status.error else ""
-        return replace(one, reason=f"backfill {command.id} was {status.state}{why} → {self._replay_command(one)}")
+        return replace(
+            one, reason=f"backfill {command.id} ended with state {status.state}{why} → {self._replay_command(one)}"
+        )
 
     def _wait_for_end(self, catalog: Catalog, job: int) -> Command:
         """Wait for the end of a backfill; raises PositionNotReached if none makes progress within the timeout."""
@@ -202,7 +204,7 @@ class RepairRun:
             if time.monotonic() > deadline:
                 raise PositionNotReached(
                     f"backfill {job} made no progress for {self._timeout:.0f} s",
-                    remedy=f"the reader continues it: watch it with 'cdc backfill show {job}', then verify again",
+                    remedy=f"wait until 'cdc backfill show {job}' shows the end of the backfill, then verify again",
                 )
             _require_reader(catalog, self._definition.name)
             time.sleep(POLL)
@@ -245,6 +247,6 @@ def _require_reader(catalog: Catalog, pipeline: str) -> None:
     age = float("inf") if seen is None else (datetime.now(UTC) - seen).total_seconds()
     if age > SILENT_AFTER:
         raise PositionNotReached(
-            f"the reader of pipeline {pipeline!r}, which carries out backfills, is not running",
+            f"the reader of pipeline {pipeline!r} is not running, so no backfill can run",
             remedy="start 'cdc run' or 'cdc reader', then run 'cdc verify --repair' again",
         )

@@ -100,7 +100,8 @@ def consistent_cut(catalog: Catalog, request: CutRequest) -> Iterator[Consistent
             finally:
                 _release(catalog, request.pipeline, commands)
     raise PositionNotReached(
-        f"a sink had published beyond each of {ATTEMPTS} snapshots", remedy="verify again when the load is lower"
+        f"each of {ATTEMPTS} snapshots was too old, because a sink had already published a later position",
+        remedy="verify again when the load is lower",
     )
 
 
@@ -171,7 +172,7 @@ def _timeout_message(catalog: Catalog, request: CutRequest, sinks: Sequence[str]
         sink.sink: f" ({sink.state}: {sink.reason})" for sink in catalog.sinks.ls(request.pipeline) if sink.reason
     }
     names = ", ".join(f"{sink!r}{states.get(sink, '')}" for sink in sinks)
-    return f"no batch ended at the cut within {request.timeout:.0f} s: {names}"
+    return f"these sinks ended no batch at the cut within {request.timeout:.0f} s: {names}"
 
 
 def _release(catalog: Catalog, pipeline: str, commands: Mapping[str, int]) -> None:

@@ -56,11 +56,11 @@ class DeltaTargetRows:
     def refusal(self) -> str | None:
         """Why the rows cannot be compared; None if they can."""
         if self._table.unread is not None:
-            return f"delta-rs does not read the target: {self._table.unread}"
+            return f"delta-rs cannot read the target: {self._table.unread}"
         if not self._table.known:
-            return f"the target has mode {self._table.mode!r}, which does not identify the current rows"
+            return f"the current rows of the target are unknown, because it has the unknown mode {self._table.mode!r}"
         if self._table.mode == APPEND and not self._key:
-            return "a history of rows without a key does not show which rows still exist"
+            return "the current rows of the target are unknown, because its history has no key"
         return None
 
     def has(self, name: str) -> bool:

@@ -128,7 +128,7 @@ def cut_request(definition: Definition, options: VerifyOptions) -> CutRequest:
     sinks = select_sinks(definition, options)
     durable = LogReader(definition.log.root).durable
     if durable is None:
-        raise PositionNotReached("the log is still empty: its initial snapshot has not ended")
+        raise PositionNotReached("the log is still empty: the initial snapshot has not ended")
     return CutRequest(
         pipeline=definition.name,
         dsn=definition.source.dsn.reveal(),
@@ -170,7 +170,9 @@ def _is_selected(topic: str, sink: DeltaSinkDefinition | SearchSinkDefinition, o
 
 
 def _no_table_error(options: VerifyOptions) -> ConfigError:
-    return ConfigError(f"no captured table matches {list(options.tables)!r}", remedy="'cdc status' lists the tables")
+    return ConfigError(
+        f"no captured table matches {list(options.tables)!r}", remedy="run 'cdc status' to list the tables"
+    )
 
 
 def comparison_at(
@@ -180,12 +182,12 @@ def comparison_at(
     kept = cut.sinks[sink.name]
     record = next((one for one in kept.record.tables.values() if _oid(one) == oid), None)
     if record is None:
-        return refused(sink.name, topic, "absent", "the sink does not list the table")
+        return refused(sink.name, topic, "absent", "the sink has not published the table")
     if record.state != TargetState.STREAMING or record.position != cut.position:
         return refused(sink.name, topic, record.state, record.reason or _not_at_cut(record))
     schema = published_schema(cut.source, oid, cut.publication, relation=record.relation)
     if schema is None:
-        return refused(sink.name, topic, record.state, "the source has no such table")
+        return refused(sink.name, topic, record.state, "the table does not exist at the source")
     expected = ExpectedSchema.of(sink, schema)
     return TableComparison(sink.name, record, expected, SourceRows(cut), _target(sink, kept, record, expected))
 
@@ -215,7 +217,7 @@ def _target(
 def _not_at_cut(record: TableRecord) -> str:
     if record.state == TargetState.SNAPSHOTTING:
         return "a full copy of the table has not ended"
-    return f"the table is at position {Position(record.position)}"
+    return f"the target is at position {Position(record.position)}, not at the cut"
 
 
 def _oid(record: TableRecord) -> int:
@@ -265,7 +267,7 @@ def _compare_sink_with_log(
             continue
         record = at_rest.record.tables.get(table.relation)
         if record is None:
-            yield refused(sink.name, table.topic, "absent", "the sink does not list the table")
+            yield refused(sink.name, table.topic, "absent", "the sink has not published the table")
         elif record.state != TargetState.STREAMING or record.position != upto:
             yield refused(sink.name, table.topic, record.state, record.reason or _not_at_cut(record))
         else:

@@ -39,12 +39,12 @@ def test_one_line_tells_horizon_oldest_change_bytes_and_the_slowest_consumer(
 def test_the_line_of_a_sink_that_is_slowed_down_says_by_what(
     capsys: pytest.CaptureFixture[str], folder: Folder
 ) -> None:
-    slowed = "a batch every 12.0 s: shop.orders is written again at 1,536.0 MB a batch"
+    slowed = "a batch begins every 12.0 s, because each batch rewrites 1,536.0 MB of shop.orders"
     with Catalog.open(load_definition(folder.path).catalog.url) as catalog:
         catalog.sinks.record(NAME, SinkProgress("lake", 7, None, 3.0, "running", slowed))
     lines = run(capsys, "status", "-c", folder.path).output.splitlines()
     assert [line for line in lines if line.endswith(f"running  {slowed}")] != []
-    assert all("batch every" not in line for line in lines if line.lstrip().startswith("find"))
+    assert all("a batch begins" not in line for line in lines if line.lstrip().startswith("find"))
 
 
 def test_a_table_that_goes_on_says_what_is_worth_knowing_of_it(

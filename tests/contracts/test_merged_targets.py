@@ -258,10 +258,10 @@ def test_a_table_may_begin_with_other_columns_and_another_order_of_them(lake):
 
 
 CLASHES: Mapping[str, tuple[Column, ...]] = {
-    "of type string": (ID, replace(ITEM, type_oid=20, type_name="bigint"), PRICE),
-    "has 'item' of type": (ID, PRICE, column(8, "Item")),
-    "renamed to 'article'": (ID, replace(ITEM, name="article"), PRICE),
-    "another column now has its name": (ID, replace(ITEM, id=8), PRICE),
+    "already has column 'item' of type string": (ID, replace(ITEM, type_oid=20, type_name="bigint"), PRICE),
+    "but the shared target already has column 'item'": (ID, PRICE, column(8, "Item")),
+    "renaming column 'item' to 'article'": (ID, replace(ITEM, name="article"), PRICE),
+    "another column took its name": (ID, replace(ITEM, id=8), PRICE),
 }
 NAMES = list(CLASHES)[2:]
 
@@ -300,14 +300,16 @@ def test_a_shorter_range_from_before_a_new_name_waits_after_a_crash(quick):
     """The driver died when the part had the names of the copy, and before it had the rows."""
     sink = quick.driver()
     uri = begun(sink)[0].target
-    changed = replace(EAST, columns=CLASHES["renamed to 'article'"])
+    changed = replace(EAST, columns=CLASHES["renaming column 'item' to 'article'"])
     whole = DeltaTarget.open(uri)
     assert whole is not None
     columns = sink.parts.targets.shape(changed).columns
-    whole.part_of(1).evolve_columns(ColumnChange(columns, SchemaChanges.EVOLVE, replaced=True), 60)
+    whole.part_of(1).evolve_columns(
+        ColumnChange(columns, SchemaChanges.EVOLVE, replaced=True, topic="public.orders"), 60
+    )
 
     again = quick.driver()
-    with pytest.raises(SchemaNotApplicable, match="renamed to 'item'"):
+    with pytest.raises(SchemaNotApplicable, match="renaming column 'article' to 'item'"):
         apply(again, EAST, [part(1, 30, {3: "2"})], 20, 40)
     record = apply(again, changed, [put(1, "new", 46)], 20, 60, generation=45)
     assert rows(record, "article")[1, 1] == ["new"]

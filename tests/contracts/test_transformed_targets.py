@@ -179,14 +179,17 @@ def test_an_expression_that_fails_on_a_row_stops_the_table_without_telling_its_v
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ({"computed": {"x": "nope + 1"}}, r"computed.x of table 'shop.orders': UNRESOLVED_COLUMN.* `nope` at line 1"),
+        (
+            {"computed": {"x": "nope + 1"}},
+            r"computed.x of table 'shop.orders' is invalid: UNRESOLVED_COLUMN.* `nope` at line 1",
+        ),
         ({"computed": {"x": "no_such(id)"}}, "UNRESOLVED_ROUTINE"),
         ({"computed": {"x": "id +"}}, "PARSE_SYNTAX_ERROR"),
         ({"computed": {"x": "sum(id)"}}, "one value from one row"),
         ({"computed": {"x": "explode(array(1, 2))"}}, "one value from one row"),
-        ({"computed": {"x": "current_date"}}, "would change"),
-        ({"computed": {"x": "null"}}, "which Delta does not have"),
-        ({"where": "item"}, "where of table 'shop.orders' is of type string: expected a condition"),
+        ({"computed": {"x": "current_date"}}, "would differ"),
+        ({"computed": {"x": "null"}}, "Delta has no such type"),
+        ({"where": "item"}, "where of table 'shop.orders' has type string: expected a condition"),
         ({"where": "nope = 1"}, "UNRESOLVED_COLUMN"),
         ({"drop": ["item"], "where": "item = 'a'"}, "UNRESOLVED_COLUMN"),
     ],

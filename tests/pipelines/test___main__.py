@@ -81,7 +81,10 @@ def test_what_a_run_cannot_do_is_told_before_anything_starts(
     ("spark", "says"),
     [
         ("", "Spark needs Java, but JAVA_HOME is not set and no 'java' is on the PATH\n  → install"),
-        ("spark: {delta_jars: [/no.jar]}", "spark.delta_jars: no such Delta jar: '/no.jar'\n  → correct spark"),
+        (
+            "spark: {delta_jars: [/no.jar]}",
+            "spark.delta_jars is wrong: Delta jar '/no.jar' does not exist\n  → correct spark",
+        ),
     ],
 )
 @pytest.mark.parametrize("trigger", ["0s", "once"])

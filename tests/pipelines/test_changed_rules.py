@@ -130,8 +130,8 @@ def test_after_the_replay_no_file_of_the_lake_has_what_the_mask_hides(
     masked.drive("lake", LATER + 1)
     done = replayed(masked)
     assert done.status == 0
-    assert "shop.orders: removed its earlier cuts and " in done.output
-    assert "the change log has the values as the source sent them" in " ".join(done.output.split())
+    assert "shop.orders: removed the earlier cuts and " in done.output
+    assert "the change log still contains the hidden values" in " ".join(done.output.split())
     assert files_with(shop.folder / "lake", CANARY) == []
     masked.drive("lake", LATER + 1)
     assert orders(shop).state == TargetState.STREAMING

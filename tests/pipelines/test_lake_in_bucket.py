@@ -68,5 +68,5 @@ def test_spark_writes_to_no_store_that_it_cannot_reach(shop: ShopPipeline, spark
     sink = build_sink(wanted)
     sink.attach(spark)
 
-    with pytest.raises(DeltaJarMissing, match="needs a Hadoop file system for 's3://"):
+    with pytest.raises(DeltaJarMissing, match="has no Hadoop file system for path 's3://"):
         sink.open("a log")

@@ -143,7 +143,7 @@ def test_columns_of_the_target_are_told_at_their_key(shop: ShopPipeline) -> None
         "{match: shop.items, transform: {python: 'no.such:function'}}",
     )
     assert found(ruled(shop, *rules)) == {
-        "sinks.0.rules.0.partition_by": "the target of 'shop.orders' has no column 'nope'",
+        "sinks.0.rules.0.partition_by": "the target of table 'shop.orders' has no column 'nope'",
         "sinks.0.rules.1.transform.python": "function 'no.such:function' cannot be imported: No module named 'no'",
     }
 
@@ -155,7 +155,7 @@ WRONG = {
     ),
     "computed: {loud: 'note +'}": ("transform.computed.loud", "PARSE_SYNTAX_ERROR"),
     "where: 'lowr(note) = 1'": ("transform.where", "UNRESOLVED_ROUTINE"),
-    "where: 'note'": ("transform.where", "is of type string: expected a condition"),
+    "where: 'note'": ("transform.where", "has type string: expected a condition"),
     "computed: {day: 'note'}}, partition_by: [dya], x: {": ("partition_by", "has no column 'dya'"),
 }
 

@@ -50,7 +50,7 @@ def default_expression(column: Column, text: str, policy: Policy) -> str:
         return default_literal(text, family.arrow)
     # raised outside of the handler, because Arrow's message contains the value
     raise ValueNotRepresentable(
-        f"column {column.name!r} has a default of type {column.type_name!r} that {family.arrow!s} cannot represent"
+        f"the default of column {column.name!r} of type {column.type_name!r} cannot be represented as {family.arrow!s}"
     )
 
 

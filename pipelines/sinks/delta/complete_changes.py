@@ -275,7 +275,7 @@ def _check_bases(missing: np.ndarray, timeline: _Timeline, shape: RowShape) -> N
         return
     topic, count = shape.schema.topic, int(missing.sum())
     if shape.schema.state is TableState.SNAPSHOTTING:
-        log.debug("images wait for the copy of their rows", table=topic, images=count)
+        log.debug("partial images wait until their rows are copied", table=topic, images=count)
         return
     first = Position(int(timeline.position[missing].min()))
     raise MissingBase(f"the target of table {topic!r} has no base row for {count} partial images, the first at {first}")

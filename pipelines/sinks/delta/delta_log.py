@@ -150,7 +150,7 @@ def erase_earlier(uri: str, version: int) -> int:
     _remove_log(uri, store, version)
     if before := table.metadata().configuration.get(ERASE):
         table.alter.set_table_properties({ERASE: "", _RETENTION: str(before)}, raise_if_not_exists=False)
-    log.info("removed rows that the rules now hide", target=uri, files=len(gone))
+    log.info("removed files with values that the rules now hide", target=uri, files=len(gone))
     return len(gone)
 
 

@@ -54,7 +54,8 @@ class History:
         if target.columns_changed_upto <= batch.upto:
             # older versions stay, so that no copy replaces every row
             record_older_rows(target, columns, defaults.keys())
-            target.evolve_columns(ColumnChange(columns, settings.schema_changes, replaced=False), batch.upto)
+            change = ColumnChange(columns, settings.schema_changes, replaced=False, topic=batch.schema.topic)
+            target.evolve_columns(change, batch.upto)
         else:
             record_rows_before_columns(target, columns, batch.upto)
         fill_older_rows(target, defaults, settings.history_mode)
@@ -82,7 +83,7 @@ def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> Table
         return batch
     rows = batch.rows.filter(pc.greater_equal(batch.rows["position"], batch.generation))
     if dropped := batch.rows.num_rows - rows.num_rows:
-        log.warning("changes under an earlier key are not retained", table=batch.schema.topic, changes=dropped)
+        log.warning("left out changes that use an earlier key of the table", table=batch.schema.topic, changes=dropped)
     return replace(batch, rows=rows)
 
 

@@ -78,8 +78,8 @@ class HistoryMerge:
         positions = [*images["position"].to_pylist(), *(ending.position for ending in batch.endings)]
         if done > 0 and any(done < position <= batch.since for position in positions):
             raise HistoryTrimmed(
-                f"target {self.target.uri!r} is at {Position(done)!s}, but the log contains every single change only "
-                f"from {Position(batch.since)!s} on"
+                f"target {self.target.uri!r} needs every single change after {Position(done)!s}, but the log contains "
+                f"single changes only after {Position(batch.since)!s}"
             )
 
     def _new_rows(self, batch: TableBatch, images: pa.Table, stored: StoredRows, done: int) -> pa.Table:

@@ -91,7 +91,13 @@ class LatestState:
             settings = self._settings.of(batch.schema.topic)
             dropped = columns_to_drop(settings.dropped_columns, target.columns, batch.schema, known)
             replaced = target.is_replaced_by(batch)
-            change = ColumnChange(shape.columns, settings.schema_changes, replaced=replaced, dropped=dropped)
+            change = ColumnChange(
+                shape.columns,
+                settings.schema_changes,
+                replaced=replaced,
+                topic=batch.schema.topic,
+                dropped=dropped,
+            )
             target.evolve_columns(change, batch.upto)
         if known is not None:  # otherwise every row is of this range
             target.fill_defaults(new_defaults(shape, known.columns), self._published.range_start(batch.after))

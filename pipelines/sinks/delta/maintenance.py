@@ -290,7 +290,7 @@ class TargetMaintenance:
         if not due:
             return False
         ordering.order(target, due[0])
-        log.info("sorted rows", target=target.uri, bytes=due[0].size, left=len(due) - 1)
+        log.info("sorted rows of a target", target=target.uri, bytes=due[0].size, left=len(due) - 1)
         if len(due) > 1:
             turn.order_due = self._clock()
         return True
@@ -309,7 +309,7 @@ class TargetMaintenance:
         store = pafs.PyFileSystem(DeltaStorageHandler(target.uri))
         present = dict(_data_files(store))
         if missing := needed.difference(present):
-            raise DeltaError(f"{len(missing)} files of the table are not found where they should be: none is removed")
+            raise DeltaError(f"{len(missing)} files of target {target.uri!r} are missing: no unused file is removed")
         if "://" in target.uri:
             present |= dict.fromkeys(expired_log_files(_names(store), min(versions)), UNKNOWN_FILE_AGE)
         else:
@@ -317,7 +317,7 @@ class TargetMaintenance:
         gone = files.removable(present, needed, now, after)
         removed = self._remove_some(store, gone)
         if removed:
-            log.info("removed files", target=target.uri, files=removed, left=len(gone) - removed)
+            log.info("removed unused files of a target", target=target.uri, files=removed, left=len(gone) - removed)
         return len(gone) - removed
 
     def _remove_some(self, store: pafs.FileSystem, paths: Sequence[str]) -> int:

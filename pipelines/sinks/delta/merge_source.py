@@ -157,7 +157,7 @@ def overlay(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
     if schema.state is TableState.SNAPSHOTTING:
         kept = pa.array(~_awaits_copy(images, places, bases))
         if left_out := images.num_rows - (pc.sum(kept).as_py() or 0):
-            log.debug("images wait for the copy of their rows", table=schema.topic, images=left_out)
+            log.debug("partial images wait until their rows are copied", table=schema.topic, images=left_out)
         images, places = images.filter(kept), places.filter(kept)
     if not bases.exact:
         places = pc.if_else(has_base_key(images["base"]), None, places)
@@ -359,7 +359,7 @@ def _keyless_deletes(typed: pa.Table, rows: pa.Table, shape: RowShape, *, lenien
         first = Position(typed[POSITION_COLUMN][int(np.flatnonzero((wanted > present)[deleted])[0])].as_py())
         raise MissingBase(
             f"the target of table {shape.schema.topic!r} does not contain {int((wanted - present).clip(0).sum())} "
-            f"of the rows that were deleted from {first} on"
+            f"rows that the source deleted at or after {first}"
         )
     ends = keep_latest_per_id(_positions(rows), stored, wanted)
     known = {POSITION_COLUMN: ends["position"], ORDINAL_COLUMN: ends["ordinal"], OP: _op_column("d", ends.num_rows)}

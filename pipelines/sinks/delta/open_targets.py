@@ -77,7 +77,7 @@ class OpenTargets:
             shape, mode = self.shape(batch.schema), self._settings.of(batch.schema.topic).history_mode
             columns = shape.columns_in_mode(mode)
             later = ids_only_in(target.columns, columns)
-            change = ColumnChange(columns, SchemaChanges.EVOLVE, replaced=True, dropped=later)
+            change = ColumnChange(columns, SchemaChanges.EVOLVE, replaced=True, topic=batch.schema.topic, dropped=later)
             target.evolve_columns(change, batch.upto)
         return target
 
@@ -182,6 +182,6 @@ class OpenTargets:
         known = self._published.records.get(schema.relation)
         if known is not None and known.version is not None:
             raise TargetUnusable(
-                f"the rows of table {schema.topic!r} are no longer at {known.target!r}",
+                f"target {known.target!r} of table {schema.topic!r} no longer exists",
                 remedy="restore the files and start again, or rebuild the table: 'cdc replay SINK --tables TABLE'",
             )

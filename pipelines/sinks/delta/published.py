@@ -65,7 +65,9 @@ class KeptCut:
 
     def without(self, targets: Collection[str], now: Position) -> KeptCut:
         """The cut without the versions of these targets, whose rules differ from the cut at `now` on."""
-        gone = CutUnderOtherRules(f"its rows were written under other rules than those in effect since {now}")
+        gone = CutUnderOtherRules(
+            f"the rows of this cut were written under other rules than those in effect since {now}"
+        )
         why = f"{gone.code} {gone.message}"
         tables = {
             relation: replace(table, version=None, state=TargetState.FAILED.value, reason=why)
@@ -99,11 +101,11 @@ class PublishedTable:
         found = table.metadata().configuration.get(_LOG_ID)
         if found is None:
             raise SinkOfAnotherLog(
-                f"the Delta table at {uri!r} is not the published record of a sink: it has no property {_LOG_ID!r}",
+                f"Delta table {uri!r} is not the published record of a sink: property {_LOG_ID!r} is missing",
                 remedy="point the sink at another path, or move that table to another directory",
             )
         if found != log_id:
-            raise SinkOfAnotherLog(f"sink at {uri!r} belongs to log {found!r}: expected {log_id!r}")
+            raise SinkOfAnotherLog(f"the sink at {uri!r} belongs to log {found!r}: expected log {log_id!r}")
         known = {field.name for field in table.schema().fields}
         if missing := [field for field in PUBLISHED_SCHEMA if field.name not in known]:
             table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
@@ -126,7 +128,10 @@ class PublishedTable:
         """
         seen = self.check()
         if self._position is not None and record.position < self._position:
-            raise SinkFenced(f"sink at {self._uri!r} is already after the position to publish")
+            raise SinkFenced(
+                f"the sink at {self._uri!r} cannot publish position {Position(record.position)}, because it already "
+                f"published {Position(self._position)}"
+            )
         published_at = max(time.time_ns() // 1000, self._cuts[-1].published_at + 1 if self._cuts else 0)
         newest = KeptCut(published_at, record, record.to_json())
         if forgotten:
@@ -144,7 +149,7 @@ class PublishedTable:
         try:
             write_deltalake(seen, rows, mode=mode, commit_properties=mark)
         except CommitFailedError as exc:
-            raise SinkFenced(f"sink at {self._uri!r} was published by another driver at the same moment") from exc
+            raise SinkFenced(f"another driver published to the sink at {self._uri!r} at the same moment") from exc
         self._table, self._version, self._position = seen, seen.version(), record.position
         self._seen_at = time.monotonic()
 
@@ -155,7 +160,7 @@ class PublishedTable:
         seen = self._newest()
         if seen.version() != self._version or seen.transaction_version(self._app_id) != self._position:
             raise SinkFenced(
-                f"sink at {self._uri!r} was published by another driver: "
+                f"another driver published to the sink at {self._uri!r}: "
                 f"expected version {self._version!r}, got {seen.version()!r}"
             )
         return seen
@@ -178,7 +183,7 @@ class PublishedTable:
         # an open table keeps every commit that it has replayed in memory
         self._table = DeltaTable(self._uri)
         if self.record() != record:
-            raise SinkFenced(f"sink at {self._uri!r} was published by another driver during clean-up")
+            raise SinkFenced(f"another driver published to the sink at {self._uri!r} during clean-up")
         self._version = self._table.version()
         remove_old_commits(self._uri, self._version, kept=CLEAN_EVERY)
 

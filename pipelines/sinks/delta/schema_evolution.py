@@ -41,6 +41,8 @@ class ColumnChange:
     policy: SchemaChanges
     replaced: bool
     """Whether a full copy replaces every row, so that no current value has to survive."""
+    topic: str
+    """The table, for errors."""
     dropped: frozenset[bytes] = frozenset()
     """Ids of the columns to drop."""
 
@@ -70,12 +72,13 @@ def plan(present: pa.Schema, change: ColumnChange) -> EvolutionPlan:
     found = _PlanBuilder(present, change).plan()
     if change.policy is SchemaChanges.IGNORE and found.steps:
         raise SchemaNotApplicable(
-            f"its columns changed, and not only by the source ({'; '.join(found.steps)}): they cannot be ignored",
+            f"table {change.topic!r}: 'schema_changes: ignore' ignores only changes at the source, but the target also "
+            f"needs other changes of columns ({'; '.join(found.steps)})",
             remedy="rebuild the table: 'cdc replay SINK --tables TABLE'; or set another schema_changes policy",
         )
     if change.policy is SchemaChanges.EXCEPTION and (steps := (*found.steps, *_dropped(present, change.wanted))):
         raise SchemaNotApplicable(
-            f"its columns changed, which 'schema_changes: exception' forbids: {'; '.join(steps)}",
+            f"table {change.topic!r}: 'schema_changes: exception' forbids changes of columns ({'; '.join(steps)})",
             remedy="rebuild the table: 'cdc replay SINK --tables TABLE'; or set another schema_changes policy",
         )
     return found
@@ -112,8 +115,8 @@ def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaCh
             columns.append(column)
         elif column.key is not None:
             raise SchemaNotApplicable(
-                f"column {column.name!r} is now part of the key of {schema.topic!r}, but 'schema_changes: ignore' "
-                "excludes new columns"
+                f"table {schema.topic!r}: column {column.name!r} is now part of the key, but 'schema_changes: ignore' "
+                "excludes new columns from the target"
             )
     return replace(schema, columns=tuple(columns))
 
@@ -143,7 +146,8 @@ def check_left_out(wanted: TableSchema, before: TableSchema | None, present: pa.
     for column in wanted.sent:
         if column.id in known and _id(column) not in found:
             raise SchemaNotApplicable(
-                f"column {column.name!r} was excluded from the target until now, so older rows have no value for it"
+                f"table {wanted.topic!r}: column {column.name!r} was excluded from the target until now, so older rows "
+                "have no value for it"
             )
 
 
@@ -218,6 +222,7 @@ class _PlanBuilder:
 
     def __init__(self, present: pa.Schema, change: ColumnChange) -> None:
         self._present, self._wanted, self._dropped = present, change.wanted, change.dropped
+        self._topic = change.topic
         self._lenient, self._replaced = change.policy is SchemaChanges.LENIENT, change.replaced
         self._steps: list[str] = []
         self._stay: set[str] = set()
@@ -256,7 +261,7 @@ class _PlanBuilder:
                 self._stay.add(source)
         if before.type == field.type:
             return FilledColumn(field, source)
-        self._steps.append(f"column {field.name!r} became {field.type!s}, it was {before.type!s}")
+        self._steps.append(f"column {field.name!r} changed from {before.type!s} to {field.type!s}")
         convert = _widened(before, field)
         if self._lenient:
             self._stay.add(source)
@@ -264,8 +269,8 @@ class _PlanBuilder:
             return FilledColumn(field, source, convert)
         if not (self._replaced or self._lenient):
             raise SchemaNotApplicable(
-                f"column {field.name!r} changed its type: {field.type!s} cannot represent every value of "
-                f"{before.type!s}, the type in the target",
+                f"table {self._topic!r}: column {field.name!r} of the target cannot change from {before.type!s} to "
+                f"{field.type!s}, because {field.type!s} cannot represent every value of {before.type!s}",
                 remedy=COPY_AGAIN,
             )
         return FilledColumn(field)
@@ -278,12 +283,12 @@ class _PlanBuilder:
             return [FilledColumn(field.remove_metadata() if stays else field, field.name)]
         if not self._lenient and column_id(field) is None:
             raise SchemaNotApplicable(
-                f"column {field.name!r} was added at the source, but another client has added a column of that name "
-                "to the target",
+                f"table {self._topic!r}: column {field.name!r} was added at the source, but another client added a "
+                "column of the same name to the target",
                 remedy="rename or drop the target's column, or run 'cdc replay SINK --tables TABLE'",
             )
         if not stays:
-            self._steps.append(f"column {field.name!r} was dropped and its name given to another")
+            self._steps.append(f"column {field.name!r} was dropped, and another column took its name")
         return [FilledColumn(self._renamed(field), field.name)] if self._lenient else []
 
     def _renamed(self, field: pa.Field) -> pa.Field:

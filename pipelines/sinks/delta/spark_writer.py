@@ -73,7 +73,7 @@ def has_file_system(spark: SparkSession, path: str) -> bool:
 def require_delta(spark: SparkSession | None) -> SparkSession:
     """The session, if it can write Delta; raises DeltaJarMissing."""
     if spark is None or not can_write_delta(spark):
-        raise DeltaJarMissing("writer 'spark' needs a Spark session with Delta Lake, and this session has no Delta jar")
+        raise DeltaJarMissing("writer 'spark' cannot write Delta tables, because the Spark session has no Delta jar")
     return spark
 
 
@@ -123,7 +123,7 @@ class SparkTarget(DeltaTarget):
     def _change_columns(self, found: EvolutionPlan, upto: int) -> None:  # noqa: ARG002 - nothing is committed
         if found.steps:
             features = unsupported_features(self.table)
-            raise unsupported(self.uri, features, f"its columns cannot change: {'; '.join(found.steps)}")
+            raise unsupported(self.uri, features, f"its columns cannot change ({'; '.join(found.steps)})")
 
     def _delete(self, condition: str, upto: int, suffix: str) -> None:
         from delta.tables import DeltaTable as SparkDeltaTable

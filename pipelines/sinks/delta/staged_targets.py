@@ -187,8 +187,8 @@ def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
     mapped = configuration.get("delta.columnMapping.mode", "none") != "none"
     if mapped or target.layout.partition_by != staged.layout.partition_by:
         raise SchemaNotApplicable(
-            f"target {target.uri!r} has column mapping, or other partition columns than its rule: "
-            "it cannot be overwritten in one step",
+            f"target {target.uri!r} cannot be overwritten in one step, because it has column mapping or other "
+            "partition columns than its rule",
             remedy="replay with --into PATH, then move the new tables to the sink's path by hand",
         )
 
@@ -226,7 +226,7 @@ def _overwrite(target: DeltaTarget, staged: DeltaTarget, directory: str, positio
             commit_properties=CommitProperties(max_commit_retries=0, app_transactions=list(positions)),
         )
     except CommitFailedError as exc:
-        raise SinkFenced(f"target {target.uri!r} was written by another driver while it was being replaced") from exc
+        raise SinkFenced(f"another driver wrote to target {target.uri!r} while the replay replaced its rows") from exc
     target.table = DeltaTable(target.uri)
 
 

@@ -18,8 +18,8 @@ from pyspark.errors import PySparkException
 from cdc.errors import TargetUnusable
 from cdc.stores.table_features import NAMED
 
-MOVE_AND_REBUILD: Final = "move the table to another directory and rebuild it: 'cdc replay SINK --tables TABLE'"
-BY_SPARK: Final = f"let Spark write it (writer 'auto' or 'spark', and the Delta jars), or {MOVE_AND_REBUILD}"
+MOVE_AND_REBUILD: Final = "move the target to another directory, then run 'cdc replay SINK --tables TABLE'"
+BY_SPARK: Final = f"set writer to 'auto' or 'spark' and provide the Delta jars; or {MOVE_AND_REBUILD}"
 _REFUSED: Final = re.compile(
     rf"{NAMED.pattern}"
     r"|that are unsupported by Delta Lake \"[^\"]*\": ([\w, -]+)"  # Spark
@@ -30,9 +30,9 @@ _APPEND_ONLY: Final = re.compile(r"append-only|APPEND_ONLY")
 
 def unsupported(uri: str, features: tuple[str, ...], operation: str = "", *, remedy: str = BY_SPARK) -> TargetUnusable:
     """The error of a target with features that delta-rs does not write; operation: what is impossible with them."""
-    names = ", ".join(map(repr, features)) + (operation and f"; {operation}")
+    names = ", ".join(map(repr, features))
     return TargetUnusable(
-        f"target {uri!r} has table features that delta-rs does not write: {names}",
+        f"target {uri!r} has table features that delta-rs does not write ({names})" + (operation and f"; {operation}"),
         remedy=remedy,
     )
 

@@ -166,7 +166,7 @@ class TablePlans:
         if not rule.transform.needs_spark:
             return RowShape(transform.schema, policy, transform)
         if self.spark is None:
-            raise SparkAwaited(f"the rule of {schema.topic!r} has expressions")
+            raise SparkAwaited(f"the rule of table {schema.topic!r} has expressions: waiting for Spark")
         expressions = resolve_expressions(rule.transform, transform.row_schema(policy), schema.topic, self.spark)
         return RowShape(transform.schema, policy, transform, expressions)
 
@@ -182,9 +182,8 @@ class TablePlans:
                     conflicts = self._sharing_rule(owner.topic) is not self._sharing_rule(schema.topic)
                 if conflicts and (f"{uri}/".startswith(f"{other}/") or f"{other}/".startswith(f"{uri}/")):
                     raise TransformFailed(
-                        f"the target of table {schema.topic!r} would be {uri!r}, which overlaps {other!r}, the "
-                        "target of table "
-                        f"{owner.topic!r}"
+                        f"path {uri!r} for the target of table {schema.topic!r} overlaps path {other!r} of the target "
+                        f"of table {owner.topic!r}"
                     )
             self._owners[uri] = schema
 
@@ -200,10 +199,10 @@ class TablePlans:
             return PLAIN
         text = "text, a whole number, a date or a boolean"
         partitions = _columns("partition_by", rule.partition_by, shape, is_partition_type, text)
-        ordered = _columns("cluster_by", rule.cluster_by, shape, has_bounds, "a type of which files have bounds")
+        ordered = _columns("cluster_by", rule.cluster_by, shape, has_bounds, "a type for which files have bounds")
         if both := sorted(set(partitions) & set(ordered)):
             raise TransformFailed(
-                f"cluster_by: column {both[0]!r} of {shape.schema.topic!r} is already in partition_by"
+                f"the rule of table {shape.schema.topic!r} names column {both[0]!r} in both cluster_by and partition_by"
             )
         transform = "" if shape.transform is None else shape.transform.fingerprint
         if rule.merge_tables:
@@ -244,7 +243,7 @@ class TablePlans:
 
     def _session(self) -> SparkSession:
         if self.spark is None:
-            raise SparkAwaited("expressions are computed by Spark")
+            raise SparkAwaited("a rule has expressions: waiting for Spark")
         return self.spark
 
 
@@ -256,11 +255,12 @@ def _columns(
         dict.fromkeys(column_name(name) if name not in shape.columns.names else name for name in names_in_rule)
     )
     if unknown := sorted(set(names) - set(shape.columns.names)):
-        raise TransformFailed(f"{key}: the target of {shape.schema.topic!r} has no column {unknown[0]!r}")
+        raise TransformFailed(f"{key}: the target of table {shape.schema.topic!r} has no column {unknown[0]!r}")
     for name in names:
         if not fits(kind := shape.columns.field(name).type):
             raise TransformFailed(
-                f"{key}: column {name!r} of the target of {shape.schema.topic!r} is {kind!s}: expected {expected}"
+                f"{key}: column {name!r} in the target of table {shape.schema.topic!r} has type {kind!s}, "
+                f"but {key} needs {expected}"
             )
     return names
 

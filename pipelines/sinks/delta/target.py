@@ -145,13 +145,13 @@ class DeltaTarget:
         self.check_log(log_id)
         if self.is_shared:
             raise SchemaNotApplicable(
-                f"several tables share target {self.uri!r}, but the rule of {schema.topic!r} has no merge_tables",
+                f"several tables share target {self.uri!r}, but the rule of table {schema.topic!r} has no merge_tables",
                 remedy="set another path in the rule, or restore the earlier rule",
             )
         if (relation := self.read_property(RELATION)) != str(schema.relation):
             raise SchemaNotApplicable(
                 f"target {self.uri!r} contains relation {relation!r}, but table {schema.topic!r} is now relation "
-                f"{schema.relation!r}: it was dropped and created again, or renamed to another table's name",
+                f"{schema.relation!r}: the table was dropped and created again, or another table took its name",
                 remedy="replace the old target: 'cdc replay SINK --tables TABLE'",
             )
 
@@ -360,7 +360,7 @@ class DeltaTarget:
     def _change_columns(self, found: EvolutionPlan, upto: int) -> None:
         if not found.steps:
             return
-        log.info("columns of a target change", target=self.uri, changes=list(found.steps))
+        log.info("changing the columns of a target", target=self.uri, changes=list(found.steps))
         self._last_column_change = None
         hit("delta_before_columns")
         try:
@@ -373,7 +373,7 @@ class DeltaTarget:
             # a conflicting commit, or a store that does not answer, is tried again
             if "not supported" in str(exc) or "not yet supported" in str(exc) or "append-only" in str(exc):
                 raise SchemaNotApplicable(
-                    f"target {self.uri!r} has table features that prevent changes of its columns: "
+                    f"target {self.uri!r} has table features that prevent these changes of its columns: "
                     f"{'; '.join(found.steps)}"
                 ) from exc
             raise

@@ -49,13 +49,11 @@ MODE_COLUMNS: Final[Mapping[HistoryMode, pa.Schema]] = {
 """The columns that a history mode adds after `_position` and `_ordinal`."""
 
 _UNREADABLE: Final = {
-    "": "an empty text, which Delta cannot distinguish from NULL in a column of partition_by",
-    "__HIVE_DEFAULT_PARTITION__": "the text that Delta writers use for NULL in a column of partition_by",
+    "": "an empty text, but Delta reads an empty partition value as NULL",
+    "__HIVE_DEFAULT_PARTITION__": "the text that Delta writers use for a partition value of NULL",
 }
 """Text → why Delta reads it back as another value."""
-_TOO_LONG: Final = (
-    "a text that is too long for a directory name, and a column of partition_by has one directory per value"
-)
+_TOO_LONG: Final = "a text that is too long for a directory name, but each partition value has its own directory"
 _NAME_BYTES: Final = 255
 """Bytes of `column=text` in a path: NAME_MAX of the file systems of Linux and macOS; object stores allow more."""
 _ESCAPED: Final = r"[^A-Za-z0-9._~-]"
@@ -97,16 +95,18 @@ class TargetLayout:
         """Raise TransformFailed for a target with another layout, TargetRulesChanged for rows of other rules."""
         if (mode := configuration.get(MODE) or HistoryMode.LATEST.value) != self.history_mode.value:
             raise TargetRulesChanged(
-                f"target {uri!r} was created with mode {mode!r}: expected {self.history_mode.value!r}"
+                f"target {uri!r} was created with mode {mode!r}, but its rule has mode {self.history_mode.value!r}"
             )
         if self.is_shared and configuration.get(SHARED) != "true":
             raise TransformFailed(
                 f"target {uri!r} contains a single table, but the rule has merge_tables",
-                remedy="set an unused path in the rule and merge the tables with 'cdc replay SINK'",
+                remedy="set an unused path in the rule, then run 'cdc replay SINK' to merge the tables",
             )
         rebuild = "rebuild the table: 'cdc replay SINK --tables TABLE'; or restore the earlier rule in the definition"
         if (configuration.get(TRANSFORM) or "") != self.transform:
-            raise TargetRulesChanged(f"the rows of target {uri!r} were written with another transform")
+            raise TargetRulesChanged(
+                f"the rows of target {uri!r} were written with another transform than its rule has now"
+            )
         if self.partition_by and tuple(partitions) != self.partition_by:
             difference = f"target {uri!r} is partitioned by {list(partitions)!r}: expected {list(self.partition_by)!r}"
             remedy = (
@@ -118,7 +118,7 @@ class TargetLayout:
         for name, wanted in self.properties.items():
             if configuration.get(name) != wanted:
                 raise TransformFailed(
-                    f"target {uri!r} was created with another value of {name!r} than the rule has",
+                    f"target {uri!r} was created with another value of table property {name!r} than its rule has now",
                     remedy=f"{rebuild}; or set it with ALTER TABLE … SET TBLPROPERTIES",
                 )
 
@@ -145,7 +145,7 @@ def check_partition_values(rows: pa.Table, columns: tuple[str, ...], topic: str)
     for name in columns:
         if reason := _refusal(rows[name], _text_bytes(name)):
             raise ValueNotRepresentable(
-                f"table {topic!r}: column {name!r} has {reason}",
+                f"table {topic!r}: partition column {name!r} contains {reason}",
                 remedy="remove the column from partition_by and rebuild the table, or partition by a computed column",
             )
 
@@ -159,7 +159,7 @@ def checked_partition_column(name: str) -> Column:
     refusals = [(F.octet_length(column) * 3 - unescaped * 2 > _text_bytes(name), _TOO_LONG)]
     refusals += [(column == text, reason) for text, reason in _UNREADABLE.items()]
     for condition, reason in refusals:
-        refusal = F.raise_error(F.lit(f"{ValueNotRepresentable.__name__}: column {name!r} has {reason}"))
+        refusal = F.raise_error(F.lit(f"{ValueNotRepresentable.__name__}: partition column {name!r} contains {reason}"))
         checked = F.when(condition, refusal).otherwise(checked)
     return checked
 

@@ -43,7 +43,7 @@ RowReader = Callable[[int, Sequence[str], str | None, pa.Array], pa.RecordBatchR
 
 _PARTITION: Final = f"partition.{RELATION_COLUMN}"
 _SAME_COLUMN: Final = (
-    "give it the name and type that it has in the other tables and copy the table again, or exclude it"
+    "give the column the same name and type as in the other tables and copy the table again, or exclude the column"
 )
 
 
@@ -153,9 +153,9 @@ class WholeTarget:
         if keyless != bool(schema.key):
             return
         if not replaced:
-            now = "now has a key" if schema.key else "no longer has a key"
+            now, created = ("has a key", "without a key") if schema.key else ("has no key", "with a key")
             raise SchemaNotApplicable(
-                f"table {schema.topic!r} {now}: target {target.uri!r} identifies its rows differently",
+                f"table {schema.topic!r} now {now}, but target {target.uri!r} was created {created}",
                 remedy=COPY_AGAIN,
             )
         target.set_property(KEYLESS, str(not schema.key).lower())
@@ -252,7 +252,7 @@ class SharedPart:
         known = self._added_state(target).columns
         added, ids = self._merged(target, change)
         if change.policy is SchemaChanges.EXCEPTION:
-            _check_unchanged(known, with_ids(change.wanted, ids))
+            _check_unchanged(known, with_ids(change.wanted, ids), change.topic)
         return _plan_to_add(added)
 
     def record_columns(self, target: TargetTable, change: ColumnChange) -> None:
@@ -269,7 +269,7 @@ class SharedPart:
         """
         if not schema.key:
             raise SchemaNotApplicable(
-                f"table {schema.topic!r} has no key, which a target that several tables share needs to identify rows",
+                f"table {schema.topic!r} has no key, but shared target {target.uri!r} identifies rows by their keys",
                 remedy="add a key or a replica identity at the source, or exclude the table from the rule",
             )
         if self._state(target) is not None:
@@ -278,26 +278,26 @@ class SharedPart:
         before = [relation for relation, other in others.items() if other.topic == schema.topic]
         if before:
             raise SchemaNotApplicable(
-                f"target {target.uri!r} contains rows of {schema.topic!r} as relation {before[0]!r}, but the table "
-                f"is now relation {schema.relation!r}: it was dropped and created again, or renamed to the name "
-                "of another table",
+                f"target {target.uri!r} contains rows of table {schema.topic!r} as relation {before[0]!r}, but the "
+                f"table is now relation {schema.relation!r}: the table was dropped and created again, or another "
+                "table took its name",
                 remedy="rebuild the sink without the rows of the old table: 'cdc replay SINK'",
             )
-        added, _ = merge_columns(target.all_columns, columns, {})
+        added, _ = merge_columns(target.all_columns, columns, {}, schema.topic)
         return _plan_to_add(added)
 
     def record_table(self, target: TargetTable, schema: TableSchema, columns: pa.Schema) -> None:
         """Record a new table, or the current name of a table, after the target has its columns."""
         state = self._state(target)
         if state is None:
-            _, ids = merge_columns(target.all_columns, columns, {})
+            _, ids = merge_columns(target.all_columns, columns, {}, schema.topic)
             self._record(target, SharedTable(schema.topic, ids))
         elif state.topic != schema.topic:
             self._record(target, replace(state, topic=schema.topic))
 
     def _merged(self, target: TargetTable, change: ColumnChange) -> tuple[tuple[pa.Field, ...], dict[str, int]]:
         known = {} if change.replaced else self._added_state(target).columns
-        return merge_columns(target.all_columns, change.wanted, known)
+        return merge_columns(target.all_columns, change.wanted, known, change.topic)
 
     def _state(self, target: TargetTable) -> SharedTable | None:
         return _state_of(target.all_columns, self.relation)
@@ -355,7 +355,7 @@ def with_ids(columns: pa.Schema, ids: Mapping[str, int]) -> pa.Schema:
 
 
 def merge_columns(
-    present: pa.Schema, wanted: pa.Schema, known: Mapping[str, int]
+    present: pa.Schema, wanted: pa.Schema, known: Mapping[str, int], topic: str
 ) -> tuple[tuple[pa.Field, ...], dict[str, int]]:
     """(the columns to add to a shared target for a table, the ids of all columns that the table then has).
 
@@ -371,14 +371,14 @@ def merge_columns(
         id_ = None if own is None else int(own)
         if id_ is not None and name_of.get(id_, one.name) != one.name:
             raise SchemaNotApplicable(
-                f"column {name_of[id_]!r} was renamed to {one.name!r} in a target that also contains rows of other "
-                "tables",
+                f"table {topic!r}: renaming column {name_of[id_]!r} to {one.name!r} cannot be applied to a shared "
+                f"target, because other tables may use {name_of[id_]!r}",
                 remedy=COPY_AGAIN,
             )
         if id_ is not None and known.get(one.name, id_) != id_:
             raise SchemaNotApplicable(
-                f"column {one.name!r} was dropped, and another column now has its name, so older rows have other "
-                "values",
+                f"table {topic!r}: column {one.name!r} was dropped, and another column took its name, so older rows of "
+                "the shared target contain values of the dropped column",
                 remedy=COPY_AGAIN,
             )
         same = spelled.get(one.name.casefold())
@@ -386,7 +386,7 @@ def merge_columns(
             added.append(one)
         elif same != one.name or present.field(same).type != one.type:
             raise SchemaNotApplicable(
-                f"column {one.name!r} is {one.type!s}, but the target that it shares with other tables has "
+                f"table {topic!r}: column {one.name!r} has type {one.type!s}, but the shared target already has column "
                 f"{same!r} of type {present.field(same).type!s}",
                 remedy=_SAME_COLUMN,
             )
@@ -406,12 +406,12 @@ def _state_of(columns: pa.Schema, relation: int | None) -> SharedTable | None:
     return SharedTable.from_json(text) if text else None
 
 
-def _check_unchanged(known: Mapping[str, int], wanted: pa.Schema) -> None:
+def _check_unchanged(known: Mapping[str, int], wanted: pa.Schema, topic: str) -> None:
     now = {one.name for one in wanted if column_id(one) is not None}
     changes = [f"column {name!r} was added" for name in sorted(now - known.keys())]
     changes += [f"column {name!r} was dropped" for name in sorted(known.keys() - now)]
     if changes:
         raise SchemaNotApplicable(
-            f"its columns changed, which 'schema_changes: exception' forbids: {'; '.join(changes)}",
+            f"table {topic!r}: 'schema_changes: exception' forbids changes of columns ({'; '.join(changes)})",
             remedy="rebuild the sink: 'cdc replay SINK'; or set another schema_changes policy in the rule",
         )

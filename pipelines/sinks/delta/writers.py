@@ -83,7 +83,7 @@ class Writers:
         """Raise DeltaJarMissing if the writer of the sink is Spark and Spark cannot write its targets."""
         if self.wanted is Writer.SPARK and not has_file_system(require_delta(self._spark), self._path):
             raise DeltaJarMissing(
-                f"writer 'spark' of sink {sink!r} needs a Hadoop file system for {self._path!r}, and Spark has none",
+                f"sink {sink!r} has writer 'spark', but Spark has no Hadoop file system for path {self._path!r}",
                 remedy="add hadoop-aws (or the package of the store) to spark.conf, or set writer to 'auto' or "
                 "'delta-rs'",
             )
@@ -97,12 +97,17 @@ class Writers:
             return whole
         if layout.is_shared or layout.history_mode is not HistoryMode.LATEST:
             raise unsupported(
-                whole.uri, features, "Spark writes the latest rows of a single table only", remedy=MOVE_AND_REBUILD
+                whole.uri,
+                features,
+                "Spark can write only targets with the latest rows of a single table",
+                remedy=MOVE_AND_REBUILD,
             )
         if self.by_spark and self._spark is not None:
             return SparkTarget(whole, self._spark)
         if self._spark is None and self.wanted is Writer.AUTO:
-            raise SparkAwaited(f"target {whole.uri!r} has table features that delta-rs does not write")
+            raise SparkAwaited(
+                f"target {whole.uri!r} has table features that delta-rs does not write: waiting for Spark"
+            )
         raise unsupported(whole.uri, features)
 
     def choose(
@@ -123,7 +128,10 @@ class Writers:
             return self.costs.choose(target.uri, work, self._spark.sparkContext.defaultParallelism)
         if work.fits:
             return WriterDecision(spark=False, seconds=work.by_delta_rs())
-        raise SparkAwaited(f"batch of {batch.schema.topic!r}, or the part of its target that it changes, is large")
+        raise SparkAwaited(
+            f"the batch of table {batch.schema.topic!r}, or the changed part of its target, is too large for delta-rs: "
+            "waiting for Spark"
+        )
 
     def merge(
         self,

@@ -125,7 +125,7 @@ class SearchSink:
         try:
             self._index = tantivy.Index(layout(), str(self._path))
         except ValueError as error:
-            raise SinkOfAnotherLog(f"{str(self._path)!r} contains an index with another layout") from error
+            raise SinkOfAnotherLog(f"search index {str(self._path)!r} was created with another layout") from error
         self._writer = self._take_writer(self._index)
         try:
             self._claim(log_id)
@@ -228,7 +228,7 @@ class SearchSink:
             if _linked(self._path, cut):
                 return str(cut)
         raise SinkUnavailable(
-            f"the state of {str(self._path)!r} at {record.position!r} could not be retained: its files keep changing"
+            f"search index {str(self._path)!r} cannot keep the cut at {record.position!r}: the files keep changing"
         )
 
     def release(self, handle: str) -> None:
@@ -277,7 +277,7 @@ class SearchSink:
             writer.commit()
             self._held_index().reload()
         elif owner.decode() != log_id:
-            raise SinkOfAnotherLog(f"the index {str(self._path)!r} was written from log {owner.decode()!r}")
+            raise SinkOfAnotherLog(f"search index {str(self._path)!r} was written from another log, {owner.decode()!r}")
 
     def _stored(self, identity: str) -> bytes | None:
         index = self._held_index()
@@ -336,7 +336,7 @@ class SearchSink:
             sent = dict(rows["after"][number].as_py() or [])
             completed[number] = {c.id: sent.get(c.id, earlier.get(c.id, c.missing)) for c in schema.sent}
         if waiting := sum(image is None for image in completed.values()):
-            log.debug("images wait for the copy of their rows", table=schema.topic, images=waiting)
+            log.debug("partial images wait until their rows are copied", table=schema.topic, images=waiting)
         return completed
 
     @contextmanager

@@ -221,7 +221,9 @@ def test_columns_that_a_crash_had_brought_to_the_old_target_come_to_the_new_one_
         shop.append(position, [*rows, change(position, 1, 9, None, op="u", after=image)])
     target = DeltaTarget.open(str(shop.folder / "lake/shop/orders"))
     assert target is not None
-    evolution = ColumnChange(target_schema(now, TypePolicy.EXACT), SchemaChanges.EVOLVE, replaced=False)
+    evolution = ColumnChange(
+        target_schema(now, TypePolicy.EXACT), SchemaChanges.EVOLVE, replaced=False, topic="public.orders"
+    )
     target.evolve_columns(evolution, 1_600)
     again(shop, tables=("shop.orders",))
     assert "at" not in shop.lake()["shop.orders"][0]

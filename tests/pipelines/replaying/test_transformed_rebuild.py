@@ -133,4 +133,4 @@ def test_an_empty_text_in_a_column_that_parts_files_stops_the_table(shop: ShopPi
     parted.drive("lake", END + 50)
     stopped, reason, _ = state(parted)
 
-    assert (stopped, "cannot distinguish from NULL" in (reason or "")) == (TargetState.FAILED, True)
+    assert (stopped, "partition value as NULL" in (reason or "")) == (TargetState.FAILED, True)

@@ -145,7 +145,9 @@ def test_a_range_from_before_is_written_without_the_column_that_is_gone(
     assert target is not None
     wanted = sink.parts.targets.shape(ORDERS).columns
     # as far as a driver came that was killed then
-    change = ColumnChange(wanted, SchemaChanges.EVOLVE, replaced=False, dropped=frozenset({b"4"}))
+    change = ColumnChange(
+        wanted, SchemaChanges.EVOLVE, replaced=False, topic="public.orders", dropped=frozenset({b"4"})
+    )
     target.evolve_columns(change, 40)
     again = opened(**said)
     record = publish(again, again.apply(batch([noted(2, 26, "y")], 20, 28, NOTED)))

@@ -96,7 +96,7 @@ def test_a_target_that_is_gone_stops_its_table_and_comes_back_whole_when_it_is_p
 
     stopped = published_record(ground, RELATION)
     assert stopped.reason == (
-        f"CDC-3017 the rows of table 'shop.orders' are no longer at {str(place)!r} → "
+        f"CDC-3017 target {str(place)!r} of table 'shop.orders' no longer exists → "
         "restore the files and start again, or rebuild the table: 'cdc replay SINK --tables shop.orders'"
     )
     assert not place.exists()

@@ -71,7 +71,10 @@ def test_a_replay_that_cannot_be_says_why(ground: ShopPipeline, catalog: Catalog
     assert submit(ground, "replay", "lake", "--tables", "shop.none").status == 2
 
     status = last(catalog)
-    assert (status.state, status.summary) == ("failed", "no table of sink 'lake' in the log matches 'shop.none'")
+    assert (status.state, status.summary) == (
+        "failed",
+        "the log contains no table of sink 'lake' that matches 'shop.none'",
+    )
     assert (status.error or {})["code"] == "CDC-1000"
 
 

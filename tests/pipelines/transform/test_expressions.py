@@ -39,7 +39,7 @@ def test_computed_columns_are_added_and_filtered_rows_become_deletes(spark: Spar
 
 def test_an_expression_that_fails_on_a_row_is_an_error_without_its_value(spark: SparkSession) -> None:
     expressions = resolved(spark, computed={"number": "cast(item as int)"})
-    with pytest.raises(TransformFailed, match="fails on a row: CAST_INVALID_INPUT") as caught:
+    with pytest.raises(TransformFailed, match="failed on a row: CAST_INVALID_INPUT") as caught:
         expressions.apply(upserts(put(1, "private", 10)), spark)
 
     assert "private" not in str(caught.value)

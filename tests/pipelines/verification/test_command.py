@@ -15,13 +15,13 @@ from pipelines.verification.compare_table import TableVerdict
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--repair", "--against", "log"], "--repair reads the source, which"),
-        (["--every", "1h", "--against", "log"], "--every reads the source, which"),
+        (["--repair", "--against", "log"], "--repair cannot be combined with --against log"),
+        (["--every", "1h", "--against", "log"], "--every cannot be combined with --against log"),
         (["--every", "soon"], "expected a duration"),
         (["--every", "0"], "expected at least 1s"),
         (["--every", "1h", "--rate=-5"], "--rate -5: expected at least 1"),
         (["--rate", "5"], "--rate requires --every"),
-        (["--every", "1h", "--mode", "count"], "equal counts verify nothing"),
+        (["--every", "1h", "--mode", "count"], "equal counts do not verify rows"),
         (["--sink", "nowhere"], "unknown sink 'nowhere'"),
         (["--sink", "nowhere", "--against", "log"], "unknown sink 'nowhere'"),
     ],
@@ -70,8 +70,8 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(capsys: pytest.CaptureFi
             "3 rows, at least 2 missing, 1 differing",
         ),
         (
-            {"equal": False, "state": "absent", "reason": "the sink does not list the table"},
-            "absent, the sink does not list the table",
+            {"equal": False, "state": "absent", "reason": "the sink has not published the table"},
+            "absent, the sink has not published the table",
         ),
     ],
 )

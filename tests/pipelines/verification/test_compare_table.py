@@ -15,7 +15,7 @@ from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, r
 def test_a_column_that_is_absent_from_the_target_is_a_mismatch(pipeline: VerifiedPipeline) -> None:
     verdict = pipeline.verify(typed().drop_columns(["doc"]))
     assert not verdict.equal
-    assert verdict.reason == "the target does not have these columns: ['doc']"
+    assert verdict.reason == "the target has no columns ['doc']"
 
 
 def spoiled() -> dict[str, pa.Table]:
@@ -54,7 +54,7 @@ def test_every_mode_finds_the_mismatches_that_it_documents(pipeline: VerifiedPip
 def test_the_server_computes_the_digest_and_no_row_is_named(pipeline: VerifiedPipeline) -> None:
     verdict = pipeline.verify(replaced(typed(), "half", [0.1, 0.0, None]), mode=VerifyMode.CHECKSUM)
     assert (verdict.mode, verdict.equal, verdict.mismatched) == ("checksum", False, 1)
-    assert verdict.reason == "the digests differ; --mode rows names the keys"
+    assert verdict.reason == "the digests differ; run with --mode rows to list the keys"
     with connect(pipeline.dsn) as conn:
         conn.execute("UPDATE public.kinds SET half = 0 WHERE id = 2")
     with pipeline.apply():

@@ -48,17 +48,17 @@ def test_a_rule_is_applied_to_the_expected_columns(pipeline: VerifiedPipeline, m
     verdict = pipeline.verify(replaced(rows, "words", ["***", None, None]), mode=mode)
     assert (verdict.mode, verdict.differing) == ("rows", [{"key": ["2"], "columns": ["words"]}])
     shutil.rmtree(pipeline.target)
-    assert (
-        pipeline.verify(rows.drop_columns(["huge"]), mode=mode).reason
-        == "the target does not have these columns: ['big']"
-    )
+    assert pipeline.verify(rows.drop_columns(["huge"]), mode=mode).reason == "the target has no columns ['big']"
 
 
 @pytest.mark.parametrize(
     ("transform", "reason"),
     [
-        ("where: 'id > 1'", "rows are filtered by an expression of Spark SQL, which verify does not evaluate"),
-        ("python: 'os.path:join'", "rows pass through 'os.path:join', which can change any column but the key"),
+        (
+            "where: 'id > 1'",
+            "the rule filters rows by an expression of Spark SQL, and verify does not evaluate expressions",
+        ),
+        ("python: 'os.path:join'", "function 'os.path:join' of the rule can change any column except the key"),
         ("drop: [nothing]", "drop: table 'public.kinds' has no column 'nothing', or the publication does not send it"),
     ],
 )

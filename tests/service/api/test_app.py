@@ -74,7 +74,7 @@ def test_every_error_code_is_explained(client: httpx.Client) -> None:
 
 
 def test_a_sink_that_a_huge_table_slows_down_says_so_and_is_no_problem(client: httpx.Client, catalog: Catalog) -> None:
-    slowed = "a batch every 12.0 s: shop.<orders> is written again at 1,536.0 MB a batch"
+    slowed = "a batch begins every 12.0 s, because each batch rewrites 1,536.0 MB of shop.<orders>"
     catalog.sinks.record(NAME, SinkProgress("lake", 7, None, 3.0, "running", slowed))
     figures = Metrics()
     figures.set(CADENCE, 12.0, NAME, "lake", "shop.<orders>")

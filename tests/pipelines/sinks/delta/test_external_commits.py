@@ -195,7 +195,7 @@ def test_a_foreign_commit_is_counted_and_stands_beside_its_table(sink: DeltaSink
     assert figures.value(metrics.FOREIGN_COMMITS, "shop", "lake", TOPIC) == 1
     (table,) = progress.to_tables()
     assert table.reason is not None
-    assert "(DELETE): 'cdc verify' shows what differs" in table.reason
+    assert "(DELETE): run 'cdc verify' to find changed rows" in table.reason
 
 
 @pytest.mark.parametrize("began", [None, 35], ids=["truncate", "generation end"])

@@ -46,7 +46,7 @@ def planned(
     present: pa.Schema, wanted: pa.Schema, changes: SchemaChanges, *, replaced: bool = False
 ) -> EvolutionPlan | None:
     try:
-        return plan(present, ColumnChange(wanted, changes, replaced=replaced))
+        return plan(present, ColumnChange(wanted, changes, replaced=replaced, topic="public.orders"))
     except SchemaNotApplicable:
         return None
 
@@ -72,7 +72,10 @@ def test_what_is_planned_gives_every_wanted_column_and_once_done_is_nothing():
             reached = after(present, found)
             assert shape(wanted) <= shape(reached)
             assert len({name.casefold() for name in reached.names}) == len(reached.names)
-            assert plan(reached, ColumnChange(wanted, SchemaChanges.EVOLVE, replaced=False)) == EvolutionPlan()
+            assert (
+                plan(reached, ColumnChange(wanted, SchemaChanges.EVOLVE, replaced=False, topic="public.orders"))
+                == EvolutionPlan()
+            )
 
 
 def test_a_column_keeps_its_values_under_every_name_it_gets():
@@ -119,7 +122,10 @@ def test_ignore_keeps_the_columns_of_the_target_and_finds_in_every_row_what_they
         held = target_schema(
             with_target_types(source, present, SchemaChanges.IGNORE, TypePolicy.EXACT), TypePolicy.EXACT
         )
-        assert plan(present, ColumnChange(held, SchemaChanges.IGNORE, replaced=False)) == EvolutionPlan()
+        assert (
+            plan(present, ColumnChange(held, SchemaChanges.IGNORE, replaced=False, topic="public.orders"))
+            == EvolutionPlan()
+        )
         assert {column_id(f) for f in held} == {column_id(f) for f in present} & {column_id(f) for f in wanted} | {None}
 
 
@@ -130,7 +136,12 @@ def column_of(field: pa.Field):
 
 def test_new_columns_alone_are_metadata():
     present = target_schema(replace(ORDERS, columns=(ID,)), TypePolicy.EXACT)
-    found = plan(present, ColumnChange(target_schema(ORDERS, TypePolicy.EXACT), SchemaChanges.EVOLVE, replaced=False))
+    found = plan(
+        present,
+        ColumnChange(
+            target_schema(ORDERS, TypePolicy.EXACT), SchemaChanges.EVOLVE, replaced=False, topic="public.orders"
+        ),
+    )
 
     assert ([field.name for field in found.added], found.columns) == (["item", "price"], ())
 
@@ -140,8 +151,8 @@ def test_a_column_of_another_hand_is_never_taken_and_lenient_puts_it_aside():
     wanted = target_schema(ORDERS, TypePolicy.EXACT)
 
     with pytest.raises(SchemaNotApplicable, match="another client"):
-        plan(present, ColumnChange(wanted, SchemaChanges.EVOLVE, replaced=True))
-    found = plan(present, ColumnChange(wanted, SchemaChanges.LENIENT, replaced=False))
+        plan(present, ColumnChange(wanted, SchemaChanges.EVOLVE, replaced=True, topic="public.orders"))
+    found = plan(present, ColumnChange(wanted, SchemaChanges.LENIENT, replaced=False, topic="public.orders"))
     assert {(made.field.name, made.source) for made in found.columns} >= {("Item%v1", "Item"), ("item", None)}
 
 
@@ -149,7 +160,9 @@ def test_a_name_put_aside_twice_gets_another_one():
     present = target_schema(ORDERS, TypePolicy.EXACT)
     for id_ in (8, 9):
         wanted = target_schema(replace(ORDERS, columns=(ID, replace(ITEM, id=id_), PRICE)), TypePolicy.EXACT)
-        present = after(present, plan(present, ColumnChange(wanted, SchemaChanges.LENIENT, replaced=False)))
+        present = after(
+            present, plan(present, ColumnChange(wanted, SchemaChanges.LENIENT, replaced=False, topic="public.orders"))
+        )
 
     assert {"item", "item%v1", "item%v2"} <= set(present.names)
 
