@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m pipelines", description="Apply a change log to sinks, verify or rebuild them."
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
-    apply = verbs.add_parser("apply", help="apply the log to every sink until stopped")
+    apply = verbs.add_parser("apply", help="apply the change log to every sink until the process is stopped")
     apply.set_defaults(run=_apply)
     apply.add_argument("--sink", action="append", default=[], help="use this sink only; may be repeated")
     apply.add_argument(
@@ -106,7 +106,7 @@ def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
         help="wait at most this many seconds for the sinks to reach the common position",
     )
     verify.add_argument(
-        "--every", metavar="TIME", help="repeat until stopped, with one pass over each table per interval: 30m, 1h"
+        "--every", metavar="TIME", help="compare each table once per interval (30m, 1h) until the process is stopped"
     )
     verify.add_argument("--rate", type=int, metavar="ROWS", help="limit the rows read per second; only with --every")
     verify.add_argument(
@@ -164,7 +164,7 @@ def _check(arguments: argparse.Namespace) -> int:
         found = preflight.find_unresolved_rules(tables, session)
     if found:
         raise InvalidDefinition.from_issues(issues_in_file(arguments.config, found))
-    emit("check", json=arguments.json, summary=f"rules of {len(tables)} targets resolved", result={"flaws": []})
+    emit("check", json=arguments.json, summary=f"resolved the rules of {len(tables)} targets", result={"flaws": []})
     return int(ExitCode.OK.value)
 
 

@@ -91,8 +91,8 @@ class CompactionResult:
         """One line for people."""
         if not self.rows_in and not self.merged:
             return f"nothing to compact: the log is compacted up to {self.horizon}"
-        folded = f"{self.rows_in:,} rows became {self.rows_out:,}, up to {self.horizon}" if self.rows_in else ""
-        return "; ".join(filter(None, (folded, f"{self.merged} runs merged" if self.merged else "")))
+        folded = f"compacted {self.rows_in:,} rows into {self.rows_out:,}, up to {self.horizon}" if self.rows_in else ""
+        return "; ".join(filter(None, (folded, f"merged {self.merged} runs" if self.merged else "")))
 
     def to_json(self) -> dict[str, Any]:
         """The result as commands print it."""

@@ -197,7 +197,8 @@ def _apply_divided(
     merged, waiting = (_divide_history if sink.keeps_history(batch.schema) else _divide_latest_state)(divided)
     if too_many := _too_many(divided, waiting, allowed):
         raise DeadLetterLimitExceeded(
-            f"{too_many} may be parked; the first error is: {next(iter(waiting.values())).message}"
+            f"too many rows of table {batch.schema.topic!r} were refused ({too_many}); the first error is: "
+            f"{next(iter(waiting.values())).message}"
         )
     image_mask = sink.image_mask(batch.schema)
     left = {key: row.with_images(image_mask) for key, row in waiting.items()}
@@ -242,13 +243,11 @@ def _divide_history(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
 
 def _too_many(divided: _DividedBatch, waiting: ParkedByKey, allowed: DeadLetterSettings) -> str:
     """The exceeded limit as text for the error; empty if none is exceeded."""
-    topic = divided.batch.schema.topic
     if _size(waiting) > divided.limit:
-        return f"at least {_size(waiting)} rows of table {topic!r} were refused, but at most {allowed.stop_at}"
+        return f"{_size(waiting)} or more, but at most {allowed.stop_at} may be parked"
     wait, keys = count_parked_keys(divided.batch.rows, waiting)
     if keys >= RATIO_MIN_KEYS and wait > allowed.ratio * keys:
-        changed = f"the {keys} keys of table {topic!r} that a batch changes"
-        return f"{wait} of {changed} were refused, but at most a share of {allowed.ratio:g}"
+        return f"{wait} of the {keys} keys of a batch, but at most a share of {allowed.ratio:g} may be parked"
     return ""
 
 

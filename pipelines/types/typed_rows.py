@@ -21,7 +21,9 @@ from pipelines.types.families import Family, Policy, family_of
 TYPE_KEY: Final = b"postgres.type"
 """Field metadata: the type as `format_type` prints it without modifier."""
 
-COPY_AGAIN: Final = "copy the table again: 'cdc tables resync TABLE'; it continues without a restart after the copy"
+COPY_AGAIN: Final = (
+    "copy the table again: 'cdc tables resync TABLE'; after the copy the table continues without a restart"
+)
 """Remedy for a table whose older rows do not fit together with newer ones."""
 MOST_TEXT: Final = 1 << 30
 """Bytes of images that are converted at once: an Arrow array of text or of maps contains at most 2 GiB."""

@@ -114,9 +114,9 @@ def applying(folder: Folder, result: dict[str, Any], *, ok: bool) -> Iterator[li
 
 
 def test_compact_asks_the_apply_process_that_runs(capsys: pytest.CaptureFixture[str], folder: Folder) -> None:
-    with applying(folder, {"outcome": {"horizon": "0/C8"}, "summary": "22 rows became 3"}, ok=True) as wishes:
+    with applying(folder, {"outcome": {"horizon": "0/C8"}, "summary": "compacted 22 rows into 3"}, ok=True) as wishes:
         assert asked(capsys, folder, "log", "compact", "--all") == {"horizon": "0/C8"}
-        assert "22 rows became 3" in run(capsys, "log", "compact", "-c", folder.path).output
+        assert "compacted 22 rows into 3" in run(capsys, "log", "compact", "-c", folder.path).output
     assert wishes == [{"everything": True}, {"everything": False}]
 
 

@@ -106,4 +106,4 @@ def test_the_command_says_what_it_did(root: Path) -> None:
     assert (said["command"], said["ok"]) == ("compact", True)
     assert said["result"]["horizon"] == str(LogReader(root).durable)
     assert said["result"]["merged"] == 2
-    assert "runs merged" in said["summary"]
+    assert "merged " in said["summary"]

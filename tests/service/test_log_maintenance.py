@@ -29,10 +29,10 @@ def test_a_compaction_is_awaited_until_it_is_finished(catalog: Catalog) -> None:
     catalog.processes.report(ProcessReport(NAME, "apply", 1, "running"))
     number = request_compaction(catalog, NAME, everything=True)
     assert number is not None
-    catalog.commands.finish(number, {"summary": "22 rows became 3"})
+    catalog.commands.finish(number, {"summary": "compacted 22 rows into 3"})
     done = wait_for_compaction(catalog, NAME, number)
     assert done is not None
-    assert (done.payload, done.result) == ({"everything": True}, {"summary": "22 rows became 3"})
+    assert (done.payload, done.result) == ({"everything": True}, {"summary": "compacted 22 rows into 3"})
 
 
 def test_a_compaction_is_withdrawn_when_the_apply_process_has_ended(catalog: Catalog) -> None:

@@ -141,9 +141,9 @@ def test_a_compaction_is_for_the_apply_process_that_runs(client: httpx.Client, c
     assert (asked.status_code, asked.json()["state"]) == (202, "pending")
     (command,) = catalog.commands.pending(NAME, COMPACT)
     assert command.payload == {"everything": True}
-    catalog.commands.finish(command.id, {"summary": "22 rows became 3", "outcome": {}})
+    catalog.commands.finish(command.id, {"summary": "compacted 22 rows into 3", "outcome": {}})
     done = client.get(f"{path}/{command.id}").json()
-    assert (done["state"], done["summary"], done["error"]) == ("done", "22 rows became 3", None)
+    assert (done["state"], done["summary"], done["error"]) == ("done", "compacted 22 rows into 3", None)
     other = catalog.commands.post(NAME, "cut", {})
     assert refusal(client.get(f"{path}/{other}")) == (404, "CDC-5010")
 
