@@ -147,7 +147,10 @@ def _parsed(url: str) -> URL:
     except ArgumentError as error:
         raise ConfigError("catalog.url is not an SQLAlchemy URL") from error
     if parsed.get_backend_name() not in _INSERT:
-        raise ConfigError(f"catalog.url: expected sqlite or postgresql, got {parsed.get_backend_name()!r}")
+        raise ConfigError(
+            "catalog.url names an unsupported database: expected sqlite or postgresql, got "
+            f"{parsed.get_backend_name()!r}"
+        )
     return parsed
 
 

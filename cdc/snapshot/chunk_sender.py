@@ -93,7 +93,9 @@ class ChunkSender:
             if (durable := self.durable_position) != before:
                 before, deadline = durable, time.monotonic() + WATERMARK_TIMEOUT
             if time.monotonic() > deadline or self._stop.is_set():
-                raise SnapshotInvalidated("the log did not commit the chunk in time, or the reader stops")
+                raise SnapshotInvalidated(
+                    "a chunk of a copy was not committed to the log in time, or the reader is stopping"
+                )
 
     def standby_lag(self, standby: str) -> int | None:
         """Bytes of WAL that a standby has yet to replay; None if it is not connected."""

@@ -94,7 +94,9 @@ def send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction,
     """
     status = find_backfill(catalog, pipeline, job)
     if not status.pending:
-        raise StateConflict(f"backfill {job} has already ended: it is {status.state}", remedy="start another backfill")
+        raise StateConflict(
+            f"backfill {job} has already ended with state {status.state}", remedy="start another backfill"
+        )
     catalog.commands.post(pipeline, verb.kind, {"id": job})
     catalog.audit.write(actor, f"backfill {verb.value}", pipeline, {"id": job})
     return status
@@ -128,7 +130,7 @@ def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
     """Lease that serializes requests; two concurrent ones would not see each other."""
     lease, holder = f"asking/{pipeline}", uuid4().hex
     if not catalog.leases.acquire(lease, holder, _LEASE_SECONDS):
-        raise StateConflict("another backfill request is being posted", remedy="run the command again")
+        raise StateConflict("another process posts a backfill request at the same time", remedy="run the command again")
     try:
         yield
     finally:
@@ -185,12 +187,14 @@ def _inexact_tables(known: Sequence[TableSchema], glob: str) -> list[TableSchema
     found = [schema for schema in known if matches_name(schema.topic, [glob])]
     if not found:
         listed = ", ".join(sorted(schema.topic for schema in known)[:10]) or "none"
-        raise UnknownName(f"no table of the log matches {glob!r}", remedy=f"tables of the log: {listed}")
+        raise UnknownName(
+            f"no table of the log matches {glob!r}", remedy=f"choose one of the tables of the log: {listed}"
+        )
     inexact = [schema for schema in found if schema.state is not TableState.LIVE]
     if not inexact:
         listed = ", ".join(schema.topic for schema in found[:10])
         raise StateConflict(
-            f"there is nothing to skip, the tables are already live: {listed}",
-            remedy="'cdc tables ls -c FILE' shows the state of every table",
+            f"the copy of tables {listed} cannot be skipped: the tables are already live",
+            remedy="run 'cdc tables ls -c FILE' to see the state of every table",
         )
     return inexact

@@ -136,4 +136,4 @@ def test_a_column_that_does_not_come_to_the_lake_fails_within_the_patience(shop:
     _, late = shop.past(out).run()
 
     assert not late.equal
-    assert f"the lake's orders have {COLUMN}: not within" in out.getvalue()
+    assert f"but this did not happen: the lake's orders have {COLUMN}" in out.getvalue()

@@ -50,9 +50,9 @@ class ErrorExplanation(ErrorResponse):
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     400: {"model": ErrorResponse, "description": "the body is not JSON"},
     401: {"model": ErrorResponse, "description": "the token is missing or wrong"},
-    403: {"model": ErrorResponse, "description": "the service does not allow this request, or not from there"},
+    403: {"model": ErrorResponse, "description": "the service does not allow this request, or not from its origin"},
     404: {"model": ErrorResponse, "description": "there is no object with that name or number"},
-    409: {"model": ErrorResponse, "description": "conflicts with a running job, or with one that has ended"},
+    409: {"model": ErrorResponse, "description": "the request conflicts with a running or finished job"},
     422: {"model": ErrorResponse, "description": "the request is invalid"},
     503: {"model": ErrorResponse, "description": "the catalog, the log or the source does not answer"},
 }
