@@ -141,7 +141,7 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
     slot = _idle_slot(definition)
     if slot is None:
         raise SlotMissing(
-            f"slot {definition.source.slot.name!r} cannot be advanced: it does not exist; the log is at {last.last}"
+            f"slot {definition.source.slot.name!r} does not exist, so it cannot be advanced; the log is at {last.last}"
         )
     check_written_from(
         slot, SlotClaim.of(definition.log.root, writer), identify_system(definition.source.current_dsn())

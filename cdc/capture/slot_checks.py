@@ -156,7 +156,7 @@ def check_adopted(slot: SlotStatus | None, name: str, claim: SlotClaim, source: 
         raise slot_missing_error(name)
     check_slot_kind(slot, source.database)
     if claim.record is None or not claim.record.adopted or not claim.records(slot, source):
-        raise SlotNotCreated(f"slot {name!r} exists, and no slot record assigns it to this log")
+        raise SlotNotCreated(f"slot {name!r} exists, but it has not been adopted for this log")
     return slot
 
 

@@ -128,8 +128,8 @@ class StreamOptions:
         if self.origin is not OriginFilter.ANY:
             if server < PARALLEL_SINCE:
                 raise PreflightFailed(
-                    f"source.origin {self.origin.value!r} needs server version 16 or later: got {server // 10000}",
-                    remedy="set source.origin to any, or upgrade the server",
+                    f"the origin filter {self.origin.value!r} needs server version 16 or later: got {server // 10000}",
+                    remedy="capture changes of every origin, or upgrade the server",
                 )
             settings["origin"] = f"'{self.origin.value}'"
         options = ", ".join(f"{name} {value}" for name, value in settings.items())

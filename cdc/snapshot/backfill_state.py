@@ -170,7 +170,7 @@ def check_request(
             listed = ", ".join(sorted(s.topic for s in live)[:10]) or "none"
             raise ConfigError(
                 f"no table of the log matches {glob!r}",
-                remedy=f"choose one of the choose one of the tables of the log: {listed}",
+                remedy=f"choose one of the tables of the log: {listed}",
             )
     for schema in chosen:
         if not schema.key and not request.resync:

@@ -172,7 +172,9 @@ class ChunkReader:
             token = uuid4().hex
             known = context.sender.windows.open_window(token, self._relation, WATERMARK_TIMEOUT, keyless=True)
             if known is None:
-                raise ConfigError("the stream has not described the table yet, or it is not captured")
+                raise ConfigError(
+                    "the table cannot be copied: it is not captured, or the stream has not yet sent its columns"
+                )
             with context.sender.windows.discard_on_error(token), snapshot_transaction(self._conn, known) as visibility:
                 schema = build_schema(known, published_schema(self._conn, known.oid, context.publication))
                 seen = context.sender.windows.sees_all(token, visibility)

@@ -121,7 +121,7 @@ def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) ->
         if shared:
             raise StateConflict(
                 f"backfill {other.id} is already running for {', '.join(shared)}",
-                remedy=f"wait for it, or run 'cdc backfill cancel {other.id} -c FILE'",
+                remedy=f"wait until the backfill ends, or run 'cdc backfill cancel {other.id} -c FILE'",
             )
 
 
@@ -130,7 +130,10 @@ def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
     """Lease that serializes requests; two concurrent ones would not see each other."""
     lease, holder = f"asking/{pipeline}", uuid4().hex
     if not catalog.leases.acquire(lease, holder, _LEASE_SECONDS):
-        raise StateConflict("another process posts a backfill request at the same time", remedy="run the command again")
+        raise StateConflict(
+            "the backfill request was not posted: another process posts a request at the same time",
+            remedy="run the command again",
+        )
     try:
         yield
     finally:
@@ -167,7 +170,8 @@ def check_not_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) ->
         if copied:
             raise StateConflict(
                 f"copy {command.id} of {', '.join(copied)} is running",
-                remedy=f"wait for it, or run 'cdc backfill cancel {command.id} -c FILE', then try again",
+                remedy=f"wait until the copy ends, or run 'cdc backfill cancel {command.id} -c FILE', then run "
+                "the command again",
             )
 
 

@@ -397,7 +397,7 @@ def _table(target: str, version: int | None) -> DeltaTable:
     try:
         return DeltaTable(target, version=version)
     except (TableNotFoundError, DeltaError, OSError) as exc:
-        raise SinkUnavailable(f"no readable table at {target!r}, version {version!r}") from exc
+        raise SinkUnavailable(f"target {target!r} has no readable table at version {version!r}") from exc
 
 
 def _suggestion(message: str, tables: list[TableRecord]) -> str:

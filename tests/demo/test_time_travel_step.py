@@ -101,7 +101,7 @@ def test_a_lake_without_a_complete_cut_fails_the_step(shop: Shop) -> None:
     cut, *_ = shop.past(StringIO()).run()
 
     assert not cut.equal
-    assert "keeps no cut" in str(cut.facts["error"])
+    assert "has no cut" in str(cut.facts["error"])
 
 
 def test_the_column_is_there_and_at_the_cut_of_before_it_was_not(shop: Shop) -> None:

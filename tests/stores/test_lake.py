@@ -178,5 +178,5 @@ def test_a_file_in_the_place_of_a_target_s_log_is_an_error_that_names_the_target
     target = lake.tables()[0].target
     shutil.rmtree(f"{target}/_delta_log")
     Path(target, "_delta_log").write_text("a file", encoding="utf-8")
-    with pytest.raises(SinkUnavailable, match="no readable table at"):
+    with pytest.raises(SinkUnavailable, match="has no readable table at"):
         lake.read(target)

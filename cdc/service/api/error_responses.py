@@ -75,7 +75,7 @@ def _validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
     invalid = error.errors()
     if any(field["type"] == _NO_JSON for field in invalid):
-        return JSONResponse(ConfigError("the body is not JSON", remedy=_SEE_OPENAPI).to_json(), 400)
+        return JSONResponse(ConfigError("the request body is not JSON", remedy=_SEE_OPENAPI).to_json(), 400)
     # the message does not repeat the input, which may contain row values
     problems = ", ".join(f"{'.'.join(map(str, field['loc']))!r}: {field['msg'].lower()}" for field in invalid)
     return JSONResponse(ConfigError(f"malformed request: {problems}", remedy=_SEE_OPENAPI).to_json(), 422)
