@@ -1,7 +1,8 @@
-"""Maintenance of a Delta sink's targets: compaction of small files, ordering of rows, removal of unused files.
+"""Maintenance of a Delta sink's targets: merging small files (OPTIMIZE), sorting rows (Z-order), removing unused files
+and old commits.
 
-The sink calls it after a publish, when no merge runs, so that every table still has one writer. It does one job on one
-table at a time, for at most a tenth of the time.
+The sink calls `TargetMaintenance.turn` after each publish, when no merge runs, so that each target still has a single
+writer. A call does at most one job on one target. Maintenance takes at most about a tenth of the time.
 """
 
 from __future__ import annotations
@@ -28,36 +29,52 @@ from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.target_layout import partition_text
 
 COMPACT_ABOVE: Final = 64
-"""Files since the last compaction above which a table is compacted: each merge adds one and opens all."""
+"""Number of files that a target gains after an OPTIMIZE before it gets the next one. Each merge of a batch adds a file
+and opens all files.
+"""
 SMALL: Final = 16 << 20
-"""Bytes of a file that most compactions leave as it is; larger ones are merged when there are many."""
+"""Bytes. OPTIMIZE merges only files smaller than this, unless more than COMPACT_ABOVE files are left; then it merges
+larger files too.
+"""
 URGENT: Final = 4
-"""Multiple of COMPACT_ABOVE at which a compaction no longer waits for its share of the time."""
+"""Multiple of COMPACT_ABOVE. With more new files than that, a target gets its OPTIMIZE even if maintenance has used its
+share of the time.
+"""
 SHARE: Final = 10
-"""One part of the time in this many is for maintenance."""
+"""Divisor of the time: maintenance may use 1/SHARE of it, and rests after each job for as long as that requires."""
 PINNED_FOR: Final = 86_400.0
-"""Seconds after which a pinned version is no longer read: its reader was killed."""
+"""Seconds after which a pin of versions expires, because the reader that pinned them was probably killed."""
 FIRST_AFTER: Final = 60.0
-"""Seconds until the first check of a table that is new to a driver."""
+"""Maximum number of seconds from the first sight of a target in this process to the first search
+for its unused files.
+"""
 AT_ONCE: Final = 1_000
-"""Files removed in one turn; the rest is removed in the next one."""
+"""Maximum number of unused files that one call of `turn` removes; later calls remove the rest."""
 REMOVES_FOR: Final = 1.0
-"""Seconds after which a turn stops removing: an object store takes several for a thousand files."""
+"""Seconds after which one call of `turn` stops removing files. An object store needs several seconds for a thousand
+files.
+"""
 
 READ_AT_ONCE: Final = 20
-"""Versions whose files are read in one go; each takes some 20 ms."""
+"""Maximum number of table versions whose lists of files one call reads; each takes about 20 ms."""
 UNKNOWN_FILE_AGE: Final = 86_400.0
-"""Seconds of age at which a file goes that may still be committed by another client: no job takes a day."""
+"""Age in seconds at which an unused file that no known version contained may be removed. A younger one may belong to a
+commit that another client has not made yet.
+"""
 
 ORDERED: Final = "cdc.ordered"
-"""Property of a target, JSON: `by`, the columns of its last ordering; `upto`, group → time of its newest file."""
+"""Name of a target's property with JSON about its last sorting. `by` has the columns. `upto` maps each file group to
+the time of its newest file.
+"""
 MAX_PARTS: Final = 1_000
-"""Partitions above which a target is not ordered: the property names each."""
+"""Maximum number of partitions of a target that is sorted, because the property ORDERED names each partition."""
 MEMORY: Final = 256 << 20
-"""Bytes of memory for the sort of a group, without its widest rows; more is spilled to disk."""
+"""Maximum bytes of memory for sorting one file group, apart from its widest rows; further rows are spilled to disk."""
 
 _PARTED: Final = f"{RELATION_COLUMN}="
-"""Prefix of a partition directory with rows, although a leading underscore hides other files."""
+"""Prefix of the name of a partition directory in a shared target. Other names with a leading underscore are not
+searched for data files.
+"""
 _OWN: Final = "delta.enableExpiredLogCleanup"
 _GRACE: Final = "delta.deletedFileRetentionDuration"
 
@@ -66,29 +83,38 @@ log = structlog.get_logger("upkeep")
 
 @dataclass(frozen=True, slots=True)
 class ZOrdering:
-    """Which file groups are ordered; sizes in bytes."""
+    """The sizes that decide which file groups of a target are sorted; in bytes."""
 
     least: int = 16 << 20
-    """A smaller group is one file or two, and ordering would save no query a file."""
+    """Minimum size of a group that is sorted. A smaller group has one or two files, so queries could not skip any of
+    them.
+    """
     most: int = 128 << 20
-    """A larger group is not ordered: the stream waits meanwhile, about a second for 15 MiB."""
+    """Maximum size of a group that is sorted. The merges of the sink wait while a group is sorted, about a second per
+    15 MiB.
+    """
     file: int = 32 << 20
-    """Size of an ordered file; compaction of small files has to leave it as it is."""
+    """Target size of a sorted file. It exceeds SMALL, so that the first step of OPTIMIZE does not
+    rewrite sorted files.
+    """
     fresh: int = 4
-    """A group is due when at least one in this many of its bytes is not ordered."""
+    """Divisor of the group's size: a group is sorted when at least 1/fresh of its bytes are not sorted yet."""
 
     def due(self, target: DeltaTarget) -> list[FileGroup]:
-        """The groups to order, the one with the most unordered bytes first."""
+        """Return the file groups of a target that need sorting; the group with the most unsorted bytes is first."""
         found = [part for part in file_groups(target) if self.least <= part.size <= self.most]
         ripe = [part for part in found if part.fresh * self.fresh >= part.size]
         return sorted(ripe, key=lambda part: -part.fresh)
 
     def too_large(self, target: DeltaTarget) -> list[FileGroup]:
-        """The groups that are never ordered."""
+        """Return the file groups of a target that are too large to be sorted."""
         return [part for part in file_groups(target) if part.size > self.most]
 
     def order(self, target: DeltaTarget, part: FileGroup) -> None:
-        """Order one group and record it; a kill in between repeats the work."""
+        """Sort the rows of one file group, then record that in the target's property ORDERED.
+
+        After a kill between the two steps, the group is sorted again.
+        """
         target.table.optimize.z_order(
             target.cluster_by, partition_filters=part.filters, target_size=self.file, max_spill_size=MEMORY
         )
@@ -101,45 +127,50 @@ class ZOrdering:
 
 @dataclass(frozen=True, slots=True)
 class UpkeepSettings:
-    """Settings of a sink's cuts and of the maintenance of its targets; times in seconds."""
+    """How long a sink keeps its cuts, and when its targets are maintained; times in seconds."""
 
     every: float = 300.0
-    """Interval between two searches for unused files in one table; 0: no maintenance at all."""
+    """Interval between two searches for unused files in one target; 0 switches all maintenance off."""
     vacuum_after: float = 3600.0
-    """Time for which a file stays that neither the newest version nor a kept cut needs."""
+    """Time for which an unused file stays. A file is unused if neither the newest version nor a kept cut needs it."""
     retain: float = 86400.0
-    """Time for which cuts are kept."""
+    """Time for which published cuts are kept."""
     keep_commits: int = 100
-    """Number of newest commits that stay in the log of a target in a directory."""
+    """Number of newest commits that stay in the `_delta_log` of a target in a local directory."""
     ordering: ZOrdering = field(default_factory=ZOrdering)
-    """Which files of a target with cluster_by are ordered."""
+    """Sizes that decide which file groups of a target with `cluster_by` are sorted."""
 
 
 @dataclass(slots=True)
 class TableFiles:
-    """Which files of one table are not needed any more, and for how long one driver has seen that.
+    """Finds the files of one target that may be removed, and remembers for how long this process has seen each file
+    unused.
 
-    A file is needed while the newest version has it, or a version that a kept cut lists. A file that is not needed may
-    be removed once it was seen so for a while without a break. That is in memory only: a new driver begins to wait
-    again. A file that this driver never saw in the table may be one that another client has yet to commit, or one
-    that a killed writer left; it is removed when it is also a day old.
+    A file is unused if neither the newest version nor a version of a kept cut contains it. It may be removed once it
+    was unused for some time without interruption. That time is only in memory, so a new process counts from zero.
+
+    A file that this process never saw in the table is removed only if it is also a day old: another client may still
+    have to commit it. Otherwise a killed writer left it.
     """
 
     marks: dict[str, float] = field(default_factory=dict)
-    """File that is not needed → since when it was seen so."""
+    """Unused file → clock time since which it has been unused."""
     seen: dict[int, float] = field(default_factory=dict)
-    """Version that cuts list → since when it was seen listed."""
+    """Version that a kept cut names → clock time since which a kept cut has named it."""
     read: dict[int, frozenset[str]] = field(default_factory=dict)
-    """Version → its files; a version never changes."""
+    """Version → the files that it contains; the files of a version never change."""
     known: set[str] = field(default_factory=set)
-    """Files that were in the table when this driver looked, or in a version that it read."""
+    """Files that this process saw in the table, in its newest version at some time or in a version of a kept cut."""
 
     def needed(
         self, listed: Iterable[int], now: float, after: float, files_of: Callable[[int], frozenset[str]]
     ) -> frozenset[str] | None:
-        """The files of the versions that kept cuts list; None while some of them are left to be read the next time.
+        """Return the files of all versions that kept cuts name; None if more than READ_AT_ONCE versions still have to
+        be read.
 
-        A version that was listed only lately is not read: of its files none can have left as long ago as `after`.
+        listed: the versions that kept cuts name. after: seconds for which unused files stay. A version is read only
+        when it has been named for half of `after`; before that, none of its files can have been unused for as long as
+        `after`.
         """
         self.seen = {version: self.seen.get(version, now) for version in listed}
         due = [version for version, since in self.seen.items() if now - since >= after / 2]
@@ -151,9 +182,10 @@ class TableFiles:
         return found if len(fresh) == len(unread) else None
 
     def removable(self, present: Mapping[str, float], needed: frozenset[str], now: float, after: float) -> list[str]:
-        """Files that were marked for as long as `after`; marks what is seen not needed for the first time.
+        """Return the files that have been unused for at least `after` seconds, and mark the files that are newly
+        unused.
 
-        present: file → its age in seconds.
+        present: file → its age in seconds. needed: the files that are in use.
         """
         self.marks = {path: self.marks.get(path, now) for path in present if path not in needed}
         self.known &= present.keys()
@@ -166,49 +198,53 @@ class TableFiles:
 
 @dataclass(slots=True)
 class _Turn:
-    """The state of the maintenance of one table."""
+    """The state of the maintenance of one target."""
 
     due: float
-    """Time of the next search for unused files."""
+    """Clock time of the next search for unused files."""
     order_due: float
-    """Time of the next search for files to order."""
+    """Clock time of the next search for file groups that need sorting."""
     files: TableFiles = field(default_factory=TableFiles)
     version: int = -1
-    """Version of the table when its files were last recorded."""
+    """Version of the table at which its files were last added to `files.known`."""
     left: int = 0
-    """Number of files after the last compaction."""
+    """Number of files after the last OPTIMIZE."""
     shortened: int = 0
-    """The version when commits were removed last."""
+    """Version of the table at which old commits were last removed from its `_delta_log`."""
     refused: str = ""
-    """The last error, so that it is logged once."""
+    """The last error of this target, so that a repeated error is not logged again."""
     too_large: int = 0
-    """Number of partitions that were last too large to be ordered; also logged once."""
+    """Number of file groups that were too large to be sorted at the last check; a change of the number is logged."""
 
 
 class TargetMaintenance:
-    """The maintenance of one sink's targets by its one driver."""
+    """The maintenance of all targets of one sink, in the driver that fills the sink."""
 
     def __init__(self, settings: UpkeepSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._clock = settings, clock
         self._turns: dict[str, _Turn] = {}
-        """By URI, the longest waiting first."""
+        """Target URI → state of its maintenance; the target that has waited longest is first."""
         self._pinned: list[tuple[str, Mapping[str, int], float]] = []
         self._rest_until = 0.0
 
     def pin(self, handle: str, versions: Mapping[str, int]) -> None:
-        """Keep the files of these versions until the handle is released, at most for PINNED_FOR."""
+        """Keep the files of some versions until the handle is released, for at most PINNED_FOR seconds.
+
+        versions: target URI → version.
+        """
         self._pinned.append((handle, versions, self._clock()))
 
     def release(self, handle: str) -> None:
-        """Undo one pin; an unknown handle is ignored."""
+        """Remove one pin with this handle; an unknown handle is ignored."""
         pinned = next((pinned for pinned in self._pinned if pinned[0] == handle), None)
         if pinned is not None:
             self._pinned.remove(pinned)
 
     def turn(self, cuts: Sequence[KeptCut], targets: Mapping[str, DeltaTarget]) -> None:
-        """Maintain the next table of the newest cut, if it is due; called when no merge runs. Never raises.
+        """Do at most one job on the target of the newest cut that has waited longest. Never raises; errors are logged.
 
-        targets: the open targets, by URI; they are refreshed to the version that maintenance commits.
+        The caller makes sure that no merge runs. cuts: the kept cuts, newest last. targets: URI → open target. A job
+        that commits to an open target also updates that object to the new version.
         """
         if not self._settings.every or not cuts:
             return
@@ -229,21 +265,25 @@ class TargetMaintenance:
             self._rest_until = self._clock() + (self._clock() - began) * (SHARE - 1)
 
     def _add_turns(self, newest: KeptCut) -> None:
-        """A turn for every target of the newest cut, and none for others."""
+        """Create the maintenance state for each new target of the newest cut; remove the state of targets that are not
+        in it.
+        """
         present = dict.fromkeys(table.target for table in newest.record.tables.values() if table.version is not None)
         first = self._clock() + min(self._settings.every, FIRST_AFTER)
         kept = {uri: turn for uri, turn in self._turns.items() if uri in present}
         self._turns = kept | {uri: _Turn(first, first) for uri in present if uri not in kept}
 
     def _next(self) -> str | None:
-        """The target that has waited longest; it moves to the end of the queue."""
+        """Return the URI of the target that has waited longest, and move it to the end of the queue; None without
+        targets.
+        """
         uri = next(iter(self._turns), None)
         if uri is not None:
             self._turns[uri] = self._turns.pop(uri)
         return uri
 
     def _record_files(self, targets: Mapping[str, DeltaTarget]) -> None:
-        """Record the files that the tables have: a file that was in a table is not one of another client's commits."""
+        """Record the files that the open targets contain now, so that they later count as files seen in the table."""
         for uri, target in targets.items():
             turn = self._turns.get(uri)
             if turn is not None and turn.version != target.version:
@@ -251,7 +291,7 @@ class TargetMaintenance:
                 turn.version = target.version
 
     def _run_job(self, uri: str, turn: _Turn, cuts: Sequence[KeptCut], opened: DeltaTarget | None) -> bool:
-        """Run the most urgent job of a table; whether there was one."""
+        """Run the most urgent job on one target; return whether a job was run."""
         now = self._clock()
         rests = now < self._rest_until
         # delta-rs cannot compact a table to which it cannot commit
@@ -279,7 +319,10 @@ class TargetMaintenance:
         return "://" not in target.uri and target.version - turn.shortened > self._settings.keep_commits
 
     def _order(self, target: DeltaTarget, turn: _Turn) -> bool:
-        """Order one partition of a target; whether one was due. A failed one is tried again later."""
+        """Sort the file group with the most unsorted bytes; return whether a group needed sorting.
+
+        After an error, the next attempt follows one interval later.
+        """
         ordering, turn.order_due = self._settings.ordering, self._clock() + self._settings.every
         if unsupported_features(target.table):
             return False
@@ -296,7 +339,10 @@ class TargetMaintenance:
         return True
 
     def _remove(self, target: DeltaTarget, files: TableFiles, cuts: Sequence[KeptCut]) -> int:
-        """Remove unused files; the number left for the next turn, 1 if that is not known yet."""
+        """Remove unused files of a target; return how many are left for later calls.
+
+        Returns 1 if the lists of files of some versions still have to be read.
+        """
         now, after = self._clock(), self._settings.vacuum_after
         target.app_id  # noqa: B018 - raises for a table that is not ours
         _set_retention(target, self._settings)
@@ -321,7 +367,7 @@ class TargetMaintenance:
         return len(gone) - removed
 
     def _remove_some(self, store: pafs.FileSystem, paths: Sequence[str]) -> int:
-        """Remove as many of the files as one turn allows; their number."""
+        """Remove as many of the files as one call allows; return how many were removed."""
         until = self._clock() + REMOVES_FOR
         for count, path in enumerate(paths[:AT_ONCE]):
             if self._clock() > until:
@@ -331,7 +377,7 @@ class TargetMaintenance:
         return len(paths[:AT_ONCE])
 
     def _listed(self, uri: str, cuts: Sequence[KeptCut]) -> set[int]:
-        """The versions of a target that cuts list or a handle pins."""
+        """Return the versions of a target that kept cuts name or that are pinned."""
         # of tables that share a target the newest version counts, see Published.versions
         listed = {max(found) for cut in cuts if (found := _versions(cut, uri))}
         since = self._clock() - PINNED_FOR
@@ -344,9 +390,9 @@ def _versions(cut: KeptCut, uri: str) -> list[int]:
 
 
 def _compact(target: DeltaTarget, ordering: ZOrdering) -> int:
-    """Compact small files, and those of medium size when there are many; the number of files left.
+    """Merge small files with OPTIMIZE, and also larger files if there are many; return the number of files left.
 
-    Files that ordering rewrites are not compacted here, which would undo their order.
+    The second step leaves out file groups that are small enough to be sorted, because OPTIMIZE would undo the sorting.
     """
     target.table.optimize.compact(target_size=SMALL)
     hit("delta_upkeep_compacted")
@@ -358,7 +404,10 @@ def _compact(target: DeltaTarget, ordering: ZOrdering) -> int:
 
 
 def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
-    """Set the properties by which writers leave the log alone, and other clients keep removed files long enough."""
+    """Set properties of a target so that other writers do not clean up its `_delta_log`, and so that a VACUUM by
+    another client keeps removed files as long as the sink does. A retention for removed files that is already set
+    stays.
+    """
     if unsupported_features(target.table):
         return
     found = target.table.metadata().configuration
@@ -371,7 +420,10 @@ def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
 
 
 def _data_files(store: pafs.FileSystem, folder: str = "") -> Iterator[tuple[str, float]]:
-    """Every Parquet file of the table and its age in seconds; not those of another table that is made below it."""
+    """Yield the path and the age in seconds of each Parquet file below a folder of the table.
+
+    A subfolder that is itself a Delta table is skipped.
+    """
     infos = _files(store, folder)
     if folder and f"{folder}/_delta_log" in [info.path for info in infos]:
         return
@@ -402,30 +454,34 @@ def _remove(store: pafs.FileSystem, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """The files of one partition, or of a whole table that has none."""
+    """The data files of one partition; of the whole table if it has no partitions."""
 
     values: tuple[tuple[str, str], ...]
-    """Partition column → value, as Delta's log spells it; empty for NULL."""
+    """(partition column, value) pairs, with values as `_delta_log` spells them; an empty text for NULL."""
     size: int
-    """Bytes of its files."""
+    """Total bytes of the group's files."""
     fresh: int
-    """Bytes of those that are younger than its last ordering."""
+    """Bytes of the group's files that were written after its last sorting."""
     youngest: int
-    """When the last of its files was made; milliseconds since 1970."""
+    """Time at which the newest file of the group was written; milliseconds since 1970."""
 
     @property
     def name(self) -> str:
-        """Key in the target's property."""
+        """Key of the group in the target's property ORDERED."""
         return json.dumps([value for _, value in self.values], ensure_ascii=False)
 
     @property
     def filters(self) -> list[tuple[str, str, str]] | None:
-        """Partition filters for delta-rs; None for the whole table."""
+        """The filters that select the group in delta-rs; None for a table without partitions."""
         return [(column, "=", value) for column, value in self.values] or None
 
 
 def file_groups(target: DeltaTarget) -> list[FileGroup]:
-    """The file groups of a target with cluster_by; none if it has too many partitions or not these columns."""
+    """Return the file groups of a target with `cluster_by`.
+
+    The list is empty if the target has no `cluster_by`, does not have all of its columns, or has more than MAX_PARTS
+    partitions.
+    """
     if not target.cluster_by or not set(target.cluster_by) <= set(target.columns.names):
         return []
     actions = pa.table(target.table.get_add_actions(flatten=True))
@@ -446,6 +502,6 @@ def _part(values: tuple[tuple[str, str], ...], files: Sequence[tuple[int, int]],
 
 
 def _noted(target: DeltaTarget) -> dict[str, int]:
-    """Group → time of the newest file after the last ordering by these columns."""
+    """Return for each file group the time of its newest file after the last sorting by `target.cluster_by`."""
     said = json.loads(target.table.metadata().configuration.get(ORDERED) or "{}")
     return dict(said["upto"]) if said.get("by") == list(target.cluster_by) else {}

@@ -1,8 +1,12 @@
-"""Delta target: one Delta table that a sink fills: its identity, its positions, changes of columns, removal of rows.
+"""Delta target: one Delta table that a sink fills. `DeltaTarget` reads its identity and positions, changes its columns
+and deletes its rows.
 
-The identity is in the table's own properties (`cdc.*`), so a moved directory still names its log and its table. What
-differs between a target of one table and a shared target is in its part, see pipelines.sinks.delta.target_part. Rows
-are read with `scan` only: the methods `to_pyarrow*` silently return nulls after a rename.
+The identity is in the properties of the Delta table (`cdc.*`), so a moved directory still names its log and its source
+table. A target belongs to one source table, or several source tables share it; `DeltaTarget.part` contains what differs
+between these two cases, see pipelines.sinks.delta.target_part.
+
+Rows are read only with `DeltaTable.scan`: after a column was renamed, the methods `to_pyarrow*` return nulls without an
+error.
 """
 
 from __future__ import annotations
@@ -43,19 +47,27 @@ from pipelines.sinks.delta.target_part import KEYLESS, RELATION, RowReader, Shar
 APP_ID: Final = "cdc.app_id"
 
 COLUMNS: Final = "/columns"
-"""Suffix of the `txn` identity of a commit that changes the columns and no row."""
+"""Suffix of a `txn` application id. The commit with this `txn` changes the columns of the target and no row."""
 ROWS: Final = "/rows"
-"""Suffix of a `txn` identity: the position up to which the changes are in the target, perhaps without its endings."""
+"""Suffix of a `txn` application id. The `txn` has the position up to which all changes are in the target. The truncates
+and finished copies up to that position may not have removed their rows yet.
+"""
 ERASED: Final = "/erased"
-"""Suffix of a `txn` identity: the position up to which endings deleted rows, perhaps without the changes."""
+"""Suffix of a `txn` application id. The `txn` has the position up to which truncates and finished copies have removed
+their rows. The changes up to that position may not be in the target yet.
+"""
 
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 MAX_STATISTICS: Final = 32
-"""Columns with statistics, as Delta's own default (`dataSkippingNumIndexedCols`)."""
+"""Maximum number of columns with file statistics in a target; the default of Delta (`dataSkippingNumIndexedCols`)."""
 CHECKPOINT_EVERY: Final = 25
-"""Versions between checkpoints: with each commit delta-rs reads all commits since the last one twice."""
+"""Number of table versions between two checkpoints of `_delta_log`. At each commit, delta-rs reads all commits since
+the last checkpoint twice.
+"""
 REOPEN_AFTER: Final = CHECKPOINT_EVERY
-"""Versions after which the table is reopened: an open table keeps every commit that it replayed in memory."""
+"""Number of new versions after which `DeltaTarget.refresh` opens the table again, because an open DeltaTable keeps
+every commit that it has read in memory.
+"""
 
 _PROPERTIES: Final = {
     "delta.checkpointInterval": str(CHECKPOINT_EVERY),
@@ -71,26 +83,35 @@ log = structlog.get_logger("apply")
 
 
 class DeltaTarget:
-    """A target as delta-rs reads it; `table` is the newest version that this process knows."""
+    """A Delta table that a sink fills, opened with delta-rs. `table` is the newest version that
+    this process has read.
+    """
 
     def __init__(self, uri: str, table: DeltaTable, part: TargetPart | None = None) -> None:
         self.uri = uri
         self.table = table
         self.part: TargetPart = WholeTarget() if part is None else part
-        """The rows of the table whose batches are merged."""
+        """The part of the target that belongs to the source table whose batches are merged."""
         self.cluster_by: tuple[str, ...] = ()
-        """Columns by which maintenance orders rows, from the rule of the table at the last check of the layout."""
+        """Columns by which maintenance sorts the rows of the target: `cluster_by` of the rule at the last
+        `check_layout`.
+        """
         self.read_rows: RowReader | None = None
-        """Reads rows that delta-rs cannot read; None if it can."""
+        """Function that reads the target's rows with Spark; None if delta-rs can read them."""
         self._opened_at = self._cached_version = table.version()
         self._cache: dict[str, Any] = {}
-        """Values of version `_cached_version`, by name."""
+        """Values that were read from version `_cached_version` of the table; the key is the name given to `_once`."""
         self._last_column_change: int | None = None
-        """None: unknown until it is read from the log. Only our own changes of columns, and a refresh, change it."""
+        """Cached result of `columns_changed_upto`; None means that the position has to be read from `_delta_log`. Only
+        this process's own changes of columns, and a refresh that finds a new version, reset it to None.
+        """
 
     @classmethod
     def open(cls, uri: str) -> Self | None:
-        """The target at uri, None if there is none; raises TargetUnusable for one that cannot be opened."""
+        """Open the target at uri; return None if uri has no Delta table.
+
+        Raises TargetUnusable for a Delta table that cannot be opened.
+        """
         with translate_refusals(uri):
             return cls(uri, DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else None
 
@@ -98,9 +119,11 @@ class DeltaTarget:
     def create(
         cls, uri: str, log_id: str, schema: TableSchema, columns: pa.Schema, layout: TargetLayout = PLAIN
     ) -> Self:
-        """Create an empty target with its identity; `schema` names its key, `columns` are all of its columns.
+        """Create an empty target at uri and record its identity in its properties.
 
-        A shared target has no table at first, see add_table. Raises TargetUnusable for a path with other files.
+        schema: the source table, whose key columns get file statistics first. columns: all columns of the new target. A
+        shared target has no source table until `add_table` adds one. Raises TargetUnusable if uri already contains
+        other files.
         """
         check_free(uri)
         identity = {LOG_ID: log_id, APP_ID: str(uuid.uuid4())}
@@ -124,7 +147,9 @@ class DeltaTarget:
         return cls(uri, table)
 
     def part_of(self, relation: int) -> DeltaTarget:
-        """The target as one table sees it: the table's part of a shared target, otherwise the target itself."""
+        """Return a target limited to the rows of one relation in a shared target; otherwise return
+        this target itself.
+        """
         if not self.is_shared:
             return self
         found = DeltaTarget(self.uri, self.table, SharedPart(relation))
@@ -132,7 +157,8 @@ class DeltaTarget:
         return found
 
     def add_table(self, schema: TableSchema, columns: pa.Schema) -> None:
-        """Add a table and its columns to a shared target, or record the table's current name.
+        """Add a source table and its columns to a shared target. If the target already has the table, record its
+        current name.
 
         Raises SchemaNotApplicable for a table that cannot share the target.
         """
@@ -141,7 +167,11 @@ class DeltaTarget:
             self.part.record_table(self, schema, columns)
 
     def check_identity(self, log_id: str, schema: TableSchema) -> None:
-        """Raise TargetUnusable for a table of another log, SchemaNotApplicable for another relation's target."""
+        """Check that the target was filled from this log and from this source table.
+
+        Raises TargetUnusable if it was filled from another log, SchemaNotApplicable if several tables share it or if it
+        belongs to another relation.
+        """
         self.check_log(log_id)
         if self.is_shared:
             raise SchemaNotApplicable(
@@ -156,35 +186,42 @@ class DeltaTarget:
             )
 
     def check_log(self, log_id: str) -> None:
-        """Raise TargetUnusable for a table that was not filled from this log."""
+        """Raise TargetUnusable if the target was not filled from this log."""
         check_owner(self.uri, self.read_property(LOG_ID), log_id)
 
     @property
     def is_shared(self) -> bool:
-        """Whether several tables share the target."""
+        """Whether several source tables share the target."""
         return self.read_property(SHARED) == "true"
 
     @property
     def layout(self) -> TargetLayout:
-        """The layout with which the target was created."""
+        """The layout with which the target was created, as read from the metadata of the Delta table."""
         metadata = self.table.metadata()
         return TargetLayout.of(metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS})
 
     def check_layout(self, layout: TargetLayout) -> None:
-        """Raise TargetRulesChanged for rows written under another rule, TransformFailed for another layout."""
+        """Check the layout that a rule demands against that of the target, and keep its `cluster_by` for maintenance.
+
+        Raises TargetRulesChanged if the rows were written under another rule, TransformFailed if the layout differs.
+        """
         metadata = self.table.metadata()
         layout.check(self.uri, metadata.configuration, metadata.partition_columns)
         self.cluster_by = layout.cluster_by
 
     def set_key(self, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
-        """Find rows by the table's current key, or by position if it has none; raises SchemaNotApplicable.
+        """Record that rows are found by the current key of the table, or by position and ordinal if the table has no
+        key.
 
-        before: the table when it was last published. replaced: a full copy under the new key has ended.
+        before: the table when it was last published; None if it never was. replaced: a full copy that began under the
+        new key has ended. Raises SchemaNotApplicable if the key changed and no such copy has ended.
         """
         self.part.set_key(self, schema, before, replaced=replaced)
 
     def refresh(self) -> None:
-        """Read the commits of others; raises TargetUnusable as open does."""
+        """Update `table` to the newest version, which may come from other clients; raises TargetUnusable as `open`
+        does.
+        """
         known = self.version
         with translate_refusals(self.uri):
             if known - self._opened_at >= REOPEN_AFTER:
@@ -200,17 +237,21 @@ class DeltaTarget:
 
     @property
     def version(self) -> int:
-        """The Delta version."""
+        """The version of the Delta table that this process has read last."""
         return self.table.version()
 
     @property
     def relation(self) -> int | None:
-        """The relation whose rows the part has; None if the target has not recorded it."""
+        """The relation that the target has recorded for its part; None if it has recorded no relation."""
         return self.part.recorded_relation(self)
 
     @property
     def identity(self) -> str:
-        """The id that each of our commits of rows carries; the prefix of every `txn` identity."""
+        """The target's id in property `cdc.app_id`. Each commit of rows by cdc contains it, and every `txn` application
+        id of the target begins with it.
+
+        Raises TargetUnusable if the Delta table has no such property.
+        """
         found = self.read_property(APP_ID)
         if found is None:
             raise foreign_table_error(self.uri, APP_ID)
@@ -218,40 +259,47 @@ class DeltaTarget:
 
     @property
     def app_id(self) -> str:
-        """The `txn` identity of the part."""
+        """The `txn` application id of the part; the version of this `txn` is the applied position."""
         return self.part.txn_id(self.identity)
 
     @property
     def signed_commit(self) -> CommitProperties:
-        """Commit properties of a step that carries no `txn`."""
+        """Properties of a commit without `txn`: they contain the target's id, which marks the commit as one by cdc."""
         return CommitProperties(custom_metadata={APP_ID: self.identity})
 
     @property
     def applied(self) -> int | None:
-        """The position up to which ranges were merged, None before the first."""
+        """The applied position: the end of the last range that was merged completely; None if no range was merged."""
         return self.transaction()
 
     @property
     def changed_upto(self) -> int:
-        """The position up to which changes are in the target, perhaps without the endings up to there."""
+        """The position up to which all changes are in the target; 0 if there are none. The truncates and finished
+        copies up to this position may not have removed their rows yet.
+        """
         return max(self.applied or 0, self.transaction(ROWS) or 0)
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing was ever written to the target, so that its columns are free to change."""
+        """Whether the target never had a row or a position, so that its columns may change freely. Always false for a
+        table's part of a shared target.
+        """
         if not self.part.has_own_columns or self.files()[0]:
             return False
         return all(self.transaction(suffix) is None for suffix in ("", ROWS, ERASED, COLUMNS))
 
     def is_replaced_by(self, batch: TableBatch) -> bool:
-        """Whether a full copy replaces every row, so that their columns need no conversion."""
+        """Whether the full copy in this batch replaces every row, so that present values need no conversion to new
+        types.
+        """
         return self.part.is_replaced_by(self, batch)
 
     @property
     def columns_changed_upto(self) -> int:
-        """The end of the range for which the columns changed last; after a crash, a range may end before it.
+        """The end of the range for which the columns of the target last changed; 0 if they never changed.
 
-        0 for a shared target: a repeated range is merged with the current columns, or refused.
+        A crash may have followed that change, and the range may then be repeated with an earlier end. For a shared
+        target the result is always 0: a repeated range is merged with the current columns, or refused.
         """
         if not self.part.has_own_columns:
             return 0
@@ -260,38 +308,47 @@ class DeltaTarget:
         return self._last_column_change
 
     def transaction(self, suffix: str = "") -> int | None:
-        """The position in the `txn` of this target, or in the one with a suffix; None if there is none."""
+        """Return the position in the `txn` whose application id is `app_id` + suffix; None if the target has no such
+        `txn`.
+        """
         application = self.app_id + suffix
-        # delta-rs searches the log each time, for 5 ms if there is none
+        # delta-rs searches `_delta_log` each time, for 5 ms if there is no such `txn`
         return self._once(application, lambda: self.table.transaction_version(application))
 
     def record_commit(self, application: str, position: int, since: int) -> None:
-        """Record that our commit set the `txn` of an application to a position; since: the version before it."""
-        if self.version == since + 1:  # otherwise commits of others came between, which are not known
+        """Cache the position that a commit by this process wrote into the `txn` of an application id.
+
+        since: the version of the table before that commit. If other clients committed in between, nothing is cached.
+        """
+        if self.version == since + 1:  # otherwise the commits of other clients in between are not known
             self._cached_version, self._cache = self.version, {application: int(position)}
 
     @property
     def is_complete(self) -> bool:
-        """Whether a full copy of the table has ended in the target."""
+        """Whether at least one full copy of the source table has ended in the target."""
         return self.part.has_complete_copy(self)
 
     @property
     def all_columns(self) -> pa.Schema:
-        """The columns of the Delta table with field metadata."""
+        """All columns of the Delta table, with the metadata of their fields."""
         return self._once("all columns", lambda: pa.schema(self.table.schema().to_arrow()))
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns of the Delta table with the ids of the part's table."""
+        """All columns of the Delta table; their metadata has the column ids of the source table to which the part
+        belongs.
+        """
         return self._once("columns", lambda: self.part.columns(self.all_columns))
 
     def files(self) -> tuple[int, int]:
-        """(number of live files of the part, their bytes)."""
+        """Return the number of data files that the newest version has for the part, and their total bytes."""
         return self._once("files", lambda: _counted(self.actions))
 
     @property
     def actions(self) -> pa.Table:
-        """The live files of the part: `path`, `size_bytes`, and bounds of columns, `min.<name>` and `max.<name>`."""
+        """The data files that the newest version has for the part, a row per file: `path`, `size_bytes`, and the bounds
+        `min.<name>` and `max.<name>` of each column.
+        """
         return self._once("actions", lambda: self.part.files(pa.table(self.table.get_add_actions(flatten=True))))
 
     def _once(self, name: str, read: Callable[[], _T]) -> _T:
@@ -302,16 +359,18 @@ class DeltaTarget:
         return cast("_T", self._cache[name])
 
     def commit(self, position: int, suffix: str = "") -> CommitProperties:
-        """Commit properties that carry the `txn` of a range ending at position; suffix: as of `transaction`."""
+        """Return commit properties with a `txn`: its application id is `app_id` + suffix, and its version is the given
+        position.
+        """
         return CommitProperties(app_transactions=[Transaction(self.app_id + suffix, int(position))])
 
     @property
     def statistics_columns(self) -> tuple[str, ...]:
-        """The columns with statistics in the Delta log."""
+        """Names of the columns for which `_delta_log` has file statistics."""
         return tuple(filter(None, (self.read_property(STATISTICS) or "").split(",")))
 
     def add(self, files: Sequence[DataFile], position: int) -> None:
-        """Add files of its directory in one commit that carries the `txn` of a range ending at position."""
+        """Add data files in the target's directory to the table, in one commit whose `txn` has the given position."""
         now = int(time.time() * 1000)
         actions = [AddAction(file.name, file.size, {}, now, True, file.statistics) for file in files]
         self.table.create_write_transaction(
@@ -320,13 +379,15 @@ class DeltaTarget:
         self.refresh()
 
     def complete_generation(self, position: int) -> None:
-        """Record that the full copy which began at position has ended; changes no row."""
+        """Record that the full copy which began at the given position has ended. No row changes."""
         self.part.complete_generation(self, position)
 
     def erase(self, truncated: tuple[int, int] | None, generation: int | None, upto: int, suffix: str) -> None:
-        """Delete every row older than the truncate and the generation, or without a position; idempotent.
+        """Delete the rows that a truncate or a finished full copy removes, and all rows without a position.
 
-        The commit carries the `txn` of a range ending at upto, with the suffix.
+        truncated: (position, ordinal) of the truncate. generation: position at which the finished copy began. Either
+        may be None; rows older than either are deleted. The commit has a `txn` with position upto and application id
+        `app_id` + suffix. A repeated call deletes nothing more.
         """
         older = []
         if truncated is not None:
@@ -337,7 +398,7 @@ class DeltaTarget:
         if generation is not None:
             older.append(f"{POSITION_COLUMN} < {int(generation)}")
         if older and self.files()[0]:
-            # a row of another client has no position: the source does not have it
+            # a row without a position is from another client, and the source does not have it
             condition = " OR ".join(f"({condition})" for condition in (*older, f"{POSITION_COLUMN} IS NULL"))
             self._delete(self.part.where(condition), upto, suffix)
 
@@ -345,10 +406,10 @@ class DeltaTarget:
         self.table.delete(condition, commit_properties=self.commit(upto, suffix))
 
     def evolve_columns(self, change: ColumnChange, upto: int) -> None:
-        """Give the target the wanted columns in one commit; columns that only the target has stay.
+        """Change the columns of the target to the wanted ones, in one commit; columns that only the target has stay.
 
-        upto: the end of the range. Raises SchemaNotApplicable for a change that the policy forbids, that needs a full
-        copy, or that Delta refuses.
+        upto: end of the range that needs the columns. Raises SchemaNotApplicable for a change that the policy forbids,
+        that needs a full copy, or that Delta refuses.
         """
         self._change_columns(self.part.plan_columns(self, change), upto)
         self.part.record_columns(self, change)
@@ -380,11 +441,15 @@ class DeltaTarget:
         hit("delta_after_columns")
 
     def _column_commit(self, upto: int) -> CommitProperties:
-        """Commit properties of a change of columns: no retries, which would overwrite commits of others."""
+        """Return the properties of a commit that changes columns. It is not retried after a conflict, because a retry
+        would overwrite the commit of another client.
+        """
         return CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self.app_id + COLUMNS, upto)])
 
     def _rewrite(self, columns: Sequence[FilledColumn], upto: int) -> None:
-        """Write the same rows in other columns, as a stream; readers of older versions are not affected."""
+        """Write all rows of the target again with the given columns, as a stream; readers of older versions are not
+        affected.
+        """
         present, schema = self.columns, pa.schema([column.field for column in columns])
         name_of = {column.source: column.field.name for column in columns if column.source is not None}
         # the scan starts here: inside the write the engine cannot start other work
@@ -400,9 +465,10 @@ class DeltaTarget:
         self._reopen()
 
     def fill_defaults(self, defaults: Mapping[str, str], upto: int) -> None:
-        """Set new columns to their defaults in rows at or below position `upto`: Delta column → SQL expression.
+        """Set new columns to their defaults in all rows at or below position upto.
 
-        Rows above it are of this range (from an attempt before a crash) and have their own values.
+        defaults: Delta column → SQL expression. Rows above upto already have their own values: an attempt before a
+        crash merged them from the current range.
         """
         if defaults and self.files()[0]:
             updates = {f'"{name}"': expression for name, expression in defaults.items()}
@@ -411,19 +477,20 @@ class DeltaTarget:
             hit("delta_after_refill")
 
     def read_property(self, name: str) -> str | None:
-        """A property of the Delta table."""
+        """Return the value of a property of the Delta table; None if the property is not set."""
         found = self.table.metadata().configuration.get(name)
         return None if found is None else str(found)
 
     def set_property(self, name: str, value: str) -> None:
-        """Set a property of the Delta table in a commit of its own."""
+        """Set a property of the Delta table, in a separate commit."""
         self.table.alter.set_table_properties({name: value}, raise_if_not_exists=False)
 
 
 def rewritten_bytes(before: pa.Table, after: pa.Table) -> int:
-    """Bytes written again between two lists of live files: the smaller of the added and the removed bytes.
+    """Return how many bytes a batch wrote again, given the lists of data files before and after it.
 
-    Files that were only added have new rows, and files that were only removed have rows that nobody wrote again.
+    The result is the smaller of the added and the removed bytes: a batch that only adds files, or only removes them,
+    rewrites nothing.
     """
     if before is after:
         return 0
@@ -437,10 +504,12 @@ def _counted(actions: pa.Table) -> tuple[int, int]:
 
 
 def described_columns(columns: pa.Schema, first: Sequence[str]) -> list[str]:
-    """The columns whose files get statistics: position and ordinal first, then those of `first`.
+    """Return the names of the columns that get file statistics: position and ordinal, the columns in `first`, then the
+    others.
 
-    No lists, which have no bounds. No float columns: delta-rs leaves NaN out of the statistics, and Spark's `> 100`
-    would then skip files that contain NaN. No names that need quoting: the two writers parse the property differently.
+    Nested columns are left out because they have no bounds. Float columns are left out because delta-rs ignores NaN in
+    statistics, so Spark's `> 100` would skip files with NaN. Names that need quoting are left out because delta-rs and
+    Spark parse the property differently. At most MAX_STATISTICS names are returned.
     """
     # without bounds of these a merge into versions would open the files of all old versions
     spans = [name for name in (START_COLUMN, END_COLUMN) if name in columns.names]

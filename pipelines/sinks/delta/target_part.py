@@ -1,15 +1,16 @@
-"""Target part: the rows of one table in a Delta target, and how the target records that table.
+"""Target part: the rows of one source table in a Delta target, and how the target records that table.
 
-A target belongs to one table (`WholeTarget`), or several tables of a source, such as shards, share it (`SharedPart`).
-`DeltaTarget` asks its part for everything in which the two differ; all else is the same for both.
+A target belongs to one source table (`WholeTarget`), or several source tables share it, such as shards (`SharedPart`).
+`DeltaTarget` calls its part for everything in which these two cases differ.
 
-Theory of a shared target. It is partitioned by `_relation`, so a merge of one table neither reads nor writes a file of
-another. Each table has its own applied position, because its `txn` is named after target and relation. Each table also
-has its own generation and its own column ids. These are one JSON text per table in the metadata of the field
-`_relation`: each change of it is one commit, and a replay replaces rows and schema together.
+A shared target is partitioned by `_relation`, so a merge of one table neither reads nor writes a file of another table.
+Each table has its own applied position, because the application id of its `txn` names target and relation. Each table
+also has its own generation (start position of its last full copy) and its own column ids. Both are in one JSON text per
+table, in the metadata of the field `_relation`. So each change of them is one commit, and a replay replaces rows and
+schema together.
 
-A shared target has the columns of all its tables, by name; a table has nulls in the columns of others. A table may not
-change a column in which other tables have rows.
+A shared target has the columns of all its tables, by name; the rows of a table have nulls in the columns of other
+tables. A table may not change a column in which other tables have rows.
 """
 
 from __future__ import annotations
@@ -33,13 +34,21 @@ from pipelines.types.typed_rows import COPY_AGAIN
 
 RELATION: Final = "cdc.relation"
 GENERATION: Final = "cdc.generation"
-"""Start position of the last finished copy; missing until the first full copy has ended."""
+"""Name of a target's property: the position at which its last finished full copy began. It is missing until the first
+full copy has ended.
+"""
 KEYLESS: Final = "cdc.keyless"
-"""`true` if rows are found by position and ordinal because the table has no key."""
+"""Name of a target's property: `true` if rows are found by position and ordinal, because the source
+table has no key.
+"""
 SHARED_TABLE: Final = "cdc.shard."
-"""Prefix of a relation in the metadata of the field `_relation`: the state of that table, as JSON."""
+"""Prefix of a metadata name of the field `_relation`. The relation follows; the value is that table's `SharedTable` as
+JSON.
+"""
 RowReader = Callable[[int, Sequence[str], str | None, pa.Array], pa.RecordBatchReader]
-"""(version, columns, key column or None, values) → rows whose key is one of the values, or all rows."""
+"""Function that reads rows of one version of a target. Arguments: version, columns to read, key column, values of the
+key column. It returns the rows whose key is one of the values, or all rows if the key column is None.
+"""
 
 _PARTITION: Final = f"partition.{RELATION_COLUMN}"
 _SAME_COLUMN: Final = (
@@ -48,70 +57,82 @@ _SAME_COLUMN: Final = (
 
 
 class TargetTable(Protocol):
-    """The Delta table of a target, as a part reads and changes it."""
+    """The Delta table of a target, with the operations that a target part needs."""
 
     uri: str
     table: DeltaTable
 
     @property
     def all_columns(self) -> pa.Schema:
-        """The columns of the Delta table, with their metadata."""
+        """All columns of the Delta table, with the metadata of their fields."""
 
     @property
     def applied(self) -> int | None:
-        """The position up to which ranges of the part were merged."""
+        """The applied position of the part's source table; None before its first merge."""
 
     def read_property(self, name: str) -> str | None:
-        """A property of the table."""
+        """Return the value of a property of the Delta table; None if the property is not set."""
 
     def set_property(self, name: str, value: str) -> None:
-        """Set a property in a commit of its own."""
+        """Set a property of the Delta table, in a separate commit."""
 
 
 class TargetPart(Protocol):
-    """The part of a target that belongs to one table."""
+    """The part of a target that belongs to one source table: its rows, its columns and what the target records about
+    it.
+    """
 
     relation: int | None
-    """The value of `_relation` in the rows of the part; None: every row of the target belongs to the table."""
+    """The value of `_relation` in the rows of the part; None if every row of the target belongs to the table."""
     has_own_columns: bool
-    """Whether the columns of the target are those of this table alone."""
+    """Whether all columns of the target belong to this source table alone."""
 
     def recorded_relation(self, target: TargetTable) -> int | None:
-        """The relation of the table, if the target has recorded it."""
+        """Return the relation that the target has recorded for the part; None if it has recorded no relation."""
 
     def txn_id(self, identity: str) -> str:
-        """The `txn` identity of the part; identity: that of the target."""
+        """Return the `txn` application id of the part; identity: the id of the whole target."""
 
     def columns(self, all_columns: pa.Schema) -> pa.Schema:
-        """The columns of the target with the ids of this table."""
+        """Return the given columns of the target, with the column ids of this source table in their metadata."""
 
     def files(self, actions: pa.Table) -> pa.Table:
-        """The files of the part."""
+        """Return those of the target's data files (rows of `actions`) that belong to the part."""
 
     def where(self, condition: str) -> str:
-        """SQL that restricts a condition to the rows of the part."""
+        """Return an SQL condition that is true for the rows of the part that satisfy the given condition."""
 
     def has_complete_copy(self, target: TargetTable) -> bool:
-        """Whether a full copy of the table has ended."""
+        """Return whether at least one full copy of the source table has ended in the target."""
 
     def complete_generation(self, target: TargetTable, position: int) -> None:
-        """Record that the full copy that began at position has ended; changes no row."""
+        """Record that the full copy which began at the given position has ended. No row changes."""
 
     def set_key(self, target: TargetTable, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
-        """Record how rows are found by the table's current key; raises SchemaNotApplicable as check_key does."""
+        """Record that rows are found by the current key of the table, or by position and ordinal if it has no key.
+
+        before: the table when it was last published; None if it never was. replaced: a full copy that began under the
+        new key has ended. Raises SchemaNotApplicable if the key changed and no such copy has ended.
+        """
 
     def is_replaced_by(self, target: TargetTable, batch: TableBatch) -> bool:
-        """Whether a full copy replaces every row, so that their columns need no conversion."""
+        """Return whether a full copy replaces every row of the part, so that present values need no conversion to new
+        types.
+        """
 
     def plan_columns(self, target: TargetTable, change: ColumnChange) -> EvolutionPlan:
-        """The change of the Delta table's columns; raises SchemaNotApplicable for a forbidden change."""
+        """Return the plan that changes the columns of the Delta table; raises SchemaNotApplicable for a forbidden
+        change.
+        """
 
     def record_columns(self, target: TargetTable, change: ColumnChange) -> None:
-        """Record the columns of the table after the Delta table has them."""
+        """Record the columns of the source table, after the Delta table got them."""
 
 
 class WholeTarget:
-    """A target that belongs to one table; the properties of the Delta table record it."""
+    """The part of a target that belongs to a single source table: all rows. Properties of the Delta table record the
+    source table.
+    """
 
     relation: int | None = None
     has_own_columns = True
@@ -161,40 +182,45 @@ class WholeTarget:
         target.set_property(KEYLESS, str(not schema.key).lower())
 
     def is_replaced_by(self, target: TargetTable, batch: TableBatch) -> bool:  # noqa: ARG002 - see SharedPart
-        """See TargetPart.is_replaced_by: in this batch, or in later ones until the running copy ends."""
+        """See TargetPart.is_replaced_by. True if a copy ends in this batch, or if one is running and ends in a later
+        batch.
+        """
         return batch.is_copying or batch.ends_copy
 
     def plan_columns(self, target: TargetTable, change: ColumnChange) -> EvolutionPlan:
-        """See TargetPart.plan_columns; columns that only the target has stay."""
+        """See TargetPart.plan_columns. Columns that only the target has stay."""
         return plan(target.all_columns, change)
 
     def record_columns(self, target: TargetTable, change: ColumnChange) -> None:
-        """Nothing: the ids are in the metadata of the columns."""
+        """Do nothing, because the column ids are already in the metadata of the target's columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedTable:
-    """The state of one table in a shared target."""
+    """What a shared target records about one of its source tables."""
 
     topic: str
-    """The last known name of the table."""
+    """The name `schema.table` that the source table had when it was last recorded."""
     columns: Mapping[str, int] = field(default_factory=dict)
-    """Delta column → the log's id, for every column that the table has or had."""
+    """Delta column → column id in the change log, for every column that the source table has or had."""
     generation: int | None = None
-    """Start position of the last finished copy; None: the first full copy has not ended."""
+    """Position at which the last finished full copy of the table began; None if no full copy has ended."""
 
     def to_json(self) -> str:
-        """Text with sorted keys."""
+        """Return the state as a JSON text with sorted keys."""
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what to_json wrote."""
+        """Create the state from a text that `to_json` returned."""
         return cls(**json.loads(text))
 
 
 class SharedPart:
-    """One table's partition of a shared target; only one part of a target may be written at a time."""
+    """The part of a shared target that belongs to one source table: the partition of its relation.
+
+    Only one thread at a time may write to a shared target, whatever its part.
+    """
 
     has_own_columns = False
 
@@ -202,7 +228,7 @@ class SharedPart:
         self.relation: int | None = relation
 
     def recorded_relation(self, target: TargetTable) -> int | None:
-        """See TargetPart.recorded_relation; None until the table was added."""
+        """See TargetPart.recorded_relation. None until the source table was added to the target."""
         return None if self._state(target) is None else self.relation
 
     def txn_id(self, identity: str) -> str:
@@ -244,11 +270,13 @@ class SharedPart:
         check_key(schema, before, replaced=replaced)
 
     def is_replaced_by(self, target: TargetTable, batch: TableBatch) -> bool:
-        """See TargetPart.is_replaced_by: only if a copy ends here, because other tables keep their rows until then."""
+        """See TargetPart.is_replaced_by. True only if the copy began after the applied position and
+        ends in this batch.
+        """
         return batch.generation is not None and (target.applied or 0) < batch.generation
 
     def plan_columns(self, target: TargetTable, change: ColumnChange) -> EvolutionPlan:
-        """See TargetPart.plan_columns; no column is dropped, because other tables have rows in it."""
+        """See TargetPart.plan_columns. No column is dropped, because other tables have rows in it."""
         known = self._added_state(target).columns
         added, ids = self._merged(target, change)
         if change.policy is SchemaChanges.EXCEPTION:
@@ -263,9 +291,11 @@ class SharedPart:
             self._record(target, replace(state, columns=ids))
 
     def plan_new_table(self, target: TargetTable, schema: TableSchema, columns: pa.Schema) -> EvolutionPlan:
-        """The columns to add for a table that is new in the target.
+        """Return the plan that adds the columns of a source table to the target; an empty plan if the target has the
+        table.
 
-        Raises SchemaNotApplicable for a table without a key, or with the last name of another table of the target.
+        Raises SchemaNotApplicable for a table without a key. Also raises it if another relation in the target was last
+        recorded under the same name.
         """
         if not schema.key:
             raise SchemaNotApplicable(
@@ -287,7 +317,7 @@ class SharedPart:
         return _plan_to_add(added)
 
     def record_table(self, target: TargetTable, schema: TableSchema, columns: pa.Schema) -> None:
-        """Record a new table, or the current name of a table, after the target has its columns."""
+        """Record a new source table, or the current name of a known one, after the target got its columns."""
         state = self._state(target)
         if state is None:
             _, ids = merge_columns(target.all_columns, columns, {}, schema.topic)
@@ -313,12 +343,12 @@ class SharedPart:
 
 
 def shared_txn_id(identity: str, relation: int | None) -> str:
-    """The `txn` identity of one table of a shared target; identity: that of the target."""
+    """Return the `txn` application id of one table in a shared target; identity: the id of the whole target."""
     return f"{identity}/{relation}"
 
 
 def shared_tables(columns: pa.Schema) -> dict[int, SharedTable]:
-    """The tables that share a target with these columns, by relation."""
+    """Return the source tables of a shared target: relation → recorded state. columns: all columns of the target."""
     metadata = columns.field(RELATION_COLUMN).metadata or {}
     texts = {name.decode(): text for name, text in metadata.items() if text}
     return {
@@ -329,7 +359,9 @@ def shared_tables(columns: pa.Schema) -> dict[int, SharedTable]:
 
 
 def delete_other_tables(target: TargetTable, relations: Collection[int]) -> None:
-    """Delete the rows and the state of all tables but these from a shared target."""
+    """Delete from a shared target the rows and the recorded state of every table whose relation is
+    not in `relations`.
+    """
     others = [relation for relation in shared_tables(target.all_columns) if relation not in relations]
     if others:
         target.table.delete(f"{RELATION_COLUMN} IN ({', '.join(map(str, others))})")
@@ -337,13 +369,15 @@ def delete_other_tables(target: TargetTable, relations: Collection[int]) -> None
 
 
 def columns_of_part(columns: pa.Schema, relation: int | None) -> pa.Schema:
-    """The columns of a target; of a shared one, with the ids of one of its tables."""
+    """Return the columns of a target; if relation is not None, with the column ids of that table in
+    the shared target.
+    """
     state = None if relation is None else _state_of(columns, relation)
     return columns if state is None else with_ids(columns, state.columns)
 
 
 def with_ids(columns: pa.Schema, ids: Mapping[str, int]) -> pa.Schema:
-    """The columns with ids in the metadata of those that are named."""
+    """Return the columns; each column that `ids` names has its id in its metadata."""
     return pa.schema(
         [
             one.with_metadata({**(one.metadata or {}), COLUMN_ID_KEY: str(ids[one.name]).encode()})
@@ -357,11 +391,14 @@ def with_ids(columns: pa.Schema, ids: Mapping[str, int]) -> pa.Schema:
 def merge_columns(
     present: pa.Schema, wanted: pa.Schema, known: Mapping[str, int], topic: str
 ) -> tuple[tuple[pa.Field, ...], dict[str, int]]:
-    """(the columns to add to a shared target for a table, the ids of all columns that the table then has).
+    """Match the columns of a source table with those of a shared target.
 
-    present: columns of the target. wanted: columns of the table. known: columns in which the table has rows. Raises
-    SchemaNotApplicable for a column that needs another name or type in the target, or whose name an earlier column of
-    the table had.
+    present: columns of the target. wanted: columns of the table. known: ids of the columns in which the table already
+    has rows. topic: the table's name, for errors. Returns the columns to add to the target, and the ids of all columns
+    that the table then has.
+
+    Raises SchemaNotApplicable if a column was renamed, has another type or spelling in the target, or has the name of
+    an earlier column of the table.
     """
     name_of = {id_: name for name, id_ in known.items()}
     spelled = {name.casefold(): name for name in present.names}
