@@ -1,12 +1,13 @@
-"""Complete changes: each change of a range as a complete row, for targets with history. Pure, on Arrow and numpy.
+"""Complete changes: turns each change in a range of the log into a complete row, for targets with history.
 
-A *state* of a key is one of: the row of the target before the range, the row after a change, or no row after an ending
-(a truncate, or the end of a copy). The states of a table, sorted by key and position, are its history. Each history
-mode makes its rows from them.
+This module does no I/O; it computes with Arrow and numpy. An *ending* is a truncate or the end of a full copy. A
+*state* of a key is one of: the row in the target before the range, the row after a change, or no row after an ending.
+The states of a table, sorted by key and position, are its history. Each history mode makes its rows from these states.
 
-A partial image takes its unsent columns from the state before it: that of its own key, or of the key that its row had
-before it moved. So every cell refers to the state with its value. The references of a column are followed for all rows
-at once, until none of them changes. A reference to nothing is a missing base row.
+A partial image takes its unsent columns from an earlier state. That state belongs to the same key, or to the old key if
+the change moved the row to another key. So each cell refers to the state that has its value. The code follows the
+references of a column for all rows at once, until no reference changes. A reference to nothing means that the base row
+is missing.
 """
 
 from __future__ import annotations
@@ -37,41 +38,41 @@ log = structlog.get_logger("apply")
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Rows of the target on which a range builds, at most one for each key."""
+    """The rows of a target that complete the partial images of a range, at most one row for each key."""
 
     rows: pa.Table
-    """At least the columns of the shape, in that order."""
+    """The rows, with at least the columns of the target's RowShape, in its order."""
     exists: np.ndarray
-    """Which of them exist at the source; bool."""
+    """One bool per row: whether the row exists at the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowStates:
-    """The states of one table, sorted by key, then position; every field has one entry per state."""
+    """The states of one table (see the module), sorted by key, then position; every field has one entry per state."""
 
     rows: pa.Table
-    """The columns of the shape; all null at an ending; for a delete the sent columns and the key."""
+    """The row of each state: null after an ending; after a delete only the key and the columns that Postgres sent."""
     key: np.ndarray
-    """A number for each key."""
+    """The number of each state's key; equal keys have equal numbers."""
     exists: np.ndarray
-    """Whether the row exists after this state; bool."""
+    """One bool per state: whether the row exists at the source after the state."""
     committed_at: np.ndarray
-    """µs UTC; 0 for a row of the target."""
+    """Commit time of each state in µs since 1970 UTC; 0 for a row that was in the target before the range."""
     stored: np.ndarray
-    """Index of the state's row in the target's rows, -1 for a state of the range."""
+    """Index of each state's row in StoredRows.rows; -1 for a state that the range made."""
     change: np.ndarray
-    """Index of the state's change in the images, -1 for other states."""
+    """Index of each state's change in the table of row images; -1 for a stored row and for an ending."""
 
     @property
     def position(self) -> np.ndarray:
-        """The position of each state."""
+        """The position of each state, as integers."""
         return np.asarray(self.rows[POSITION_COLUMN])
 
     def __len__(self) -> int:
         return len(self.key)
 
     def filter(self, wanted: np.ndarray) -> RowStates:
-        """Some of the states; wanted: bool."""
+        """Return the states whose entry in `wanted`, an array of bool, is true."""
         rows = self.rows.filter(pa.array(wanted))
         names = ("key", "exists", "committed_at", "stored", "change")
         return RowStates(rows=rows, **{name: getattr(self, name)[wanted] for name in names})
@@ -80,11 +81,12 @@ class RowStates:
 def complete_changes(
     images: pa.Table, stored: StoredRows, endings: Sequence[GenerationEnd], shape: RowShape
 ) -> RowStates:
-    """All states of the keys of the images (as pipelines.folding.every_change makes them) and of the stored rows.
+    """Return every state of each key that occurs in the row images or in the stored rows.
 
-    stored: the rows of all keys on which a partial image may build, and of keys to compare with. While the table is
-    being copied, an image without a base row is left out. Otherwise raises MissingBase for it. Raises
-    ValueNotRepresentable as typed_rows does.
+    images: changes as pipelines.folding.every_change returns them. stored: rows of the target, for each key that a
+    partial image may need as its base row. endings: truncates and ends of full copies in the range. While the table is
+    being copied, an image without a base row makes no state; otherwise such an image raises MissingBase. Raises
+    ValueNotRepresentable for a value that the target cannot represent.
     """
     typed = typed_changes(images, shape)
     timeline = _Timeline.of(images, typed, stored, shape)
@@ -108,9 +110,10 @@ def complete_changes(
 
 
 def typed_changes(images: pa.Table, shape: RowShape) -> pa.Table:
-    """The images as rows of the shape, each with its key; unsent cells have any value.
+    """Convert row images to rows with the columns and types of the target, each with the key of its change.
 
-    Raises ValueNotRepresentable for an image or a key, as typed_rows does.
+    The value of a cell that Postgres did not send is undefined. Raises ValueNotRepresentable for an image or a key that
+    the target cannot represent.
     """
     typed = shape.rows(images)
     if not shape.schema.key:
@@ -122,7 +125,7 @@ def typed_changes(images: pa.Table, shape: RowShape) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class _Timeline:
-    """The states before their rows are complete."""
+    """The states of one table before the rows of partial images are complete; one entry per state in each field."""
 
     key: np.ndarray
     position: np.ndarray
@@ -131,13 +134,13 @@ class _Timeline:
     exists: np.ndarray
     partial: np.ndarray
     base: np.ndarray
-    """Number of the key that a moved row had before; -1 for others."""
+    """Number of the key that the row had before its change moved it to another key; -1 for other states."""
     value: np.ndarray
-    """Index of the state's own values: stored rows first, then changes; -1 for an ending."""
+    """Index of the state's own values in a table of the stored rows and then the changes; -1 for an ending."""
 
     @classmethod
     def of(cls, images: pa.Table, typed: pa.Table, stored: StoredRows, shape: RowShape) -> Self:
-        """The states of stored rows and changes, without those of endings."""
+        """Make the states of the stored rows and of the changes; `with_ending` adds the states of endings."""
         changes, count = images.num_rows, stored.rows.num_rows
         key, base = _numbered_keys(images, typed, stored, shape)
         upserts = pc.not_equal(images["op"], Operation.DELETE.value).to_numpy()
@@ -155,11 +158,11 @@ class _Timeline:
         )
 
     def ordered(self, order: np.ndarray) -> Self:
-        """The states in another order."""
+        """Return the states sorted by `order`, an array of indices."""
         return replace(self, **{name: getattr(self, name)[order] for name in self.__slots__})
 
     def with_ending(self, ending: GenerationEnd) -> Self:
-        """The states with one more for each key whose row the ending removes."""
+        """Return the states and one state more for each key whose row the truncate or end of a copy removes."""
         earlier = self._before(ending.position, ending.ordinal)
         at = np.flatnonzero(earlier)[np.lexsort((self.ordinal[earlier], self.position[earlier]))]
         last = np.full(int(self.key.max(initial=_NONE)) + 1, _NONE)
@@ -186,10 +189,10 @@ class _Timeline:
 
 
 def _sent_columns(images: pa.Table, shape: RowShape) -> np.ndarray:
-    """Which cells the images contain: bool, (columns, rows).
+    """Return which cells the row images contain, as an array of bool with the shape (columns, rows).
 
-    A complete image from before a column was added has the value that rows had then. A delete has its key and the
-    columns that were sent.
+    A complete image contains every column; if it is older than a column, it contains the column's default. A delete
+    contains its key and the columns that Postgres sent.
     """
     complete = pc.and_(
         pc.fill_null(images["complete"], fill_value=True), pc.not_equal(images["op"], Operation.DELETE.value)
@@ -203,7 +206,11 @@ def _sent_columns(images: pa.Table, shape: RowShape) -> np.ndarray:
 def _numbered_keys(
     images: pa.Table, typed: pa.Table, stored: StoredRows, shape: RowShape
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(number of the key of every stored row and image, number of the key from which each image moved or -1)."""
+    """Number the keys; equal keys get equal numbers.
+
+    Returns two arrays. The first has the number of the key of each stored row and then of each image. The second has,
+    for each image, the number of the key from which the change moved the row, or -1 if the key did not change.
+    """
     changes, count = images.num_rows, stored.rows.num_rows
     base = np.full(changes, _NONE)
     if not shape.schema.key:
@@ -217,7 +224,10 @@ def _numbered_keys(
 
 
 def _base_states(timeline: _Timeline) -> np.ndarray:
-    """For each partial state of a sorted timeline the state that completes it, -1 if there is none."""
+    """Return, for each state of a sorted timeline, the index of the state that completes it.
+
+    The index is -1 for a complete state, and for a partial state without a base row.
+    """
     count = len(timeline.key)
     before = np.arange(count) - 1
     here = np.flatnonzero(timeline.partial)
@@ -234,7 +244,10 @@ def _base_states(timeline: _Timeline) -> np.ndarray:
 
 
 def _last_state_before(timeline: _Timeline, here: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """The last state of a key before each state, without the delete with which a move begins."""
+    """Return, for each state in `here`, the index of the last earlier state of the key in `keys`.
+
+    A key change is written as a delete of the old key and a change of the new key. That delete is skipped.
+    """
     _, rank = np.unique(np.stack([timeline.position, timeline.ordinal]), axis=1, return_inverse=True)
     rank = rank.reshape(-1)
     width = len(timeline.key) + 1
@@ -250,9 +263,10 @@ def _last_state_before(timeline: _Timeline, here: np.ndarray, keys: np.ndarray) 
 
 
 def _source_states(timeline: _Timeline, bases: np.ndarray, sent: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """(for every column the state from which each state takes its value, which states miss a value).
+    """Find the state from which each cell takes its value.
 
-    sent: as of _sent_columns, with the stored rows in front.
+    Returns one array per column, with the index of the source state for each state, and an array of bool: which states
+    have a cell without a source state. sent: the result of _sent_columns, with a row of true for each stored row first.
     """
     count = len(timeline.key)
     itself, missing = np.arange(count), np.zeros(count, bool)
@@ -270,7 +284,7 @@ def _source_states(timeline: _Timeline, bases: np.ndarray, sent: np.ndarray) -> 
 
 
 def _check_bases(missing: np.ndarray, timeline: _Timeline, shape: RowShape) -> None:
-    """Raise MissingBase, unless the missing rows are still being copied."""
+    """Raise MissingBase if a state has no base row, unless a full copy of the table is running."""
     if not missing.any():
         return
     topic, count = shape.schema.topic, int(missing.sum())
@@ -282,7 +296,7 @@ def _check_bases(missing: np.ndarray, timeline: _Timeline, shape: RowShape) -> N
 
 
 def _complete_rows(values: pa.Table, timeline: _Timeline, cells: Sequence[np.ndarray], sent: np.ndarray) -> pa.Table:
-    """The rows of the states; a cell that neither a delete nor an ending has is null."""
+    """Return the row of each state; cells are null if a delete does not contain them, and after an ending."""
     value_of = np.append(timeline.value, _NONE)
     columns = []
     for number, at in enumerate(cells):

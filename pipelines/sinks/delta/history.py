@@ -1,9 +1,9 @@
-"""History: the strategy of targets that keep more of a row than its latest state: versions, marked rows, every change.
+"""History: merges batches into targets that keep more than the latest state of each row.
 
-A batch is merged in these steps: evolve the columns, fill the defaults of new columns, let HistoryMerge write the rows
-of the mode. A full copy does not replace older rows: they stay, with the columns that they had. So the target records
-for each new column, as the position of a `txn`, up to where its rows are older than the column. Only those rows get the
-default of the column.
+Such a target keeps every version of a row, deleted rows with a mark, or every change. A merge has three steps: it
+changes the columns of the target, fills the defaults of new columns, and writes the rows with HistoryMerge. A full copy
+does not replace the rows that the target already has. So the target records a position for each new column, in a `txn`
+action. Rows up to that position are older than the column, and only they get the column's default.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.target_layout import double_quoted
 
 OLDER_THAN_COLUMN: Final = "/older/"
-"""Suffix of a `txn` identity, with the id of a column: the position up to which rows are older than the column."""
+"""Suffix of a `txn` application id, followed by a column id; its version is the last position without the column."""
 
 log = structlog.get_logger("apply")
 
 
 class History:
-    """The contract is pipelines.sinks.delta.strategy.KeepingStrategy."""
+    """Implements pipelines.sinks.delta.strategy.KeepingStrategy for targets with history."""
 
     replaced_by_copy = False
 
@@ -71,9 +71,10 @@ class History:
 
 
 def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> TableBatch:
-    """The batch without the changes before a full copy that ended under another key: no row is found by that key.
+    """Return the batch without the changes that use an earlier key of its table.
 
-    before: the table when it was last published. The copy ends what the target has of such rows.
+    This only concerns a batch in which a full copy ends. If the key changed, the changes before that copy are left out,
+    because the target no longer finds rows by the earlier key. before: the schema that was published last, or None.
     """
     if batch.rows is None or not batch.ends_copy:
         return batch
@@ -88,7 +89,7 @@ def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> Table
 
 
 def original_columns(target: DeltaTarget, schema: TableSchema) -> list[Column]:
-    """The columns that are as old as every row of the target, as far as its recorded positions show."""
+    """Return the columns of the schema that the target has had since its first row."""
     if not target.changed_upto:
         return list(schema.columns)
     fields = {column_id(field): field for field in target.columns}
@@ -97,7 +98,7 @@ def original_columns(target: DeltaTarget, schema: TableSchema) -> list[Column]:
 
 
 def record_older_rows(target: DeltaTarget, columns: pa.Schema, names: Collection[str]) -> None:
-    """Record that all present rows are older than the columns of these names, before the target gets the columns."""
+    """Record in the target that all of its rows are older than the named columns, which it does not have yet."""
     present, upto = {column_id(field) for field in target.columns}, target.changed_upto
     new = [_older_than(columns.field(name)) for name in names if column_id(columns.field(name)) not in present]
     if upto:
@@ -105,15 +106,18 @@ def record_older_rows(target: DeltaTarget, columns: pa.Schema, names: Collection
 
 
 def record_rows_before_columns(target: DeltaTarget, columns: pa.Schema, upto: int) -> None:
-    """Record that rows up to a position are older than the columns that an attempt before a crash added."""
+    """Record that rows up to position `upto` are older than the columns that only the target has.
+
+    An attempt before a crash added these columns for a longer range of the log.
+    """
     later = sorted(ids_only_in(target.columns, columns))
     _record_positions(target, [OLDER_THAN_COLUMN + column.decode() for column in later], upto)
 
 
 def fill_older_rows(target: DeltaTarget, defaults: Mapping[str, str], mode: HistoryMode) -> None:
-    """Set new columns to their defaults in the rows that are older: Delta column → SQL expression.
+    """Set each new column to its default in the rows that are older than the column.
 
-    Rows of deletes have no values. Younger rows, perhaps of an attempt before a crash, have their own values.
+    defaults: Delta column → SQL expression. In mode `changes` the rows of deletes stay null.
     """
     images = f" AND {OP_COLUMN} IN ('c', 'u', 'r')" if mode is HistoryMode.CHANGES else ""
     for name, expression in defaults.items():

@@ -1,11 +1,11 @@
-"""History merge: the rows of one batch written to one target with history.
+"""History merge: writes the rows of one batch into one target with history.
 
-Order of the commits: first the rows that the changes make, in one commit. Then one commit for each ending (truncate or
-end of a copy), which closes the rows that the range did not change. Each commit can be repeated. If endings follow, the
-first commit carries a `txn` of its own, and a repeated attempt skips changes up to there; an ending finds only rows
-that are still open. The last commit carries the `txn` of the range.
+An *ending* is a truncate or the end of a full copy. A row is *open* while it exists at the source; an ending closes it.
+First, one commit writes the rows that the changes make. Then one commit per ending closes the open rows that are older
+than the ending. Each commit can be repeated after a crash. The last commit contains the `txn` of the batch. If endings
+follow the first commit, it contains a separate `txn`, and a repeated attempt skips the changes up to that position.
 
-Honest ceiling: all changes of one batch are in the memory of this process at once, and always those of one transaction.
+Limit: all changes of one batch must fit into the memory of this process. A batch is at least one transaction.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from pipelines.sinks.delta.writers import TxnMarker, Writers
 
 @dataclass(frozen=True, slots=True)
 class HistoryMerge:
-    """The merge of one batch."""
+    """Merges one batch into one target with history."""
 
     rows: HistoryRows
     writers: Writers
 
     @property
     def target(self) -> DeltaTarget:
-        """The target of the rows."""
+        """The target that receives the rows."""
         return self.rows.target
 
     def apply(self, batch: TableBatch) -> None:
-        """Merge a batch; its rows are single changes, as pipelines.folding.every_change makes them.
+        """Merge a batch whose rows are single changes, as pipelines.folding.every_change returns them.
 
-        Raises MissingBase and ValueNotRepresentable as complete_changes does. Raises HistoryTrimmed if the log no
-        longer has the single changes after the position of the target.
+        Raises MissingBase for a partial image without a base row, and ValueNotRepresentable for a value that the target
+        cannot represent. Raises HistoryTrimmed if the log lacks single changes after the position of the target.
         """
         images, done = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows, self.target.changed_upto
         self._check_not_trimmed(batch, images, done)
@@ -94,7 +94,7 @@ class HistoryMerge:
         self.writers.merge(self.target, source, find_columns, marker, writer)
 
     def _close(self, endings: Sequence[GenerationEnd], batch: TableBatch) -> None:
-        """Close the rows that each ending removed at the source; the last commit carries the `txn`."""
+        """Close, with one commit per ending, the open rows that the truncate or end of a copy removed at the source."""
         not_parked = self.rows.not_parked(batch.parked_keys)
         for ending in endings:
             last = ending is endings[-1]
@@ -109,13 +109,16 @@ class HistoryMerge:
 
 
 def _without_earlier_deletes(images: pa.Table, since: int) -> pa.Table:
-    """The images without the deletes from before the beginning of the history."""
+    """Return the images without the deletes up to position `since`, at which the history of the target begins."""
     earlier = pc.and_(pc.less_equal(images["position"], since), pc.equal(images["op"], "d"))
     return images.filter(pc.invert(earlier))
 
 
 def _older(ending: GenerationEnd) -> str:
-    """SQL that is true for rows older than the ending, and for rows of other clients, which have no position."""
+    """Return SQL that is true for target rows older than the ending.
+
+    It is also true for rows without a position, which another client wrote.
+    """
     unpositioned = f"{POSITION_COLUMN} IS NULL"
     if ending.began is not None:
         return f"{unpositioned} OR {POSITION_COLUMN} < {int(ending.began)}"

@@ -1,4 +1,4 @@
-"""History modes: which rows a target with history has, how a change finds them, and how an ending closes them.
+"""History modes: which rows a target with history has, how a change finds a row, and how a truncate or copy closes it.
 
 `versions` keeps every version of a row, with the positions between which it was in force (slowly changing dimension,
 type 2). `marked` keeps the latest row of each key and marks it when it is deleted. `changes` appends every change.
@@ -41,11 +41,14 @@ _NEVER: Final = int(np.iinfo(np.int64).max)
 
 
 class HistoryRows(ABC):
-    """The rows of one target in one mode, for the length of one batch."""
+    """Reads and makes the rows of one target in one history mode; one object serves one batch.
+
+    An *ending* is a truncate or the end of a full copy. It *closes* the rows that no longer exist at the source.
+    """
 
     mode: HistoryMode
     open_rows: str | None
-    """SQL that is true for the rows that exist at the source; None if no ending closes a row."""
+    """SQL that is true for the target rows that exist at the source; None if the mode closes no rows."""
 
     def __init__(self, target: DeltaTarget, shape: RowShape, settings: TableSettings) -> None:
         self.target, self.shape, self.settings = target, shape, settings
@@ -54,38 +57,42 @@ class HistoryRows(ABC):
     @property
     @abstractmethod
     def find_columns(self) -> tuple[str, ...]:
-        """The columns by which a row of the merge finds the row that it replaces; empty: it is appended."""
+        """The columns by which a new row finds the target row that it replaces; empty if new rows are appended."""
 
     @abstractmethod
     def new_rows(
         self, states: RowStates, stored: StoredRows, batch: TableBatch, images: pa.Table, done: int
     ) -> pa.Table:
-        """The complete rows that a range adds to the target or replaces in it.
+        """Return the complete rows that a batch adds to the target, or replaces there.
 
-        states: those of the images. done: the position up to which endings are in the target.
+        states: the states that the images and the stored rows make. stored: the rows that the target has of these keys.
+        done: the position up to which the target has every truncate and end of a copy.
         """
 
     def stored(self, images: pa.Table) -> StoredRows:
-        """The rows of the target on which the images build."""
+        """Return the target's current rows of the keys of the images, or no rows if the target is empty."""
         if not images.num_rows or not self.shape.schema.key or not self.target.files()[0]:
             return StoredRows(self.columns.empty_table(), np.zeros(0, bool))
         keys = pa.chunked_array([*images["key"].chunks, *images["base"].drop_null().chunks])
         return self._read(typed_keys(keys, self.shape.schema, self.shape.policy))
 
     def stored_before(self, images: pa.Table) -> StoredRows:
-        """The rows on which the changes of keys build that were parked until now."""
+        """Return the target's rows that complete the changes of keys that were parked until now."""
         return self.stored(images)
 
     def without_parked(self, stored: StoredRows, parked: Sequence[Key]) -> StoredRows:  # noqa: ARG002 - see MarkedRows
-        """The stored rows that this range may change: in some modes, the rows of parked keys have to wait."""
+        """Return the stored rows that this batch may change; mode `marked` leaves out the rows of parked keys."""
         return stored
 
     def not_parked(self, parked: Sequence[Key]) -> str:  # noqa: ARG002 - see MarkedRows
-        """SQL that is true for the rows of `without_parked`."""
+        """Return SQL that is true for the target rows that an ending may close.
+
+        In mode `marked` it is false for the rows of parked keys.
+        """
         return "true"
 
     def closing(self, ending: GenerationEnd) -> Mapping[str, str]:  # noqa: ARG002 - see VersionRows and MarkedRows
-        """Column → SQL expression for a row that the ending closes; empty if no ending closes a row."""
+        """Return column → SQL expression, for the columns that change in a row which the ending closes."""
         return {}
 
     def _read(self, keys: pa.Table) -> StoredRows:
@@ -94,7 +101,7 @@ class HistoryRows(ABC):
 
 
 class VersionRows(HistoryRows):
-    """Every version of a row."""
+    """The rows of mode `versions`: one row for every version of a source row."""
 
     mode = HistoryMode.VERSIONS
     open_rows = f'"{END_COLUMN}" IS NULL'
@@ -116,9 +123,9 @@ class VersionRows(HistoryRows):
         return version_rows(states, stored, tracked_columns(self.shape, batch.schema, self.settings))
 
     def stored_before(self, images: pa.Table) -> StoredRows:
-        """For each parked key the version before its first change.
+        """Return, for each key of the images, the version that was in force before the first of its changes.
 
-        An ending since then has closed that version, as if there had been no change in between.
+        The version counts as open, because an ending may have closed it while the changes of the key were parked.
         """
         if not self.target.files()[0]:
             return self.stored(images)
@@ -126,7 +133,7 @@ class VersionRows(HistoryRows):
         rows = rows_with_keys(self.target.table, keys, self.columns).combine_chunks()
         first = _first_positions(rows, keys, images["position"].to_numpy())
         begun, ended = rows[START_COLUMN].to_numpy(), pc.fill_null(rows[END_COLUMN], _NEVER).to_numpy()
-        # a version that ended in the transaction of the first change may continue in it
+        # a version that ended in the transaction of the first change may continue in that transaction
         rows = rows.filter(pa.array((begun < first) & (first <= ended))).combine_chunks()
         return StoredRows(rows, np.ones(rows.num_rows, bool))
 
@@ -140,7 +147,7 @@ class VersionRows(HistoryRows):
 
 
 class MarkedRows(HistoryRows):
-    """The latest row of each key, marked when it is deleted."""
+    """The rows of mode `marked`: the latest row of each key, with a mark if the row was deleted."""
 
     mode = HistoryMode.MARKED
     open_rows = f'NOT "{DELETED_COLUMN}"'
@@ -162,7 +169,10 @@ class MarkedRows(HistoryRows):
         return marked_rows(states)
 
     def without_parked(self, stored: StoredRows, parked: Sequence[Key]) -> StoredRows:
-        """Leave out the rows of parked keys: a mark made now would be later than their waiting changes."""
+        """Return the stored rows without those of parked keys.
+
+        A mark that this batch sets would be later than the changes of a parked key, which are still to be merged.
+        """
         keys = self._typed_keys(parked)
         if keys is None or not stored.rows.num_rows:
             return stored
@@ -170,7 +180,7 @@ class MarkedRows(HistoryRows):
         return StoredRows(stored.rows.filter(pa.array(others)).combine_chunks(), stored.exists[others])
 
     def not_parked(self, parked: Sequence[Key]) -> str:
-        """See HistoryRows.not_parked."""
+        """Return SQL that is true for target rows whose key is not parked."""
         keys = self._typed_keys(parked)
         if keys is None:
             return "true"
@@ -203,14 +213,14 @@ class MarkedRows(HistoryRows):
 
 
 class ChangeRows(HistoryRows):
-    """Every change and every ending, appended."""
+    """The rows of mode `changes`: one appended row for each change, truncate and end of a full copy."""
 
     mode = HistoryMode.CHANGES
     open_rows = None
 
     @property
     def find_columns(self) -> tuple[str, ...]:
-        """None, because nothing is replaced."""
+        """No columns, because new rows are appended."""
         return ()
 
     def new_rows(
@@ -225,7 +235,7 @@ class ChangeRows(HistoryRows):
         return change_rows(states, images["op"], [ending for ending in batch.endings if ending.position > done])
 
     def stored(self, images: pa.Table) -> StoredRows:
-        """The rows on which partial images build; a complete image needs none."""
+        """Return the target's latest rows of the keys of the partial images; complete images need no stored row."""
         return super().stored(images.filter(pc.invert(pc.fill_null(images["complete"], fill_value=True))))
 
     def _read(self, keys: pa.Table) -> StoredRows:
@@ -238,21 +248,24 @@ class ChangeRows(HistoryRows):
 ROWS_OF: Final[Mapping[HistoryMode, type[HistoryRows]]] = {
     kind.mode: kind for kind in (VersionRows, MarkedRows, ChangeRows)
 }
-"""The rows of each mode."""
+"""History mode → the class that makes its rows."""
 
 
 def _timestamp(ending: GenerationEnd) -> str:
-    """SQL of the commit time of an ending."""
+    """Return the commit time of a truncate or end of a copy as a SQL expression."""
     return f"arrow_cast({ending.committed_at}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
 
 
 def _has_key(rows: pa.Table, keys: pa.Table) -> np.ndarray:
-    """Which rows have one of the keys."""
+    """Return, as one bool per row, whether the row has one of the keys."""
     return _first_positions(rows, keys, np.zeros(keys.num_rows, np.int64)) == 0
 
 
 def _first_positions(rows: pa.Table, keys: pa.Table, positions: np.ndarray) -> np.ndarray:
-    """For each row the first of the positions of its key, -1 if it has none; positions: one for each of the keys."""
+    """Return, for each row, the lowest position of its key, or -1 if `keys` does not contain the row's key.
+
+    positions: one position for each of the keys; a key may occur more than once.
+    """
     names = keys.column_names
     numbers = key_numbers(pa.concat_tables([rows.select(names), keys]))
     first = np.full(int(numbers.max(initial=-1)) + 1, _NEVER)

@@ -1,7 +1,8 @@
-"""Rows of each history mode, made from the states of a table: versions, marked rows, every change. Pure.
+"""History rows: makes the rows of each history mode from the states of a table, without I/O.
 
-The rows do not depend on how a history is cut into ranges. A version is found by its key and start, a marked row by its
-key, a change by its position.
+A state is a row after one change, after a truncate or copy removed it, or as the target had it before (see
+pipelines.sinks.delta.complete_changes). The rows are the same however the log is divided into batches. The key and the
+start identify a version, the key identifies a marked row, and the position identifies a change.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ _TIME: Final = pa.timestamp("us", tz="UTC")
 
 
 def tracked_columns(shape: RowShape, schema: TableSchema, settings: TableSettings) -> list[str]:
-    """Delta names of the columns whose changes begin a version; schema: the table with the names of its source."""
+    """Return the Delta names of the columns whose changes begin a new version of a row.
+
+    settings: name columns as the source does. schema: the schema of the source table.
+    """
     wanted, unwanted = set(settings.track_history_column_list), set(settings.track_history_except_column_list)
     source_name = {column.id: column.name for column in schema.columns}
     names = [(column_name(column.name), source_name.get(column.id, column.name)) for column in shape.schema.sent]
@@ -53,10 +57,10 @@ def tracked_columns(shape: RowShape, schema: TableSchema, settings: TableSetting
 
 
 def version_rows(states: RowStates, stored: StoredRows, tracked: Sequence[str]) -> pa.Table:
-    """The complete rows of the versions that a range began, changed or ended.
+    """Return the complete rows of the versions that a batch began, changed or ended.
 
-    stored: the current versions of every key of the states. A transaction begins at most one version of a key. A change
-    of columns that are not tracked changes the current version.
+    stored: the current version in the target of each key. tracked: the columns whose changes begin a new version; a
+    change of other columns only changes the current version. A transaction begins at most one version of a key.
     """
     states = states.filter(_is_last(states.key, states.position))
     count = len(states)
@@ -83,9 +87,9 @@ def version_rows(states: RowStates, stored: StoredRows, tracked: Sequence[str]) 
 
 
 def marked_rows(states: RowStates) -> pa.Table:
-    """The complete row of every key that a range changed; a deleted row has its last values and the mark.
+    """Return one complete row for each key that a batch changed; a deleted row has its last values and the mark.
 
-    A key whose row was never seen has no row here.
+    A key is left out if the batch only deletes it and the target has no row of it.
     """
     count = len(states)
     latest = np.flatnonzero(_is_last(states.key, states.key))
@@ -104,7 +108,10 @@ def marked_rows(states: RowStates) -> pa.Table:
 
 
 def change_rows(states: RowStates, ops: pa.ChunkedArray, endings: Sequence[GenerationEnd]) -> pa.Table:
-    """Every change and every ending of a range as a row; ops: the operations of the images."""
+    """Return one row for each change, and for each truncate or end of a copy in `endings`.
+
+    ops: the operation of each image, by the index that `states.change` contains.
+    """
     changes = states.filter(states.change >= 0)
     added = {
         OP_COLUMN: ops.take(pa.array(changes.change)),
@@ -127,22 +134,22 @@ def change_rows(states: RowStates, ops: pa.ChunkedArray, endings: Sequence[Gener
 
 
 def _has_row(states: RowStates) -> np.ndarray:
-    """Which states have a complete row, including rows of the target that are marked as deleted."""
+    """Return, as one bool per state, whether the state has a complete row; also true for a row marked as deleted."""
     return states.exists | (states.stored >= 0)
 
 
 def _is_last(key: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Which states are the last of their key and group; bool."""
+    """Return, as one bool per state, whether the next state has another key or another group."""
     return np.append((key[1:] != key[:-1]) | (group[1:] != group[:-1]), True)[: len(key)]
 
 
 def _previous(values: np.ndarray) -> np.ndarray:
-    """The value before each value; the first one is its own."""
+    """Return the array shifted by one: each entry has the value before it, and the first entry keeps its value."""
     return np.append(values[:1], values[:-1])
 
 
 def _new_or_stored(is_new: np.ndarray, new: pa.Array, stored: pa.ChunkedArray, numbers: np.ndarray) -> pa.Array:
-    """For every row the new value, or the stored one with that number."""
+    """Return one value per row: from `new` where `is_new` is true, otherwise the stored value at index `numbers`."""
     old = stored.combine_chunks().take(pa.array(numbers, mask=is_new))
     return pc.if_else(pa.array(is_new), new.cast(old.type), old)
 

@@ -1,8 +1,8 @@
-"""Published record of a Delta sink: a Delta table with one row per cut, and the fence against a second driver.
+"""Published record of a Delta sink: a Delta table with one row per published cut, which also excludes a second driver.
 
-Every publish adds a row in one commit that carries the sink's `txn`; the newest row is the sink's current cut. From
-time to time one more commit removes the rows of cuts that are no longer kept. The driver remembers the version that it
-wrote or opened; the next commit is made from exactly that snapshot or not at all.
+Every publish adds one row, in a commit with the sink's `txn` action. The newest row is the sink's current cut. From
+time to time one more commit removes the rows of cuts that are no longer kept. The driver remembers the table version
+that it last wrote or opened. Its next commit fails if the table has another version by then.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ from pipelines.sinks.delta.delta_log import is_newest, remove_old_commits
 from pipelines.sinks.delta.target import CHECKPOINT_EVERY
 
 CLEAN_EVERY: Final = 100
-"""Publishes between two clean-ups, which drop expired cuts and remove overwritten files."""
+"""Number of publishes from one clean-up to the next; a clean-up removes expired cuts and overwritten files."""
 TRUSTED_FOR: Final = 60.0
-"""Seconds after a publish in which an open table still finds every later commit, or a checkpoint beyond."""
+"""Seconds after a publish in which the open table can be refreshed; after that it is opened again.
+
+Later, another driver may have removed commits that the refresh needs.
+"""
 
 _PROPERTIES: Final = {
     "delta.checkpointInterval": str(CHECKPOINT_EVERY),
@@ -48,23 +51,27 @@ _APP_ID: Final = "cdc.app_id"
 
 @dataclass(frozen=True, slots=True)
 class KeptCut:
-    """A row of the table."""
+    """One row of the table of published cuts."""
 
     published_at: int
-    """µs since 1970 UTC, unique; 0 for a row that is older than the column."""
+    """When the cut was published, in unique µs since 1970 UTC; 0 for a row of an older version of cdc."""
     record: Published
-    """Without schemas: a reader of a past cut finds the columns in the target."""
+    """The published record; only the record of the newest cut may contain the schemas of its tables."""
     text: str
-    """The record's JSON."""
+    """The published record as JSON."""
 
     @classmethod
     def of(cls, published_at: int, record: Published) -> Self:
-        """The row of a record."""
+        """Make the row of a record, without the schemas of its tables."""
         slim = replace(record, tables={r: replace(table, schema=None) for r, table in record.tables.items()})
         return cls(published_at, slim, slim.to_json())
 
     def without(self, targets: Collection[str], now: Position) -> KeptCut:
-        """The cut without the versions of these targets, whose rules differ from the cut at `now` on."""
+        """Return the cut with the tables of these targets marked as failed and without a version.
+
+        Readers of the cut then get no rows that were written under rules that are no longer valid. now: the position of
+        the first cut under the current rules.
+        """
         gone = CutUnderOtherRules(
             f"the rows of this cut were written under other rules than those in effect since {now}"
         )
@@ -79,10 +86,10 @@ class KeptCut:
 
 
 class PublishedTable:
-    """The published record and the kept cuts, as one driver has them open."""
+    """The table of published cuts of one Delta sink, opened for writing by one driver."""
 
     def __init__(self, uri: str, table: DeltaTable, retain: float | None) -> None:
-        """retain: seconds for which cuts are kept; None: this driver publishes rarely and removes none."""
+        """retain: seconds for which cuts are kept; None: this driver removes no cuts."""
         self._uri, self._table, self._retain = uri, table, retain
         configuration = table.metadata().configuration
         self.log_id = str(configuration[_LOG_ID])
@@ -113,18 +120,18 @@ class PublishedTable:
 
     @property
     def cuts(self) -> Sequence[KeptCut]:
-        """The cuts that a reader can choose, oldest first; the last one is that of the record."""
+        """The cuts that a reader can choose, oldest first; the last cut is the current cut of the sink."""
         return self._cuts
 
     def record(self) -> Published | None:
-        """The record that this driver opened or wrote last."""
+        """Return the newest record as of this driver's last write or opening, None if nothing was published."""
         return read_published(self._table)
 
     def write(self, record: Published, forgotten: Collection[str] = ()) -> None:
-        """Add the record as the newest one.
+        """Publish a record: add it to the table as the newest row.
 
-        forgotten: targets that earlier cuts no longer show, because their rows were made under other rules. Raises
-        SinkFenced when another driver wrote since, or when the position would decrease.
+        forgotten: URIs of targets that earlier cuts must no longer show, because their rows followed other rules.
+        Raises SinkFenced if another driver wrote to the table, or if the position of the sink would decrease.
         """
         seen = self.check()
         if self._position is not None and record.position < self._position:
@@ -154,7 +161,7 @@ class PublishedTable:
         self._seen_at = time.monotonic()
 
     def check(self) -> DeltaTable:
-        """The table, unchanged since this driver last wrote or opened it; raises SinkFenced otherwise."""
+        """Return the table, or raise SinkFenced if another driver wrote to it after this driver's last access."""
         if is_newest(self._uri, self._version):
             return self._table
         seen = self._newest()
@@ -166,7 +173,7 @@ class PublishedTable:
         return seen
 
     def _newest(self) -> DeltaTable:
-        """The newest version; the table is reopened before the commits after ours can have been removed."""
+        """Return the table at its newest version, refreshed or opened again (see TRUSTED_FOR)."""
         if time.monotonic() - self._seen_at > TRUSTED_FOR:
             return DeltaTable(self._uri)
         self._table.update_incremental()
@@ -180,7 +187,7 @@ class PublishedTable:
         self._cuts = kept
         hit("delta_cuts_thinned")
         self._table.vacuum(retention_hours=1, enforce_retention_duration=False, dry_run=False)
-        # an open table keeps every commit that it has replayed in memory
+        # an open table keeps every commit that it has read in memory
         self._table = DeltaTable(self._uri)
         if self.record() != record:
             raise SinkFenced(f"another driver published to the sink at {self._uri!r} during clean-up")
@@ -189,38 +196,38 @@ class PublishedTable:
 
 
 class LastPublished:
-    """The record that this driver published last, or found when it opened; what was only applied does not count.
+    """The record that this driver published last, or read when it opened the sink.
 
-    A batch that is tried again starts from it once more.
+    Batches that were applied and not yet published change nothing here.
     """
 
     def __init__(self) -> None:
         self.position = 0
         self.records: Mapping[int, TableRecord] = {}
-        """By relation."""
+        """Relation → record of its table in the last published record."""
         self.versions: Mapping[str, int] = {}
-        """Versions of the targets, by URI."""
+        """URI of a target → its Delta version in the last published record."""
 
     def remember(self, record: Published) -> None:
-        """Make the record the last published one."""
+        """Store this record as the last published record."""
         self.position, self.records, self.versions = record.position, dict(record.tables), record.versions
 
     def schema_of(self, relation: int) -> TableSchema | None:
-        """A table as it was when it was last published, None if it never was."""
+        """Return the schema of a table in the last published record, None if the record does not have it."""
         record = self.records.get(relation)
         return None if record is None or record.schema is None else _schema_of(record.schema)
 
     def range_start(self, after: int) -> int:
-        """The position after which the rows of a batch begin: at most that of the published cut.
+        """Return the position after which a batch reads the log: `after`, or the published position if that is lower.
 
-        A crash may leave one target ahead of the others; its table is then folded from the cut like theirs.
+        A crash may leave one target ahead of the published cut. Its table is then folded from the cut again.
         """
         return min(after, self.position) if self.records else after
 
 
 @lru_cache(maxsize=1024)
 def _schema_of(payload: str) -> TableSchema:
-    """The same payload is read with every batch."""
+    """Parse the JSON of a schema; the result is cached, because every batch needs it."""
     return TableSchema.from_json(payload)
 
 

@@ -1,8 +1,9 @@
-"""Staged targets: new targets that a replay builds, each of which replaces the old target in one overwriting commit.
+"""Staged targets: new targets that a replay builds; each of them replaces an old target in one overwriting commit.
 
-A staged table is in a directory inside the table that it will replace, so no file is copied. The commit removes every
-old file, adds the new files at their paths, and carries schema and `txn`. Path, identity and history stay. A reader
-sees the old table or the new one. The commit is based on one snapshot; if another commit came first, it fails.
+A staged table is in a directory inside the table that it will replace, so no file is copied. The overwriting commit
+removes every old file and adds the new files at their paths. It also contains the new schema and the positions of the
+tables as `txn` actions. The target keeps its path, its identity and its Delta history. A reader sees either the old
+table or the new one. The overwriting commit fails if another client committed to the target since it was opened.
 """
 
 from __future__ import annotations
@@ -53,17 +54,18 @@ _NTZ: Final = "timestampNtz"
 
 
 class StagedDelta:
-    """New targets of a Delta sink, until `put` or `discard`; for one process at a time.
+    """The new targets of a Delta sink, until `put` replaces the old targets or `discard` is called.
 
-    `sink` fills them as any driver would. After a crash before `put` the old tables are unchanged. After a crash
-    inside `put` each table is old or new, the published record names the old cut, and the replay can be repeated.
+    Only one process may use them at a time. The replay writes to them through the attribute `sink`. After a crash
+    before `put` the old targets are unchanged. After a crash during `put` each target is either old or new, and the
+    published record still names the old cut. The replay can then be repeated.
     """
 
     def __init__(self, settings: DeltaSettings) -> None:
         self._settings = settings
         self._rules = TargetRules(settings.table, settings.rules)
         self.erased: dict[str, int] = {}
-        """Target → number of files removed because its rules hide their values; set when `put` returns."""
+        """URI of a target → number of files that `put` removed, because the current rules hide values in them."""
         self._name = STAGED + uuid.uuid4().hex[:12]
         self._records = published_uri(settings.path).rpartition("/")[0]
         staged = replace(
@@ -76,22 +78,26 @@ class StagedDelta:
         self.sink = DeltaSink(staged)
 
     def forget_earlier(self, schemas: Mapping[int, TableSchema]) -> None:
-        """Remove staged tables that an earlier process did not put in place."""
+        """Remove the staged tables of earlier replays that ended before `put`."""
         for name in [entry.base_name for entry in _entries(self._records) if entry.base_name.startswith(STAGED)]:
             for schema in schemas.values():
                 _remove_staged(self._settings.uri_of(schema), name)
             remove(f"{self._records}/{name}")
 
     def open_published(self, log_id: str) -> Published | None:
-        """Read the published record; from now on a publish by another driver makes `put` fail."""
+        """Return the published record of the sink, None if nothing was published.
+
+        If another driver publishes after this call, `put` raises SinkFenced.
+        """
         self._published = PublishedTable.open(published_uri(self._settings.path), log_id)
         return self._published.record()
 
     def put(self, built: Published, rest: Mapping[int, TableRecord]) -> Published:
-        """Replace every target of `built` and publish them with the records of `rest`, which were not built.
+        """Replace every old target by its staged target, publish the new cut, and return its record.
 
-        Called once, after `open_published`. Raises SinkFenced if a driver writes at the same time, and
-        SchemaNotApplicable for a target whose layout another client changed.
+        built: the record of the staged sink. rest: the records of the tables that the replay did not build. Call it
+        once, after `open_published`. Raises SinkFenced if another driver writes at the same time. Raises
+        SchemaNotApplicable for a target with column mapping, or with other partition columns than its rule.
         """
         log_id = self._published.log_id
         replaced: dict[int, TableRecord] = {}
@@ -114,11 +120,11 @@ class StagedDelta:
         return published
 
     def discard(self) -> None:
-        """Close connections; the next replay removes staged files that replaced no target."""
+        """Close the staged sink; the next replay removes the staged files that are not in use."""
         self.sink.close()
 
     def _mark_hidden_values(self, records: Iterable[TableRecord]) -> set[int]:
-        """Mark the targets with values that the rules now hide; returns the relations in them."""
+        """Mark each old target with values that the current rules hide; return the relations of these targets."""
         found = set[int]()
         for record in records:
             schema = TableSchema.from_json(record.schema or "")
@@ -132,7 +138,7 @@ class StagedDelta:
         return found
 
     def _replace_target(self, records: Sequence[TableRecord], log_id: str) -> dict[int, TableRecord]:
-        """Replace one target by its staged table, for all tables that have rows in it."""
+        """Replace one target by its staged table; return the new record of each table in the target, by relation."""
         schema = TableSchema.from_json(records[0].schema or "")
         uri = self._settings.uri_of(schema)
         staged = DeltaTarget(records[0].target, DeltaTable(records[0].target))
@@ -154,7 +160,7 @@ class StagedDelta:
 
 
 def by_target(records: Iterable[TableRecord]) -> list[list[TableRecord]]:
-    """The records grouped by target; tables share one where their rule has merge_tables."""
+    """Group records by target: one list per target, with several records if the tables share the target."""
     found: dict[str, list[TableRecord]] = {}
     for record in records:
         found.setdefault(record.target, []).append(record)
@@ -176,7 +182,7 @@ def _entries(uri: str) -> list[pafs.FileInfo]:
 def _remove_staged(uri: str, name: str) -> None:
     target = DeltaTarget.open(uri)
     files = () if target is None else target.table.file_uris()
-    # a replay that was killed after its commit: the live files of the table are in this directory
+    # the directory contains live files of the table if a replay was killed after its overwriting commit
     remove(f"{uri}/{name}/_delta_log" if any(f"/{name}/" in file for file in files) else f"{uri}/{name}")
 
 
@@ -194,7 +200,7 @@ def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
 
 
 def _make_ready(target: DeltaTarget, staged: DeltaTarget) -> None:
-    """Give the old table the features that the new columns need; its own rows do not use them."""
+    """Prepare the old target for the overwriting commit: add the table features that the new columns need."""
     wanted, present = (table.protocol().writer_features or [] for table in (staged.table, target.table))
     if _NTZ in wanted and _NTZ not in present:
         feature = TableFeatures.TimestampWithoutTimezone
@@ -207,7 +213,10 @@ def _make_ready(target: DeltaTarget, staged: DeltaTarget) -> None:
 
 
 def _positions(target: DeltaTarget, records: Sequence[TableRecord]) -> list[Transaction]:
-    """The positions of the target's `txn` identities after the overwrite, also for tables whose rows are removed."""
+    """Return the `txn` actions of the overwriting commit: the new positions of all tables with rows in the target.
+
+    In a shared target a table that the replay did not build gets position 0, because its rows are removed.
+    """
     if not target.is_shared:
         # a replay may end before the old target's changes did, or those of its columns
         return [Transaction(target.app_id + suffix, records[0].position) for suffix in ("", ROWS, ERASED, COLUMNS)]
@@ -231,7 +240,7 @@ def _overwrite(target: DeltaTarget, staged: DeltaTarget, directory: str, positio
 
 
 def _copy_properties(target: DeltaTarget, staged: DeltaTarget) -> None:
-    """Copy the properties of the staged table to the target; until then the target claims less than it has."""
+    """Copy the properties of the staged table to the target, after the overwriting commit."""
     present, wanted = target.table.metadata().configuration, staged.table.metadata().configuration
     copied = {n: wanted[n] for n in (RELATION, GENERATION, STATISTICS) if n in wanted}
     copied |= {TRANSFORM: "", MODE: "", KEYLESS: wanted.get(KEYLESS, ""), **staged.layout.configuration}
@@ -260,7 +269,10 @@ def _additions(table: DeltaTable, directory: str) -> Iterator[AddAction]:
 
 
 def _bounds(files: pa.Table, kind: str) -> dict[str, list[Any]]:
-    """Column → one bound per file in the text of Delta; without types that JSON cannot express exactly."""
+    """Return, for each column, its least (`min`) or greatest (`max`) value in each file, as Delta writes it.
+
+    Columns are left out if JSON cannot express their type exactly. files: the add actions. kind: `min` or `max`.
+    """
     bounds: dict[str, list[Any]] = {}
     for name in files.column_names:
         prefix, _, column = name.partition(".")

@@ -1,9 +1,9 @@
-"""Writer choice: delta-rs or Spark for the merge of a batch, by the estimated seconds of each.
+"""Writer choice: chooses delta-rs or Spark for the merge of a batch, by the estimated seconds of each writer.
 
-Theory. delta-rs rewrites the files that may contain a key of the batch, on the driver, with several copies of the batch
-in memory. Spark needs longer to start its jobs than a small merge takes, reads the keys of every file, and rewrites as
-many files on all of its cores. The estimate uses constants that were measured on two cores, times a factor for each
-writer that is learned from the real times of its merges. Nothing here reads a file.
+delta-rs merges on the driver, with several copies of the batch in memory. It rewrites the files that may contain a key
+of the batch. Spark rewrites the same files on all of its cores, but it reads the keys of every file. Starting its jobs
+takes longer than a small merge. An estimate is a formula with constants that were measured on two cores, times a factor
+for each writer. The factor is learned from the real times of the writer's merges. This module reads no file.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MAX_BATCH_BYTES: Final = 64 << 20
-"""Bytes of Arrow rows; delta-rs needs about six times as much (700,000 rows of 64 MiB into a million: 380 MiB)."""
+"""Maximum size, in bytes of Arrow rows, of a batch that delta-rs merges; it needs about six times as much memory."""
 MAX_CANDIDATE_BYTES: Final = 512 << 20
-"""Bytes of files that a merge may read; delta-rs' memory grows with them (20 M rows: 1.5–4 GB)."""
+"""Maximum bytes of target files that a merge by delta-rs may read, because its memory grows with them."""
 SPARK_FIXED: Final = 1.4
-"""Seconds of an empty merge into an empty target."""
+"""Seconds that Spark needs to merge an empty batch into an empty target."""
 LEARNS_FROM: Final = 0.1
-"""Estimated seconds above which a merge is learned from; shorter ones are mostly the commit."""
+"""Minimum estimated seconds of a merge whose real time changes the factors; shorter merges are mostly the commit."""
 SWITCHES_AT: Final = 1.3
-"""Factor by which the other writer has to be cheaper for a table to change its writer."""
+"""How many times cheaper the other writer has to be before a table changes its writer."""
 _DELTA_RS_FIXED: Final = 0.01
 _DELTA_RS_PER_ROW: Final = 1e-6
 _DELTA_RS_PER_BYTE: Final = 1.0e-8
 _SPARK_PER_ROW: Final = 4e-6
-"""Seconds of one core, like the two below."""
+"""Seconds of one core for each row of a batch; the next two constants are seconds of one core for each byte."""
 _SPARK_PER_BYTE_READ: Final = 2e-9
 _SPARK_PER_BYTE_WRITTEN: Final = 4e-8
 _OWN_SHARE: Final = 0.25
-"""Share by which a merge moves the factor of its writer."""
+"""Exponent that says how far one merge moves the factor of its writer towards the measured ratio: 0 not, 1 fully."""
 _OTHER_SHARE: Final = 0.02
-"""Share by which it moves the factor of the other writer, which is not measured and would never be tried again."""
+"""The same exponent for the writer that did not merge; without it a writer with a high factor is never tried again."""
 _AT_MOST: Final = 8.0
-"""Limit of a factor, at least 1 / 8: the first merge of a session loads classes, and a machine may be busy."""
+"""Maximum ratio of measured to estimated time that is learned; the minimum is 1 / 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,46 +56,49 @@ class MergeWork:
 
     @property
     def fits(self) -> bool:
-        """Whether delta-rs has the memory for it."""
+        """Whether the batch and the files are small enough for the memory of delta-rs."""
         return self.nbytes <= MAX_BATCH_BYTES and self.candidates <= MAX_CANDIDATE_BYTES
 
     def by_delta_rs(self) -> float:
-        """Seconds as measured beforehand."""
+        """Return the estimated seconds of this merge by delta-rs, before the learned factor."""
         return _DELTA_RS_FIXED + self.rows * _DELTA_RS_PER_ROW + self.candidates * _DELTA_RS_PER_BYTE
 
     def by_spark(self, cores: int) -> float:
-        """Seconds as measured beforehand."""
+        """Return the estimated seconds of this merge by Spark on that many cores, before the learned factor."""
         of_bytes = self.target * _SPARK_PER_BYTE_READ + self.candidates * _SPARK_PER_BYTE_WRITTEN
         return SPARK_FIXED + (self.rows * _SPARK_PER_ROW + of_bytes) / max(1, cores)
 
 
 @dataclass(frozen=True, slots=True)
 class WriterDecision:
-    """The writer of one merge."""
+    """Which writer merges one batch."""
 
     spark: bool
     seconds: float = 0.0
-    """Estimated time; 0 where none was needed."""
+    """Estimated seconds of the merge; 0 if the choice needed no estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Measured time over estimated time, for the merges of each writer."""
+    """For each writer, the learned ratio of measured to estimated seconds of a merge."""
 
     delta_rs: float = 1.0
     spark: float = 1.0
 
     def learned(self, ratio: float, *, spark: bool) -> Factors:
-        """The factors after a merge that took `ratio` times its estimate."""
+        """Return the factors after a merge that took `ratio` times its estimate; spark: Spark was the writer."""
         own, other = (self.spark, self.delta_rs) if spark else (self.delta_rs, self.spark)
         ratio = min(max(ratio, 1 / _AT_MOST), _AT_MOST)
         own = own * (ratio / own) ** _OWN_SHARE
-        # both work on one machine, and what makes it slow passes
+        # both writers run on one machine, and a cause that slows the machine passes
         other = other * (own / other) ** _OTHER_SHARE
         return Factors(other, own) if spark else Factors(own, other)
 
     def prefer_spark(self, work: MergeWork, cores: int, *, before: bool) -> bool:
-        """Whether Spark is to merge it; before: whether it merged the table's last batch. For work that fits."""
+        """Return whether Spark should merge a batch that is small enough for both writers.
+
+        before: whether Spark merged the last batch of the same target. A change of the writer needs a clear advantage.
+        """
         by_delta_rs, by_spark = self.delta_rs * work.by_delta_rs(), self.spark * work.by_spark(cores)
         return by_spark <= by_delta_rs * SWITCHES_AT if before else by_spark * SWITCHES_AT < by_delta_rs
 
@@ -110,28 +113,29 @@ class WriterCosts:
         self._lock = Lock()
 
     def is_small(self, work: MergeWork) -> bool:
-        """Whether delta-rs finishes before Spark would begin, whichever writer merged the last batch."""
+        """Return whether delta-rs is expected to finish the merge before Spark could begin to merge."""
         factors = self.factors
         return work.fits and factors.delta_rs * work.by_delta_rs() * SWITCHES_AT < factors.spark * SPARK_FIXED
 
     def choose(self, uri: str, work: MergeWork, cores: int) -> WriterDecision:
-        """The writer of a merge into a target that both can write."""
+        """Choose the writer of a merge into the target at `uri`; cores: the number of Spark's cores."""
         with self._lock:
             spark = not work.fits or self.factors.prefer_spark(work, cores, before=uri in self._by_spark)
             (self._by_spark.add if spark else self._by_spark.discard)(uri)
         return WriterDecision(spark, work.by_spark(cores) if spark else work.by_delta_rs())
 
     def learn(self, choice: WriterDecision, seconds: float) -> None:
-        """Learn from the time that a merge took."""
+        """Adjust the factors to the real seconds of a merge; a merge with a short estimate changes nothing."""
         if choice.seconds >= LEARNS_FROM:
             with self._lock:
                 self.factors = self.factors.learned(seconds / choice.seconds, spark=choice.spark)
 
 
 def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
-    """Bytes of the files that may contain a key of the source; a file without bounds may contain any.
+    """Return the total bytes of the target files that may contain a key of the source rows.
 
-    files: live files with their `size_bytes` and the bounds of columns, `min.<name>` and `max.<name>`.
+    files: the live files, with `size_bytes` and the columns `min.<name>` and `max.<name>` for each key column. A file
+    without these bounds may contain any key.
     """
     may = pa.array([True] * files.num_rows, pa.bool_())
     for name in key:
@@ -149,9 +153,9 @@ def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
 
 
 def rewritten_bytes(before: pa.Table, after: pa.Table) -> int:
-    """Bytes that were written again between two states of a table's live files: of files that came for those that went.
+    """Return how many bytes of rows were rewritten between two listings of a table's live files.
 
-    Files that only came hold new rows, and those that only went hold rows that nobody wrote again.
+    The result is the smaller of two sums: the bytes of the files only in `after`, and those only in `before`.
     """
     if before is after:
         return 0

@@ -1,11 +1,11 @@
-"""Writers: the merge of a batch into a target by delta-rs or Spark, in one commit that carries the `txn` of its range.
+"""Writers: merge a batch into a Delta target with delta-rs or Spark, in one commit with the `txn` of the batch.
 
-Both engines get the same source and the same conditions (`MergeSpec`). A delete has its key, its position and nulls;
-without a key it has the position of the row to delete. A row is deleted only by a later (position, ordinal), and
-replaced only by a later or an equal one. An equal one is the same change, applied again after a crash as part of a
-longer range, perhaps under a newer schema.
+Both engines get the same source rows and the same conditions (`MergeSpec`). A source row that deletes has its key, its
+position and nulls. In a table without a key it has the position of the row that it deletes. A change deletes a row only
+if its (position, ordinal) is later than that of the row. It replaces a row only if its (position, ordinal) is later or
+equal. An equal pair means the same change: after a crash it is merged again, perhaps under a newer schema.
 
-Which engine merges a batch depends on estimated costs, see pipelines.sinks.delta.writer_choice.
+Estimated costs decide which engine merges a batch, see pipelines.sinks.delta.writer_choice.
 """
 
 from __future__ import annotations
@@ -50,37 +50,40 @@ TARGET: Final = "t"
 
 @dataclass(frozen=True, slots=True)
 class TxnMarker:
-    """The `txn` that a commit carries; a range whose `txn` is in the table is not merged again."""
+    """The `txn` action of a commit: an application id and the position that the commit reaches.
+
+    A range up to that position is not merged again.
+    """
 
     app_id: str
     version: int
 
     @property
     def properties(self) -> CommitProperties:
-        """Properties of a commit of delta-rs."""
+        """The commit properties with which delta-rs writes this `txn` action."""
         return CommitProperties(app_transactions=[Transaction(self.app_id, self.version)])
 
 
 class Writers:
-    """The two writers of one sink; any thread may use them."""
+    """Chooses delta-rs or Spark for each merge of one sink, and merges; any thread may use it."""
 
     def __init__(self, wanted: Writer, path: str) -> None:
-        """path: the sink's path template, which names the store of its targets."""
+        """wanted: the writer that the definition sets. path: the path template of the sink's targets."""
         self.wanted, self._path = wanted, path
         self.costs = WriterCosts()
         self.by_spark = False
-        """Whether there is a Spark session that can and may write the targets."""
+        """Whether a Spark session is attached, can write the targets, and is not excluded by the definition."""
         self._spark: SparkSession | None = None
 
     def attach(self, spark: SparkSession) -> None:
-        """Use this Spark session."""
+        """Use this Spark session for merges from now on."""
         self._spark = spark
         self.by_spark = (
             self.wanted is not Writer.DELTA_RS and can_write_delta(spark) and has_file_system(spark, self._path)
         )
 
     def check(self, sink: str) -> None:
-        """Raise DeltaJarMissing if the writer of the sink is Spark and Spark cannot write its targets."""
+        """Raise DeltaJarMissing if the definition sets writer `spark` and Spark cannot write the targets."""
         if self.wanted is Writer.SPARK and not has_file_system(require_delta(self._spark), self._path):
             raise DeltaJarMissing(
                 f"sink {sink!r} has writer 'spark', but Spark has no Hadoop file system for path {self._path!r}",
@@ -89,9 +92,10 @@ class Writers:
             )
 
     def writable(self, whole: DeltaTarget, layout: TargetLayout) -> DeltaTarget:
-        """The target for the writer that can write it: delta-rs, or Spark for table features of Spark only.
+        """Return `whole` if delta-rs can write it, otherwise a SparkTarget for the same Delta table.
 
-        Raises TargetUnusable if neither can, and SparkAwaited if Spark may be able to but has not started.
+        Raises TargetUnusable if neither writer can write the target. Raises SparkAwaited if Spark may be able to write
+        it, but has not started yet.
         """
         if not (features := unsupported_features(whole.table)):
             return whole
@@ -113,7 +117,11 @@ class Writers:
     def choose(
         self, target: DeltaTarget, batch: TableBatch, source: pa.Table | DataFrame, key: tuple[str, ...]
     ) -> WriterDecision:
-        """The writer of a merge by the columns of a key; raises SparkAwaited for a merge that needs Spark."""
+        """Return the writer that merges `source` into `target`.
+
+        key: the columns by which source rows find target rows; empty if the rows are only appended. Raises SparkAwaited
+        if the merge needs Spark and Spark has not started yet.
+        """
         if not isinstance(source, pa.Table) or self.wanted is not Writer.AUTO:
             return WriterDecision(spark=self.wanted is not Writer.DELTA_RS)
         if isinstance(target, SparkTarget):
@@ -141,7 +149,10 @@ class Writers:
         marker: TxnMarker,
         choice: WriterDecision,
     ) -> None:
-        """Merge the source in one commit that carries the marker."""
+        """Merge `source` into `target` with the chosen writer, in one commit with the `txn` of `marker`.
+
+        key: the columns by which source rows find target rows; empty: append the rows.
+        """
         with ONE_SPARK_WRITE if choice.spark else nullcontext():
             began = time.monotonic()
             if choice.spark:
@@ -154,10 +165,10 @@ class Writers:
 
 
 def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:
-    """Merge `source` (target columns and `_op`) in one commit that carries the marker.
+    """Merge `source` into `target` with delta-rs, in one commit with the `txn` of `marker`.
 
-    Into an empty target upserts are appended, because there is nothing to compare them with. Without a key the source,
-    which then has no `_op`, is appended.
+    source: rows with the target's columns and the column `_op`, which is `u` or `d`. If the target is empty, the rows
+    with `_op` `u` are appended. If `key` is empty, all rows of `source` are appended; it then has no column `_op`.
     """
     if not key:
         append_with_delta_rs(target, source, marker)
@@ -183,9 +194,9 @@ def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, .
 
 
 def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, marker: TxnMarker) -> None:
-    """Append rows; columns of other tables in a shared target are null.
+    """Append rows to the target in one commit with the `txn` of `marker`; a column that `rows` does not have is null.
 
-    The metadata of the target's columns stays: rows of an earlier range may carry metadata from before a change.
+    The commit keeps the column metadata of the target, because the metadata of `rows` may be older.
     """
     for field in target.columns:
         if field.name not in rows.column_names:
@@ -199,7 +210,7 @@ def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, marker: TxnMarker)
 
 
 def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...], marker: TxnMarker) -> None:
-    """As merge_with_delta_rs, on the cluster."""
+    """Merge `source` into `target` with Spark; arguments and result are those of `merge_with_delta_rs`."""
     if not key:
         _append_with_spark(target, source, marker)
         return
@@ -225,51 +236,52 @@ def _append_with_spark(target: DeltaTarget, rows: DataFrame, marker: TxnMarker) 
 
 @dataclass(frozen=True, slots=True)
 class MergeSpec:
-    """The conditions of a merge as SQL, in one dialect of quoting."""
+    """The conditions and assignments of a MERGE as SQL expressions, with identifiers quoted for one engine."""
 
     key: tuple[str, ...]
-    """Delta names of the key columns; POSITION_KEY if there are none."""
+    """Delta names of the key columns; POSITION_KEY for a table without a key."""
     columns: tuple[str, ...]
-    """Delta names of every column of the source, `_position` and `_ordinal` included."""
+    """Delta names of every column of the source rows, also `_position` and `_ordinal`."""
     quote: Callable[[str], str]
     relation: int | None = None
-    """The relation whose rows are merged, in a shared target."""
+    """The relation whose rows are merged, if several tables share the target; otherwise None."""
 
     @property
     def condition(self) -> str:
-        """Same key. Key columns are never NULL (primary key or replica identity index).
+        """SQL that is true for a source row and a target row with the same key, and the same relation if one is set.
 
-        The relation is a literal, so that the engine skips files of other tables before it reads rows.
+        Key columns are never NULL, because they form a primary key or a replica identity index. The relation is a
+        literal, so that the engine skips the files of other tables.
         """
         own = [] if self.relation is None else [f"{self._target(RELATION_COLUMN)} = {int(self.relation)}"]
         return " AND ".join([*own, *(f"{self._source(name)} = {self._target(name)}" for name in self.key)])
 
     @property
     def deletes(self) -> str:
-        """The condition to delete a matched row; a row found by its position needs no comparison."""
+        """SQL that is true if the source row deletes the target row with its key."""
         is_delete = f"{self._source(OP)} = 'd'"
         return is_delete if self.key == POSITION_KEY else f"{is_delete} AND {self._after('>')}"
 
     @property
     def updates(self) -> str:
-        """The condition to replace a matched row."""
+        """SQL that is true if the source row replaces the target row with its key."""
         return f"{self._source(OP)} = 'u' AND {self._after('>=')}"
 
     @property
     def inserts(self) -> str:
-        """The condition to insert an unmatched row."""
+        """SQL that is true if a source row without a matching target row is inserted."""
         return f"{self._source(OP)} = 'u'"
 
     @property
     def assignments(self) -> dict[str, str]:
-        """Target column → source expression, for update and insert alike."""
+        """Target column → source expression, for updates and inserts."""
         return {self.quote(name): self._source(name) for name in self.columns}
 
     def _after(self, comparison: str) -> str:
         position, ordinal = POSITION_COLUMN, ORDINAL_COLUMN
         same = f"{self._source(position)} = {self._target(position)}"
         within = f"{self._source(ordinal)} {comparison} {self._target(ordinal)}"
-        # a row of another client has no position: the change from the log is newer
+        # a row that another client wrote has no position; the change from the log counts as newer
         unpositioned = f"{self._target(position)} IS NULL"
         return f"({self._source(position)} > {self._target(position)} OR ({same} AND {within}) OR {unpositioned})"
 
