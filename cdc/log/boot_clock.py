@@ -9,30 +9,33 @@ from pathlib import Path
 from typing import Final, Self
 
 SECOND: Final = 1_000_000
-"""Microseconds."""
+"""Number of microseconds in a second."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-"""File on Linux with an id that changes at each boot."""
+"""Path of the file on Linux that contains an id of the current boot. Each boot has another id."""
 
 
 @dataclass(frozen=True, slots=True)
 class BootTimestamp:
-    """A wall-clock time together with the time since boot."""
+    """A wall-clock time together with the uptime of the machine at that time."""
 
     clock_us: int
-    """Microseconds UTC."""
+    """Wall-clock time in microseconds since 1970 UTC."""
     boot: str = ""
-    """Boot id that `up_us` belongs to; "" where the system has none."""
+    """Id of the boot since which `up_us` counts; "" if the operating system has no such id."""
     up_us: int = 0
-    """Microseconds since boot, including suspend."""
+    """Microseconds from the boot to this time, including the time in suspend; 0 without a boot id."""
 
     @classmethod
     def now(cls) -> Self:
-        """The current time of this machine."""
+        """Return the current time of this machine."""
         boot, clock_us = _boot(), int(time.time() * SECOND)
         return cls(clock_us, boot, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000) if boot else cls(clock_us)
 
     def since(self, earlier: BootTimestamp) -> int:
-        """Microseconds since an earlier timestamp; by wall clock if the boot ids differ."""
+        """Return the microseconds from the earlier timestamp to this one.
+
+        The result comes from the uptimes if both timestamps have the same boot id, and from the wall clock otherwise.
+        """
         if self.boot and self.boot == earlier.boot:
             return self.up_us - earlier.up_us
         return self.clock_us - earlier.clock_us

@@ -1,7 +1,8 @@
-"""Delta checkpoints that survive a power loss, and removal of the commits that they replace.
+"""Writing of Delta checkpoints that survive a power loss, and removal of the commits before them.
 
-delta-rs writes a checkpoint in place without fsync. After a power loss the table might not open, and never again once
-older commits were removed. On a disk the checkpoint is therefore written to another directory, synced and renamed.
+delta-rs writes a checkpoint in place without fsync. A power loss can damage this checkpoint. If the older commits were
+already removed, the table can then never be opened again. For a table on a disk this module therefore writes the
+checkpoint to another directory, syncs it, and renames it.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from cdc.log.object_path import BucketPath, Root
 
 HOUR: Final = 3600.0
 ASIDE: Final = "_checkpoint"
-"""Folder under the table; readers of Delta tables ignore names that begin with an underscore."""
+"""Name of the folder under the table in which checkpoints are written. Delta readers ignore names with `_` in front."""
 KEEP: Final = 200
-"""Number of commits before a checkpoint that stay on a disk for concurrent readers."""
+"""Number of commits before a checkpoint that stay on a disk, because concurrent readers may need them."""
 HINT: Final = "_last_checkpoint"
-"""File that names the last checkpoint, from which readers start."""
+"""Name of the file that names the last checkpoint. A reader of the table starts at that checkpoint."""
 
 
 def checkpoint(path: Root, table: DeltaTable, keep: int = KEEP) -> None:
-    """Write a checkpoint of the table and remove older commits; only for the writer of the table."""
+    """Write a checkpoint of the table at its current version, and remove all but the last `keep` commits before it.
+
+    Only the writer of the table may call this function. In an object store delta-rs chooses the commits to remove.
+    """
     if isinstance(path, BucketPath):  # a writer lists commits from the last checkpoint on, so old ones cost nothing
         table.create_checkpoint()
         table.cleanup_metadata()
@@ -41,9 +45,10 @@ def checkpoint(path: Root, table: DeltaTable, keep: int = KEEP) -> None:
 
 
 def checkpoint_at(path: Path, version: int) -> bytes:
-    """Write a checkpoint of any version of a table in a directory, and return the hint that names it.
+    """Write a checkpoint of one version of the table at `path`.
 
-    Raises DeltaError if the version does not exist.
+    Return the content for the file `_last_checkpoint` (HINT) that names the checkpoint; this function does not write
+    that file. Raises DeltaError if the version does not exist.
     """
     aside = _checkpoint_aside(path, version)
     _move_in(path / "_delta_log", aside)
@@ -53,7 +58,7 @@ def checkpoint_at(path: Path, version: int) -> bytes:
 
 
 def _checkpoint_aside(path: Path, version: int) -> Path:
-    """Write a checkpoint of that version in a separate `_delta_log` directory, and return the directory."""
+    """Write a checkpoint of the version to a temporary `_delta_log` directory, and return that directory."""
     for place in (path / ASIDE).glob("*"):  # left by a killed process, or by one that another writer has overtaken
         if place.stat().st_mtime < time.time() - HOUR:
             shutil.rmtree(place, ignore_errors=True)
@@ -77,5 +82,5 @@ def _move_in(log: Path, aside: Path) -> None:
 
 
 def version_of(file: Path) -> int:
-    """The table version in the file name of a commit or checkpoint."""
+    """Return the table version that the name of a commit file or checkpoint file begins with."""
     return int(file.name[:20])

@@ -1,6 +1,6 @@
-"""The `compacted` table: the latest state of each key up to the horizon, and its only writer.
+"""The `compacted` table: the latest state of each key up to the horizon, and the only writer of this table.
 
-The table contains sorted runs. Each run is a partition, so a merge replaces whole runs in one commit.
+The table contains sorted runs. Each run is a partition, so a merge of runs replaces whole partitions in one commit.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from cdc.position import Position
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A data file of a run that is not committed yet."""
+    """A data file of a run that is written but not committed yet."""
 
     name: str
-    """Path relative to the table's directory, `segment=N/x.parquet`; `s` rows are in separate files."""
+    """Path of the file relative to the table's directory, such as `segment=N/x.parquet`."""
     rows: int
     size: int
-    """Bytes."""
+    """Size of the file in bytes."""
     statistics: str
-    """JSON as cdc.log.layout.delta_statistics returns it."""
+    """Delta statistics of the file as JSON text, from `cdc.log.layout.delta_statistics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +48,36 @@ class Run:
     files: tuple[LogFile, ...]
     rows: int
     size: int
-    """Bytes."""
+    """Total size of the run's files in bytes."""
     relations: tuple[int, int]
-    """Least and greatest relation number."""
+    """Least and greatest relation number in the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactedState:
-    """The table at one version."""
+    """The `compacted` table at one version."""
 
     horizon: Position
-    """Position of the state; 0 before the first run."""
+    """Position up to which the log is compacted; 0 before the first run."""
     floor: Position
-    """Deletes up to this position may be missing: a target below it must be rebuilt."""
+    """Position up to which tombstones were removed. A target at an earlier position must be rebuilt."""
     runs: tuple[Run, ...]
-    """Oldest first."""
+    """All runs of the table, oldest first."""
     version: int
 
     @property
     def files(self) -> list[LogFile]:
-        """The files of all runs."""
+        """Return the files of all runs."""
         return [file for run in self.runs for file in run.files]
 
 
 def read_compacted_state(
     root: str | Root, log_id: str | None = None, version: int | None = None
 ) -> CompactedState | None:
-    """The compacted table of the log under root, now or at a version; None if the log was never compacted.
+    """Read the `compacted` table of the log under `root`, at its latest or at the given version.
 
-    log_id: id of `changes`; looked up there by default. Raises LogCorrupt if the table belongs to another log, or if
-    the version was cleaned up.
+    Return None if the log was never compacted. `log_id` is the id of the table `changes`; by default it is read from
+    that table. Raises LogCorrupt if `compacted` belongs to another log, or if the version no longer exists.
     """
     path = as_root(root) / COMPACTED
     if not is_table(path):
@@ -86,13 +86,19 @@ def read_compacted_state(
 
 
 def last_commit(root: str | Root) -> dict[str, Any]:
-    """Metadata of the latest commit of the existing compacted table; `timestamp` is in ms UTC."""
+    """Return the metadata of the latest commit of the `compacted` table, which must exist.
+
+    The value of `timestamp` is in milliseconds UTC.
+    """
     path = as_root(root) / COMPACTED
     return last_commit_info(path, open_table(path))
 
 
 def secured_horizon(root: str | Root, log_id: str) -> Position:
-    """The horizon of the log under root, 0 without runs; its commit is synced, so that a power loss cannot undo it."""
+    """Sync the latest commit of `compacted`, and return its horizon, so that a power loss cannot undo it.
+
+    Return 0 if the log was never compacted.
+    """
     found = read_compacted_state(root, log_id)
     if found is None:
         return Position(0)
@@ -101,10 +107,13 @@ def secured_horizon(root: str | Root, log_id: str) -> Position:
 
 
 class CompactedWriter:
-    """The only writer of `compacted`, for one thread of one process; a commit fences other writers."""
+    """The only writer of the `compacted` table, for one thread of one process.
+
+    Each commit of this writer fences all earlier writers of the table.
+    """
 
     def __init__(self, root: str | Root, log_id: str) -> None:
-        """Raises LogCorrupt if the table belongs to another log, LogUnwritable if it cannot be made durable."""
+        """Raises LogCorrupt if the table belongs to another log, LogUnwritable if the latest commit cannot be synced."""
         self._root = as_root(root)
         self._fenced = FencedTable(self._root / COMPACTED, log_id)
         self._state = self._current_state()
@@ -112,7 +121,11 @@ class CompactedWriter:
 
     @classmethod
     def open(cls, root: str | Root, identity: LogIdentity, log_id: str) -> Self:
-        """The writer for the log under root, whose `changes` has this identity and id; creates a missing table."""
+        """Return a writer for the log under `root`, and create the `compacted` table if it does not exist.
+
+        `identity` and `log_id` are those of the table `changes`. Raises LogCorrupt if `compacted` belongs to another
+        source.
+        """
         path = as_root(root) / COMPACTED
         FencedTable.create(path, identity)
         writer = cls(root, log_id)
@@ -122,7 +135,7 @@ class CompactedWriter:
 
     @property
     def horizon(self) -> Position:
-        """Position of the compacted state; 0 before the first run."""
+        """Position up to which the log is compacted; 0 before the first run."""
         return self._state.horizon
 
     @property
@@ -132,14 +145,14 @@ class CompactedWriter:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """All runs, oldest first."""
+        """All runs of the table, oldest first."""
         return self._state.runs
 
     def new_run(self) -> tuple[int, Root]:
-        """Create the directory of the next run, and return its number and the directory.
+        """Create the directory of the next run, and return the number of the run and the directory.
 
-        The first call removes the files of runs that a killed compactor did not commit. Raises LogFenced if another
-        compactor committed.
+        The first call also removes the files of runs that a killed compaction did not commit. Raises LogFenced if
+        another compaction has committed or created the same run.
         """
         path = self._fenced.path
         used = {segment_of(place.name) for place in path.glob("segment=*")}
@@ -161,10 +174,9 @@ class CompactedWriter:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Report a failure inside the block as LogFenced if another compactor has committed.
+        """Report a failure inside the block as LogFenced if another compaction has committed.
 
-        The other compactor removes the files of an uncommitted run, so a missing file does not mean that the log is
-        damaged.
+        A compaction removes the files of uncommitted runs of others. A missing file therefore does not prove damage.
         """
         try:
             yield
@@ -175,9 +187,10 @@ class CompactedWriter:
     def commit(
         self, written: Sequence[WrittenFile], *, horizon: Position, floor: Position, replaces: Collection[int] = ()
     ) -> None:
-        """Add files, remove the replaced runs and move the horizon in one commit; durable when it returns.
+        """Add files, remove the runs in `replaces`, and set horizon and floor in one commit.
 
-        Raises LogFenced if another compactor committed, LogCorrupt if a file differs from what was written.
+        The commit is durable when the method returns. Raises LogFenced if another compaction has committed. Raises
+        LogCorrupt if a file differs from what was written.
         """
         self._fenced.check_ours()
         replaced = [run for run in self.runs if run.number in set(replaces)]
@@ -209,18 +222,19 @@ class CompactedWriter:
         self._state = self._current_state()
 
     def give_up(self, name: str) -> None:
-        """Remove one file (path relative to the table) without a replacement; the horizon stays.
+        """Remove the file with this path (relative to the table) without a replacement, and keep the horizon.
 
-        The caller has already marked its tables for a resync. Raises LogFenced if another compactor committed.
+        The caller has already marked the tables in the file for a resync. Raises LogFenced if another compaction
+        committed.
         """
         sizes = {self._relative(file): file.size for file in self._state.files}
         self._remove_files({name: sizes[name]}, self.horizon, self.floor)
 
     def start_over(self) -> None:
-        """Remove all runs, so that the log is compacted again from its beginning.
+        """Remove all runs and set the horizon to 0, so that the log is compacted again from its beginning.
 
-        Only for a log that was never trimmed and whose reader does not run: a trim up to the previous horizon would
-        remove the only copy of changes. Raises LogFenced if another compactor committed.
+        The log must never have been trimmed, and its reader must not run: a trim up to the previous horizon would
+        remove changes that exist nowhere else. Raises LogFenced if another compaction has committed.
         """
         self._remove_files({self._relative(file): file.size for file in self._state.files}, Position(0), Position(0))
 

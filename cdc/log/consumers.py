@@ -1,7 +1,7 @@
 """Registered consumers of the log with their positions, stored in the log's directory.
 
-They are not in the catalog, so that retention does not depend on it. Each consumer replaces its own small file
-atomically.
+The consumers are not in the catalog, so retention does not depend on the catalog. Each consumer has one small file,
+which it replaces atomically.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from cdc.log.object_path import Root, as_root
 from cdc.position import Position
 
 FOLDER: Final = "_consumers"
-"""Under the log's root."""
+"""Name of the folder under the log's root that contains the consumer files."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One consumer of the log; trimming waits for its position."""
+    """One registered consumer of the log. A trim waits until the consumer has passed the trimmed segments."""
 
     uuid: str
-    """Stable for one target; names its file."""
+    """Identifier of the consumer, which stays the same for one target; the consumer's file has this name."""
     name: str
-    """Display name, such as that of the sink."""
+    """Name for people, such as the name of the sink."""
     position: Position
-    """Everything up to this position is durably stored at the consumer; 0 at first."""
+    """Position up to which the consumer has durably stored all changes; 0 at first."""
     pinned: int | None = None
-    """Version of `compacted` that it reads; None while it reads only `changes`."""
+    """Version of the table `compacted` that the consumer reads; None while it reads only `changes`."""
     seen_at: int = 0
-    """Microseconds UTC of its last report."""
+    """Time of the consumer's last report, in microseconds UTC."""
     boot: str = ""
-    """Boot id of the machine of the last report, which `up_us` belongs to: see cdc.log.boot_clock."""
+    """Boot id of the machine at the last report; `up_us` counts from that boot (`cdc.log.boot_clock`)."""
     up_us: int = 0
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class Consumer:
             raise ValueError(f"consumer's uuid must be letters, digits and hyphens, got {self.uuid!r}")
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that commands and the API print."""
+        """Return the fields that commands and the API print."""
         return {
             "uuid": self.uuid,
             "name": self.name,
@@ -57,12 +57,12 @@ class Consumer:
         }
 
     def silent_us(self, now: BootTimestamp) -> int:
-        """Microseconds since its last report."""
+        """Return the microseconds from the consumer's last report to `now`."""
         return now.since(BootTimestamp(self.seen_at, self.boot, self.up_us))
 
 
 def register(root: str | Root, consumer: Consumer) -> None:
-    """Write or replace the record of a consumer; durable when the call returns."""
+    """Write or replace the file of a consumer; the file is durable when the function returns."""
     root = as_root(root)
     folder = root / FOLDER
     if not folder.is_dir():
@@ -73,12 +73,15 @@ def register(root: str | Root, consumer: Consumer) -> None:
 
 
 def list_consumers(root: str | Root) -> list[Consumer]:
-    """Every registered consumer, by name; raises LogCorrupt if a file cannot be read."""
+    """Return every registered consumer, sorted by name. Raises LogCorrupt if a consumer file cannot be read."""
     return _by_name(_read(file) for file in (as_root(root) / FOLDER).glob("[!.]*.json"))
 
 
 def list_readable_consumers(root: str | Root) -> tuple[list[Consumer], list[str]]:
-    """All consumers with a readable file, by name, and the UUIDs of the others; for displays."""
+    """Return the consumers whose files can be read, sorted by name, and the UUIDs of all others.
+
+    For displays, which must not fail because of one damaged file.
+    """
     found: list[Consumer | None] = []
     broken: list[str] = []
     for file in (as_root(root) / FOLDER).glob("[!.]*.json"):
@@ -90,7 +93,7 @@ def list_readable_consumers(root: str | Root) -> tuple[list[Consumer], list[str]
 
 
 def forget(root: str | Root, uuid: str) -> bool:
-    """Remove a consumer, so that retention no longer waits for it; False if it was not registered."""
+    """Remove a consumer, so that retention no longer waits for it. Return False if it was not registered."""
     file = as_root(root) / FOLDER / f"{uuid}.json"
     if not _PLAIN.match(uuid) or not file.exists():
         return False

@@ -1,11 +1,11 @@
-"""Records in the log's directory that protect the start of an epoch: the pending epoch, and the slot of the log.
+"""Two files in the log's directory that protect the start of an epoch: the pending epoch, and the slot of the log.
 
-The initial snapshot of an epoch is one commit, so a killed process begins an epoch completely or not at all. Two small
+The initial snapshot of an epoch is one commit, so a killed process begins an epoch completely or not at all. The two
 files say what to do with the slot after such a kill.
 
 - `_epoch.json` requests a new epoch. It exists until the snapshot is committed. Until then the old slot is gone, and a
-  new slot may start at a position from which the log cannot continue. The file prevents that a reader resumes from it.
-- `_slot.json` names the slot with its two positions. A snapshot writes it before it creates the slot. A slot with this
+  new slot may start at a position from which the log cannot continue. The file prevents a reader from resuming there.
+- `_slot.json` names the slot with its two positions. The reader writes it before it creates the slot. A slot with this
   name and both positions belongs to this log and was never confirmed, so the next attempt may drop it.
   `cdc slots recover` and `cdc slots adopt` write it for a slot that exists already.
 """
@@ -22,9 +22,9 @@ from cdc.log.object_path import Root, as_root
 from cdc.lsn import Lsn
 
 SLOT_RECORD_FILE: Final = "_slot.json"
-"""Under the log's root."""
+"""Name of the file under the log's root that records the slot of the log."""
 PENDING_EPOCH_FILE: Final = "_epoch.json"
-"""Under the log's root."""
+"""Name of the file under the log's root that requests a new epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,14 @@ class PendingEpoch:
     epoch: int
     """Number of the new epoch; the request is ignored once the log has reached it."""
     reason: str
-    """Reason for an operator."""
+    """Why a new epoch is needed, as text for an operator."""
 
 
 def read_pending_epoch(root: str | Root) -> PendingEpoch | None:
-    """The request of the log under root; None if there is none. Raises LogCorrupt if it cannot be read."""
+    """Read the request for a new epoch from the log under `root`; None if there is no request.
+
+    Raises LogCorrupt if the file cannot be read.
+    """
     try:
         fields = json.loads((as_root(root) / PENDING_EPOCH_FILE).read_text(encoding="utf-8"))
         return PendingEpoch(int(fields["epoch"]), str(fields["reason"]))
@@ -49,35 +52,38 @@ def read_pending_epoch(root: str | Root) -> PendingEpoch | None:
 
 
 def write_pending_epoch(root: str | Root, request: PendingEpoch) -> None:
-    """Write or replace the request; durable when it returns."""
+    """Write or replace the request for a new epoch; the file is durable when the function returns."""
     atomic_file.replace(as_root(root) / PENDING_EPOCH_FILE, json.dumps(asdict(request)).encode())
 
 
 def remove_pending_epoch(root: str | Root) -> None:
-    """Remove the request if there is one."""
+    """Remove the request for a new epoch if there is one."""
     (as_root(root) / PENDING_EPOCH_FILE).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRecord:
-    """A slot with its positions, and the log and the server to which it belongs."""
+    """A replication slot with its positions, and the log and the source server to which it belongs."""
 
     log_id: str
-    """Id of the log; if the directory was emptied, it contains a log with another id."""
+    """Id of the log. If somebody emptied the directory, the log in it has another id."""
     system_id: str
     timeline: int
     database: str
     slot: str
     confirmed_flush: Lsn
-    """The consistent point of the slot; it moves as soon as a reader confirms a position."""
+    """Confirmed position of the new slot; it moves as soon as a reader confirms a position."""
     restart_lsn: Lsn | None
-    """None if the server has invalidated the slot."""
+    """LSN from which the source server keeps WAL for the slot; None if the slot is invalidated."""
     adopted: bool = False
-    """True for a slot that an operator created and assigned to this log; a snapshot starts at it and never drops it."""
+    """True if an operator created the slot and assigned it to this log; a snapshot then never drops it."""
 
 
 def read_slot_record(root: str | Root) -> SlotRecord | None:
-    """The record of the log under root; None if there is none. Raises LogCorrupt if it cannot be read."""
+    """Read the slot record of the log under `root`; None if there is no record.
+
+    Raises LogCorrupt if the file cannot be read.
+    """
     try:
         fields = json.loads((as_root(root) / SLOT_RECORD_FILE).read_text(encoding="utf-8"))
         confirmed, restart = fields.pop("confirmed_flush"), fields.pop("restart_lsn")
@@ -94,7 +100,7 @@ def read_slot_record(root: str | Root) -> SlotRecord | None:
 
 
 def write_slot_record(root: str | Root, record: SlotRecord) -> None:
-    """Write or replace the record; durable when it returns."""
+    """Write or replace the slot record; the file is durable when the function returns."""
     restart = None if record.restart_lsn is None else str(record.restart_lsn)
     fields = {**asdict(record), "confirmed_flush": str(record.confirmed_flush), "restart_lsn": restart}
     atomic_file.replace(as_root(root) / SLOT_RECORD_FILE, json.dumps(fields).encode())

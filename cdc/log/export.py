@@ -1,6 +1,7 @@
 """Export of a range of the log to Parquet files or JSON lines.
 
-Output is written under a temporary name and renamed, so an output file is always complete. Nothing is overwritten.
+The output gets a temporary name and is renamed at the end, so an output file is always complete. An existing path is
+never overwritten.
 """
 
 from __future__ import annotations
@@ -26,36 +27,37 @@ from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 
 FILE_ROWS: Final = 1_000_000
-"""Rows after which the next Parquet file is started."""
+"""Number of rows after which the export begins the next Parquet file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRange:
-    """The changes to export: (after, upto] of the selected topics."""
+    """The changes to export: those of the selected topics in the range (after, upto]."""
 
     after: Position
     upto: Position
     wanted: Callable[[str], bool] | None = None
-    """Predicate over topics; None exports everything, including messages."""
+    """Function that returns True for each topic to export; None exports all rows, including messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Counts of an export."""
+    """Number of rows, number of files and size of an export."""
 
     rows: int
-    """Rows of the log, or lines."""
+    """Number of rows of the log, or of lines in a file of JSON lines."""
     files: int
     size: int
-    """Bytes."""
+    """Total size of the output in bytes."""
 
 
 def export_range(
     log: LogReader, first: Position | None, last: Position | None, wanted: Callable[[str], bool] | None
 ) -> ExportRange:
-    """The range from `first` to `last`, both included; by default from the oldest position to the durable one.
+    """Return the range from `first` to `last`, both included.
 
-    Raises LogTrimmed if `first` is at or below the oldest position.
+    By default the range begins after the oldest position and ends at the durable position. Raises LogTrimmed if `first`
+    is at or below the oldest position.
     """
     durable = log.durable or Position(0)
     after = log.oldest if first is None else Position(max(0, first - 1))
@@ -69,12 +71,12 @@ def export_range(
 
 
 def sorted_rows(log: LogReader, selected: ExportRange) -> Iterator[pa.Table]:
-    """The rows in order of position and ordinal, a few files at a time."""
+    """Yield the selected rows, sorted by position and ordinal, in tables of a few log files each."""
     return rows_between(log, selected.wanted or (lambda _topic: True), selected.after, selected.upto)
 
 
 def write_lines(messages: Iterable[object], out: Path) -> ExportResult:
-    """Write each message as a line of JSON to a new file; raises ConfigError if the path exists."""
+    """Write each message as a line of JSON to the new file `out`. Raises ConfigError if `out` exists."""
     rows = 0
     with _draft(out) as draft, draft.open("w", encoding="utf-8") as sink:
         for message in messages:
@@ -84,9 +86,10 @@ def write_lines(messages: Iterable[object], out: Path) -> ExportResult:
 
 
 def write_parquet(log: LogReader, selected: ExportRange, out: Path, file_rows: int = FILE_ROWS) -> ExportResult:
-    """Write the rows (LOG_SCHEMA) to files `00000.parquet` … of about file_rows rows in a new directory.
+    """Write the selected rows to Parquet files `00000.parquet`, `00001.parquet` … in the new directory `out`.
 
-    The rows keep the order of the log: file by file, each sorted by relation. Raises ConfigError if the path exists.
+    Each file has about `file_rows` rows with the columns LOG_SCHEMA. The rows come file by file from the log, and each
+    file of the log is sorted by relation. Raises ConfigError if `out` exists.
     """
     files = rows = 0
     with _draft(out) as draft:
@@ -103,7 +106,7 @@ def write_parquet(log: LogReader, selected: ExportRange, out: Path, file_rows: i
 
 
 def _grouped(parts: Iterator[pa.Table], limit: int) -> Iterator[Iterator[pa.Table]]:
-    """Groups of parts with at least `limit` rows each, except the last; a group must be consumed before the next."""
+    """Yield groups of tables with at least `limit` rows each, except the last; consume each group before the next."""
     for first in parts:
 
         def group(first: pa.Table = first) -> Iterator[pa.Table]:
@@ -125,7 +128,7 @@ def _wanted(rows: pa.Table, selected: ExportRange) -> pa.Table:
 
 @contextmanager
 def _draft(out: Path) -> Iterator[Path]:
-    """A temporary path in the same directory; it is renamed to `out` after the block, or removed if that fails."""
+    """Yield a temporary path beside `out`. Rename it to `out` after the block, or remove it if the block fails."""
     if out.exists():
         raise ConfigError(f"{str(out)!r} already exists", remedy="name a path that does not exist yet")
     if not out.parent.is_dir():

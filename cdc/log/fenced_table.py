@@ -2,13 +2,13 @@
 
 **Fencing.** A commit carries a Delta `txn` action with the position at which the table then ends. A writer commits only
 on top of the version that it wrote itself or resumed from. delta-rs refuses the commit if another commit with the same
-application id came in between. A writer that another one overtook therefore cannot add a row, on any store that creates
-files atomically.
+application id came in between. So a writer can add nothing after another writer has committed. This holds on any store
+that creates files atomically.
 
 **Torn commits.** delta-rs makes a commit visible, and the writer syncs it afterwards, before anything depends on it.
 After a power loss the newest commit may therefore be incomplete. Such a torn commit was never confirmed, and its
-changes are written again. The next writer replaces it by an empty commit. The version number stays in use: a reader
-that has read the empty commit would never read another commit with that number.
+changes are written again. The next writer replaces the torn commit by an empty one. The version number stays in use,
+because a reader that has read a version never reads another commit with the same number.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from cdc.log.storage import footer, is_table, last_commit_info, open_table
 from cdc.private_files import make_private_directory
 
 CHECKPOINT_EVERY: Final = 20
-"""Commits between two checkpoints; each commit that an open table has replayed makes the next one slightly slower."""
+"""Number of commits between two checkpoints. Each commit since a checkpoint makes the next one slightly slower."""
 TOKEN: Final = "cdc.commit"  # noqa: S105 - no secret
-"""Key of a unique token in each commit's metadata, which identifies a commit whose response was lost."""
+"""Key in the metadata of a commit. Its value is unique, and identifies the commit if the response was lost."""
 _DELTA_SCHEMA: Final = Schema.from_arrow(TABLE_SCHEMA)
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _PARTITION: Final = "segment"
@@ -53,13 +53,13 @@ log = structlog.get_logger("log")
 
 
 class FencedTable:
-    """A table at the last commit that this process made or resumed from; for one thread of one process."""
+    """A Delta table at the last version that this process wrote or resumed from; for one thread of one process."""
 
     def __init__(self, path: Root, log_id: str | None = None) -> None:
         """Open the table; `log_id` is the application id of its commits, by default the table's own id.
 
         Raises LogUnwritable if the latest commit cannot be made durable. Raises LogFormatUnknown if the log has another
-        format than this version writes.
+        format than the one that this version of cdc writes.
         """
         self.path = path
         self._table = open_table(path)
@@ -77,7 +77,7 @@ class FencedTable:
 
     @staticmethod
     def create(path: Root, identity: LogIdentity) -> None:
-        """Create an empty table at path if there is none; the table gets the directory's name.
+        """Create an empty table at `path` unless a table exists; the directory's name becomes the table's name.
 
         Raises LogUnwritable if the directory cannot be created.
         """
@@ -107,25 +107,25 @@ class FencedTable:
 
     @property
     def table(self) -> DeltaTable:
-        """The snapshot on which the next commit is based; callers must not refresh it."""
+        """The Delta snapshot on which the next commit is based; callers must not refresh it."""
         return self._table
 
     @property
     def position(self) -> int | None:
-        """The position of the last `txn`; None before the first."""
+        """Position at which the table ends, from its last `txn` action; None before the first `txn`."""
         return self._position
 
     @property
     def tokens(self) -> frozenset[str | None]:
-        """TOKEN of the current commit, and of the last attempted one."""
+        """The values of TOKEN in the last successful commit and in the last attempted commit of this writer."""
         return frozenset({self._token, self._attempted})
 
     def latest_commit_info(self) -> dict[str, Any]:
-        """The metadata of the latest commit."""
+        """Return the metadata of the latest commit."""
         return last_commit_info(self.path, self._table)
 
     def files(self) -> pa.Table:
-        """The data files as delta-rs lists them; each statistic is a column."""
+        """Return the table of data files as delta-rs lists them, with one column per statistic."""
         return pa.table(self._table.get_add_actions(flatten=True))
 
     def check_ours(self) -> None:
@@ -146,10 +146,11 @@ class FencedTable:
         metadata: Mapping[str, str],
         other_transactions: Mapping[str, int] | None = None,
     ) -> None:
-        """Commit actions with position as the `txn`; other_transactions: further application ids → versions.
+        """Commit the actions, with `position` as the version of the table's `txn`.
 
-        The commit is durable when the method returns. Raises LogFenced if another writer has committed. Raises
-        LogUnreachable if an object store did not report whether the commit succeeded; compare its TOKEN then.
+        `other_transactions` maps further application ids to versions. The commit is durable when the method returns.
+        Raises LogFenced if another writer has committed. Raises LogUnreachable if an object store did not report
+        whether the commit succeeded; the caller then compares the TOKEN of the latest commit.
         """
         self.check_ours()
         transactions = {self.log_id: position, **(other_transactions or {})}
@@ -174,8 +175,9 @@ class FencedTable:
             self._checkpoint_if_due()
 
     def added(self, relative: str, size: int, rows: int, statistics: str) -> AddAction:
-        """Return the action that adds a file of the table's directory; raises LogCorrupt unless the file is as
-        described.
+        """Return the action that adds a file, given by its path relative to the table's directory.
+
+        Raises LogCorrupt if the file has another size, other columns or another number of rows than the arguments say.
         """
         # delta-rs accepts missing files and files with other columns, so the file is checked first
         path = self.path / relative
@@ -193,12 +195,12 @@ class FencedTable:
     def removed(relative: str, size: int, *, data_change: bool = True) -> RemoveAction:
         """Return the action that removes a file from the table; the file stays on disk.
 
-        data_change: False if its rows stay in the table.
+        Pass `data_change=False` if other files of the same commit contain the rows of the file.
         """
         return RemoveAction(relative, data_change, _now(), size, {_PARTITION: str(segment_of(relative))})
 
     def _create(self, actions: Sequence[AddAction | RemoveAction], properties: CommitProperties, token: str) -> None:
-        """Send the one request that creates the commit; it may succeed even if it reports an error."""
+        """Send the request that creates the commit; the commit may exist even if the request reports an error."""
         try:
             self._table.create_write_transaction(
                 list(actions),
@@ -220,7 +222,7 @@ class FencedTable:
             raise self._fenced_error() from exc
 
     def _has_token(self, token: str) -> bool:
-        """Whether the commit after the snapshot has this token."""
+        """Return True if the version after the snapshot exists and its commit has this token."""
         try:
             commit = commit_file(self.path, self._table.version() + 1).read_bytes()
         except FileNotFoundError:
@@ -234,9 +236,10 @@ class FencedTable:
         return LogFenced(f"another writer committed to {self.path.name!r} of the log after {after}")
 
     def _rewrite_latest_commit(self) -> None:
-        """Write the latest commit to a new file, so that everything readers can see of the log is durable.
+        """Write the latest commit to a new file and sync it, so that everything readers can see is durable.
 
-        A second fsync of the same file would prove nothing: after a failed one the kernel may mark its pages as clean.
+        A second fsync of the same file would prove nothing: after a failed fsync the kernel may mark its pages as
+        clean.
         """
         if isinstance(self.path, BucketPath):  # an object store makes a commit durable before it is visible
             return
@@ -250,7 +253,7 @@ class FencedTable:
             raise LogUnwritable(f"the log's latest commit cannot be synced to disk: {reason.lower()}") from exc
 
     def _last_checkpoint(self) -> int:
-        """Version of the last checkpoint, so that writers of only a few commits each still checkpoint in time."""
+        """Return the version of the last checkpoint, or 0. Writers with few commits each count on from it."""
         try:
             return int(json.loads((self.path / "_delta_log" / "_last_checkpoint").read_bytes())["version"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -267,7 +270,7 @@ class FencedTable:
 
 
 def check_writable_format(found: int) -> None:
-    """Raise LogFormatUnknown unless this version writes logs of that format."""
+    """Raise LogFormatUnknown unless `found` is the format that this version of cdc writes."""
     if found != FORMAT:
         raise LogFormatUnknown(
             f"the log has format {found}, but this version of cdc writes only format {FORMAT}",
@@ -276,9 +279,9 @@ def check_writable_format(found: int) -> None:
 
 
 def sync_commit(table: Root, version: int) -> None:
-    """Sync a commit of the table at that path, which readers can see a moment before its writer has synced it.
+    """Sync one commit of the table at that path. Readers can see a commit a moment before its writer has synced it.
 
-    Raises FileNotFoundError if the commit was cleaned up; a commit is synced long before that.
+    Raises FileNotFoundError if the commit was cleaned up; commits are synced long before they are cleaned up.
     """
     commit = commit_file(table, version)
     atomic_file.sync(commit)
@@ -286,9 +289,10 @@ def sync_commit(table: Root, version: int) -> None:
 
 
 def repair_torn_commit(path: Root) -> None:
-    """Replace a torn newest commit by an empty one; a torn first commit is removed.
+    """Replace the newest commit of the table by an empty commit if a power loss left it incomplete.
 
-    Only for the writer of the table. A commit in progress is never visible in part.
+    An incomplete first commit is removed. Only the writer of the table may call this function. A commit that another
+    process is writing at this moment is never mistaken for a torn one, because commits become visible atomically.
     """
     if isinstance(path, BucketPath) or not (numbers := _versions(path)):
         return
@@ -312,7 +316,7 @@ def _versions(path: Path) -> list[int]:
 
 
 def _actions(commit: Path) -> list[bytes]:
-    """The actions of a commit; empty if the file is missing or incomplete."""
+    """Return the actions of a commit file, one JSON line each; empty if the file is missing or incomplete."""
     with suppress(FileNotFoundError, ValueError):
         actions = [line for line in commit.read_bytes().splitlines() if line]
         return actions if all(isinstance(json.loads(action), dict) for action in actions) else []

@@ -19,9 +19,10 @@ from cdc.errors import LogFormatUnknown
 from cdc.position import Position
 
 FORMAT: Final = 2
-"""Version of the log's format. A newer log is refused. An older log is read, and written after `cdc migrate log`.
+"""Version of the log's format that this version of cdc writes.
 
-2: every page of a data file has a checksum.
+A log with a higher number is refused. A log with a lower number can be read; `cdc migrate log` makes it writable. In
+format 2 every page of a data file has a checksum.
 """
 
 CHANGES: Final = "changes"
@@ -31,17 +32,17 @@ COMPACTED: Final = "compacted"
 """Name of the table with the latest state of each key up to the horizon."""
 
 TABLE_SCHEMA: Final = LOG_SCHEMA.append(pa.field("segment", pa.int32(), nullable=False))
-"""Columns of the Delta tables: those of a log row, and the partition of its file."""
+"""Columns of both Delta tables: those of a log row, and the number of the partition."""
 
 ORDER: Final = [("relation", "ascending"), ("position", "ascending"), ("ordinal", "ascending")]
-"""Sort order of the rows in a file.
+"""Sort keys of the rows in a data file.
 
 Sorting by key would make lookups of a key slightly faster. Sorting by position lets a reader of late positions skip row
 groups, and integer columns compress to a fraction of the size.
 """
 
 STATISTICS: Final = ("position", "ordinal", "relation", "op", "partial", "committed_at")
-"""Columns whose minimum and maximum are in the Delta log; readers use them to exclude files."""
+"""Columns whose minimum and maximum are in the `_delta_log`. Readers use these values to exclude files."""
 
 PARQUET: Final[dict[str, Any]] = {
     "compression": "lz4",
@@ -53,17 +54,19 @@ PARQUET: Final[dict[str, Any]] = {
     # the allocator maps and unmaps each larger page separately, which is slow
     "data_page_size": 1 << 18,
 }
-"""Parquet options of all files of the log."""
+"""Options with which pyarrow writes every Parquet file of the log."""
 
 GROUP: Final = 16_384
-"""Rows of a row group.
+"""Number of rows in a row group.
 
-A reader of one table of many, or of a part of a range, reads whole groups. A group needs 1,400 bytes in the footer,
-less than 0.3 % of its size.
+A reader always reads whole row groups, even if it needs one table of many or a short range. The description of a group
+needs 1,400 bytes in the footer, less than 0.3 % of the size of the group.
 """
 SMALL_GROUP: Final = 4_096
-"""Rows of a row group in a file with more relations than groups. The file grows by 2 %, and a read of one table needs a
-quarter of the bytes."""
+"""Number of rows in a row group, for a file that has more relations than it would have row groups of GROUP rows.
+
+The file grows by 2 %, and reading one table needs a quarter of the bytes.
+"""
 
 PROPERTIES: Final[Mapping[str, str]] = {
     "delta.dataSkippingStatsColumns": ",".join(STATISTICS),
@@ -88,26 +91,29 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogIdentity:
-    """The source of the log, written when the log is created."""
+    """The source of the log, recorded in the description of the Delta tables when the log is created."""
 
     system_id: str
     """System identifier of the source cluster (`IDENTIFY_SYSTEM`)."""
     database: str
 
     def to_description(self) -> str:
-        """The description of the Delta table."""
+        """Return the description of the Delta table: JSON with the format and this identity."""
         return json.dumps({"format": FORMAT, "system_id": self.system_id, "database": self.database})
 
     @classmethod
     def from_description(cls, text: str) -> Self:
-        """Parse a table's description; raises LogFormatUnknown for a newer format or a table that is no change log."""
+        """Parse the description of a Delta table.
+
+        Raises LogFormatUnknown for a newer format, or for a table that is not part of a change log.
+        """
         format_of(text)
         fields = json.loads(text)
         return cls(system_id=fields["system_id"], database=fields["database"])
 
 
 def format_of(description: str) -> int:
-    """The format that a table's description names; raises LogFormatUnknown if this version does not know it."""
+    """Return the format number in a table's description. Raises LogFormatUnknown if this version does not know it."""
     try:
         found = json.loads(description)["format"]
     except (ValueError, KeyError, TypeError) as exc:
@@ -118,39 +124,41 @@ def format_of(description: str) -> int:
 
 
 class CommitSource(NamedTuple):
-    """The source that a commit was captured from; another source continues the log only with a new epoch."""
+    """The source server from which a commit was captured. Another source continues the log only in a new epoch."""
 
     timeline: int
     system_id: str = ""
-    """System identifier of the cluster. "" in commits of older versions; the identity of the log then applies."""
+    """System identifier of the cluster; "" in commits of older versions, for which the log's identity counts."""
     publication: int = 0
-    """OID of the publication at the start of the session, 0 if unknown; a publication that was created again has
-    another OID."""
+    """OID of the publication at the start of the session; 0 if unknown.
+
+    A publication that was dropped and created again has another OID.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitInfo:
-    """Metadata of a commit of the log."""
+    """Metadata of a commit that appended to the log."""
 
     last: Position
-    """The durable position after this commit."""
+    """Durable position after this commit."""
     committed_at: int
-    """Microseconds UTC of the last transaction, 0 if there was none."""
+    """Commit time of the last transaction at the source, in microseconds UTC; 0 without a transaction."""
     timeline: int
     rows: int = 0
     transactions: int = 0
     system_id: str = ""
-    """System identifier of the cluster; "" if the commit does not contain it."""
+    """System identifier of the source cluster; "" if the commit does not name it."""
     publication: int = 0
-    """OID of the publication, 0 if the commit does not contain it."""
+    """OID of the publication; 0 if the commit does not name it."""
 
     @property
     def commit_source(self) -> CommitSource:
-        """What the commit was made from."""
+        """Return the source server from which the commit was captured."""
         return CommitSource(self.timeline, self.system_id, self.publication)
 
     def to_metadata(self) -> dict[str, str]:
-        """The commit's metadata as text values."""
+        """Return the metadata as Delta stores it: keys that begin with `cdc.`, and text values."""
         return {
             "cdc.last": str(self.last),
             "cdc.committed_at": str(self.committed_at),
@@ -163,7 +171,10 @@ class CommitInfo:
 
     @classmethod
     def from_metadata(cls, fields: Mapping[str, Any]) -> Self | None:
-        """Parse a commit's metadata; None for a commit that is no append, such as the creation of the table."""
+        """Parse the metadata of a Delta commit.
+
+        Return None for a commit without a position, such as the one that creates the table.
+        """
         if "cdc.last" not in fields:
             return None
         return cls(
@@ -179,33 +190,38 @@ class CommitInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFile:
-    """One data file of the log, with what a read plan needs to know of it."""
+    """One data file of the log, with everything that a read plan needs to know about it."""
 
     path: str
-    """Absolute path, or the URL in an object store."""
+    """Absolute path of the file, or its URL in an object store."""
     rows: int
     size: int
-    """Bytes."""
+    """Size of the file in bytes."""
     first: Position
     last: Position
     segment: int
     schemas_only: bool = False
-    """True if all rows are `s` rows. The writer puts them into separate files, so that readers find them without a
-    scan."""
+    """True if all rows of the file are `s` rows.
+
+    The writer puts `s` rows into separate files, so that readers find them without reading other files.
+    """
     partial: bool = True
-    """Whether it may contain partial images."""
+    """False if the statistics prove that the file has no partial images."""
     committed_at: int = 0
-    """Microseconds UTC of its latest transaction, truncated to milliseconds as in Delta statistics."""
+    """Commit time of the latest transaction in the file, in microseconds UTC, truncated to milliseconds."""
     skip_upto: Position = Position(0)  # noqa: RUF009 - an int, never changed
-    """Rows at or below this position are skipped, because another file contains them."""
+    """Position up to which a reader skips the rows of this file, because another file contains their state."""
     relations: tuple[int, int] | None = None
-    """Least and greatest relation number; None if all rows are messages, or if the relations were not read."""
+    """Least and greatest relation number in the file; None if all rows are messages, or if not known."""
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Options of the connection to its object store; some are secret."""
+    """Connection options of the object store that contains the file; some of them are secret."""
 
 
 def log_file_of_action(path: FilePath, action: Mapping[str, Any]) -> LogFile:
-    """The file of the table at path that delta-rs lists as this action; each statistic has its own column."""
+    """Return the LogFile for one row of delta-rs' flattened list of add actions.
+
+    `path` is the directory of the table.
+    """
     latest = action.get("max.committed_at")
     return LogFile(
         path=str(path / action["path"]),
@@ -223,7 +239,7 @@ def log_file_of_action(path: FilePath, action: Mapping[str, Any]) -> LogFile:
 
 
 def delta_statistics(rows: pa.Table) -> str:
-    """The Delta statistics of a file with these rows, as JSON."""
+    """Return the Delta statistics, as JSON text, of a file that contains these rows."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -248,20 +264,20 @@ def _iso_milliseconds(micros: int) -> str:
 
 
 def segment_of(relative: str) -> int:
-    """The segment number of a data file, by its path relative to the table."""
+    """Return the segment number in the path of a data file relative to its table, such as `segment=7/x.parquet`."""
     return int(relative.partition("/")[0].removeprefix("segment="))
 
 
 def commit_file(table: _P, version: int) -> _P:
-    """Path of the commit file that created a version of the table."""
+    """Return the path of the commit file in `_delta_log` that created this version of the table."""
     return table / "_delta_log" / f"{version:020d}.json"
 
 
 def trimmed_id(log_id: str) -> str:
-    """Application id in `changes` whose `txn` version is the last trimmed position."""
+    """Return the application id in `changes` whose `txn` version is the last trimmed position."""
     return f"{log_id}/trimmed"
 
 
 def floor_id(log_id: str) -> str:
-    """Application id in `compacted` whose `txn` version is the floor: the position up to which deletes were removed."""
+    """Return the application id in `compacted` whose `txn` version is the floor."""
     return f"{log_id}/floor"
