@@ -113,7 +113,10 @@ class CompactedWriter:
     """
 
     def __init__(self, root: str | Root, log_id: str) -> None:
-        """Raises LogCorrupt if the table belongs to another log, LogUnwritable if the latest commit cannot be synced."""
+        """Open the table.
+
+        Raises LogCorrupt if it belongs to another log, LogUnwritable if its latest commit cannot be synced.
+        """
         self._root = as_root(root)
         self._fenced = FencedTable(self._root / COMPACTED, log_id)
         self._state = self._current_state()

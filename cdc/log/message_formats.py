@@ -19,7 +19,7 @@ from cdc.position import Position
 from cdc.table import Column, TableSchema, split_topic
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"
-"""Placeholder for an unchanged TOAST value, as Debezium writes it; only in the debezium format."""
+"""Text that Debezium writes in place of an unchanged TOAST value; only the format `debezium` uses it."""
 _INTEGERS: Final = frozenset({20, 21, 23, 26})
 """Type OIDs of int8, int2, int4 and oid."""
 _BOOLEAN: Final = 16
@@ -27,9 +27,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Message = dict[str, Any]
 Row = Mapping[str, Any]
-"""One row of LOG_SCHEMA as `RecordBatch.to_pylist` returns it; an image is a list of (column id, text)."""
+"""One row of LOG_SCHEMA as `RecordBatch.to_pylist` returns it; a row image is a list of (column id, text)."""
 Formatter = Callable[[Row, Row | None, "SchemaInForce"], Iterator[Message]]
-"""Formats a row: (row, next row, schemas) → messages."""
+"""Function that formats one row: (row, next row or None, current schemas) → messages."""
 
 
 class MessageFormat(StrEnum):
@@ -45,7 +45,7 @@ class MessageFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceBlock:
-    """Names of the source in Debezium's `source` block."""
+    """Values for Debezium's `source` block that are the same in every message."""
 
     pipeline: str
     database: str
@@ -54,17 +54,20 @@ class SourceBlock:
 
 @dataclass(slots=True)
 class SchemaInForce:
-    """The current schema of each relation; every `s` row that passes updates it."""
+    """The current schema of each relation. Every `s` row that is passed to `follow` updates the schemas."""
 
     schemas: dict[int, TableSchema] = field(default_factory=dict)
 
     def follow(self, row: Row) -> None:
-        """Update the schema from an `s` row; ignores other rows."""
+        """Update the schema of the relation if the row is an `s` row; ignore all other rows."""
         if row["op"] == Operation.SCHEMA.value:
             self.schemas[row["relation"]] = TableSchema.from_json(row["payload"])
 
     def named(self, row: Row, image: Iterable[tuple[int, str | None]]) -> dict[str, Any]:
-        """Column name → JSON value; the name of an unknown column, such as a dropped one, is `column_ID`."""
+        """Return the values of a row image: column name → JSON value.
+
+        A column that the current schema does not have, such as a dropped one, gets the name `column_ID`.
+        """
         columns = {c.id: c for c in self._columns(row)}
         return {
             columns[number].name if number in columns else f"column_{number}": json_value(text, columns.get(number))
@@ -72,7 +75,10 @@ class SchemaInForce:
         }
 
     def key(self, row: Row, parts: Iterable[str | None] | None) -> dict[str, Any] | None:
-        """Column name → JSON value of the key; None if the row has no key."""
+        """Return the key columns of a row: column name → JSON value; None if `parts` is None.
+
+        If the current schema has another number of key columns, the names are `0`, `1`, ….
+        """
         if parts is None:
             return None
         schema = self.schemas.get(row["relation"])
@@ -83,7 +89,7 @@ class SchemaInForce:
         return {c.name: json_value(value, c) for c, value in zip(columns, values, strict=True)}
 
     def names(self, row: Row) -> list[str]:
-        """Names of the columns that the source sends, in order."""
+        """Return the names of the table's columns without generated columns, in the order of the table."""
         return [c.name for c in self._columns(row) if not c.generated]
 
     def _columns(self, row: Row) -> tuple[Column, ...]:
@@ -92,7 +98,7 @@ class SchemaInForce:
 
 
 def json_value(text: str | None, column: Column | None) -> Any:
-    """A value as JSON: integers and booleans as such, all others as text."""
+    """Return a value as JSON: a number for an integer type, true or false for a boolean, otherwise the text."""
     if text is None or column is None:
         return text
     oid = column.value_type[0]
@@ -104,9 +110,9 @@ def json_value(text: str | None, column: Column | None) -> Any:
 def messages(
     rows: Iterable[Row], tables: SchemaInForce, form: MessageFormat, source: SourceBlock
 ) -> Iterator[tuple[Row, Message]]:
-    """Each row with each of its messages, in the given order; a row may have no message, or two.
+    """Yield (row, message) pairs in the given order; a row can have no message, one, or two.
 
-    Rows must be in (position, ordinal) order, so that the two rows of a key change are adjacent.
+    The rows must be sorted by position and ordinal, so that the two rows of a key change are adjacent.
     """
     formatters: dict[MessageFormat, Formatter] = {
         MessageFormat.CDC: _cdc,
@@ -121,7 +127,7 @@ def messages(
 
 
 def filter_messages(found: Iterable[tuple[Row, Message]], operations: frozenset[str]) -> Iterator[Message]:
-    """The messages of rows with one of the operations; no operation selects all."""
+    """Yield the messages of the rows with one of the operations; an empty set of operations selects all rows."""
     return (message for row, message in found if not operations or row["op"] in operations)
 
 
@@ -256,7 +262,10 @@ class _Debezium:
         }
 
     def _order(self, row: Row) -> int:
-        """Number of the row inside its transaction and table, from 1, counted over the given rows."""
+        """Return the number of the row among the rows of its transaction and table, from 1.
+
+        Only rows that were passed to this object count.
+        """
         if row["position"] != self._position:
             self._position = row["position"]
             self._orders = {}
@@ -266,7 +275,7 @@ class _Debezium:
 
 
 def _is_key_change(row: Row, following: Row) -> bool:
-    """Whether the two rows are one key change: `d` of the old key, then `u` with `old_key`."""
+    """Return True if the two rows are one key change: a `d` row of the old key, then a `u` row with `old_key`."""
     return bool(
         row["op"] == Operation.DELETE.value
         and following["old_key"] is not None
@@ -278,6 +287,6 @@ def _is_key_change(row: Row, following: Row) -> bool:
 
 
 def _micros(row: Row) -> int:
-    """Commit time in µs since 1970 UTC."""
+    """Return the commit time of the row in microseconds since 1970 UTC."""
     delta = row["committed_at"] - _EPOCH
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + int(delta.microseconds)

@@ -1,8 +1,9 @@
-"""In-place migration of a log to the format of this version.
+"""In-place migration of a log to the format that this version of cdc writes.
 
-Each format has a step that makes true what the next format guarantees; afterwards one commit per table changes the
-format number. The compacted table is migrated first, because every reader checks `changes` first. If the migration is
-killed, each table has either format, and the next run continues: every step can be repeated.
+Each format has a step, which changes a table until it fulfils the guarantees of the next format. Then one commit per
+table changes the format number. The compacted table is migrated first, because every reader checks `changes` first. A
+killed migration leaves each table in the old or in the new format. The next run continues, because every step can be
+repeated.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from cdc.log.object_path import Root
 from cdc.log.storage import is_table, last_commit_info, open_table
 
 Step = Callable[[Root], None]
-"""Changes a table at that path, so that it fulfils the next format."""
+"""Function that changes the table at a path until it fulfils the guarantees of the next format."""
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationResult:
-    """Formats before and after a migration."""
+    """Format of the log before and after a migration."""
 
     before: int
-    """The older format of the two tables."""
+    """Lower one of the formats that the two tables had."""
     after: int
 
 
 def migrate_log(root: Root) -> MigrationResult:
-    """Migrate the log under root to the format of this version, while no reader and no compaction runs.
+    """Migrate the log under `root` to the format of this version, while no reader and no compaction runs.
 
-    A process that runs nevertheless is fenced at its next commit. Raises LogFormatUnknown for a newer log, LogFenced if
-    another process commits during the migration, LogError if there is no log.
+    If a reader or a compaction runs nevertheless, its next commit is refused. Raises LogFormatUnknown for a newer log,
+    LogFenced if another process commits during the migration, LogError if there is no log.
     """
     if not is_table(root / CHANGES):
         raise LogError(f"no change log at {str(root)!r}", remedy="check log.path, and that the reader has run once")
@@ -53,9 +54,9 @@ def migrate_log(root: Root) -> MigrationResult:
 
 
 def describe(table: Root, log_id: str, description: str) -> None:
-    """Replace the description of the table at that path in a commit; durable when it returns.
+    """Replace the description of the table at that path in one commit; the commit is durable when this returns.
 
-    The positions and the metadata of the latest commit are repeated in it. Raises LogFenced if another process commits.
+    The commit repeats the position and the metadata of the latest commit. Raises LogFenced if another process commits.
     """
     delta = open_table(table)
     position = delta.transaction_version(log_id)
@@ -79,7 +80,7 @@ def describe(table: Root, log_id: str, description: str) -> None:
 
 
 def _migrate_table(table: Root, log_id: str) -> int:
-    """Migrate one table, and return the format that it had."""
+    """Migrate one table, and return the format that the table had before."""
     description = open_table(table).metadata().description
     found = format_of(description)
     for number in range(found, FORMAT):
@@ -90,8 +91,8 @@ def _migrate_table(table: Root, log_id: str) -> int:
 
 
 def _keep_files(_table: Root) -> None:
-    """Do nothing: format 2 only concerns new files. Existing files stay without page checksums."""
+    """Do nothing: format 2 concerns only new files. Existing files stay without page checksums."""
 
 
 STEPS: Final[Mapping[int, Step]] = {1: _keep_files}
-"""Format → the step to the next one."""
+"""Number of each older format → the step from that format to the next one."""

@@ -1,8 +1,9 @@
 """Paths in an object store, with the part of the `pathlib.Path` interface that the log uses.
 
 Folders exist implicitly. A write is atomic and durable when the call returns. A missing file raises FileNotFoundError,
-as on a disk. Other failures raise LogUnreachable (the store does not answer; retried) or LogInaccessible (the store
-denies access, or the bucket does not exist; an operator must act).
+as on a disk. Other failures raise LogUnreachable or LogInaccessible. LogUnreachable means that the store does not
+answer, and the caller tries again. LogInaccessible means that the store denies access or the bucket does not exist, and
+an operator must act.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ REQUEST_LIMITS: Final[dict[str, str]] = {
     "timeout": "30s",
     "connect_timeout": "5s",
 }
-"""Limits of one request. Callers that can wait longer retry themselves, and report that they wait."""
+"""Time limits and number of retries of one request. A caller that can wait longer retries by itself."""
 CLIENT: Final = frozenset({"allow_http", "timeout", "connect_timeout"})
-"""Options of the HTTP client; all others are options of the store."""
+"""Names of the options of the HTTP client; all other options belong to the store."""
 
 _URL: Final = re.compile(r"((?:s3a?|gs|abfss?)://[^/]+)/*(.*?)/*\Z")
 _MISSING: Final = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist")
@@ -46,9 +47,9 @@ _REFUSED: Final = re.compile(
 _CLIENT_ERROR: Final = re.compile(r"\b4(?!08|09|12|29)\d\d [A-Z]")
 _REQUEST_FAILED: Final = re.compile(r"Error performing|Generic (?:S3|GCS|MicrosoftAzure) error|error sending request")
 READ_AHEAD_BYTES: Final = 1 << 20
-"""Minimum bytes of a partial read, because the next column is usually read as well."""
+"""Minimum number of bytes of one partial read, because the next column is usually read as well."""
 _RESERVATION: Final = ".begun"
-"""Name of a file whose conditional creation reserves a folder for one writer."""
+"""Name of a file in a folder. The writer whose conditional put creates this file has the folder alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Stat:
 
     st_size: int
     st_mtime_ns: int
-    """By the clock of the store, in whole seconds."""
+    """Time of the last change in nanoseconds, by the clock of the store, in whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,9 @@ class BucketPath:
     """A file or a folder of a bucket; two paths are equal if bucket, key and options are equal."""
 
     bucket: str
-    """With its scheme: `s3://lake`."""
+    """URL of the bucket with the scheme, such as `s3://lake`."""
     key: str
-    """Key inside the bucket without slashes at both ends; empty for the bucket itself."""
+    """Key inside the bucket, without slashes at both ends; "" for the bucket itself."""
     options: Options = field(default=(), repr=False)
 
     def __str__(self) -> str:
@@ -78,28 +79,28 @@ class BucketPath:
 
     @property
     def name(self) -> str:
-        """The last component."""
+        """The part of the key after the last slash."""
         return self.key.rpartition("/")[2]
 
     @property
     def stem(self) -> str:
-        """The last component without its suffix."""
+        """The name without its last suffix."""
         return self.name.rpartition(".")[0] or self.name
 
     @property
     def parent(self) -> BucketPath:
-        """The folder that contains it."""
+        """The folder that contains this file or folder."""
         return replace(self, key=self.key.rpartition("/")[0])
 
     def read_bytes(self) -> bytes:
-        """The content; raises FileNotFoundError."""
+        """Return the content of the file; raises FileNotFoundError."""
         import obstore
 
         with self._client() as store:
             return bytes(obstore.get(store, self.key).bytes())
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """The content as text; raises FileNotFoundError and UnicodeDecodeError."""
+        """Return the content of the file as text; raises FileNotFoundError and UnicodeDecodeError."""
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, content: Any) -> None:
@@ -114,11 +115,11 @@ class BucketPath:
         self.write_bytes(content.encode(encoding))
 
     def touch(self) -> None:
-        """Create or replace the file with a content that it never had before, so that each call is visible."""
+        """Create or replace the file with a new random content, so that other processes notice each call."""
         self.write_bytes(uuid.uuid4().hex.encode())
 
     def exists(self) -> bool:
-        """Whether the file exists; False for a folder."""
+        """Return True if the file exists; False for a folder."""
         try:
             self.stat()
         except FileNotFoundError:
@@ -126,14 +127,14 @@ class BucketPath:
         return True
 
     def is_dir(self) -> bool:
-        """Whether the folder contains a file at any depth."""
+        """Return True if the folder contains a file at any depth."""
         import obstore
 
         with self._client() as store:
             return any(obstore.list(store, f"{self.key}/", chunk_size=1))
 
     def stat(self) -> Stat:
-        """Size and modification time of the file; raises FileNotFoundError."""
+        """Return size and modification time of the file; raises FileNotFoundError."""
         import obstore
 
         with self._client() as store:
@@ -141,7 +142,7 @@ class BucketPath:
         return _stat(found["size"], found["last_modified"])
 
     def iterdir(self) -> Iterator[BucketPath]:
-        """The files and non-empty folders directly in this folder; nothing if there is no such folder."""
+        """Yield the files and non-empty folders directly in this folder; nothing if the folder does not exist."""
         import obstore
 
         with self._client() as store:
@@ -150,7 +151,10 @@ class BucketPath:
         return (replace(self, key=name.rstrip("/")) for name in names)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of every file below at any depth, by relative path; one request per thousand files."""
+        """Return the size in bytes of every file below this folder at any depth, by path relative to the folder.
+
+        The listing needs one request per thousand files.
+        """
         import obstore
 
         with self._client() as store:
@@ -158,16 +162,16 @@ class BucketPath:
         return {entry["path"].removeprefix(f"{self.key}/"): entry["size"] for entry in found}
 
     def glob(self, pattern: str) -> Iterator[BucketPath]:
-        """The paths below that match; each component of the pattern matches one level."""
+        """Yield the paths below this folder that match; each component of the pattern matches one level."""
         head, _, rest = pattern.partition("/")
         for place in self.iterdir():
             if fnmatchcase(place.name, head):
                 yield from place.glob(rest) if rest else (place,)
 
     def mkdir(self, *, parents: bool = False, exist_ok: bool = False) -> None:  # noqa: ARG002 - pathlib's signature
-        """Reserve a new folder; does nothing if it may exist.
+        """Reserve this folder for one writer; with `exist_ok` do nothing, because folders exist implicitly.
 
-        Without exist_ok only the first caller succeeds, and all others get FileExistsError.
+        Without `exist_ok` only the first caller succeeds, and all others get FileExistsError.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError
@@ -181,13 +185,14 @@ class BucketPath:
                 raise FileExistsError(str(self)) from None
 
     def rmdir(self) -> None:
-        """Remove the reservation of the folder; a folder without files does not exist."""
+        """Remove the reservation file of the folder; the folder disappears with its last file."""
         (self / _RESERVATION).unlink(missing_ok=True)
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Remove the file.
 
-        A missing file raises FileNotFoundError unless missing_ok; that check costs a second request.
+        A missing file raises FileNotFoundError unless `missing_ok` is True. The check for the file costs a second
+        request.
         """
         import obstore
 
@@ -197,7 +202,7 @@ class BucketPath:
             obstore.delete(store, self.key)
 
     def remove_all(self) -> None:
-        """Remove every file below."""
+        """Remove every file below this folder."""
         import obstore
 
         with self._client() as store:
@@ -205,14 +210,14 @@ class BucketPath:
                 obstore.delete(store, [entry["path"] for entry in entries])
 
     def reader(self, size: int | None = None) -> io.BufferedReader:
-        """The file for random access, which fetches only the ranges that are read; raises FileNotFoundError.
+        """Open the file for random access; only the ranges that are read are fetched.
 
-        size: size of the file, if the caller knows it.
+        Pass `size`, the size of the file in bytes, if it is known; this saves a request. Raises FileNotFoundError.
         """
         return io.BufferedReader(_RangeReader(self, self.stat().st_size if size is None else size), READ_AHEAD_BYTES)
 
     def read_range(self, start: int, length: int) -> Any:
-        """A range of the content, as a buffer."""
+        """Return `length` bytes of the file from the offset `start`, as a buffer."""
         import obstore
 
         with self._client() as store:
@@ -225,7 +230,7 @@ class BucketPath:
 
 
 class _RangeReader(io.RawIOBase):
-    """A file of a bucket; each read is one request."""
+    """A file of a bucket for random access; each read is one request."""
 
     def __init__(self, path: BucketPath, size: int) -> None:
         self._path, self._size, self._offset = path, size, 0
@@ -257,7 +262,7 @@ Root = Path | BucketPath
 
 
 def as_root(place: str | Root, options: Options = ()) -> Root:
-    """The root for a path, a `file://` URL or an object store URL."""
+    """Return the root for a local path, a `file://` URL or the URL of an object store."""
     if not isinstance(place, str):
         return place
     url = _URL.match(place)
@@ -267,7 +272,7 @@ def as_root(place: str | Root, options: Options = ()) -> Root:
 
 
 def has_conditional_create(folder: BucketPath) -> bool:
-    """Test all permissions that a log needs, and return whether the store refuses to create a file twice.
+    """Test all permissions that a log needs, and return True if the store refuses to create a file twice.
 
     Raises LogUnreachable and LogInaccessible.
     """
@@ -283,13 +288,16 @@ def has_conditional_create(folder: BucketPath) -> bool:
 
 
 def options_of(place: Root) -> dict[str, str] | None:
-    """Storage options for delta-rs; None for a directory."""
+    """Return the storage options for delta-rs; None for a local directory."""
     return {**REQUEST_LIMITS, **dict(place.options)} if isinstance(place, BucketPath) else None
 
 
 @contextmanager
 def storage_errors(place: Root) -> Iterator[None]:
-    """Convert errors of an object store inside the block to LogError; errors of a directory pass unchanged."""
+    """Convert errors of the object store inside the block to LogError.
+
+    Errors pass unchanged if `place` is a local directory.
+    """
     try:
         yield
     except (LogError, FileExistsError):

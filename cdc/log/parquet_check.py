@@ -1,4 +1,4 @@
-"""Integrity check of a Parquet file: it reads every page, compares its checksum and locates unreadable parts."""
+"""Integrity check of a Parquet file of the log: it reads every page, and describes each unreadable row group."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ from cdc.log.storage import can_read_in_threads, parquet_file
 from cdc.position import Position
 
 _BROKEN: Final = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
-"""Exceptions that pyarrow raises for a damaged file; a changed length may request any amount of memory."""
+"""Exceptions that pyarrow raises for a damaged file. A damaged length can request any amount of memory."""
 _NAMED: Final = 5
-"""Number of tables that a message names; the others are counted."""
+"""Maximum number of tables that a message names; further tables are only counted."""
 _I32: Final = 0x15
-"""Header byte of a 32-bit integer field in Thrift's compact protocol whose id follows the previous id."""
+"""Header byte in Thrift's compact protocol for a 32-bit integer field whose id follows the previous field id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadablePart:
-    """A part of a file that cannot be read."""
+    """A row group of a file, or the whole file, that cannot be read."""
 
     message: str
     first: Position | None = None
-    """Least position of the rows; None if the positions cannot be read either."""
+    """Least position of the unreadable rows; None if the positions cannot be read either."""
     last: Position | None = None
-    """Greatest position of the rows."""
+    """Greatest position of the unreadable rows; None if the positions cannot be read either."""
     relations: frozenset[int] | None = None
-    """Relations of the rows; None if they cannot be read either."""
+    """Relations of the unreadable rows; None if the relations cannot be read either."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """Result of reading a file."""
+    """Result of the integrity check of one file."""
 
     unread: tuple[UnreadablePart, ...]
-    """Parts that cannot be read; empty for a sound file."""
+    """The unreadable row groups, or one entry for the whole file; empty for an undamaged file."""
     has_checksums: bool = True
-    """Whether its pages have checksums, so that the check finds every flipped byte."""
+    """True if the pages of the file have checksums, so that the check finds every flipped byte."""
 
 
 def read(
     place: Root, consume: Callable[[pa.Table], None], columns: Sequence[str] | None = None, size: int | None = None
 ) -> FileCheck:
-    """Read a log file, and pass the rows of each readable row group to `consume`, in order.
+    """Read a log file, and pass the rows of each readable row group to `consume`, in the order of the file.
 
-    The rows have LOG_SCHEMA, or the named columns of it. size: size of the file, if known. Raises FileNotFoundError.
+    The rows have all columns of LOG_SCHEMA, or only those named in `columns`. Pass `size`, the size of the file in
+    bytes, if it is known. Raises FileNotFoundError.
     """
     names = list(columns or LOG_SCHEMA.names)
     schema = pa.schema([LOG_SCHEMA.field(name) for name in names])
@@ -88,18 +89,24 @@ def read(
 
 
 def open_for_random_access(place: Root, size: int | None = None) -> Any:
-    """Open the file for random access; raises FileNotFoundError, with a given size possibly only at the first read."""
+    """Open the file for random access.
+
+    A missing file raises FileNotFoundError here, or at the first read if `size` is given.
+    """
     return place.reader(size) if isinstance(place, BucketPath) else pa.OSFile(str(place))
 
 
 def unreadable_file_error(file: LogFile) -> LogCorrupt:
-    """The error for a damaged file: its path, its positions and its tables."""
+    """Return the error for a damaged file, which names the file, its positions and its tables."""
     content = f"positions {file.first!s} to {file.last!s}{tables_suffix(_topics(file))}"
     return LogCorrupt(f"log file {file.path!r} cannot be read: {content}")
 
 
 def _topics(file: LogFile) -> list[str]:
-    """The tables in a file by its topic column; if that cannot be read, the relations that the commit names."""
+    """Return the tables in a file from its column `topic`.
+
+    If this column cannot be read, return the relations that the commit names.
+    """
     try:
         topics = parquet_file(open_for_random_access(as_root(file.path, file.options)))
         return sorted(topics.read(columns=["topic"], use_threads=False)["topic"].unique().drop_null().to_pylist())
@@ -108,7 +115,7 @@ def _topics(file: LogFile) -> list[str]:
 
 
 def _describe_row_group(parquet: pq.ParquetFile, number: int, reason: str) -> UnreadablePart:
-    """Describe an unreadable row group: its damaged columns, and positions and relations if they can be read."""
+    """Return the damaged columns of a row group, and its positions and relations if they can be read."""
     readable = {name: rows for name in LOG_SCHEMA.names if (rows := _column(parquet, number, name)) is not None}
     broken = [name for name in LOG_SCHEMA.names if name not in readable]
     message = f"columns {', '.join(broken)} of row group {number} cannot be read: {reason}"
@@ -123,7 +130,10 @@ def _describe_row_group(parquet: pq.ParquetFile, number: int, reason: str) -> Un
 
 
 def _column(parquet: pq.ParquetFile, number: int, name: str) -> pa.ChunkedArray | None:
-    """The values of a column; None if it cannot be read or has fewer values than the group has rows."""
+    """Return the values of a column of one row group.
+
+    Return None if the column cannot be read, has fewer values than the group has rows, or lacks required values.
+    """
     try:
         found = parquet.read_row_group(number, columns=[name], use_threads=False)[name]
     except _BROKEN:
@@ -133,8 +143,9 @@ def _column(parquet: pq.ParquetFile, number: int, name: str) -> pa.ChunkedArray 
 
 
 def _has_checksums(source: Any, footer: pq.FileMetaData) -> bool:
-    """Whether the header of the first page contains a checksum: type, two sizes, then the checksum (parquet.thrift,
-    PageHeader).
+    """Return True if the header of the file's first page contains a checksum.
+
+    The header has the page type, two sizes, and then the checksum (`PageHeader` in parquet.thrift).
     """
     if not footer.num_row_groups:
         return True
@@ -157,7 +168,7 @@ def _reason(exc: BaseException) -> str:
 
 
 def tables_suffix(tables: Collection[str]) -> str:
-    """The text `; tables a, b and 3 more`; empty for no tables."""
+    """Return a text such as `; tables a, b and 3 more` for the end of a message; "" for no tables."""
     if not tables:
         return ""
     some = sorted(tables)

@@ -17,9 +17,9 @@ from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 
 OUTLINE: Final = ("position", "ordinal", "xid", "committed_at", "relation", "topic", "op", "key", "old_key", "payload")
-"""Columns of a log row without its row images."""
+"""Columns of a log row without the row images."""
 Wanted = Callable[[str], bool]
-"""Predicate over topics."""
+"""Function that returns True for each topic to include."""
 _ORDER = [("position", "ascending"), ("ordinal", "ascending")]
 _SEGMENT: Final = "partition.segment"
 _BEGAN: Final = "min.committed_at"
@@ -27,33 +27,34 @@ _ENDED: Final = "max.committed_at"
 _FIRST: Final = "min.position"
 _LAST: Final = "max.position"
 _MILLISECOND = 1_000
-"""Precision in µs of the latest commit time in a file's statistics."""
+"""Precision of commit times in the statistics of a file, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSummary:
-    """One segment of `changes`."""
+    """Number of files and rows, size, positions and times of one segment of `changes`."""
 
     segment: int
     files: int
     rows: int
     size: int
-    """Bytes."""
+    """Total size of the segment's files in bytes."""
     first: Position
-    """First position."""
+    """First position in the segment."""
     last: Position
-    """Last position."""
+    """Last position in the segment."""
     began_at: datetime | None
-    """Commit time of its first transaction, truncated to milliseconds; None if the statistics do not contain it."""
+    """Earliest commit time in the segment, truncated to milliseconds; None if the statistics lack it."""
     ended_at: datetime | None
-    """Commit time of its last transaction."""
+    """Latest commit time in the segment, truncated to milliseconds; None if the statistics lack it."""
 
 
 def newest_rows(log: LogReader, wanted: Wanted, count: int, operations: frozenset[str] = frozenset()) -> pa.Table:
-    """At least the last `count` rows of the wanted topics (all if there are fewer), sorted, read from the end.
+    """Return the last rows of the wanted topics, sorted by position and ordinal.
 
-    Only single changes are returned, nothing from `compacted`. With `operations`, only rows of these operations count;
-    the others between them are returned too, so that the two rows of a key change stay together.
+    The result has at least `count` rows, or all rows if there are fewer. It comes from `changes` only. With
+    `operations`, only rows of these operations count; the rows between them are returned too, so that the two rows of a
+    key change stay together.
     """
     durable = log.durable or Position(0)
     found: list[pa.Table] = []
@@ -68,22 +69,25 @@ def newest_rows(log: LogReader, wanted: Wanted, count: int, operations: frozense
 
 
 def rows_between(log: LogReader, wanted: Wanted, after: Position, upto: Position) -> Iterator[pa.Table]:
-    """The rows in (after, upto], sorted, a few files at a time; a transaction is never split."""
+    """Yield the rows of the wanted topics in (after, upto], sorted by position and ordinal.
+
+    Each table has the rows of a few files, and a transaction is never split between two tables.
+    """
     for group in _groups(log.files(after, upto)):
         yield _sorted(group, after, upto, wanted)
 
 
 def transaction(log: LogReader, position: Position) -> pa.Table:
-    """The rows of the transaction at a position, in order; empty if there is none."""
+    """Return the rows of the transaction at this position, sorted by ordinal; an empty table if there are none."""
     tables = list(rows_between(log, lambda _topic: True, Position(max(0, position - 1)), position))
     return pa.concat_tables(tables) if tables else pa.table({})
 
 
 def outline(log: LogReader, position: Position, most: int) -> tuple[pa.Table, int]:
-    """The first rows of the transaction at a position, at most so many, with the columns OUTLINE; and its number of
-    rows.
+    """Return the first rows of the transaction at this position, and the number of all its rows.
 
-    Messages are left out, as everywhere in this module, because they belong to no table.
+    At most `most` rows are returned, sorted by ordinal, with the columns OUTLINE. Messages are left out, as everywhere
+    in this module, because they belong to no table.
     """
     tables, count = [pa.schema([LOG_SCHEMA.field(name) for name in OUTLINE]).empty_table()], 0
     after = Position(max(0, position - 1))
@@ -96,7 +100,10 @@ def outline(log: LogReader, position: Position, most: int) -> tuple[pa.Table, in
 
 
 def count_rows(log: LogReader) -> dict[str, dict[str, int]]:
-    """Topic → operation → number of rows in the whole log; reads two columns of every file."""
+    """Return the number of rows in the whole log: topic → operation → number.
+
+    The function reads two columns of every file.
+    """
     durable = log.durable or Position(0)
     found: dict[str, Counter[str]] = {}
     for file in log.files(Position(0), durable):
@@ -107,7 +114,7 @@ def count_rows(log: LogReader) -> dict[str, dict[str, int]]:
 
 
 def summarize_segments(files: Sequence[LogFile]) -> list[dict[str, Any]]:
-    """For each segment: files, rows, bytes, and the first and last position as text."""
+    """Return one dict per segment with its number of files and rows, its bytes, and its two end positions."""
     shown = []
     for number in sorted({file.segment for file in files}):
         own = [file for file in files if file.segment == number]
@@ -125,13 +132,13 @@ def summarize_segments(files: Sequence[LogFile]) -> list[dict[str, Any]]:
 
 
 class SegmentListing:
-    """The segments of a log at one moment, from one listing of its files."""
+    """The segments of a log at one moment, from one listing of the log's files."""
 
     def __init__(self, log: LogReader) -> None:
         self._files = log.listing()
 
     def segments(self) -> list[SegmentSummary]:
-        """One summary per segment, oldest first."""
+        """Return one summary per segment, oldest first."""
         if not self._files.num_rows:
             return []
         bounds = [(_FIRST, "min"), (_LAST, "max"), (_BEGAN, "min"), (_ENDED, "max")]
@@ -153,10 +160,10 @@ class SegmentListing:
         return sorted(found, key=lambda summary: summary.segment)
 
     def seconds_behind(self, position: Position) -> float | None:
-        """Seconds from the last change at or below a position to the last change of the log.
+        """Return the seconds from the last change at or below a position to the last change of the log.
 
-        If no change is at or below the position, the first change counts. None if the log has no changes or no commit
-        times.
+        If no change is at or below the position, count from the first change of the log. None if the log has no changes
+        or no commit times.
         """
         if not self._files.num_rows:
             return None
@@ -169,11 +176,11 @@ class SegmentListing:
 
 
 def position_at_time(files: Iterable[LogFile], durable: Position, moment: int) -> Position:
-    """The last position before the first transaction that was committed after a time; durable if there is none.
+    """Return the last position before the first transaction that was committed after `moment`.
 
-    Commit times come from the source's clock and may decrease slightly while positions increase; later times do not
-    matter. moment: microseconds UTC. Only positions and commit times are read, and only of files that can contain the
-    time.
+    `moment` is in microseconds UTC. Return `durable` if no transaction was committed later. Commit times come from the
+    source's clock, so they may decrease slightly while positions increase. The function reads only positions and commit
+    times, and only of files that can contain such a transaction.
     """
     later = durable + 1
     for file in sorted(files, key=lambda file: file.first):
@@ -186,9 +193,10 @@ def position_at_time(files: Iterable[LogFile], durable: Position, moment: int) -
 
 
 def approximate_position_at(log: LogReader, moment: datetime) -> Position:
-    """A position before the first transaction that was committed at that time or later; durable if there is none.
+    """Return a position before the first transaction that was committed at `moment` or later.
 
-    It is exact to a file only, and never below the oldest position.
+    Return the durable position if there is no such transaction. The result is the beginning of a file, so it may be too
+    early; it is never below the oldest position.
     """
     durable = log.durable or Position(0)
     micros = int(moment.timestamp() * 1_000_000) // 1000 * 1000  # files keep milliseconds
@@ -197,7 +205,7 @@ def approximate_position_at(log: LogReader, moment: datetime) -> Position:
 
 
 def _groups(files: Sequence[LogFile]) -> list[list[LogFile]]:
-    """Groups of files whose position ranges overlap; a transaction may be in several files of one commit."""
+    """Return groups of files with overlapping positions, so that no transaction is in two groups."""
     groups: list[list[LogFile]] = []
     last = Position(0)
     for file in sorted(files, key=lambda f: (f.first, f.last)):

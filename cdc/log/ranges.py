@@ -1,6 +1,7 @@
-"""Position ranges: the files that a read needs, the end of a batch, and the split of files into tasks.
+"""Functions over position ranges: select the files of a range, find the end of a batch, split files into tasks.
 
-A range (a, b] excludes a and includes b. A position identifies a whole transaction, so no range can split one.
+A range (a, b] excludes a and includes b. A position identifies a whole transaction, so no range can split a
+transaction.
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ from cdc.position import Position
 from cdc.table import matches
 
 Bounds = Mapping[str, tuple[Any, Any]]
-"""Column → (least, greatest) value in some rows; the values of missing columns are unknown."""
+"""Column → (least, greatest) value in some rows; for a column that is missing here the values are unknown."""
 
 MAX_BYTES: Final = 64 << 20
-"""Maximum bytes of files in a batch with a row limit. A merge needs ten to twenty times as much memory: a batch with
-550 MB of files took 8 GB. Files of this size contain at least 200,000 rows below 1 kB."""
+"""Maximum total size in bytes of the files in a batch that has a row limit.
+
+A merge needs ten to twenty times as much memory: a batch with 550 MB of files took 8 GB. Files of this total size
+contain at least 200,000 rows below 1 kB.
+"""
 _SPECIAL: Final = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSelection:
-    """Filter of rows by relation and table name."""
+    """A filter that selects rows by relation number and table name."""
 
     relations: tuple[int, int] | None = None
-    """Least and greatest relation number, both included."""
+    """Least and greatest relation number, both included; None selects all relations."""
     globs: tuple[str, ...] = ()
-    """Globs over `schema.table`; empty selects all rows, including messages, which belong to no table."""
+    """Patterns for `schema.table`. No pattern selects all rows, including messages without a table."""
 
     def may_be_in(self, bounds: Bounds) -> bool:
-        """Whether rows within these bounds may include a selected row."""
+        """Return False if no row with values inside these bounds can be selected."""
         if self.relations is not None and "relation" in bounds:
             least, greatest = bounds["relation"]
             if greatest < self.relations[0] or least > self.relations[1]:
@@ -47,7 +51,7 @@ class TableSelection:
         return any(greatest >= prefix and least[: len(prefix)] <= prefix for prefix in prefixes)
 
     def narrowed(self, files: Iterable[LogFile]) -> list[LogFile]:
-        """The files that may contain selected rows."""
+        """Return those of the files that may contain selected rows."""
         return [
             file for file in files if self.may_be_in({} if file.relations is None else {"relation": file.relations})
         ]
@@ -57,15 +61,16 @@ EVERY_ROW: Final = TableSelection()
 
 
 def overlapping(files: Iterable[LogFile], after: Position, upto: Position) -> list[LogFile]:
-    """The files with a position in (after, upto], in order of their first position."""
+    """Return the files with at least one position in (after, upto], sorted by first position."""
     return sorted((f for f in files if f.last > after and f.first <= upto), key=lambda f: (f.first, f.path))
 
 
 def boundary(files: Iterable[LogFile], after: Position, durable: Position, max_rows: int | None) -> Position:
-    """End of a batch that starts after `after`: durable, or earlier after about max_rows rows or MAX_BYTES.
+    """Return the position at which a batch that starts after `after` ends.
 
-    A batch contains at least one file, so it always makes progress. The first batch of all is the initial copy alone:
-    it has no partial image, which makes it cheap, and it is what a new target waits for.
+    This is the durable position, or an earlier one after about `max_rows` rows or MAX_BYTES. A batch contains at least
+    one file. The very first batch contains only the initial snapshot: it has no partial images, so it is cheap, and a
+    new target waits for it.
     """
     if max_rows is None:
         return max(after, durable)
@@ -81,7 +86,7 @@ def boundary(files: Iterable[LogFile], after: Position, durable: Position, max_r
 
 
 def split(files: Sequence[LogFile], limit: int) -> list[list[LogFile]]:
-    """Groups of neighbouring files of about limit bytes each; a small range is one group."""
+    """Divide the files, in the given order, into groups of about `limit` bytes each."""
     groups: list[list[LogFile]] = []
     size = limit
     for file in files:

@@ -20,17 +20,17 @@ _ZERO = Position(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSnapshot:
-    """One reader's view of both tables; oldest ≤ horizon ≤ durable whenever oldest is above 0."""
+    """The files and positions of both tables at one moment; oldest ≤ horizon ≤ durable if `oldest` is above 0."""
 
     changes: Sequence[LogFile]
     durable: Position
     oldest: Position = _ZERO
-    """All changes above this position are in `changes`; 0 while nothing was trimmed."""
+    """Position above which `changes` has every single change; 0 while nothing was trimmed."""
     compacted: Sequence[LogFile] = ()
     horizon: Position = _ZERO
-    """Position of the state in `compacted`."""
+    """Position up to which `compacted` contains the state of each key."""
     floor: Position = _ZERO
-    """Deletes up to this position are missing in `compacted`: a target older than it must be rebuilt."""
+    """Position up to which tombstones were removed. A target at an earlier position must be rebuilt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +38,16 @@ class HistoryPlan:
     """The files from which every single change of a range is read."""
 
     changes: Sequence[LogFile]
-    """Files of `changes`, ordered by first position."""
+    """Files of `changes`, sorted by first position."""
     baseline: Sequence[LogFile] = ()
-    """Files of `compacted` with the state at the horizon, on which the changes build."""
+    """Files of `compacted` with the state at the horizon, which precedes the changes; empty without a trim."""
 
 
 def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
-    """The files to read (after, upto] from, ordered by first position, those of `compacted` first.
+    """Return the files to read for (after, upto]: those of `compacted` first, each table's sorted by first position.
 
-    Raises LogTrimmed if the range starts below `oldest` and neither at 0 nor at the floor, if it ends below the
-    horizon, or if it ends between lost rows and the position that records the loss.
+    Raises LogTrimmed in three cases: the range starts below `oldest` and neither at 0 nor at the floor or above; it
+    starts below `oldest` and ends below the horizon; it ends between lost rows and the record of this loss.
     """
     _check_lost_ranges(view, after, upto)
     if after >= view.oldest or upto <= after:
@@ -63,10 +63,10 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
 
 
 def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
-    """The plan for every single change; the state at the horizon replaces trimmed changes.
+    """Return the files from which every single change in (after, upto] is read.
 
-    Raises LogTrimmed if the range starts below `oldest` but not at 0, if it ends below the horizon, or if files()
-    would.
+    Trimmed changes are replaced by the state at the horizon. Raises LogTrimmed if the range starts below `oldest` but
+    not at 0, if it starts at 0 and ends below the horizon, or if it ends between lost rows and the record of this loss.
     """
     _check_lost_ranges(view, after, upto)
     if after >= view.oldest or upto <= after:
@@ -89,9 +89,11 @@ def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
 
 
 def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Position:
-    """End of a batch that starts after `after`: as ranges.boundary, or the horizon for a start below `oldest`.
+    """Return the position at which a batch that starts after `after` ends.
 
-    A batch over lost rows ends at the position that records the loss. Raises LogTrimmed if no batch can start there.
+    A batch from `oldest` or later ends as `ranges.boundary` says. An earlier one ends at the horizon, or at the durable
+    position without `max_rows`. A batch over lost rows ends at the record of this loss or later. Raises LogTrimmed if
+    no batch can start after `after`.
     """
     if after >= view.durable:
         return after
@@ -104,7 +106,7 @@ def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Positi
 
 
 def can_read_range(view: LogSnapshot, after: Position, upto: Position) -> bool:
-    """Whether a batch may read (after, upto]: the log has its changes, or the state that they lead to."""
+    """Return True if a batch may read (after, upto]: the log has its changes, or the state that replaces them."""
     is_complete = after >= view.oldest or upto >= view.horizon
     return (
         after < upto
@@ -114,13 +116,16 @@ def can_read_range(view: LogSnapshot, after: Position, upto: Position) -> bool:
 
 
 def schema_files(view: LogSnapshot, upto: Position) -> list[LogFile]:
-    """The files with `s` rows up to a position; the same row may be in two of them."""
+    """Return the files with `s` rows up to a position; two of the files may contain the same `s` row."""
     both = (*view.compacted, *view.changes) if view.oldest else view.changes
     return [file for file in both if file.schemas_only and file.first <= upto]
 
 
 def is_late(after: Position, oldest: Position, floor: Position) -> bool:
-    """Whether a reader at the position cannot continue: the following changes and deletes were trimmed."""
+    """Return True if a reader at position `after` cannot continue, because the log no longer has what follows.
+
+    This is so if both the single changes and the tombstones after this position were removed.
+    """
     return _ZERO < after < min(oldest, floor)
 
 

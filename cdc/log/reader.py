@@ -1,7 +1,7 @@
-"""Reader of the log: position ranges as Arrow batches, for the Spark source, `cdc tail` and other programs.
+"""Reader of the log: returns position ranges as Arrow batches, for the Spark source, `cdc tail` and other programs.
 
-A view contains one version of `changes` and one of `compacted`. `compacted` replaces the changes that were trimmed, so
-the two versions must belong together: oldest ≤ horizon ≤ durable.
+A reader works on one version of `changes` and one of `compacted`, its view. `compacted` replaces the changes that were
+trimmed, so the two versions must belong together: oldest ≤ horizon ≤ durable.
 """
 
 from __future__ import annotations
@@ -39,36 +39,46 @@ from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, matches
 
 UPDATE_EVERY: Final = 2.0
-"""Maximum seconds between two reads of the Delta log while no new commit file appears."""
+"""Maximum seconds between two reads of the `_delta_log` while no new commit file appears."""
 PROBE_EVERY: Final = 0.25
-"""Minimum seconds between two checks for the next commit in an object store, where each check is a paid request."""
+"""Minimum seconds between two checks for the next commit in an object store, where each check costs a request."""
 REOPEN_COMPACTED_EVERY: Final = 30.0
-"""Seconds after which `compacted` is opened again, in case log clean-up removed the commit file that a refresh looks
-for."""
+"""Seconds after which the table `compacted` is opened again.
+
+A clean-up may have removed the commit file whose existence `refresh` checks.
+"""
 REOPEN_AFTER: Final = 64
-"""Versions after which the table is opened again, because an open table keeps every commit that it has replayed."""
+"""Number of new versions after which a table is opened again.
+
+An open table keeps in memory every commit that it has read since it was opened.
+"""
 PART_ROWS: Final = 131_072
-"""Rows of a file that are in memory at the same time, unless one row group has more."""
+"""Maximum number of rows of a file in memory at the same time, unless one row group has more."""
 _PRUNING_LEAVES: Final = tuple(LOG_SCHEMA.names.index(name) for name in ("position", "relation", "topic"))
-"""Leaf columns of a file whose statistics exclude row groups; no nested column precedes them, so the numbers are equal.
+"""Column numbers whose Parquet statistics exclude row groups.
+
+Parquet counts leaf columns. No nested column precedes these columns, so both numbers are equal.
 """
 _MAX_ATTEMPTS: Final = 10
-"""Attempts to read matching versions of both tables. Each failure needs a compaction and a trim in between."""
+"""Maximum attempts to read matching versions of both tables.
+
+An attempt fails only if a compaction and a trim happen between the two reads.
+"""
 
 
 class RowSpan(NamedTuple):
-    """Statistics of one row group."""
+    """Relation numbers and size of one row group, from the footer of the file."""
 
     least: int
-    """Least relation number."""
+    """Least relation number in the row group."""
     greatest: int
-    """Greatest relation number."""
+    """Greatest relation number in the row group."""
     size: int
-    """Uncompressed bytes."""
+    """Uncompressed size of the row group in bytes."""
 
 
 class LogReader:
-    """A view of one log at the last refresh; a refresh is cheap, and safe while a writer runs."""
+    """A view of one log, as of the last call of `refresh`, which is cheap, and safe while a writer runs."""
 
     def __init__(self, root: str | Root) -> None:
         self._root = as_root(root) / CHANGES
@@ -83,7 +93,7 @@ class LogReader:
         self._update_due = self._compacted_due = self._probe_due = 0.0
         self._files: list[LogFile] | None = None
         self._known: dict[str, LogFile] = {}
-        """Path → file of the last listing; most files of the next listing are in it, and a file never changes."""
+        """Path → file of the last listing, so that `every_file` builds new objects only for new files."""
         self._durable: Position | None = None
         self._oldest = Position(0)
         self._compacted: CompactedState | None = None
@@ -96,33 +106,33 @@ class LogReader:
 
     @property
     def version(self) -> int:
-        """Delta version of `changes` in the view."""
+        """Version of the Delta table `changes` in this view."""
         return int(self._table.version())
 
     @property
     def durable(self) -> Position | None:
-        """The last position in the log; None before the initial snapshot."""
+        """Durable position in this view: the last position in the log; None before the initial snapshot."""
         return self._durable
 
     @property
     def oldest(self) -> Position:
-        """After this position the log has every single change; up to it only the state of each key. 0 at first."""
+        """Position above which the log has every single change; 0 while nothing was trimmed."""
         return self._oldest
 
     @property
     def compacted(self) -> CompactedState | None:
-        """The state that replaces trimmed changes; None if nothing was trimmed."""
+        """State of each key that replaces the trimmed changes; None if nothing was trimmed."""
         return self._compacted
 
     @property
     def last_commit(self) -> CommitInfo | None:
-        """Metadata of the latest commit; None before the initial snapshot."""
+        """Metadata of the latest commit of `changes`; None before the initial snapshot."""
         return CommitInfo.from_metadata(last_commit_info(self._root, self._table))
 
     def refresh(self) -> None:
-        """Move the view to the latest commits; almost free if there is none.
+        """Move this view to the latest commits of the log; the call is almost free if there is no new commit.
 
-        An object store is asked every PROBE_EVERY seconds at most.
+        In an object store the call looks for new commits at most every PROBE_EVERY seconds.
         """
         before = self._table.version()
         # One stat shows whether the next commit file exists. Log clean-up may have removed that file if the view is
@@ -150,7 +160,7 @@ class LogReader:
         self._load_matching_versions()
 
     def every_file(self) -> list[LogFile]:
-        """All data files of `changes` in the view."""
+        """Return all data files of `changes` in this view."""
         if self._files is None:
             actions = self.listing()
             paths = actions["path"].to_pylist()
@@ -162,11 +172,14 @@ class LogReader:
         return self._files
 
     def listing(self) -> pa.Table:
-        """The data files of `changes` in the view, one row each; each statistic is a column."""
+        """Return the table of the data files of `changes` in this view, with one column per statistic."""
         return pa.table(self._table.get_add_actions(flatten=True))
 
     def segments(self) -> list[LogFile]:
-        """One LogFile per segment of `changes` with its totals, oldest first; cheaper than a list of all files."""
+        """Return one LogFile per segment of `changes`, with the segment's totals, oldest first.
+
+        This is cheaper than a list of all files.
+        """
         rows = self.listing()
         if not rows.num_rows:
             return []
@@ -176,20 +189,23 @@ class LogReader:
         return sorted((_segment(self._root, row) for row in found), key=attrgetter("segment"))
 
     def files(self, after: Position, upto: Position) -> list[LogFile]:
-        """The files from which (after, upto] is read, in order.
+        """Return the files to read for (after, upto], in the order in which they are read.
 
-        Raises LogTrimmed if the log has neither every change of the range nor the state that replaces them.
+        Raises LogTrimmed if the log has neither every change of the range nor the state that replaces the changes.
         """
         return read_plan.files(self._snapshot(), after, upto)
 
     def history(self, after: Position, upto: Position) -> read_plan.HistoryPlan:
-        """The plan to read every single change of (after, upto]; raises as cdc.log.read_plan.history."""
+        """Return the files from which every single change in (after, upto] is read.
+
+        Raises LogTrimmed as `cdc.log.read_plan.history` does.
+        """
         return read_plan.history(self._snapshot(), after, upto)
 
     def latest_boundary(self, after: Position, max_rows: int | None = None) -> Position:
-        """Position at which a batch that starts after `after` should end; `after` itself if there is nothing new.
+        """Return the position at which a batch that starts after `after` should end.
 
-        Raises LogTrimmed if no batch can start there.
+        Return `after` itself if there is nothing new. Raises LogTrimmed if no batch can start after `after`.
         """
         durable = self.durable
         if durable is None or durable <= after:
@@ -197,14 +213,14 @@ class LogReader:
         return read_plan.boundary(self._snapshot(), after, max_rows)
 
     def leads(self, after: Position, upto: Position) -> bool:
-        """Whether a batch that starts after `after` may end at `upto`; it may always end at latest_boundary."""
+        """Return True if a batch may read (after, upto]; the end from `latest_boundary` is always allowed."""
         return read_plan.can_read_range(self._snapshot(), after, upto)
 
     def as_of(self, version: int, upto: Position) -> Self | None:
-        """A copy of this view with an older version of `compacted`, to plan ranges that end at upto.
+        """Return a copy of this view with an older version of `compacted`, to plan ranges that end at `upto`.
 
-        The copy must not be refreshed. None if that version cannot be read up to there, because its files or later
-        changes were removed.
+        The copy must not be refreshed. Return None if the copy could not read up to `upto`, because files of that
+        version or the changes after its horizon were removed.
         """
         try:
             older = read_compacted_state(self._root.parent, self.log_id, version)
@@ -226,10 +242,11 @@ class LogReader:
         topics: Callable[[str], bool] | None = None,
         only: TableSelection = EVERY_ROW,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows in (after, upto] as LOG_SCHEMA batches, file by file.
+        """Yield the rows in (after, upto] as batches with the columns LOG_SCHEMA, file by file.
 
-        topics: predicate over topics; messages always pass. only: selection by relation and table name; other files and
-        row groups are not read.
+        `topics` is a function that returns True for each topic to include; messages without a topic are passed to no
+        test and always included. `only` selects rows by relation and table name; other files and row groups are not
+        read.
         """
         for file in only.narrowed(self.files(after, upto)):
             for rows in stream_file(file, after, upto, LOG_SCHEMA.names, only):
@@ -239,12 +256,12 @@ class LogReader:
                 yield from rows.to_batches()
 
     def schemas(self, upto: Position | None = None) -> dict[int, TableSchema]:
-        """Relation → its schema at upto (default: now)."""
+        """Return the schema of each relation at position `upto` (default: the durable position)."""
         limit = upto if upto is not None else self.durable or Position(0)
         return {schema.relation: schema for _, schema in self.schema_history(limit)}
 
     def schema_history(self, upto: Position | None = None) -> list[tuple[ChangePosition, TableSchema]]:
-        """Every schema version of every table up to a position (default: now), oldest first."""
+        """Return every schema version of every table up to `upto` (default: the durable position), oldest first."""
         limit = upto if upto is not None else self.durable or Position(0)
         found: dict[ChangePosition, TableSchema] = {}
         for file in read_plan.schema_files(self._snapshot(), limit):
@@ -254,10 +271,10 @@ class LogReader:
         return sorted(found.items(), key=itemgetter(0))
 
     def committed_at(self, position: Position) -> int:
-        """Commit time at a position in µs UTC; 0 if unknown.
+        """Return the commit time of the transaction at a position, in microseconds UTC; 0 if unknown.
 
-        It is exact for the last transaction, and truncated to milliseconds for others. At the horizon the last
-        transaction may be compacted; the result is then the time of the latest row.
+        The time of the last transaction of the log is exact; other times are truncated to milliseconds. At the horizon
+        the transaction itself may be compacted; the result is then the latest commit time in `compacted`.
         """
         if position == self.durable:
             return 0 if self.last_commit is None else self.last_commit.committed_at
@@ -267,7 +284,7 @@ class LogReader:
         return max((file.committed_at for file in exact or files), default=0)
 
     def _load_matching_versions(self) -> None:
-        """Read durable, oldest and `compacted`, until oldest ≤ horizon ≤ durable as every writer guarantees."""
+        """Read durable, oldest and `compacted` again until oldest ≤ horizon ≤ durable."""
         for _ in range(_MAX_ATTEMPTS):
             version = self._table.transaction_version(self.log_id)
             self._durable = None if version is None else Position(version)
@@ -315,7 +332,7 @@ def read_file(
     columns: Sequence[str] | None = None,
     only: TableSelection = EVERY_ROW,
 ) -> pa.Table:
-    """The selected rows of one file in (after, upto], as LOG_SCHEMA or as the named columns of it."""
+    """Return the rows of one file in (after, upto] that `only` selects, with all or the named columns of LOG_SCHEMA."""
     names = list(columns or LOG_SCHEMA.names)
     schema = pa.schema([LOG_SCHEMA.field(name) for name in names])
     return pa.concat_tables([schema.empty_table(), *stream_file(file, after, upto, names, only)])
@@ -324,7 +341,10 @@ def read_file(
 def stream_file(
     file: LogFile, after: Position, upto: Position, columns: Sequence[str], only: TableSelection = EVERY_ROW
 ) -> Iterator[pa.Table]:
-    """Like read_file, in parts of about PART_ROWS rows; row groups that the statistics exclude are not read."""
+    """Yield the rows that `read_file` returns, in tables of about PART_ROWS rows.
+
+    Row groups that the statistics exclude are not read.
+    """
     after = max(after, file.skip_upto)
     schema = pa.schema([LOG_SCHEMA.field(name) for name in columns])
     within = file.first > after and file.last <= upto
@@ -345,7 +365,7 @@ def stream_file(
 
 
 def row_spans(file: LogFile) -> list[RowSpan]:
-    """The row groups of a file; groups that contain only messages are left out."""
+    """Return a RowSpan for each row group of a file, except row groups with messages only."""
     try:
         with storage_errors(as_root(file.path, file.options)):
             # without its size, so that only the end of the file is fetched
@@ -358,7 +378,7 @@ def row_spans(file: LogFile) -> list[RowSpan]:
 
 
 def _groups(footer: pq.FileMetaData, within: tuple[Position, Position], only: TableSelection) -> Iterator[list[int]]:
-    """Numbers of the row groups that may contain selected rows, in batches of at most PART_ROWS rows."""
+    """Yield lists of row group numbers with about PART_ROWS rows each, without row groups that the filters exclude."""
     after, upto = within
     found: list[int] = []
     rows = 0
@@ -387,7 +407,7 @@ def _bounds(group: pq.RowGroupMetaData) -> dict[str, tuple[Any, Any]]:
 
 
 def select_rows(rows: pa.Table, only: TableSelection) -> pa.Table:
-    """The selected rows; needs `relation` and `topic` only if the selection uses them."""
+    """Return the rows that `only` selects; the columns `relation` and `topic` are needed only if `only` uses them."""
     if only.relations is not None:
         least, greatest = only.relations
         relation = rows["relation"]

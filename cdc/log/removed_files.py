@@ -1,7 +1,8 @@
 """Records of removed files: a commit removed them from a table, and they stay on disk for readers of older versions.
 
-The record is written before the commit, so a killed writer forgets no file. It has no effect while the files are still
-in the table. The grace period starts when a vacuum first finds them removed, which is never before the commit.
+The record is written before the commit, so a killed writer leaves no file without a record. The record has no effect
+while the files are still in the table. The grace period starts when a vacuum first finds that the files have left the
+table, which is never before the commit.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from cdc.log.layout import CHANGES, COMPACTED, segment_of
 from cdc.log.object_path import Root, as_root
 
 FOLDER: Final = "_leaving"
-"""Under the log's root."""
+"""Name of the folder under the log's root that contains the records."""
 
 _DATA_FILE: Final = re.compile(r"segment=\d+/[^/]+\.parquet\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class RemovedFiles:
-    """The files that one commit removes."""
+    """Record of the data files that one commit removes from a table."""
 
     table: str
-    """Directory of the table under the log's root."""
+    """Name of the table, which is also its directory under the log's root."""
     version: int
-    """Version of the table without the files."""
+    """Version of the table that the commit creates; this version no longer contains the files."""
     paths: tuple[str, ...]
-    """Relative to the table's directory."""
+    """Paths of the files relative to the table's directory."""
     seen_at: int | None = None
-    """Microseconds UTC when a vacuum first found them removed; None before that."""
+    """Time in microseconds UTC at which a vacuum first found that the files had left the table; None before."""
     size: int = 0
-    """Total bytes; 0 in records of older versions."""
+    """Total size of the files in bytes; 0 in records of older versions."""
     boot: str = ""
-    """Boot id of the machine that set `seen_at`; `up_us` belongs to it, see cdc.log.boot_clock."""
+    """Boot id of the machine that set `seen_at`; `up_us` counts from that boot (`cdc.log.boot_clock`)."""
     up_us: int = 0
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class RemovedFiles:
 
     @classmethod
     def read(cls, path: Root) -> Self | None:
-        """The record in a file; None if the file was removed. Raises LogCorrupt if it cannot be read."""
+        """Read a record from a file; None if the file does not exist. Raises LogCorrupt if it cannot be read."""
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
             seen = fields["seen_at"]
@@ -68,20 +69,20 @@ class RemovedFiles:
             raise LogCorrupt(f"record {path.name!r} in the log's folder {FOLDER!r} cannot be read") from exc
 
     def write(self, path: Root) -> None:
-        """Write the record to a file; durable when the call returns."""
+        """Write the record to a file; the file is durable when the method returns."""
         atomic_file.replace(path, json.dumps(asdict(self)).encode())
 
     def seen(self, now: BootTimestamp) -> Self:
-        """A copy with the time at which the files were found removed."""
+        """Return a copy whose grace period starts now."""
         return replace(self, seen_at=now.clock_us, boot=now.boot, up_us=now.up_us)
 
     def age_us(self, now: BootTimestamp) -> int:
-        """Microseconds since a vacuum found the files removed; 0 before that."""
+        """Return the microseconds since a vacuum first found that the files had left the table; 0 before that."""
         return 0 if self.seen_at is None else now.since(BootTimestamp(self.seen_at, self.boot, self.up_us))
 
 
 def record_removal(root: Root, table: str, files: Mapping[str, int], version: int) -> None:
-    """Record that the next commit of a table, which creates `version`, removes these files (path → bytes)."""
+    """Record that the next commit of a table removes these files (path → bytes) and creates `version`."""
     if not files:
         return
     folder = root / FOLDER
@@ -92,11 +93,11 @@ def record_removal(root: Root, table: str, files: Mapping[str, int], version: in
 
 
 def list_removals(root: str | Root) -> dict[Root, RemovedFiles]:
-    """All records of the log under root, by path of the record."""
+    """Return all records of the log under `root`, by path of the record."""
     files: list[Root] = sorted((as_root(root) / FOLDER).glob("[!.]*.json"), key=str)
     return {file: found for file in files if (found := RemovedFiles.read(file)) is not None}
 
 
 def segments_with_removed_files(root: Root, table: str) -> set[int]:
-    """The partitions of a table that contain removed files."""
+    """Return the numbers of the partitions of a table that contain removed files."""
     return {segment_of(path) for found in list_removals(root).values() if found.table == table for path in found.paths}

@@ -1,8 +1,8 @@
 """Retention: which segments of `changes` may be trimmed, and a request to trim them now.
 
-Segments are trimmed whole, oldest first, and only after their changes are in `compacted`. A trim removes them from the
-table; the files stay for readers of older versions until a vacuum deletes them (`vacuum.py`). Only the reader process
-commits to `changes`, so another process leaves a request in the log's directory.
+Segments are trimmed whole, oldest first, and only after their changes are in `compacted`. A trim removes segments from
+the table. Their files stay on disk for readers of older versions, until a vacuum deletes them (`vacuum.py`). Only the
+reader process commits to `changes`, so another process leaves a request in the log's directory.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cdc.position import Position
 from cdc.table import TableState
 
 REQUEST_FILE: Final = "_trim"
-"""Name under the log's root of the file that exists while a process waits for a trim."""
+"""Name of the file under the log's root that requests a trim; it exists until the reader has planned one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long compacted changes stay available as single changes."""
+    """Limits of time: how long segments wait for consumers, and how long removed files stay on disk."""
 
     max_age: float
     """Seconds for which a segment is kept for consumers that have not read it yet."""
@@ -37,11 +37,11 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class TrimPlan:
-    """The segments to trim."""
+    """The segments that the next trim removes."""
 
     segments: tuple[int, ...]
     upto: Position
-    """Last position in them."""
+    """Last position in the segments to remove."""
 
 
 def trimmable(
@@ -52,10 +52,11 @@ def trimmable(
     max_age: float,
     now_us: int,
 ) -> tuple[list[int], Position]:
-    """The segments of `changes` that may be trimmed, oldest first, and their last position (0 if there are none).
+    """Return the numbers of the segments of `changes` that may be trimmed, oldest first, and their last position.
 
-    Such a segment ends at or below the horizon, and either all consumers have read it or it is older than max_age
-    (seconds). The newest segment is never trimmed. Without registered consumers only max_age counts.
+    A segment may be trimmed if it ends at or below the horizon, and either all consumers have passed it or it is older
+    than `max_age` seconds. The newest segment is never trimmed. Without registered consumers only `max_age` counts. The
+    position is 0 if no segment may be trimmed.
     """
     passed = min((consumer.position for consumer in consumers), default=Position(0))
     numbers = sorted({file.segment for file in files})
@@ -72,7 +73,7 @@ def trimmable(
 
 
 def plan_trim(root: str | Root, retention: Retention) -> TrimPlan | None:
-    """The trim that is due for the log under root now; None if there is none."""
+    """Return the trim that the log under `root` needs now; None if no segment may be trimmed."""
     root = as_root(root)
     if not (root / COMPACTED).is_dir():
         return None
@@ -97,7 +98,7 @@ def request_trim(root: str | Root) -> None:
 
 
 def oldest_copy_start(view: LogReader) -> Position | None:
-    """Position at which the earliest of the unfinished copies began; None if there is none."""
+    """Return the position at which the earliest unfinished copy of a table began; None if no copy runs."""
     open_since: dict[int, Position] = {}
     for place, schema in view.schema_history():
         if schema.state is TableState.SNAPSHOTTING:

@@ -1,7 +1,7 @@
 """Background thread of the reader that keeps the log small.
 
 Every 30 s, or after a request, the thread deletes removed files and plans a trim. Every 5 s it looks for small files
-and writes larger ones. Only the committing thread may change the table, so it commits the prepared trim and rewrite
+and merges them into larger ones. Only the append thread may change the table. It commits the prepared trim and rewrite
 between two appends. A failed attempt is logged and repeated.
 """
 
@@ -26,30 +26,32 @@ from cdc.log.vacuum import vacuum
 from cdc.position import Position
 
 PLAN_EVERY: Final = 30.0
-"""Seconds between two plans of a trim; a segment lives for minutes at least."""
+"""Seconds between two plans of a trim; a segment exists for minutes at least."""
 CHECK_REQUEST_EVERY: Final = 0.5
-"""Seconds between two checks for a request; each is a stat."""
+"""Seconds between two checks for the request file on a disk; each check costs one `stat` call."""
 CHECK_REMOTE_REQUEST_EVERY: Final = 5.0
-"""Seconds between two checks in an object store, where each is a paid request."""
+"""Seconds between two checks for the request file in an object store; each check costs a request."""
 REWRITE_EVERY: Final = 5.0
-"""Seconds between two searches for small files. A writer can add many in that time, and a search costs a millisecond.
+"""Seconds between two searches for small files.
+
+A writer can add many files in that time, and a search costs a millisecond.
 """
 
 log = structlog.get_logger("trimmer")
 
 
 class TrimmingWriter(RewritingWriter, Protocol):
-    """The methods of the log's writer for trims and rewrites."""
+    """The methods that a trim and a rewrite need of the log's writer."""
 
     def trim(self, segments: tuple[int, ...], upto: Position) -> None:
-        """As LogWriter.trim."""
+        """Remove segments as `LogWriter.trim` does."""
 
 
 class RetentionWorker:
-    """Keeps one log small while its reader runs; does nothing without a retention."""
+    """Keeps one log small while its reader runs; does nothing if `retention` is None."""
 
     def __init__(self, root: str | Root, retention: Retention | None, wake: Callable[[], None]) -> None:
-        """`wake` makes the committing thread call commit_prepared; it raises QueueClosed if that thread has ended."""
+        """`wake` makes the append thread call `commit_prepared`; it raises QueueClosed if that thread has ended."""
         self._root, self._retention, self._wake = as_root(root), retention, wake
         self._planned: TrimPlan | None = None
         self._planned_segments: tuple[int, ...] = ()
@@ -70,7 +72,10 @@ class RetentionWorker:
             self._thread.join()
 
     def commit_prepared(self, writer: TrimmingWriter) -> TrimPlan | None:
-        """Commit the planned trim and the prepared rewrite; for the committing thread while it has nothing staged."""
+        """Commit the planned trim and the prepared rewrite, and return the trim if it was made.
+
+        Only the append thread may call this method, and only while it has no staged files.
+        """
         self._rewriter.commit_prepared(writer)
         trim, self._planned = self._planned, None
         if trim is None:
@@ -100,7 +105,7 @@ class RetentionWorker:
                     return
 
     def _attempt(self, action: Callable[[], None], failure: str) -> bool:
-        """Call action, and log its failure; False if the committing thread has ended."""
+        """Call `action`, and log its failure. Return False if the append thread has ended."""
         try:
             action()
         except QueueClosed:
@@ -110,7 +115,7 @@ class RetentionWorker:
         return True
 
     def _read_request(self) -> tuple[int, bytes] | None:
-        """Modification time and content of the request file; None if there is none."""
+        """Return the modification time and the content of the request file; None if there is no file."""
         path = self._root / REQUEST_FILE
         try:
             # an object store reports whole seconds, but no two requests have the same content

@@ -1,10 +1,10 @@
-"""A LogWriter that retries while the log's storage accepts no writes.
+"""A LogWriter that tries again while the log's storage accepts no writes.
 
-The calling thread waits. The queues before it fill up, the socket is no longer read, and the WAL stays at the source;
-status updates continue from their own thread.
+The calling thread waits during this time. The queues of the reader fill up, the socket is no longer read, and the WAL
+stays at the source. Status updates continue from their own thread.
 
-After a failure the table is opened again, and its content decides whether the commit was made. A second fsync would
-prove nothing, because a failed one may have dropped the dirty pages.
+After a failure the table is opened again, and its content shows whether the commit was made. A second fsync would prove
+nothing, because a failed fsync may have dropped the dirty pages.
 """
 
 from __future__ import annotations
@@ -32,48 +32,55 @@ RETRIED_ERRNOS: Final = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ESTALE,
     errno.EACCES, errno.EPERM,
 })  # fmt: skip
-"""Error numbers that an operator or time can clear while the reader waits; any other error stops the reader."""
+"""Numbers of the errors that time or an operator can clear while the reader waits.
+
+Any other error stops the reader.
+"""
 PAUSES: Final = BackOff(0.1, 5.0)
-"""Seconds between attempts: short enough to notice free space soon, long enough to cost nothing."""
+"""Pauses between two attempts in seconds: short enough to notice free space soon, long enough to cost nothing."""
 
 
 class RetryingWriter:
-    """LogWriter with retries; for one thread of one process."""
+    """A LogWriter that repeats failed writes; for one thread of one process."""
 
     def __init__(self, root: str | Root, limits: SegmentLimits, stop: Event, blocked: Callable[[bool], None]) -> None:
-        """`blocked` is called with True when writes begin to fail, and with False when they succeed again.
+        """Open the log for writing; `blocked` gets True when writes begin to fail, and False when they succeed again.
 
-        `stop` ends the waiting with LogUnwritable.
+        Setting `stop` ends the waiting: the waiting call then raises LogUnwritable.
         """
         self._root, self._limits, self._stop, self._blocked = as_root(root), limits, stop, blocked
         self._writer = LogWriter(root, limits)
 
     @property
     def identity(self) -> LogIdentity:
-        """The source for which the log was created."""
+        """Source for which the log was created."""
         return self._writer.identity
 
     @property
     def durable(self) -> Position | None:
-        """The last position in the log."""
+        """Last position in the log; None before the initial snapshot."""
         return self._writer.durable
 
     @property
     def last_commit(self) -> CommitInfo | None:
-        """Metadata of the latest commit."""
+        """Metadata of the latest commit of the log; None before the initial snapshot."""
         return self._writer.last_commit
 
     def stage(self, rows: pa.Table) -> list[StagedFile]:
-        """As LogWriter.stage."""
+        """Encode and write rows as `LogWriter.stage` does."""
         return self.stage_encoded(encode_files(rows))
 
     def stage_encoded(self, files: Sequence[EncodedFile]) -> list[StagedFile]:
-        """As LogWriter.stage_encoded."""
+        """Write encoded files as `LogWriter.stage_encoded` does."""
         hit("before_data_file")
         return self._retry(lambda: self._writer.stage_encoded(files))
 
     def commit(self, files: Sequence[StagedFile], info: CommitInfo) -> None:
-        """As LogWriter.commit; a commit that was made although its call failed is recognised by its token."""
+        """Commit staged files as `LogWriter.commit` does.
+
+        A call can fail although its commit was made. The token of the commit shows this, and the commit is not
+        repeated.
+        """
         before, token = self._writer.durable, uuid.uuid4().hex
         first = True
 
@@ -88,11 +95,11 @@ class RetryingWriter:
         self._retry(attempt)
 
     def trim(self, segments: Collection[int], upto: Position) -> None:
-        """As LogWriter.trim."""
+        """Remove segments as `LogWriter.trim` does."""
         self._retry_at_same_position(lambda: self._writer.trim(segments, upto))
 
     def rewrite(self, new: Sequence[StagedFile], old: Sequence[str]) -> bool:
-        """As LogWriter.rewrite."""
+        """Replace files as `LogWriter.rewrite` does."""
         return self._retry_at_same_position(lambda: self._writer.rewrite(new, old))
 
     def _retry_at_same_position(self, action: Callable[[], _T]) -> _T:
@@ -105,7 +112,7 @@ class RetryingWriter:
         return self._retry(attempt)
 
     def _check_same_position(self, before: Position | None) -> None:
-        """Raise LogFenced unless a writer that was opened again finds the log at the same position as before."""
+        """Raise LogFenced unless the log still ends at the position `before`."""
         if self._writer.durable != before:
             raise LogFenced(f"another writer committed to the log after {before!s}")
 
@@ -136,9 +143,10 @@ class RetryingWriter:
         raise exc
 
     def _reopen(self) -> bool:
-        """Open a new writer; False if storage fails again.
+        """Open a new writer, and return False if the storage fails again.
 
-        Raises LogFenced if another writer committed, because it may have removed the files that this one has staged.
+        Raises LogFenced if another writer has committed, because that writer may have removed the staged files of this
+        one.
         """
         try:
             writer = LogWriter(self._root, self._limits)
@@ -153,7 +161,10 @@ class RetryingWriter:
 
 
 def is_storage_failure(error: BaseException) -> bool:
-    """Whether an error may disappear by waiting; delta-rs and Arrow report its number only as text."""
+    """Return True if the error may disappear by waiting.
+
+    delta-rs and Arrow report the number of an operating system error only as text.
+    """
     if isinstance(error, LogUnreachable) or (isinstance(error, OSError) and error.errno in RETRIED_ERRNOS):
         return True
     if isinstance(error, LogError):
@@ -163,7 +174,7 @@ def is_storage_failure(error: BaseException) -> bool:
 
 
 def classify_storage_error(root: Root, error: OSError) -> Exception:
-    """The LogError for an OSError of a file of the log; the same error if it does not concern the log."""
+    """Return the LogError for an OSError of a file of the log; the same error if it has another cause."""
     if (found := missing_log_error(root)) is not None:
         return found
     if is_storage_failure(error) and str(error.filename or root).startswith(str(root)):
@@ -172,10 +183,10 @@ def classify_storage_error(root: Root, error: OSError) -> Exception:
 
 
 def missing_log_error(root: Root) -> LogCorrupt | None:
-    """The error for a log whose directory disappeared while the reader ran; None if the directory exists.
+    """Return the error for a log whose directory disappeared while the reader ran; None if the directory exists.
 
-    The reader never creates a new log in its place: changes between the end of the lost log and the slot's position
-    would be in neither.
+    The reader never creates a new log in place of the missing one. Neither log would contain the changes between the
+    end of the missing log and the position of the slot.
     """
     if (root / CHANGES / "_delta_log").is_dir():
         return None

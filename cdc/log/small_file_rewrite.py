@@ -1,10 +1,10 @@
 """Rewrite of many small log files into a few large ones with the same rows, while the reader runs.
 
 Every commit, checkpoint and listing costs time for each file of the table, and every reader opens each file. Therefore
-the new files of the open segment are merged when there are many, and the files of a closed segment are merged once
-more. So a row is rewritten at most twice.
+the new files of the open segment are merged as soon as there are many. After a segment is closed, its files are merged
+once more. So a row is rewritten at most twice.
 
-A background thread writes the new files. The committing thread only replaces the old files by the new ones, in a commit
+A background thread writes the new files. The append thread only replaces the old files by the new ones, in a commit
 between two appends.
 """
 
@@ -34,52 +34,55 @@ OPEN_PREFIX: Final = "gathered-"
 CLOSED_PREFIX: Final = "settled-"
 """Prefix of the names of files that were merged after their segment was closed."""
 OPEN_MIN_FILES: Final = 256
-"""Number of new files in the open segment that starts a merge; each file makes a commit about 10 µs slower."""
+"""Minimum number of files by which a merge must reduce the open segment; each file costs 10 µs per commit."""
 CLOSED_MIN_SAVING: Final = 8
 """Minimum number of files by which a merge must reduce a closed segment."""
 SMALL_BYTES: Final = 4 << 20
-"""Size below which a file is small; larger files are never rewritten."""
+"""Size in bytes below which a file is small; larger files are never rewritten."""
 SMALL_BYTES_ONE_TABLE: Final = 1 << 20
-"""The same for a file with rows of one table, such as a copy writes.
+"""Size in bytes below which a file with rows of only one table is small.
 
-Readers of other tables skip such a file anyway, and rewriting all files of a copy would cost as much as the copy.
+A copy writes such files, and readers of other tables skip them. To rewrite them all would cost as much as the copy.
 """
 MEMORY_BYTES: Final = 56 << 20
-"""Bytes of Arrow rows that become one file; the peak memory is about three times as much."""
+"""Size in bytes of the Arrow rows that become one file; the peak memory is about three times as much."""
 
 log = structlog.get_logger("settled")
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteJob:
-    """Files of one segment to merge."""
+    """Files of one segment that are to be merged."""
 
     segment: int
     prefix: str
-    """OPEN_PREFIX or CLOSED_PREFIX."""
+    """Prefix of the names of the new files: OPEN_PREFIX or CLOSED_PREFIX."""
     groups: tuple[tuple[LogFile, ...], ...]
-    """Each group is merged into one file or more. Its files are neighbours in the order of the log."""
+    """Groups of files. The files of a group follow each other in the log, and become one new file or more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """New files, and the paths (relative to the table) of the old files with the same rows."""
+    """New files, and the paths of the old files with the same rows, relative to the table."""
 
     new: tuple[StagedFile, ...]
     old: tuple[str, ...]
 
 
 class RewritingWriter(Protocol):
-    """The method of the log's writer for rewrites."""
+    """The method that a rewrite needs of the log's writer."""
 
     def rewrite(self, new: Sequence[StagedFile], old: Sequence[str]) -> bool:
-        """As LogWriter.rewrite."""
+        """Replace files as `LogWriter.rewrite` does."""
 
 
 def plan_rewrite(
     files: Sequence[LogFile], excluded: Collection[int] = (), min_open: int = OPEN_MIN_FILES
 ) -> RewriteJob | None:
-    """Choose the oldest segment of `changes` whose small files are worth a merge; excluded: segments to skip."""
+    """Return the job for the oldest segment of `changes` that has enough small files; None if there is no such segment.
+
+    Segments in `excluded` are skipped. `min_open` is the minimum for the open segment, as OPEN_MIN_FILES.
+    """
     newest = max((file.segment for file in files), default=0)
     segments: dict[int, list[LogFile]] = {}
     for file in files:
@@ -93,7 +96,7 @@ def plan_rewrite(
 
 
 def _groups(files: Sequence[LogFile], *, is_open: bool) -> Iterator[tuple[LogFile, ...]]:
-    """Runs of small neighbouring files; files with schema rows are grouped separately."""
+    """Yield groups of small files that follow each other in the log; files of `s` rows are grouped separately."""
     # the name of a file may record a lost range
     finished = (lost_ranges.PREFIX, CLOSED_PREFIX, *((OPEN_PREFIX,) if is_open else ()))
     for schemas in (True, False):
@@ -119,10 +122,10 @@ def _is_small(file: LogFile) -> bool:
 def rewrite_files(
     root: Root, job: RewriteJob, stopped: Callable[[], bool], memory: int = MEMORY_BYTES
 ) -> Rewrite | None:
-    """Write and sync the new files, without a commit; None if `stopped` returns True.
+    """Write and sync the new files without a commit; return None if `stopped` returns True.
 
-    memory: bytes of rows after which a new file is started. Raises LogCorrupt if an old file cannot be read or has
-    another number of rows than its commit says. After an error or a stop no new file remains.
+    `memory` is the size in bytes of the rows after which a new file is started. Raises LogCorrupt if an old file cannot
+    be read or has another number of rows than its commit says. After an error or a stop no new file remains.
     """
     new: list[StagedFile] = []
     try:
@@ -141,7 +144,7 @@ class _Stopped(Exception):
 
 
 def _parts(job: RewriteJob, stopped: Callable[[], bool], memory: int) -> Iterator[pa.Table]:
-    """The rows of each new file."""
+    """Yield the rows of each new file."""
     for group in job.groups:
         rows: list[pa.Table] = []
         size = 0
@@ -158,7 +161,7 @@ def _parts(job: RewriteJob, stopped: Callable[[], bool], memory: int) -> Iterato
 
 
 def _join(rows: list[pa.Table]) -> pa.Table:
-    """Concatenate the tables in one chunk, and empty the list, so that the rows are not in memory twice."""
+    """Concatenate the tables into one chunk, and empty the list, so that the rows are not in memory twice."""
     joined = pa.concat_tables(rows).combine_chunks()
     rows.clear()
     return joined
@@ -185,19 +188,23 @@ def _name(file: LogFile) -> str:
 
 
 class SmallFileRewriter:
-    """Finds small files and writes the merged ones in one thread, and commits them in another."""
+    """Merges small files: a background thread prepares a rewrite, and the append thread commits it."""
 
     def __init__(self, root: str | Root, stopped: Callable[[], bool], min_open: int = OPEN_MIN_FILES) -> None:
-        """stopped: checked before each file is read. min_open: as OPEN_MIN_FILES."""
+        """`stopped` is called before each file is read; if it returns True, the rewrite is given up.
+
+        `min_open` is the minimum for the open segment, as OPEN_MIN_FILES.
+        """
         self._root, self._stopped, self._min_open = as_root(root), stopped, min_open
         self._view: LogReader | None = None
         self._prepared: Rewrite | None = None
         self._failed_segments: set[int] = set()
 
     def prepare(self, excluded: Collection[int] = ()) -> bool:
-        """Write the new files of the next rewrite, unless one is already prepared; True if there is one to commit.
+        """Write the new files of the next rewrite unless a rewrite is already prepared.
 
-        For the background thread. A segment with an unreadable file is logged once and skipped from then on.
+        Return True if a rewrite can be committed. Only the background thread may call this method. A segment with an
+        unreadable file is logged once and skipped from then on.
         """
         if self._prepared is not None:
             return True
@@ -220,7 +227,10 @@ class SmallFileRewriter:
         return self._prepared is not None
 
     def commit_prepared(self, writer: RewritingWriter) -> bool:
-        """Commit the prepared rewrite; for the committing thread while it has nothing staged."""
+        """Commit the prepared rewrite, and return True if this was done.
+
+        Only the append thread may call this method, and only while it has no staged files.
+        """
         rewrite = self._prepared
         if rewrite is None:
             return False

@@ -24,21 +24,28 @@ _READABLE: Final = (
     "grant this user read and write access to the directory log.path, and access to each directory above it"
 )
 WRITE_BYTES: Final = 1 << 17
-"""Bytes per write call.
+"""Maximum number of bytes per write call.
 
 For a larger call Linux may need one large free page of its cache. On a virtual machine that returns free memory to its
 host, a call of 4 MB took ten times as long.
 """
 HANDOVER_BYTES: Final = 1 << 19
-"""Bytes of an encoded file per call from pyarrow into Python. Each call waits for Python's lock, and a column has only
-a few pages."""
+"""Number of bytes that pyarrow collects before it calls Python with a piece of an encoded file.
+
+Each call waits for Python's lock, so that fewer calls are faster.
+"""
 WHOLE_FETCH_BYTES: Final = 8 << 20
-"""Largest file of an object store, in bytes, that is fetched in one request; fetching a part of it would be no faster.
+"""Maximum size in bytes of a file in an object store that is fetched in one request.
+
+To fetch only a part of such a file would be no faster.
 """
 
 
 def is_table(path: Root) -> bool:
-    """Whether there is a Delta table at path; raises LogInaccessible, and LogUnreachable for an object store."""
+    """Return True if a Delta table exists at `path`.
+
+    Raises LogInaccessible if the directory cannot be read. For an object store it can also raise LogUnreachable.
+    """
     # delta-rs blocks all other threads of the process while it sends this request to a store
     if isinstance(path, BucketPath):
         return (path / _LOG).is_dir()
@@ -68,7 +75,10 @@ def _first_line(error: Exception) -> str:
 
 
 def last_commit_info(path: Root, table: DeltaTable) -> dict[str, Any]:
-    """The metadata of the commit that created the table's version, with its `timestamp` in ms UTC."""
+    """Return the metadata of the commit that created the table's current version.
+
+    The value of `timestamp` is in milliseconds UTC.
+    """
     if isinstance(path, BucketPath):
         # delta-rs would block all other threads, as in is_table; a commit that was cleaned up is in the checkpoint
         with suppress(FileNotFoundError):
@@ -79,16 +89,17 @@ def last_commit_info(path: Root, table: DeltaTable) -> dict[str, Any]:
 
 
 _MAGIC: Final = b"PAR1"
-"""First and last four bytes of a Parquet file."""
+"""The four bytes with which a Parquet file begins and ends."""
 _END: Final = 8
-"""Bytes at the end of a Parquet file that contain the footer's length and _MAGIC."""
+"""Number of bytes at the end of a Parquet file that contain the length of the footer and _MAGIC."""
 
 
 def write_parquet(rows: pa.Table, path: Root, order: pa.Array | None = None, group: int = GROUP) -> int:
-    """Write rows to a new data file in an existing folder, and return its size in bytes; durable when it returns.
+    """Write rows to a new data file in an existing folder, and return the size of the file in bytes.
 
-    order: row numbers in the order of the file; by default the rows keep their order. With an order the table should be
-    in one chunk, because `take` copies several chunks together each time. group: rows of a row group.
+    The file is durable when the function returns. `order` contains the row numbers in the order of the file; by default
+    the rows keep their order. With `order` the table should be in one chunk, because `take` joins several chunks again
+    at each call. `group` is the number of rows of a row group.
     """
     if isinstance(path, BucketPath):
         content = b"".join(encode(rows, order, group))
@@ -100,7 +111,7 @@ def write_parquet(rows: pa.Table, path: Root, order: pa.Array | None = None, gro
 
 
 class _ChunkList:
-    """A file for pyarrow that keeps every chunk that is written as a separate object.
+    """A file object for pyarrow that keeps every written chunk as a separate object.
 
     One growing buffer would be reallocated with the file, and its new memory pages cost a quarter of the encoding time.
     """
@@ -120,14 +131,14 @@ class _ChunkList:
         return self._size
 
     def flush(self) -> None:
-        """Does nothing: there is no buffer."""
+        """Do nothing, because there is no buffer."""
 
     def close(self) -> None:
-        """Does nothing: the chunks stay available."""
+        """Do nothing, because the caller reads the chunks afterwards."""
 
 
 def encode(rows: pa.Table, order: pa.Array | None = None, group: int = GROUP) -> list[bytes]:
-    """Encode rows as write_parquet does, and return the file's content in chunks."""
+    """Encode rows as `write_parquet` does, and return the content of the file in chunks."""
     sink = _ChunkList()
     with pa.BufferedOutputStream(pa.PythonFile(sink, mode="w"), HANDOVER_BYTES) as stream:
         _write(rows, stream, order, group)
@@ -135,7 +146,10 @@ def encode(rows: pa.Table, order: pa.Array | None = None, group: int = GROUP) ->
 
 
 def write_encoded(content: Sequence[bytes], path: Root) -> None:
-    """Write the result of `encode` to a new data file in an existing folder; durable when it returns."""
+    """Write the chunks from `encode` to a new data file in an existing folder.
+
+    The file is durable when the function returns.
+    """
     if isinstance(path, BucketPath):
         path.write_bytes(b"".join(content))
         return
@@ -147,7 +161,7 @@ def write_encoded(content: Sequence[bytes], path: Root) -> None:
 
 @contextmanager
 def _durable_file(path: Path) -> Iterator[BinaryIO]:
-    """Create a file that is durable after the block; if the block fails, the file is removed."""
+    """Open a new file for writing, and make it durable after the block; if the block fails, remove the file."""
     try:
         with path.open("wb") as file:
             yield file
@@ -171,15 +185,16 @@ def _write(rows: pa.Table, sink: Any, order: pa.Array | None, group: int) -> Non
 
 
 def footer(path: Root, size: int) -> pq.FileMetaData:
-    """The footer of a data file of that size; raises OSError or an Arrow error if the file is incomplete."""
+    """Return the footer of a data file with that size. Raises OSError or an Arrow error if the file is incomplete."""
     with storage_errors(path):
         return pq.read_metadata(path.reader(size) if isinstance(path, BucketPath) else path)
 
 
 def open_data_file(path: str | Root, options: Options = (), size: int | None = None) -> Any:
-    """Return what pyarrow reads a data file from: the path, or a file object for an object store.
+    """Return what pyarrow reads a data file from: the path on a disk, or a file object for an object store.
 
-    size: size of the file, if all of it is read; a small file is then fetched in one request.
+    Pass `size`, the size of the file in bytes, only if all of the file is read. A small file is then fetched in one
+    request.
     """
     place = as_root(path, options)
     if not isinstance(place, BucketPath):
@@ -188,10 +203,10 @@ def open_data_file(path: str | Root, options: Options = (), size: int | None = N
 
 
 def parquet_file(source: Any) -> pq.ParquetFile:
-    """Open a source as Parquet, with verification of page checksums.
+    """Open `source` as a Parquet file that verifies page checksums.
 
     A source that calls Python for its bytes is not pre-buffered. pyarrow's threads would keep a reference to Python
-    memory for a moment after the read, and releasing it while the interpreter exits crashes the process.
+    memory for a moment after the read, and releasing that memory while the interpreter exits crashes the process.
     """
     metadata = _read_footer(source) if isinstance(source, str | Path) else None
     return pq.ParquetFile(
@@ -200,7 +215,10 @@ def parquet_file(source: Any) -> pq.ParquetFile:
 
 
 def _read_footer(path: str | Path) -> pq.FileMetaData:
-    """The footer of a file on disk, read at its exact length; pyarrow reads 64 KiB, and a longer footer twice."""
+    """Return the footer of a file on disk, and read only the bytes of the footer.
+
+    pyarrow would read the last 64 KiB, and read a longer footer twice.
+    """
     with Path(path).open("rb", buffering=0) as file:
         file.seek(-_END, os.SEEK_END)
         end = file.read(_END)
@@ -209,12 +227,12 @@ def _read_footer(path: str | Path) -> pq.FileMetaData:
 
 
 def can_read_in_threads(source: Any) -> bool:
-    """Whether pyarrow's threads may read a source: not if it calls Python for its bytes, as in parquet_file."""
+    """Return False if a source calls Python for its bytes, because pyarrow's threads must not read it then."""
     return isinstance(source, str | Path | pa.NativeFile)
 
 
 def _copy_to_arrow(content: bytes) -> pa.BufferReader:
-    """A copy in memory that pyarrow owns, so that its threads can free it at any time."""
+    """Copy the content to memory that pyarrow owns, so that pyarrow's threads can free it at any time."""
     memory = pa.allocate_buffer(len(content))
     memoryview(memory).cast("B")[:] = content
     return pa.BufferReader(memory)

@@ -5,9 +5,9 @@ There are three kinds of such files:
 - **Removed files**: a trim, compaction or rewrite removed them from a table. Their records (`removed_files.py`) keep
   them for the grace period, and longer for a consumer that has pinned an older version.
 - **Orphan files**: no commit and no record names them. They are deleted once they are older than the latest commit of
-  their table by the grace, and by ten minutes at least. A younger file may be staged and wait for its commit.
-- **Staged files** that a killed writer never committed. The next writer deletes them when it starts, after a commit
-  that fences the killed one.
+  their table by the grace period, and by ten minutes at least. A younger file may be staged and wait for its commit.
+- **Staged files** that a killed writer never committed. The next writer deletes them when it starts. First it makes a
+  commit, so that the killed writer could no longer commit these files if it still ran.
 """
 
 from __future__ import annotations
@@ -32,34 +32,38 @@ from cdc.log.retention import Retention
 from cdc.log.storage import is_table, last_commit_info, open_table
 
 MIN_ORPHAN_AGE: Final = 600.0
-"""Minimum age in seconds of an orphan file, whatever the grace; a rewrite takes some minutes at most."""
+"""Minimum age of an orphan file in seconds, even if the grace period is shorter.
+
+A rewrite takes some minutes at most, and its files look like orphan files until its commit.
+"""
 _SEGMENT: Final = re.compile(r"segment=\d+\Z")
 _SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class VacuumResult:
-    """Number and bytes of deleted files, or of the files that a dry run would delete."""
+    """Number and total size of the deleted files, or of the files that a dry run would delete."""
 
     files: int = 0
     size: int = 0
-    """Bytes."""
+    """Total size of the files in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanFile:
-    """A file that no commit and no record names."""
+    """A data file that no commit and no record of removed files names."""
 
     name: str
-    """Path relative to the log's root."""
+    """Path of the file relative to the log's root."""
     size: int
-    """Bytes."""
+    """Size of the file in bytes."""
 
 
 def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> VacuumResult:
-    """Delete the removed files whose grace is over, except those that a consumer has pinned.
+    """Delete the removed files whose grace period is over, except those that a consumer has pinned.
 
-    Several processes may call it at the same time. The grace of a file starts at the first vacuum after its removal.
+    Several processes may call this function at the same time. The grace period of a file starts at the first vacuum
+    after its removal. A dry run only counts the files.
     """
     root, now = as_root(root), BootTimestamp.now()
     # the records are read before the tables: a commit in between is then seen as committed
@@ -81,7 +85,7 @@ def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> 
 
 
 def waiting(root: str | Root) -> int:
-    """Bytes of removed files that are still on disk, by their records."""
+    """Return the total bytes of the removed files that are still on disk, from the records of these files."""
     return sum(record.size for record in removed_files.list_removals(root).values())
 
 
@@ -93,10 +97,11 @@ def deletable(
     grace: float,
     now: BootTimestamp,
 ) -> list[RemovedFiles]:
-    """The records whose removed files may be deleted now.
+    """Return the records whose removed files may be deleted now.
 
-    current: by table, the paths in its current version. pinned: the lowest version of `compacted` that a consumer
-    reads. The grace period (seconds) of a record starts when a vacuum first finds it committed.
+    `current` maps each table to the paths in its current version. `pinned` is the lowest version of `compacted` that a
+    consumer reads. `grace` is in seconds; the grace period of a record starts when a vacuum first finds that its files
+    have left the table.
     """
     records = list(records)
     # a killed or fenced writer leaves a record with an earlier version than the commit that really removed the files
@@ -117,12 +122,12 @@ def deletable(
 
 
 def is_committed(record: RemovedFiles, current: Mapping[str, Collection[str]]) -> bool:
-    """Whether the commit that the record announces was made: the table contains none of its files."""
+    """Return True if the commit that a record announces was made: the table contains none of the record's files."""
     return not set(record.paths) & set(current.get(record.table, ()))
 
 
 def find_orphan_files(root: Root, grace: float) -> list[OrphanFile]:
-    """The orphan files of both tables that are older than the grace (seconds), by name."""
+    """Return the orphan files of both tables that are older than the grace period (seconds), sorted by name."""
     found = (
         OrphanFile(f"{path.parent.parent.name}/{path.parent.name}/{path.name}", size)
         for path, size in _old_orphans(root, grace)
@@ -131,7 +136,7 @@ def find_orphan_files(root: Root, grace: float) -> list[OrphanFile]:
 
 
 def remove_orphan_files(root: Root, grace: float, *, dry_run: bool = False) -> VacuumResult:
-    """Delete orphan files older than the grace (seconds); a dry run only counts them."""
+    """Delete the orphan files older than the grace period (seconds); a dry run only counts them."""
     files = size = 0
     for path, length in _old_orphans(root, grace):
         if not dry_run:
@@ -143,9 +148,10 @@ def remove_orphan_files(root: Root, grace: float, *, dry_run: bool = False) -> V
 
 
 def remove_staged_files(root: str | Root) -> int:
-    """Delete the files that a killed writer staged, and return their bytes; only for a writer that is about to start.
+    """Delete the files that a killed writer staged in `changes`, and return their total bytes.
 
-    The process that staged them may still run. An empty commit comes first, so that its later commit is fenced.
+    Only a writer that is about to start may call this function. The killed writer may still run, so an empty commit
+    comes first: it makes every later commit of the other writer fail.
     """
     changes = as_root(root) / CHANGES
     found: list[Root] = list(changes.glob("segment=*/*.parquet"))
@@ -185,13 +191,16 @@ def _start_grace(path: Root, record: RemovedFiles, current: Mapping[str, set[str
 
 
 def _pinned(root: Root, now: BootTimestamp, max_age_us: int) -> int | None:
-    """The lowest version that a consumer has pinned, of those that reported within the maximum age."""
+    """Return the lowest pinned version of `compacted`, of the consumers that reported within the maximum age.
+
+    Return None if no such consumer has pinned a version.
+    """
     known = consumers.list_consumers(root)
     return min((c.pinned for c in known if c.pinned is not None and c.silent_us(now) <= max_age_us), default=None)
 
 
 def _delete(file: Root, *, dry_run: bool) -> int | None:
-    """Delete a file, and return its bytes; None if it does not exist."""
+    """Delete a file, and return its size in bytes; None if the file does not exist."""
     try:
         size = file.stat().st_size
         if not dry_run:

@@ -1,7 +1,7 @@
 """The only writer of `changes`: it appends whole transactions in order of position, and trims the oldest segments.
 
-A partition of the table is a segment. Segments roll over by size or age, so retention can remove whole partitions
-without rewriting a file.
+A segment is a partition of the table. A new segment begins when the current one reaches a size or an age, so that
+retention can remove whole partitions without rewriting a file.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from cdc.position import Position
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentLimits:
-    """Size and age at which a segment is full."""
+    """Size and age at which a segment is full, so that the next file begins a new segment."""
 
     size: int
-    """Bytes of data files."""
+    """Total size of the segment's data files in bytes."""
     age: float
-    """Seconds since its first file."""
+    """Seconds since the segment's first file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,33 +45,34 @@ class OpenSegment:
     number: int
     size: int = 0
     opened_at: float
-    """Seconds on the caller's clock."""
+    """Time at which the segment began, in seconds on the caller's clock."""
 
     def rolled(self, limits: SegmentLimits, now: float) -> Self:
-        """This segment, or the next one if this one is full; an empty segment is never full."""
+        """Return this segment, or the next one if this one is full; an empty segment is never full."""
         if self.size and (self.size >= limits.size or now - self.opened_at >= limits.age):
             return replace(self, number=self.number + 1, size=0, opened_at=now)
         return self
 
     def grown(self, size: int) -> Self:
-        """This segment after a file of size bytes was added."""
+        """Return this segment after a file of `size` bytes was added."""
         return replace(self, size=self.size + size)
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedFile:
-    """The content of a data file, encoded but not written."""
+    """The content of a data file that is encoded but not yet written."""
 
     content: list[bytes]
-    """The bytes in chunks."""
+    """Bytes of the file in chunks."""
     rows: int
     statistics: str
 
 
 def encode_files(rows: pa.Table) -> list[EncodedFile]:
-    """Encode rows (LOG_SCHEMA) as sorted data files; needs nothing of the log, so any thread may call it.
+    """Encode rows with the columns LOG_SCHEMA as sorted data files.
 
-    Schema rows get a separate file, so that readers find them by its statistics.
+    The `s` rows get a separate file, so that readers find them by its statistics. The function reads nothing from the
+    log, so any thread may call it.
     """
     rows = rows if rows.schema.equals(LOG_SCHEMA) else rows.cast(LOG_SCHEMA)
     is_schema = pc.equal(rows["op"], Operation.SCHEMA.value)
@@ -87,7 +88,7 @@ def _encode_file(rows: pa.Table) -> EncodedFile:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A data file that is written and synced, but not committed."""
+    """A data file that is written and synced but not yet committed."""
 
     path: Root
     relative: str
@@ -121,21 +122,21 @@ class LogWriter:
 
     @property
     def durable(self) -> Position | None:
-        """The last position in the log; None before the initial snapshot."""
+        """Last position in the log; None before the initial snapshot."""
         position = self._fenced.position
         return None if position is None else Position(position)
 
     @property
     def last_commit(self) -> CommitInfo | None:
-        """Metadata of the latest commit."""
+        """Metadata of the latest commit of `changes`; None before the initial snapshot."""
         return CommitInfo.from_metadata(self._fenced.latest_commit_info())
 
     def stage(self, rows: pa.Table) -> list[StagedFile]:
-        """Encode rows, and write them as stage_encoded does."""
+        """Encode rows, and write the files as `stage_encoded` does."""
         return self.stage_encoded(encode_files(rows))
 
     def stage_encoded(self, files: Sequence[EncodedFile]) -> list[StagedFile]:
-        """Write data files and sync them; readers see them after the commit. After a failure none of them remains."""
+        """Write and sync data files; readers see them after the commit. If a write fails, no file remains."""
         staged: list[StagedFile] = []
         try:
             staged.extend(map(self._write, files))
@@ -147,19 +148,19 @@ class LogWriter:
 
     @property
     def tokens(self) -> frozenset[str | None]:
-        """Tokens of the commit on which the next one is based, and of the last attempted commit."""
+        """Tokens of the last successful commit and of the last attempted commit of this writer."""
         return self._fenced.tokens
 
     @property
     def last_token(self) -> str | None:
-        """Token of the latest commit in the log; None if it has none."""
+        """Token of the latest commit in the log; None if that commit has no token."""
         return self._fenced.latest_commit_info().get(TOKEN)
 
     def commit(self, files: Sequence[StagedFile], info: CommitInfo, token: str | None = None) -> None:
-        """Make files part of the log in one commit that ends at info.last; durable when it returns.
+        """Add the staged files to the log in one commit that ends at `info.last`.
 
-        token: identifies the commit if the response is lost. Raises LogFenced if another writer committed, LogCorrupt
-        if a file differs from what was written.
+        The commit is durable when the method returns. `token` identifies the commit if the response is lost. Raises
+        LogFenced if another writer has committed, LogCorrupt if a file differs from what was written.
         """
         if self.durable is not None and info.last <= self.durable:
             raise LogFenced(
@@ -172,11 +173,11 @@ class LogWriter:
         self._fenced.commit(actions, info.last, metadata)
 
     def trim(self, segments: Collection[int], upto: Position) -> None:
-        """Remove whole segments in one commit, so that `changes` contains single changes above `upto` only.
+        """Remove whole segments in one commit, so that `changes` contains only the changes above `upto`.
 
-        The caller must have nothing staged, and the segments must be compacted. Segments that are already removed are
-        no error. Positions do not change, and the files stay on disk. Raises LogFenced if another writer committed.
-        Raises LogCorrupt if a segment ends above `upto` or is the newest one.
+        The caller must have no staged files, and the segments must be compacted. Segments that are already removed are
+        no error. The durable position does not change, and the files stay on disk. Raises LogFenced if another writer
+        has committed. Raises LogCorrupt if a segment ends above `upto`, is not compacted, or is the newest one.
         """
         last = self.last_commit
         self._fenced.check_ours()
@@ -204,11 +205,11 @@ class LogWriter:
         hit("trim_committed")
 
     def rewrite(self, new: Sequence[StagedFile], old: Sequence[str]) -> bool:
-        """Replace files (paths relative to the table) by new files with the same rows, in one commit.
+        """Replace old files (paths relative to the table) by new files with the same rows, in one commit.
 
-        The caller must have nothing staged. Returns False, and does nothing, if an old file has left the table. The old
-        files stay on disk. Raises LogFenced if another writer committed. Raises LogCorrupt if a new file differs from
-        what was written, or if the numbers of rows differ.
+        The caller must have no staged files. The old files stay on disk. Return False, and do nothing, if an old file
+        is no longer in the table. Raises LogFenced if another writer has committed. Raises LogCorrupt if a new file
+        differs from what was written, or if the numbers of rows differ.
         """
         last = self.last_commit
         self._fenced.check_ours()
@@ -248,7 +249,8 @@ class LogWriter:
     def _make_folder(self, folder: Root) -> None:
         """Create a segment's directory durably.
 
-        An existing directory is synced as well: its creator may have been killed before that.
+        An existing directory is synced as well, because the process that created it may have been killed before it
+        synced.
         """
         if self._synced_segment == segment_of(folder.name):
             return

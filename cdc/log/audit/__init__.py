@@ -1,1 +1,1 @@
-"""Proof that the log is what was written: every file, every row, both tables against each other."""
+"""Audit of the log's files: every file and row is as it was written, and the two tables agree with each other."""

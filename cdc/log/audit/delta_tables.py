@@ -1,7 +1,7 @@
-"""Audit of the Delta tables of the log: their commits and checkpoints, positions, file listings, and agreement.
+"""Audit of the two Delta tables of the log: commits, checkpoints, positions, and agreement of the tables.
 
 Every commit after the last readable checkpoint must exist. Positions must satisfy oldest ≤ horizon ≤ durable and floor
-≤ horizon. Consumers and removal records must be readable.
+≤ horizon. Files of consumers and records of removed files must be readable.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _RESTORE: Final = "restore the file from a backup: only this file records which 
 
 @dataclass(slots=True)
 class LogTables:
-    """Both tables at one moment."""
+    """The files and positions of both tables at one moment, and the findings about them."""
 
     findings: list[AuditFinding] = field(default_factory=list)
     claims: list[CommitClaim] = field(default_factory=list)
-    """What the commits say about the files of both tables."""
+    """What the commits say about each file of both tables."""
     durable: Position | None = None
     oldest: Position = _ZERO
     horizon: Position | None = None
-    """None if nothing is compacted."""
+    """Position up to which the log is compacted; None if nothing is compacted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ class _Table:
 
 
 def read_log_tables(root: Root, system_id: str | None = None) -> LogTables:
-    """Read the tables of the log under root; system_id: expected system identifier of the source cluster.
+    """Read the tables of the log under `root`, and return them with the findings about them.
 
-    Raises LogFormatUnknown for a newer format.
+    `system_id` is the expected system identifier of the source cluster. Raises LogFormatUnknown for a newer format.
     """
     found = LogTables()
     # `compacted` is read first, so that its horizon cannot be newer than the durable position
@@ -102,7 +102,10 @@ def read_log_tables(root: Root, system_id: str | None = None) -> LogTables:
 
 
 def listed_files(root: Root) -> set[str]:
-    """Files of both tables now, relative to the log's root; none of a table that cannot be opened."""
+    """Return the current files of both tables, relative to the log's root.
+
+    A table that cannot be opened contributes no files.
+    """
     found: set[str] = set()
     for name in (CHANGES, COMPACTED):
         with suppress(LogCorrupt):
@@ -112,38 +115,44 @@ def listed_files(root: Root) -> set[str]:
 
 
 def sizes(table: Root) -> Mapping[str, int]:
-    """Path → bytes of every file of a table in an object store, from one listing; empty for a directory."""
+    """Return the size in bytes of every file of a table in an object store, by path; empty for a local directory.
+
+    All sizes come from one listing.
+    """
     return table.sizes() if isinstance(table, BucketPath) else {}
 
 
 def contradiction(message: str, remedy: str = FOREIGN_WRITER_REMEDY) -> AuditFinding:
-    """A finding that two parts of the log contradict each other."""
+    """Return a finding with this message: two parts of the log contradict each other."""
     return AuditFinding(damage=DamageKind.MISFIT, message=message, remedy=remedy)
 
 
 @dataclass(slots=True)
 class CommitHistory:
-    """Contents of one table's existing commits, and the findings about them."""
+    """The position range of each file in one table's existing commits, and the findings about these commits."""
 
     findings: list[AuditFinding] = field(default_factory=list)
     ranges: dict[str, tuple[Position, Position]] = field(default_factory=dict)
-    """Data file, relative to the table → (after, upto] of the commit that added it."""
+    """Path of a data file, relative to the table → the range (after, upto] of the commit that added it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord:
-    """One commit."""
+    """What one commit says: its position, its files and their rows."""
 
     position: int | None
-    """Version of its `txn`."""
+    """Position in the `txn` action of the commit; None if the commit has no such action."""
     added: Mapping[str, int]
-    """Data file → rows."""
+    """Path of each data file that the commit adds → its number of rows."""
     rows: int
-    """Number of rows in its metadata, 0 if missing."""
+    """Number of rows in the metadata of the commit; 0 if the metadata does not have it."""
 
 
 def read_commits(table: Root, log_id: str) -> CommitHistory:
-    """Read every commit and checkpoint of the table at that path; log_id is the application id of its `txn`."""
+    """Read and check every commit and checkpoint of the table at that path.
+
+    `log_id` is the application id of the `txn` actions that contain the positions.
+    """
     found = CommitHistory()
     folder = table / _FOLDER
     names = {place.name: place for place in folder.iterdir()}
@@ -177,9 +186,9 @@ def read_commits(table: Root, log_id: str) -> CommitHistory:
 
 
 def missing_commits(versions: Sequence[int], checkpoints: Collection[int]) -> list[tuple[int, int]]:
-    """(first, last) version of each gap in the commits after the last readable checkpoint.
+    """Return the first and last version of each gap in the commits after the last readable checkpoint.
 
-    versions: existing commits, ascending. A reader needs all commits after a checkpoint.
+    `versions` are the existing commits, ascending. A reader needs all commits after a checkpoint.
     """
     start = max(checkpoints, default=-1)
     existing = [start, *(version for version in versions if version > start)]
@@ -187,7 +196,10 @@ def missing_commits(versions: Sequence[int], checkpoints: Collection[int]) -> li
 
 
 def parse_commit(text: str, log_id: str) -> CommitRecord:
-    """Parse a commit; raises ValueError, KeyError, TypeError or AttributeError if the text is none."""
+    """Parse the text of a commit file.
+
+    Raises ValueError, KeyError, TypeError or AttributeError if the text is not that of a commit.
+    """
     actions = [json.loads(line) for line in text.splitlines() if line.strip()]
     if not actions:
         raise ValueError("empty")
@@ -217,7 +229,7 @@ def _open(root: Root, name: str, found: LogTables) -> _Table | None:
 def _position_faults(
     found: LogTables, changes: _Table, compacted: _Table | None, log_id: str
 ) -> Iterator[AuditFinding]:
-    """Violations of oldest ≤ horizon ≤ durable and of floor ≤ horizon."""
+    """Yield a finding if oldest ≤ horizon ≤ durable and floor ≤ horizon do not hold, or the tables disagree."""
     if compacted is None:
         if found.oldest:
             yield contradiction(f"changes up to {found.oldest!s} were trimmed, and table {COMPACTED!r} is missing")
@@ -245,7 +257,7 @@ def _source_faults(changes: _Table, wanted: str | None) -> Iterator[AuditFinding
 
 
 def _other_file_faults(root: Root, end: Position) -> Iterator[AuditFinding]:
-    """Unreadable consumers and records, and consumers that are ahead of the log."""
+    """Yield findings about unreadable small files of the log, and about consumers that are ahead of the log."""
     for read in (consumers.list_consumers, removed_files.list_removals, epoch_records.read_pending_epoch):
         try:
             read(root)
@@ -275,7 +287,7 @@ def _faults(table: Root, version: int, commit: CommitRecord, before: int | None)
 
 
 def _is_readable(checkpoint: Root) -> bool:
-    """Whether the checkpoint can be read; a missing one was cleaned up, and counts as readable."""
+    """Return True if the checkpoint can be read, or if it no longer exists because it was cleaned up."""
     with suppress(FileNotFoundError):
         try:
             parquet_file(open_for_random_access(checkpoint)).read(use_threads=False)

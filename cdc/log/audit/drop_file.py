@@ -1,9 +1,11 @@
 """Removal of an unreadable data file from the log, with a record of the loss for every reader.
 
-There are three ways, and the first two lose nothing. If the changes in the file are compacted, their segments are
-trimmed. If a compacted file is damaged and all changes still exist, the log is compacted again from its beginning.
-Otherwise the commit that removes the file marks its tables as needs_resync, and no reader can end a range between the
-lost rows and these marks (`lost_ranges.py`).
+There are three ways, and the first two lose nothing:
+
+1. If the changes in the file are compacted, the segments up to that of the file are trimmed.
+2. If a file of `compacted` is damaged and all changes still exist, the log is compacted again from its beginning.
+3. Otherwise one commit removes the file and marks the tables in it as needs_resync. No reader can end a range between
+   the lost rows and these marks (`lost_ranges.py`).
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ from cdc.position import Position
 from cdc.table import TableSchema, TableState
 
 WAL_ALIGNMENT: Final = 8
-"""Bytes: WAL records begin at multiples of it (MAXALIGN), and so do the LSNs of commits."""
+"""Number of bytes of which the LSN of every WAL record, and so of every commit, is a multiple (MAXALIGN)."""
 _LIMITS: Final = SegmentLimits(size=1, age=0.0)
-"""Limits of a writer that appends nothing."""
+"""Segment limits for a LogWriter that only trims."""
 
 
 class RecoveryWay(StrEnum):
@@ -54,32 +56,32 @@ class RecoveryWay(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedFile:
-    """Result of a removal."""
+    """Result of the removal of a damaged file."""
 
     file: str
-    """Path relative to the log's root."""
+    """Path of the removed file relative to the log's root."""
     way: RecoveryWay
     first: Position
     last: Position
     marked: tuple[str, ...] = ()
-    """Topics that need a resync now."""
+    """Topics of the tables that were marked for a resync, sorted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedFile:
-    """A damaged or missing file of one of the log's tables."""
+    """A damaged or missing data file of one of the log's tables."""
 
     log: LogReader
     root: Root
     table: str
-    """CHANGES or COMPACTED."""
+    """Name of the log's table: CHANGES or COMPACTED."""
     name: str
-    """Path relative to the table's directory."""
+    """Path of the file relative to the table's directory."""
     file: LogFile
 
     @classmethod
     def find(cls, root: Root, path: str) -> DamagedFile:
-        """Find the file by its path, absolute or relative to the log's root, and read it.
+        """Find a damaged file by its path, which is absolute or relative to the log's root.
 
         Raises ConfigError if the log has no such file, or if the file is not damaged.
         """
@@ -99,7 +101,7 @@ class DamagedFile:
 
     @property
     def way(self) -> RecoveryWay:
-        """How the file is removed; raises LogCorrupt if only a backup can help."""
+        """How the file is removed. Raises LogCorrupt if only a backup can help."""
         if self.table == COMPACTED and not self.log.oldest:
             return RecoveryWay.START_OVER
         if self.table == CHANGES and self._trimmable() is not None:
@@ -112,7 +114,10 @@ class DamagedFile:
         return RecoveryWay.GIVEN_UP
 
     def tables(self) -> list[TableSchema]:
-        """Current schemas of the tables with rows in the file, or possibly with rows if the file cannot be read."""
+        """Return the current schemas of the tables that have rows in the file.
+
+        If the file cannot be read, these are all tables that may have rows in it.
+        """
         known = self.log.schemas()
         found = _relations(self.file)
         if found is None:
@@ -121,9 +126,10 @@ class DamagedFile:
         return [known[number] for number in sorted(found & known.keys())]
 
     def drop(self) -> DroppedFile:
-        """Remove the file. After a kill it can be called again. It fences every running writer of the table.
+        """Remove the file; each running writer of the table fails at its next commit.
 
-        Raises LogCorrupt as `way` does, LogFenced if another process commits at the same time.
+        If the process is killed, the method can be called again. Raises LogCorrupt as `way` does, LogFenced if another
+        process commits at the same time.
         """
         way = self.way
         result = partial(
@@ -142,9 +148,9 @@ class DamagedFile:
         return result(marked=tuple(sorted(schema.topic for schema in tables if schema.state is not TableState.DROPPED)))
 
     def _trimmable(self) -> tuple[list[int], Position] | None:
-        """The segments up to the file's own, and their last position.
+        """Return the segments up to that of the file, and their last position.
 
-        None if one of them is not compacted, or if a running copy needs them.
+        Return None if a segment is not compacted, if a running copy needs one, or if the file is in the newest segment.
         """
         segments = [segment for segment in self.log.segments() if segment.segment <= self.file.segment]
         upto = max(one.last for one in segments)
@@ -166,7 +172,7 @@ class DamagedFile:
             self._compactor().give_up(self.name)
 
     def _fence_reader(self) -> None:
-        """Make a commit without changes, so that a trim which a running reader prepares is refused."""
+        """Make an empty commit, so that a running reader cannot commit a trim that it has planned."""
         fenced = FencedTable(self.root / CHANGES)
         fenced.commit([], int(fenced.position or 0), _latest_info(fenced).to_metadata())
         if oldest := LogReader(self.root).oldest:
@@ -180,10 +186,10 @@ class DamagedFile:
 
 
 def position_behind(last: Position) -> Position:
-    """Return a position after the log's end that no commit or message of the source can have.
+    """Return a position after `last`, the log's end, that no commit and no message of the source can have.
 
-    Positions of commits are multiples of WAL_ALIGNMENT, those of messages are one less. Raises LogCorrupt if the next
-    position would be one of these.
+    Positions of commits are multiples of WAL_ALIGNMENT; those of messages are one less. Raises LogCorrupt if the next
+    position could belong to a commit or a message.
     """
     if int(last) % WAL_ALIGNMENT >= WAL_ALIGNMENT - 2:
         raise LogCorrupt(
@@ -206,7 +212,7 @@ def _is_damaged(root: Root, claim: CommitClaim) -> bool:
 
 
 def _relations(file: LogFile) -> set[int] | None:
-    """The relations of its rows; None if the column cannot be read or contradicts the commit."""
+    """Return the relations of the file's rows; None if the column cannot be read or contradicts the commit."""
     try:
         found = read_file(file, Position(0), file.last, ["relation"])["relation"].drop_null().unique().to_pylist()
     except LogCorrupt:
@@ -219,11 +225,11 @@ class _Loss:
     file: LogFile
     tables: Sequence[TableSchema]
     removed: Mapping[str, int]
-    """Files of `changes` that are removed (path → bytes)."""
+    """Files of `changes` to remove: path → bytes."""
 
 
 def _commit_loss(root: Root, loss: _Loss) -> None:
-    """Remove the files and mark their tables at the log's end, in one commit."""
+    """Remove the files, and mark their tables for a resync after the log's end, in one commit."""
     fenced = FencedTable(root / CHANGES)
     info = _latest_info(fenced)
     actions: list[AddAction | RemoveAction] = [FencedTable.removed(*file) for file in loss.removed.items()]

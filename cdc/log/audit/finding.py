@@ -46,7 +46,7 @@ class DamageKind(StrEnum):
 
 
 HARMLESS: Final = frozenset({DamageKind.FOREIGN, DamageKind.LOST, DamageKind.UNCHECKED})
-"""Kinds that do not make any read wrong."""
+"""Kinds of damage with which every read is still correct."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,20 +55,20 @@ class AuditFinding:
 
     damage: DamageKind
     message: str
-    """One line without the file name."""
+    """One line that says what is wrong, without the name of the file."""
     file: str = ""
-    """Relative to the log's root; empty if it concerns several files."""
+    """Path of the file relative to the log's root; "" if the finding concerns several files."""
     first: Position | None = None
-    """Affected positions, both ends included; None if there are none."""
+    """First affected position; None if the finding concerns no positions."""
     last: Position | None = None
     tables: tuple[str, ...] = ()
-    """Affected topics, sorted; a relation without a schema row appears as its number."""
+    """Affected topics, sorted. A relation without a schema row appears as `relation N`."""
     remedy: str | None = None
-    """Next step for an operator."""
+    """What an operator should do next."""
 
     @property
     def is_harmless(self) -> bool:
-        """Whether every read is still correct."""
+        """True if every read of the log is still correct."""
         return self.damage in HARMLESS
 
     @property
@@ -78,7 +78,7 @@ class AuditFinding:
         return f"{f'{self.file}: ' if self.file else ''}{self.message}{place}{tables_suffix(self.tables)}"
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that commands and the API print."""
+        """Return the fields that commands and the API print."""
         return {
             "damage": self.damage.value,
             "harmless": self.is_harmless,

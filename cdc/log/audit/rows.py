@@ -1,4 +1,4 @@
-"""Audit of log rows without I/O: of one file against its commit, and of transactions across all files."""
+"""Checks of log rows without I/O: the rows of one file against its commit, and transactions across all files."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from cdc.position import Position
 from cdc.table import TableSchema
 
 Place = tuple[int, int]
-"""(position, ordinal)."""
+"""Position and ordinal of a row."""
 _NO_RELATION: Final = np.iinfo(np.int64).max
-"""Relation number of messages here: they have none, and are last in a file."""
+"""Number that stands for the missing relation of a message; it is the greatest one, so messages sort last."""
 _MILLISECOND: Final = 1_000
-"""Microseconds: statistics of times are truncated to milliseconds."""
+"""Microseconds in a millisecond; times in statistics are truncated to milliseconds."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitClaim:
-    """What a commit says about one of its files."""
+    """What a commit says about one of the data files that it added."""
 
     table: str
     name: str
-    """Path relative to the table's directory."""
+    """Path of the file relative to the table's directory."""
     rows: int
     size: int
-    """Bytes."""
+    """Size of the file in bytes."""
     bounds: Mapping[str, tuple[Any, Any]]
-    """Column of STATISTICS → least and greatest value; columns without statistics are missing."""
+    """Column of STATISTICS → least and greatest value in the file; columns without statistics are missing."""
     after: Position
     """Every position in the file is above this one."""
     upto: Position
@@ -45,7 +45,10 @@ class CommitClaim:
 
     @classmethod
     def of(cls, table: str, action: Mapping[str, Any], within: tuple[Position, Position]) -> CommitClaim:
-        """The claim for a file that delta-rs lists as this action; each statistic has its own column."""
+        """Return the claim for one row of delta-rs' flattened list of add actions.
+
+        `within` is the range (after, upto] of the commit that added the file.
+        """
         bounds_of: dict[str, tuple[Any, Any]] = {
             name: (action.get(f"min.{name}"), action.get(f"max.{name}")) for name in STATISTICS
         }
@@ -64,51 +67,51 @@ class CommitClaim:
 
     @property
     def path(self) -> str:
-        """Path relative to the log's root."""
+        """Path of the file relative to the log's root."""
         return f"{self.table}/{self.name}"
 
     @property
     def first(self) -> Position:
-        """Least position; 0 without statistics."""
+        """Least position in the file; 0 without statistics."""
         return Position(self.bounds.get("position", (0, 0))[0])
 
     @property
     def last(self) -> Position:
-        """Greatest position; 0 without statistics."""
+        """Greatest position in the file; 0 without statistics."""
         return Position(self.bounds.get("position", (0, 0))[1])
 
     @property
     def relations(self) -> tuple[int, int] | None:
-        """Least and greatest relation number; None if all rows are messages."""
+        """Least and greatest relation number in the file; None if all rows are messages."""
         return self.bounds.get("relation")
 
     @property
     def has_schemas_only(self) -> bool:
-        """Whether all rows are `s` rows."""
+        """True if all rows of the file are `s` rows."""
         return self.bounds.get("op") == (Operation.SCHEMA.value, Operation.SCHEMA.value)
 
 
 @dataclass(slots=True)
 class FileContents:
-    """Totals of the rows of one file, collected row group by row group."""
+    """Summary of the rows of one file, to compare with the commit; it is collected row group by row group."""
 
     rows: int = 0
     bounds: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """As CommitClaim.bounds."""
+    """Column of STATISTICS → least and greatest value in the rows."""
     unsorted_at: Place | None = None
-    """The first row that sorts before its predecessor."""
+    """First row that sorts before its predecessor; None if the rows are sorted."""
     repeated_at: Place | None = None
-    """The first row with the same relation, position and ordinal as its predecessor."""
+    """First row with the same relation, position and ordinal as its predecessor; None if there is none."""
     firsts: dict[int, Place] = field(default_factory=dict)
-    """Relation → its first row, without schema rows."""
+    """Relation → position and ordinal of its first row that is not an `s` row."""
     columns: dict[int, set[int]] = field(default_factory=dict)
-    """Relation → column ids in its images."""
+    """Relation → ids of the columns that its row images contain."""
     runs: list[np.ndarray] = field(default_factory=list)
-    """The result of `runs` for each row group."""
+    """Result of the function `runs` for each row group."""
     _before: tuple[int, int, int] | None = None
 
     def add(self, rows: pa.Table) -> None:
-        """Add the next rows (LOG_SCHEMA) of the file."""
+        """Add the next rows of the file; they have the columns LOG_SCHEMA."""
         if not rows.num_rows:
             return
         position, ordinal = rows["position"].to_numpy(), rows["ordinal"].to_numpy()
@@ -124,7 +127,7 @@ class FileContents:
                 self.columns.setdefault(number, set()).add(column)
 
     def faults(self, claim: CommitClaim) -> Iterator[tuple[DamageKind, str]]:
-        """Contradictions in the rows, and between the rows and the commit."""
+        """Yield (kind of damage, message) for each contradiction in the rows or between rows and commit."""
         if self.rows != claim.rows:
             yield DamageKind.CONTENTS, f"the file has {self.rows:,} rows, but its commit records {claim.rows:,}"
         for name, found in self.bounds.items():
@@ -179,7 +182,7 @@ class FileContents:
 
 
 class SchemaVersions:
-    """The schema rows of a log, to check that one precedes each row."""
+    """All schema rows of a log, to check that a schema row precedes the rows of each table."""
 
     def __init__(self) -> None:
         self._first: dict[int, Place] = {}
@@ -188,7 +191,7 @@ class SchemaVersions:
         self._all_topics: dict[int, set[str]] = {}
 
     def add(self, place: Place, schema: TableSchema) -> None:
-        """Add a schema row, in any order; the schema that is added last provides the topic."""
+        """Add a schema row; rows may come in any order. The schema that is added last determines the name."""
         relation = schema.relation
         self._first[relation] = min(place, self._first.get(relation, place))
         self._columns.setdefault(relation, set()).update(column.id for column in schema.columns)
@@ -196,21 +199,21 @@ class SchemaVersions:
         self._all_topics.setdefault(relation, set()).add(schema.topic)
 
     def name(self, relation: int) -> str:
-        """The topic of a relation; its number if no schema row has it."""
+        """Return the topic of a relation, or `relation N` if no schema row has this relation."""
         return self._topics.get(relation, f"relation {relation}")
 
     def topics(self, relation: int) -> set[str]:
-        """All topics that the relation ever had."""
+        """Return all topics that the relation ever had."""
         return self._all_topics.get(relation, {self.name(relation)})
 
     def within(self, relations: tuple[int, int] | None) -> list[int]:
-        """The known relations between the least and the greatest, both included; empty for None."""
+        """Return the known relations from the least to the greatest of the pair; empty for None."""
         if relations is None:
             return []
         return [number for number in sorted(self._topics) if relations[0] <= number <= relations[1]]
 
     def faults(self, contents: FileContents) -> Iterator[tuple[int, Place, str]]:
-        """(relation, its first row in the file, message) of each table whose rows have no schema."""
+        """Yield (relation, its first row in the file, message) for each table whose rows lack a schema."""
         for relation, place in contents.firsts.items():
             known = self._first.get(relation)
             if known is None or known > place:
@@ -222,43 +225,44 @@ class SchemaVersions:
 
 
 class Gap(NamedTuple):
-    """Transactions with missing or repeated rows, as found in one file."""
+    """Transactions with missing or repeated rows that were found in one file."""
 
     damage: DamageKind
-    """HOLE or DUPLICATE."""
+    """DamageKind.HOLE for missing rows, DamageKind.DUPLICATE for repeated rows."""
     file: int
-    """Number of the file with the rows after the hole, or with one of the repeated rows."""
+    """Number of the file that contains the row after the missing rows, or a repeated row."""
     first: int
-    """Position of the first such transaction."""
+    """Position of the first of these transactions."""
     ordinal: int
-    """First ordinal after the hole (HOLE), or the repeated one (DUPLICATE), of the first transaction."""
+    """Ordinal in the first transaction: the one after the missing rows, or the repeated one."""
     last: int
-    """Position of the last such transaction."""
+    """Position of the last of these transactions."""
     transactions: int
-    """Number of such transactions."""
+    """Number of these transactions."""
 
 
 class Transactions:
-    """Checks that each transaction of `changes` has the ordinals from 0 without a hole, each once.
+    """Check that each transaction of `changes` has every ordinal from 0 exactly once, without a gap.
 
-    Files are added in order of their first position. Everything below the first position of the next file is then
-    complete, so only runs of transactions that continue in a later file stay in memory.
+    Files are added in order of their first position. All transactions below the first position of the next file are
+    then complete and can be checked. So only transactions that may continue in a later file stay in memory.
     """
 
     def __init__(self, after: Position) -> None:
-        """Transactions at or below `after` may have been trimmed in part."""
+        """Transactions at or below `after` may lack rows, because a part of them may have been trimmed."""
         self._after = after
         self._open = np.empty((0, 4), np.int64)
 
     def add(self, file: int, found: np.ndarray) -> None:
-        """Add the runs of a file."""
+        """Add a file by its number and its runs of ordinals (see the function `runs`)."""
         numbered = np.column_stack((found, np.full(len(found), file, np.int64)))
         self._open = np.concatenate((self._open, numbered))
 
     def check_below(self, below: int | None = None, unseen: Iterable[tuple[int, int]] = ()) -> list[Gap]:
         """Check the transactions below a position (default: all), and remove them from memory.
 
-        unseen: (first, last) position of files that were not read; holes inside them are not reported.
+        `unseen` has the first and last position of each file that was not read. Missing rows inside these ranges are
+        not reported.
         """
         complete = np.ones(len(self._open), bool) if below is None else self._open[:, 0] < below
         own, self._open = self._open[complete], self._open[~complete]
@@ -276,7 +280,10 @@ class Transactions:
 
 
 def runs(position: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
-    """Rows in any order → sorted (position, first ordinal, last ordinal) of each run of consecutive ordinals."""
+    """Return each run of consecutive ordinals as a row (position, first ordinal, last ordinal), sorted.
+
+    The arguments are the positions and ordinals of rows in any order.
+    """
     order = np.lexsort((ordinal, position))
     position, ordinal = position[order], ordinal[order]
     continues = (np.diff(position) == 0) & (np.diff(ordinal) == 1)
@@ -286,7 +293,7 @@ def runs(position: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
 
 
 def _columns(relation: np.ndarray, images: pa.ChunkedArray) -> Iterator[tuple[int, int]]:
-    """(relation, column id) pairs in the images; a pair may occur several times."""
+    """Yield the (relation, column id) pairs in the row images; a pair may occur several times."""
     start = 0
     for chunk in images.chunks:
         offsets = chunk.offsets.to_numpy()

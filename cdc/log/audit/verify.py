@@ -1,7 +1,7 @@
 """Audit of a whole log: every data file, the Delta commits, and the two tables against each other.
 
-It reads one row group at a time, so memory does not grow with the log. It may run at the same time as a reader and a
-compaction. A damaged file is reported, and the audit continues with the others.
+The audit reads one row group at a time, so memory does not grow with the log. It may run while a reader and a
+compaction run. A damaged file is reported, and the audit continues with the other files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cdc.position import Position
 from cdc.table import TableSchema, matches_name
 
 Progress = Callable[[int, int], None]
-"""(bytes read, bytes to read)."""
+"""Function that is called after each file with (bytes read, bytes to read)."""
 NAMED_ORPHANS: Final = 100
 """Maximum number of orphan files that findings name one by one."""
 _SCHEMA_COLUMNS: Final = ("position", "ordinal", "payload")
@@ -37,21 +37,28 @@ _SCHEMA_COLUMNS: Final = ("position", "ordinal", "payload")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditScope:
-    """What an audit reads."""
+    """What an audit reads, and what it expects."""
 
     globs: tuple[str, ...] = ()
-    """Only files that may contain rows of these tables; the completeness of transactions is then not checked."""
+    """Patterns of the tables to audit; empty for all.
+
+    With patterns the audit reads only files that may contain rows of these tables. It then does not check whether
+    transactions are complete.
+    """
     most: int | None = None
-    """Maximum bytes of data files to read, newest first; None for all. The existence of all files is checked."""
+    """Maximum bytes of data files to read, newest files first; None for all.
+
+    The audit always checks that every file exists.
+    """
     system_id: str | None = None
     """Expected system identifier of the source cluster; None accepts any."""
     grace: float = 0.0
-    """Seconds before an orphan file becomes a finding."""
+    """Minimum age in seconds of an orphan file that the audit reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """Result of an audit."""
+    """Findings and totals of an audit."""
 
     findings: tuple[AuditFinding, ...]
     files: int
@@ -60,18 +67,18 @@ class AuditReport:
     """Number of files whose contents were read."""
     rows: int
     size: int
-    """Bytes of the files that were read."""
+    """Total bytes of the files that were read."""
     durable: Position | None
     horizon: Position | None
-    """None if nothing is compacted."""
+    """Position up to which the log is compacted; None if nothing is compacted."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether no finding can make a read wrong."""
+        """True if every read of the log is still correct."""
         return all(finding.is_harmless for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that commands and the API print."""
+        """Return the fields that commands and the API print."""
         return {
             "files": self.files,
             "read": self.read,
@@ -84,7 +91,7 @@ class AuditReport:
 
     @property
     def summary(self) -> str:
-        """The report in one line."""
+        """The totals and the number of findings in one line."""
         counts = f"{self.read:,} of {self.files:,} files read, {self.rows:,} rows, {self.size:,} bytes"
         wrong = sum(not finding.is_harmless for finding in self.findings)
         verdict = f"{wrong:,} findings" if wrong else "no damage found"
@@ -92,14 +99,14 @@ class AuditReport:
 
 
 def verify(root: Root, scope: AuditScope | None = None, progress: Progress = lambda _done, _all: None) -> AuditReport:
-    """Audit the log under root; raises LogError if there is none, LogFormatUnknown for a newer format."""
+    """Audit the log under `root`. Raises LogError if there is no log, LogFormatUnknown for a newer format."""
     if not is_table(root / CHANGES) and not (root / CHANGES / "_delta_log").is_dir():
         raise LogError(f"no change log at {str(root)!r}", remedy="check log.path, and that the reader has run once")
     return _Verification(root, scope or AuditScope(), progress).run()
 
 
 def orphan_findings(orphans: Sequence[OrphanFile]) -> Iterator[AuditFinding]:
-    """Findings for orphan files, at most NAMED_ORPHANS one by one."""
+    """Yield findings about orphan files: one per file up to NAMED_ORPHANS, and one for the rest."""
     for orphan in orphans[:NAMED_ORPHANS]:
         message = f"no commit of the log names this file of {orphan.size:,} bytes"
         yield AuditFinding(
@@ -124,7 +131,7 @@ class _Verification:
         self._unchecked = self._read = self._rows = self._done = 0
 
     def run(self) -> AuditReport:
-        """Run all checks, the cheap ones first."""
+        """Run all checks, the cheap ones first, and return the report."""
         self._tables = tables = delta_tables.read_log_tables(self._root, self._scope.system_id)
         schemas = sorted((c for c in tables.claims if c.has_schemas_only), key=lambda claim: claim.first)
         self._read_schemas(schemas)
@@ -151,7 +158,7 @@ class _Verification:
         )
 
     def _read_schemas(self, claims: Sequence[CommitClaim]) -> None:
-        """Collect every readable schema row; problems of these files are reported when the files are scanned."""
+        """Collect every readable schema row; problems in the files are reported later, by `_scan`."""
         for claim in claims:
 
             def consume(rows: pa.Table, claim: CommitClaim = claim) -> None:
@@ -176,7 +183,10 @@ class _Verification:
         self._versions.add(place, schema)
 
     def _is_there(self, claim: CommitClaim, sizes: Mapping[str, int]) -> bool:
-        """Whether a file exists with the size in its commit; sizes: the known sizes."""
+        """Return True if a file exists with the size in its commit.
+
+        `sizes` has the known sizes by file name; the size of any other file is looked up.
+        """
         try:
             # a new file may not be in the listing yet
             size = sizes.get(claim.name) or (self._root / claim.table / claim.name).stat().st_size
@@ -197,7 +207,10 @@ class _Verification:
                 self._report_file(claim, DamageKind.MISSING, "the file is missing")
 
     def _report_lost_ranges(self, claims: Sequence[CommitClaim]) -> None:
-        """Report the ranges whose rows were dropped with a damaged file; holes inside them are no further findings."""
+        """Report the ranges of positions whose rows were dropped with a damaged file.
+
+        Missing rows inside these ranges cause no further findings.
+        """
         for claim in claims:
             if claim.table == CHANGES and (ends := lost_ranges.range_in_file_name(claim.name)) is not None:
                 self._unseen.append(ends)
@@ -208,7 +221,7 @@ class _Verification:
                 self._tables.findings.append(replace(found, first=ends[0], last=ends[1], remedy=remedy))
 
     def _files_to_read(self, claims: Sequence[CommitClaim]) -> list[CommitClaim]:
-        """The files whose contents are read, by first position."""
+        """Return the files whose contents are read, sorted by first position."""
         globs = self._scope.globs
         found = [c for c in claims if not globs or any(matches_name(topic, globs) for topic in self._topics(c))]
         found.sort(key=lambda claim: (claim.first, claim.name))
@@ -218,7 +231,7 @@ class _Verification:
         return found[len(found) - int(room.sum()) :]
 
     def _scan_changes(self, claims: Sequence[CommitClaim], total: int) -> None:
-        """Read the files of `changes`, and check the transactions across them."""
+        """Read the files of `changes`, and check the transactions across these files."""
         transactions = Transactions(self._tables.oldest)
         for number, claim in enumerate(claims):
             contents = self._scan(claim, total)
@@ -231,7 +244,7 @@ class _Verification:
                 self._report_gap(gap, claims[gap.file])
 
     def _scan(self, claim: CommitClaim, total: int) -> FileContents | None:
-        """Read a file and collect its totals; None if a part of it cannot be read."""
+        """Read a file, report its faults, and return the summary of its rows; None if not all of it can be read."""
         contents = FileContents()
         try:
             check = parquet_check.read(self._root / claim.table / claim.name, contents.add, size=claim.size)
@@ -251,7 +264,7 @@ class _Verification:
         return contents
 
     def _check_whole_log(self) -> None:
-        """Checks that need the results of all files."""
+        """Run the checks that need the results of all files."""
         horizon, found = self._tables.horizon, self._tables.findings
         if horizon is not None and self._schemas_are_whole:
             lost = {place for place in self._places[CHANGES] if place[0] <= horizon} - self._places[COMPACTED]
@@ -293,7 +306,7 @@ class _Verification:
         self._tables.findings.append(self._file_finding(claim, damage, message))
 
     def _file_finding(self, claim: CommitClaim, damage: DamageKind, message: str) -> AuditFinding:
-        """A finding about a whole file."""
+        """Return a finding about a whole file."""
         return AuditFinding(
             damage=damage,
             message=message,
@@ -305,7 +318,7 @@ class _Verification:
         )
 
     def _topics(self, claim: CommitClaim) -> set[str]:
-        """All topics that the tables in a file ever had."""
+        """Return all topics that the tables in a file ever had."""
         return {topic for relation in self._relations(claim) for topic in self._versions.topics(relation)}
 
     def _relations(self, claim: CommitClaim) -> Collection[int]:
