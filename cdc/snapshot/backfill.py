@@ -1,8 +1,8 @@
 """Backfill: copies rows of tables in chunks into the stream while the reader runs.
 
-A backfill covers a key range, a key list, a predicate or the whole table, for all sinks or for one. A listed key
-without a row becomes a deletion. A **full copy** (the first copy or a resync) is the whole table between an `s` row and
-a `g` row; after it, targets delete every older row that the source no longer has.
+A backfill covers a key range, a key list, the rows of a condition or the whole table, for all sinks or for one. A
+listed key without a row becomes a deletion. A **full copy** (the first copy or a resync) is the whole table between an
+`s` row and a `g` row. After the `g` row, targets delete every older row that the source no longer has.
 
 Progress is recorded when rows are durable in the log. A killed reader repeats only the pending chunks; a key list
 starts again from its beginning.
@@ -35,18 +35,24 @@ from cdc.snapshot.watermark_window import Chunk
 from cdc.table import ADDED, CAPTURED, TableSchema, TableState
 
 CHECK_EVERY: Final = 0.3
-"""Seconds between two checks for pause and cancel commands; durable chunks are recorded immediately."""
+"""Seconds between two checks for commands that pause or cancel a backfill; durable chunks are recorded at once."""
 NICE_INCREMENT: Final = 10
-"""Increase of the nice value: about a tenth of a core next to a thread of normal priority, and all idle time."""
+"""Amount by which the nice value of copying threads is increased.
+
+Next to a thread of normal priority such a thread gets about a tenth of a core, and otherwise all idle time.
+"""
 _NICEST: Final = 19
 
 
 OLDER_TRANSACTIONS_WITHIN: Final = 10.0
-"""Seconds to wait for transactions that may have written a table before it was published; then the copy is retried."""
+"""Maximum seconds to wait for transactions that may have written a table before it was published.
+
+After that time the copy is tried again.
+"""
 
 
 class BackfillDirective(Enum):
-    """Next step of a running backfill."""
+    """What a running backfill must do next."""
 
     CONTINUE = auto()
     PAUSE = auto()
@@ -55,18 +61,18 @@ class BackfillDirective(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillControl:
-    """Callbacks of a backfill to the worker that runs it."""
+    """Functions through which a backfill talks to the worker that runs it."""
 
     directive: Callable[[], BackfillDirective]
-    """Returns what to do next; called only by the thread that called run."""
+    """Returns what the backfill must do next; only the thread that called `Backfill.run` calls it."""
     record: Callable[[BackfillState], None]
-    """Saves the progress; called only by that thread."""
+    """Saves the progress; only the thread that called `Backfill.run` calls it."""
     count: Callable[[str, int], None]
-    """Counts rows of a topic that are durable; called by any thread."""
+    """Adds a number of durable rows to the count of a topic; any thread may call it."""
 
 
 class Backfill:
-    """Runs one request."""
+    """Carries out one backfill request."""
 
     def __init__(
         self,
@@ -76,7 +82,10 @@ class Backfill:
         context: CopyContext,
         control: BackfillControl,
     ) -> None:
-        """conns: one or more connections for reading, in autocommit mode; the first also queries the catalogue."""
+        """`conns` are one or more connections for reading, in autocommit mode.
+
+        The first connection also queries the system catalogs of Postgres.
+        """
         self._request, self._progress, self._conns = request, progress, conns
         self._context, self._control = context, control
         self._lock, self._changed = Lock(), Event()
@@ -84,10 +93,10 @@ class Backfill:
         self._budget, self._unrecorded = context.new_budget(), 0
 
     def run(self, tables: list[TableSchema]) -> None:
-        """Copy all tables that are not done, the largest first.
+        """Copy all tables that are not yet complete, the largest first.
 
-        Raises CopyStopped when it is cancelled, SnapshotInvalidated and source errors that may be temporary, and
-        ConfigError for problems that need an operator. It can run again with the same progress.
+        The method can be called again with the same progress. Raises CopyStopped if the backfill is cancelled,
+        SnapshotInvalidated and source errors that may be temporary, and ConfigError for problems that need an operator.
         """
         for schema in tables:
             if self._request.where is not None:
@@ -129,9 +138,10 @@ class Backfill:
         self._record()
 
     def _can_continue_copy(self, schema: TableSchema, began: Position) -> bool:
-        """Whether an interrupted full copy can continue.
+        """Return True if an interrupted full copy can continue.
 
-        It cannot if it belongs to an earlier epoch, or if changes of the table were lost since.
+        The copy must begin again if it belongs to an earlier epoch, or if changes of the table were lost since it
+        began.
         """
         return (
             began.epoch == self._context.sender.durable_position.epoch and schema.state is not TableState.NEEDS_RESYNC
@@ -164,7 +174,10 @@ class Backfill:
     def _read_missing_bases(
         self, schema: TableSchema, done: TableBackfillState, since: Position, *, moved: bool
     ) -> None:
-        """Read the keys whose base row the chunks may have missed, repeatedly, because rows may move meanwhile."""
+        """Read the keys whose base row the chunks may have missed.
+
+        This is repeated until no such key is left, because rows may move to another key or block in the meantime.
+        """
         stream, log, after = self._context.sender, self._context.log, since
         upto = stream.durable_position
         bare = keys_without_base(log, schema.relation, after, upto, moved=moved)
@@ -186,14 +199,17 @@ class Backfill:
         return KeyRangePlan(done, KeyBounds(first=request.first, last=request.last, where=request.where), limits)
 
     def _start_of_copy_chunk(self, version: TableSchema) -> Chunk:
-        """The chunk that begins a full copy: the current schema version, from the catalogue if it needs a resync."""
+        """Return the chunk that begins a full copy: an `s` row with the current schema version.
+
+        If the table needs a resync, the version comes from the system catalogs of Postgres.
+        """
         if version.state not in CAPTURED:
             now = published_schema(self._conns[0], version.oid, self._context.publication)
             version = schema_from_catalog(version, now, self._context.sender.durable_position.epoch)
         return schema_chunk(with_state(version, TableState.SNAPSHOTTING))
 
     def _copy_keyless(self, schema: TableSchema, done: TableBackfillState) -> None:
-        """Replace a table without a key by all its rows, in one transaction."""
+        """Replace all rows of a table without a key, in one transaction of the log."""
         epoch = self._context.sender.durable_position.epoch
         reader = self._chunk_reader(schema, 0)
         placed = reader.copy_keyless(
@@ -203,7 +219,7 @@ class Backfill:
         self._control.count(schema.topic, placed.rows)
 
     def _copy(self, schema: TableSchema, done: TableBackfillState, plan: ChunkPlan) -> None:
-        """Copy all chunks of a plan, over one connection or over all."""
+        """Copy all chunks of a plan, over all connections if the plan allows this, otherwise over one."""
         began = time.monotonic() - done.seconds
 
         def on_durable(read: ChunkResult, rows: int) -> None:
@@ -231,7 +247,7 @@ class Backfill:
             self._record()
 
     def _oversee(self, running: set[Future[None]]) -> None:
-        """Record durable chunks immediately and apply directives, until all readers have ended."""
+        """Record durable chunks at once, and apply directives, until all chunk readers have ended."""
         for future in running:
             future.add_done_callback(lambda _: self._changed.set())
         checked = time.monotonic()
@@ -247,7 +263,7 @@ class Backfill:
                 future.result()
 
     def _cancel_queries(self, running: set[Future[None]]) -> None:
-        """Cancel running queries; a chunk by predicate may take long."""
+        """Cancel queries until all chunk readers have ended; the query for a condition may take long."""
         while wait(running, CHECK_EVERY).not_done:
             for conn in self._conns:
                 cancel_statement(conn)
@@ -261,7 +277,10 @@ class Backfill:
             self._context.stop.wait(CHECK_EVERY)
 
     def _apply_directive(self) -> bool:
-        """Apply the current directive; returns whether to read now. Raises CopyStopped if the backfill ends."""
+        """Apply the current directive, and return True if chunks may be read now.
+
+        Raises CopyStopped if the backfill must end.
+        """
         directive = self._control.directive()
         if directive is BackfillDirective.END:
             raise CopyStopped
@@ -283,7 +302,10 @@ class Backfill:
 
 
 def lower_thread_priority() -> None:
-    """Lower the priority of the calling thread; only on Linux, where each thread has its own nice value."""
+    """Lower the priority of the calling thread.
+
+    This works only on Linux, where each thread has its own nice value.
+    """
     if sys.platform == "linux":
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         os.setpriority(os.PRIO_PROCESS, get_native_id(), min(_NICEST, nice + NICE_INCREMENT))

@@ -1,4 +1,4 @@
-"""Backfill progress: status of backfills from the catalog's commands, as values and as text."""
+"""Status of backfills, computed from the commands in the catalog, as values and as text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest, BackfillState
 from cdc.table import matches, matches_name
 
 ENDED_SHOWN: Final = 20
-"""Default number of ended backfills in a listing, newest first."""
+"""Default number of ended backfills in a listing; the newest ones are shown."""
 _STOPPED: Final = frozenset({"paused", "cancelled", "failed"})
-"""States in which no time is left to estimate."""
+"""States of a backfill for which no remaining time is estimated."""
 _SHARE_FOR_ESTIMATE: Final = 0.05
-"""Completed share from which the rows so far allow an estimate of the total."""
+"""Minimum completed share for an estimate of all rows from the rows read so far."""
 KEYS_SHOWN: Final = 20
-"""Maximum number of listed keys in a status."""
+"""Maximum number of keys of a key list that a status shows."""
 _TABLES_SHOWN: Final = 4
-"""Maximum number of tables in one line."""
+"""Maximum number of tables that one line names."""
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 
@@ -31,52 +31,52 @@ class CopyProgress:
     """Progress of a backfill or of one of its tables."""
 
     state: str
-    """`queued`, `snapshotting`, `paused`, `done`, `cancelled` or `failed`."""
+    """State: `queued`, `snapshotting`, `paused`, `done`, `cancelled` or `failed`."""
     rows: int
-    """Rows written to the log so far."""
+    """Number of rows written to the log so far."""
     estimate: int | None
-    """Estimated total rows; None if unknown, or if only a part of a table is requested."""
+    """Estimated number of all rows; None if unknown, or if only a part of a table is requested."""
     share: float | None
-    """Completed share, 0–1; None if unknown."""
+    """Completed share from 0 to 1; None if unknown."""
     rows_per_second: float | None
     seconds_left: float | None
-    """Estimate at the rate so far; None if unknown, or while the backfill does not run."""
+    """Estimated seconds left at the rate so far; None if unknown, or while the backfill does not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillStatus(CopyProgress):
-    """One backfill or resync, pending or ended."""
+    """Status of one backfill or resync, pending or ended."""
 
     id: int
     kind: str
-    """`backfill`, `resync`, or `copy` for the first copy of tables, which the reader requests itself."""
+    """`backfill`, `resync`, or `copy` for the first copy of tables, which the reader itself requests."""
     request: BackfillRequest
     tables: dict[str, CopyProgress]
-    """Progress by topic; empty until the backfill has begun."""
+    """Progress of each table, by topic; empty until the backfill has begun."""
     reason: str | None
-    """Why the backfill waits, if no command paused it."""
+    """Why the backfill waits; None if it does not wait, or if a command paused it."""
     error: dict[str, str] | None
-    """Error of a failed backfill: code, message, suggestion."""
+    """Code, message and suggestion of the error of a failed backfill; None without an error."""
     posted_at: str
-    """ISO 8601."""
+    """Time of the request as ISO 8601 text."""
     finished_at: str | None
     command: str
-    """Equivalent command line; the file LIST has one key per line."""
+    """Command line that requests the same; in it LIST stands for a file with one key per line."""
     keys: int | None = None
-    """Number of listed keys, None without a list; `request` contains only the first of them."""
+    """Number of keys in the key list; None without a list. `request` contains only the first of them."""
 
     @property
     def pending(self) -> bool:
-        """Whether it has not ended."""
+        """True if the backfill has not ended."""
         return self.finished_at is None
 
     def covers(self, topic: str) -> bool:
-        """Whether it covers a table."""
+        """Return True if the backfill copies rows of this table."""
         return topic in self.tables or covers(self.request, topic)
 
 
 def backfill_status(command: Command) -> BackfillStatus:
-    """The status from a command of kind BACKFILL and its current result."""
+    """Return the status of the backfill that a command of kind BACKFILL requested."""
     request, work = BackfillRequest.from_json(command.payload), BackfillState.from_json(command.result)
     state = work.state
     if command.state is CommandState.DONE:
@@ -102,7 +102,7 @@ def backfill_status(command: Command) -> BackfillStatus:
 
 
 def find_backfill(catalog: Catalog, pipeline: str, job: int) -> BackfillStatus:
-    """The backfill with an id; raises UnknownName."""
+    """Return the status of the backfill with this id. Raises UnknownName if the pipeline has no such backfill."""
     command = catalog.commands.get(job)
     if command is None or command.kind != BACKFILL or command.pipeline != pipeline:
         newest = catalog.commands.ls(pipeline, BACKFILL, limit=10)
@@ -115,7 +115,7 @@ def find_backfill(catalog: Catalog, pipeline: str, job: int) -> BackfillStatus:
 
 
 def list_backfills(catalog: Catalog, pipeline: str, ended: int = ENDED_SHOWN) -> list[BackfillStatus]:
-    """All pending backfills and the newest ended ones, newest first."""
+    """Return the status of all pending backfills and of the newest `ended` ended ones, newest first."""
     commands = {command.id: command for command in catalog.commands.pending(pipeline, BACKFILL)}
     newest = catalog.commands.ls(pipeline, BACKFILL, limit=ended + len(commands))
     over = [command for command in newest if command.state is not CommandState.PENDING][:ended]
@@ -124,17 +124,17 @@ def list_backfills(catalog: Catalog, pipeline: str, ended: int = ENDED_SHOWN) ->
 
 
 def covers(request: BackfillRequest, topic: str) -> bool:
-    """Whether the request covers a table, by any reading of its globs."""
+    """Return True if the globs of the request match the table, with or without its schema name."""
     return matches(topic, request.tables) or matches_name(topic, request.tables)
 
 
 def is_part(request: BackfillRequest) -> bool:
-    """Whether it requests only some rows of a table; the table's size then allows no estimate."""
+    """Return True if the request is for only some rows of a table, so that the table's size allows no estimate."""
     return any(value is not None for value in (request.where, request.first, request.last, request.keys))
 
 
 def command_of(request: BackfillRequest) -> str:
-    """Equivalent shell command; FILE is the path of the definition."""
+    """Return the shell command that requests the same; in it FILE stands for the path of the definition."""
     words = ["cdc", *(("tables", "resync") if request.resync else ("backfill",)), *request.tables]
     if request.where is not None:
         words += ["--where", request.where]
@@ -150,13 +150,13 @@ def command_of(request: BackfillRequest) -> str:
 
 
 def tables_text(request: BackfillRequest) -> str:
-    """The requested tables as short text."""
+    """Return the requested tables as a short text, such as `a, b, c, d and 3 more`."""
     named, more = request.tables[:_TABLES_SHOWN], len(request.tables) - _TABLES_SHOWN
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 
 
 def progress_text(progress: CopyProgress) -> str:
-    """Rows, share, rate and time left in one line; empty if the backfill has not begun."""
+    """Return rows, share, rate and time left in one line; "" if the backfill has not begun."""
     if progress.state == "queued" and not progress.rows:
         return ""
     words = [f"{progress.rows:,} rows"]
@@ -207,7 +207,7 @@ def _total_progress(state: str, tables: list[TableBackfillState], *, part: bool)
 
 
 def _mean_share(tables: Iterable[TableBackfillState], estimates: Iterable[int | None], *, part: bool) -> float | None:
-    """Mean share of the tables, weighted by rows; None if a share or an estimate is unknown."""
+    """Return the mean of the tables' completed shares, weighted by rows; None if a share or estimate is unknown."""
     weighted = total = 0.0
     for table, estimate in zip(tables, estimates, strict=True):
         share = 0.0 if table.state == "queued" else _share(table, part=part)
@@ -218,7 +218,10 @@ def _mean_share(tables: Iterable[TableBackfillState], estimates: Iterable[int | 
 
 
 def _estimate(table: TableBackfillState, *, part: bool) -> int | None:
-    """Estimated rows of a table, from the rows read so far once their share is large enough."""
+    """Return the estimated number of rows of a table; None if unknown.
+
+    Once the completed share is large enough, the estimate comes from the rows read so far.
+    """
     if table.state == "done":
         return table.rows
     share = _share(table, part=part)

@@ -1,6 +1,6 @@
 """Backfill requests and their progress, as JSON documents in the catalog, and key lists as CSV text.
 
-A key list has one key per line, with its values separated by commas.
+A key list has one key per line. The values of a key are separated by commas.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from cdc.errors import ConfigError
 from cdc.table import CAPTURED, TableSchema, TableState, matches
 
 BACKFILL: Final = "backfill"
-"""Kind of the catalog command; its payload is a BackfillRequest, its result a BackfillState."""
+"""Kind of the command that requests a backfill. Its payload is a BackfillRequest, its result a BackfillState."""
 KEYS: Final = 10_000
-"""Maximum keys of one request; the catalog stores them, and listing requests reads them all."""
+"""Maximum number of keys in one request. The catalog stores the keys, and each listing of requests reads them all."""
 
 
 Key = tuple[str, ...]
 
 
 class BackfillAction(StrEnum):
-    """Actions on a running backfill; each is a kind of command, such as `backfill.pause`."""
+    """Actions on a pending backfill; each is a kind of command in the catalog, such as `backfill.pause`."""
 
     #: Pause after the pending chunks.
     PAUSE = "pause"
@@ -36,33 +36,33 @@ class BackfillAction(StrEnum):
 
     @property
     def kind(self) -> str:
-        """Kind of the command; its payload has the backfill's `id`."""
+        """Kind of the command in the catalog; the payload of the command has the backfill's `id`."""
         return f"{BACKFILL}.{self.value}"
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillRequest:
-    """Tables and rows to read again, and how."""
+    """Which rows of which tables to read again, and how."""
 
     tables: tuple[str, ...]
-    """Globs of topics."""
+    """Globs that select the topics of the tables."""
     where: str | None = None
     first: tuple[str, ...] | None = None
     last: tuple[str, ...] | None = None
-    """Bounds of a key range as text, both inclusive."""
+    """Last key of a key range as text, included, as is `first`; None for no bound."""
     sink: str | None = None
     rate: int | None = None
-    """Maximum rows per second."""
+    """Maximum number of rows per second; None for no maximum."""
     resync: bool = False
-    """Copy the whole table; rows that the source no longer has are deleted from the targets."""
+    """True to copy the whole table and delete rows from the targets that the source no longer has."""
     epoch: int | None = None
-    """Epoch of the log, if the reader itself requested the copy of new tables."""
+    """Epoch of the log, if the reader itself requested the copy of new tables; otherwise None."""
     keys: tuple[tuple[str, ...], ...] | None = None
-    """Keys of one table as text; a key without a row at the source becomes a deletion."""
+    """Keys of one table as text. A key without a row at the source becomes a deletion."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Parse the result of to_json."""
+        """Build a request from the result of `to_json`."""
         values: dict[str, Any] = dict(fields)
         for name in ("tables", "first", "last"):
             values[name] = tuple(values[name]) if values.get(name) else None
@@ -71,53 +71,53 @@ class BackfillRequest:
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """The document for the catalog."""
+        """Return the request as the document for the catalog."""
         return asdict(self)
 
 
 @dataclass(slots=True)
 class Blocks:
-    """Blocks of a table, or of a leaf partition, whose rows are not durable in the log yet."""
+    """A range of blocks of a table or leaf partition whose rows are not yet durable in the log."""
 
     oid: int
     file: int
-    """`pg_class.relfilenode`; block numbers are valid for this file only."""
+    """`pg_class.relfilenode` of the table; the block numbers are valid for this file only."""
     next: int
     end: int
-    """Exclusive."""
+    """Number of the first block after the range."""
 
 
 @dataclass(slots=True)
 class TableBackfillState:
-    """Progress of one table."""
+    """Progress of the backfill of one table."""
 
     state: str = "queued"
-    """`queued`, `snapshotting`, or `done`."""
+    """State of the table: `queued`, `snapshotting`, `done` or `failed`."""
     rows: int = 0
     estimate: int = 0
-    """Planner's estimate of the table's rows."""
+    """Number of the table's rows that the planner of Postgres estimates."""
     seconds: float = 0.0
-    """Seconds spent reading so far."""
+    """Seconds spent on reading so far."""
     after: list[str] | None = None
-    """Reading by key: the last key that is durable in the log."""
+    """If the table is read by key: the last key that is durable in the log; None at the beginning."""
     blocks: list[Blocks] | None = None
-    """Reading by blocks: the blocks that are left."""
+    """If the table is read by blocks: the blocks that are left; otherwise None."""
     size: int = 0
     """Number of blocks of the whole table."""
     began: int | None = None
-    """Position at which a full copy began."""
+    """Position at which the full copy began; None for any other backfill."""
     since: int | None = None
-    """Durable position when any other backfill of the table began."""
+    """Durable position when the backfill of the table began; None for a full copy."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Parse the result of asdict after JSON."""
+        """Build the state from its fields in the JSON document."""
         blocks = fields.get("blocks")
         return cls(**{**fields, "blocks": None if blocks is None else [Blocks(**part) for part in blocks]})
 
     @property
     def share(self) -> float | None:
-        """Completed share, 0–1; None if unknown."""
+        """Completed share from 0 to 1; None if unknown."""
         if self.state == "done":
             return 1.0
         if self.blocks is not None and self.size:
@@ -136,28 +136,32 @@ class BackfillState:
     """Progress of a backfill; the catalog shows it, and a restarted reader continues from it."""
 
     state: str = "queued"
-    """`queued`, `snapshotting`, `paused`, `done`, `cancelled`, or `failed`."""
+    """State: `queued`, `snapshotting`, `paused`, `done`, `cancelled` or `failed`."""
     tables: dict[str, TableBackfillState] = field(default_factory=dict)
-    """By topic."""
+    """Progress of each table, by topic."""
     reason: str | None = None
-    """Why the backfill waits, if no command paused it."""
+    """Why the backfill waits; None if it does not wait, or if a command paused it."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any] | None) -> Self:
-        """Parse the result of to_json; None for a backfill that has not begun."""
+        """Build the state from the result of `to_json`, or from None if the backfill has not begun."""
         values = fields or {}
         tables = {topic: TableBackfillState.from_json(done) for topic, done in values.get("tables", {}).items()}
         return cls(values.get("state", "queued"), tables, values.get("reason"))
 
     def to_json(self) -> dict[str, Any]:
-        """The document for the catalog."""
+        """Return the state as the document for the catalog."""
         return asdict(self)
 
 
 def check_request(
     request: BackfillRequest, known: Mapping[int, TableSchema], sinks: Mapping[str, Any]
 ) -> list[TableSchema]:
-    """The tables of a request; raises ConfigError if the request is impossible."""
+    """Return the schemas of the tables that a request covers.
+
+    `known` maps each relation to its schema, and `sinks` has the names of the sinks. Raises ConfigError if the request
+    cannot be carried out.
+    """
     if request.sink is not None and request.sink not in sinks:
         listed = ", ".join(map(repr, sinks)) or "none"
         raise ConfigError(
@@ -216,9 +220,9 @@ def _check_listed(request: BackfillRequest, keys: tuple[tuple[str, ...], ...], t
 
 
 def parse_keys(lines: Iterable[str], where: str) -> tuple[Key, ...]:
-    """Parse keys without duplicates; skips empty lines, and reads `""` as an empty text.
+    """Parse lines of CSV text into keys, without duplicates and empty lines; `""` is an empty text.
 
-    where: name of the input for the error. Raises ConfigError with the line number.
+    `where` names the input for the error. Raises ConfigError with the line number.
     """
     rows = csv.reader(lines, strict=True)
     try:
@@ -231,7 +235,7 @@ def parse_keys(lines: Iterable[str], where: str) -> tuple[Key, ...]:
 
 
 def csv_line(key: Sequence[str]) -> str:
-    """Format one key as a line, without line end."""
+    """Format one key as a line of CSV text, without the line end."""
     line = io.StringIO()
     csv.writer(line, lineterminator="\r\n").writerow(key)  # values that contain either character are quoted
     return line.getvalue().removesuffix("\r\n")

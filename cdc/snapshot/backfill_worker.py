@@ -1,4 +1,7 @@
-"""Backfill worker: a thread of the capture process that runs the catalog's backfills, one at a time, oldest first."""
+"""Backfill worker: a thread of the capture process that carries out the backfills in the catalog.
+
+Backfills run one at a time, the oldest first.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +39,15 @@ POLL: Final = 1.0
 """Seconds between two polls of the catalog; a poll takes one or two milliseconds."""
 
 CHUNK_MEMORY: Final = 16 * 1024 * 1024
-"""Approximate Arrow bytes of all chunks in memory."""
+"""Approximate maximum size in bytes of the Arrow rows of all chunks in memory."""
 CHUNKS_AS_ROWS: Final = 2
-"""Approximate number of pending chunks that are in memory as rows; encoded chunks are small."""
+"""Approximate number of pending chunks that are in memory as Arrow rows; encoded chunks are small."""
 
 log = structlog.get_logger("backfill")
 
 
 class BackfillWorker(Thread):
-    """Runs until stop is set; waits for a source or catalog that is unreachable."""
+    """Thread that runs backfills until the reader stops; it waits while source or catalog are unreachable."""
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class BackfillWorker(Thread):
         process_metrics: metrics.Metrics,
         reload: Callable[[], Definition] | None = None,
     ) -> None:
-        """reload: reads the definition again; its table rules may change while the reader runs."""
+        """`reload` reads the definition again, because its table rules may change while the reader runs."""
         super().__init__(name="jobs", daemon=True)
         self._definition, self._link, self._signals, self._metrics = definition, link, signals, process_metrics
         self._windows, self._stop_event = link.windows, link.stop
@@ -62,10 +65,10 @@ class BackfillWorker(Thread):
         sync = PublicationSync(reload or (lambda: definition), definition, link)
         self._sync_worker = PublicationSyncWorker(sync, link, definition.name, definition.catalog.url)
         self.has_copied_all = False
-        """Whether the reader ends because all copies are complete (snapshot.mode initial_only)."""
+        """True if the reader ends because all copies are complete (snapshot.mode initial_only)."""
 
     def run(self) -> None:
-        """Poll the catalog and carry out its commands."""
+        """Poll the catalog, and carry out the commands about backfills."""
         self._sync_worker.start()
         while not self._stop_event.wait(POLL):
             try:
@@ -86,7 +89,7 @@ class BackfillWorker(Thread):
             self._end_when_copied(catalog)
 
     def _end_when_copied(self, catalog: Catalog) -> None:
-        """End the reader after the copies if snapshot.mode is initial_only."""
+        """End the reader after all copies are complete, if snapshot.mode is initial_only."""
         if self._definition.snapshot.mode is not SnapshotMode.INITIAL_ONLY:
             return
         versions = self._windows.schemas()
@@ -97,7 +100,7 @@ class BackfillWorker(Thread):
             self._stop_event.set()
 
     def _post_initial_copies(self, catalog: Catalog) -> None:
-        """Post a copy of all tables in state `snapshotting` that have no request yet, once per epoch."""
+        """Request a copy of all tables in state `snapshotting` without a request, once per epoch."""
         versions = self._windows.schemas()
         # of two tables with one name, one is dropped and will soon be marked
         wanted = {s.topic for s in versions if s.state is TableState.SNAPSHOTTING} - duplicate_topics(versions)
@@ -149,7 +152,10 @@ class BackfillWorker(Thread):
     def _finish_incomplete(
         self, catalog: Catalog, job: int, progress: BackfillState, exc: CdcError | None = None
     ) -> None:
-        """Finish a cancelled or failed backfill; its tables are not copied again in this epoch without a request."""
+        """Record that a backfill was cancelled or failed.
+
+        The reader does not request another copy of its tables in this epoch.
+        """
         error = {} if exc is None else {"error": exc.to_json()}
         epoch = self._link.durable.position.epoch
         catalog.commands.finish(job, {**progress.to_json(), **error, "epoch": epoch}, ok=False)
@@ -191,7 +197,7 @@ class BackfillWorker(Thread):
                 self._windows.track_xids(on=False)
 
     def _wait_until_durable(self, received: Position) -> None:
-        """Wait until the log contains all transactions received before xids were tracked."""
+        """Wait until the log is durable up to the position received when tracking of xids began."""
         while not self._link.durable.wait(received, POLL / 10):
             if self._stop_event.is_set():
                 raise CopyStopped
@@ -202,7 +208,7 @@ class BackfillWorker(Thread):
         return BackfillDirective.PAUSE if self._paused.get(job) else BackfillDirective.CONTINUE
 
     def _read_actions(self, catalog: Catalog, job: int) -> bool:
-        """Apply the pending actions on a backfill; returns whether it is cancelled."""
+        """Apply the pending actions on a backfill, and return True if it is cancelled."""
         self._signals.process(catalog)
         cancelled = False
         pending = (catalog.commands.pending(self._definition.name, verb.kind) for verb in BackfillAction)

@@ -1,8 +1,8 @@
 """Chunk plans: how a table is divided into chunks, which chunks are read, and which range is next.
 
-A whole table is divided by blocks, in disk order; that is the fastest way to read it, and any connection can read any
-range. A key range or a predicate is divided by key, one chunk after another. Both adapt the chunk size to what they
-have read. A key list is divided into shorter lists.
+A whole table is divided by blocks, in disk order. This is the fastest way to read it, and any connection can read any
+range. A key range or a condition is divided by key, one chunk after another. Both plans adapt the chunk size to the
+rows that they have read. A key list is divided into shorter lists.
 """
 
 from __future__ import annotations
@@ -19,44 +19,47 @@ from cdc.postgres.chunk_snapshot import BlockRange, KeyBounds, StoredTable
 from cdc.snapshot.backfill_state import Blocks, TableBackfillState
 
 FIRST_ROWS: Final = 5_000
-"""Rows of the first chunk by key, which shows how wide the rows are."""
+"""Number of rows in the first chunk by key; this chunk shows how wide the rows are."""
 FIRST_BLOCKS: Final = 64
-"""Blocks of the first chunk by blocks."""
+"""Maximum number of blocks in the first chunk of a plan by blocks."""
 ROWS_PER_BLOCK: Final = 200
-"""Estimate for narrow rows, used for the size of the first chunk."""
+"""Estimated number of narrow rows in a block, used for the size of the first chunk."""
 GROWTH: Final = 8
-"""Factor by which a chunk may exceed the previous one."""
+"""Maximum factor between the number of blocks of a chunk and of the next one."""
 LIST_KEYS: Final = 1_000
-"""Keys per chunk of a key list."""
+"""Number of keys per chunk of a key list."""
 IDLE_FACTOR: Final = 3
-"""Factor by which chunks are larger while the stream is idle, because each costs a commit."""
+"""Factor by which chunks are larger while the stream is idle, because each chunk costs a commit."""
 LINE_CUTS: Final = (*range(0, 300, 20), 1 << 14)
-"""Line numbers at which a block of wide rows is split: a block of 8 kB has at most 291 lines, none more than 16,384."""
+"""Line pointer numbers at which a block of wide rows is split.
+
+A block of 8 kB has at most 291 line pointers, and no block has more than 16,384.
+"""
 NO_LIMIT: Final = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkLimits:
-    """Approximate maximum size of a chunk."""
+    """Approximate maximum number of rows and bytes in a chunk."""
 
     rows: int
     nbytes: int
-    """Bytes of the rows in Arrow format."""
+    """Maximum size of the rows in Arrow format, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRange:
-    """Rows to read as one chunk."""
+    """The range of rows that one chunk reads."""
 
     rows: KeyBounds | BlockRange
     limit: int = NO_LIMIT
-    """Maximum number of rows; used for key bounds only."""
+    """Maximum number of rows; applies only to a range by key."""
     delete_missing: bool = False
-    """Whether a listed key without a row becomes a deletion."""
+    """True if a listed key without a row becomes a deletion."""
 
     @property
     def is_smallest(self) -> bool:
-        """Whether the range cannot be split."""
+        """True if the range cannot be split."""
         if isinstance(self.rows, BlockRange):
             return self.rows.lines is not None and self.rows.lines[1] - self.rows.lines[0] == 1
         if self.rows.keys is not None:
@@ -66,20 +69,20 @@ class ChunkRange:
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """Result of reading one range."""
+    """Number, size and last key of the rows that were read for one range."""
 
     part: ChunkRange
     rows: int
     nbytes: int
-    """Bytes of the rows in Arrow format."""
+    """Size of the rows in Arrow format, in bytes."""
     last: tuple[str, ...] | None
-    """Key of the last row; None without rows."""
+    """Key of the last row; None without rows or without a key."""
     is_idle: bool
-    """Whether the stream received no rows meanwhile: then a larger chunk delays no change."""
+    """True if the stream received no rows while the chunk was read, so a larger chunk would delay no change."""
 
     @classmethod
     def of(cls, part: ChunkRange, rows: pa.Table, *, is_idle: bool = False) -> Self:
-        """Build it from the rows (LOG_SCHEMA)."""
+        """Return the result for the rows (LOG_SCHEMA) that were read for a range."""
         key = rows["key"][-1].as_py() if rows.num_rows else None
         return cls(part, rows.num_rows, rows.nbytes, None if key is None else tuple(key), is_idle)
 
@@ -88,26 +91,26 @@ class ChunkPlan(Protocol):
     """Division of one table into chunks, and its progress; thread-safe."""
 
     parallel: bool
-    """Whether several connections may read concurrently."""
+    """True if several connections may read chunks at the same time."""
 
     def next_range(self) -> ChunkRange | None:
-        """The next range to read; None if all ranges are taken."""
+        """Return the next range to read; None if every range was already returned."""
 
     def record_read(self, read: ChunkResult) -> None:
-        """Adapt the chunk size, and find the start of the next range."""
+        """Adapt the chunk size to the rows read, and compute where the next range starts."""
 
     def split(self, part: ChunkRange) -> None:
-        """Replace a range that was too large by smaller ones."""
+        """Replace a range that was too large by smaller ranges."""
 
     def range_to_reread(self, read: ChunkResult) -> ChunkRange:
-        """The range to read again for the same rows in their current state."""
+        """Return the range that reads the same rows again in their current state."""
 
     def mark_durable(self, read: ChunkResult) -> None:
         """Record in the table's state that the log contains the chunk."""
 
 
 class KeyRangePlan:
-    """Chunks of a key range or predicate, in key order."""
+    """Chunks of a key range or a condition, in key order."""
 
     parallel = False
 
@@ -118,32 +121,29 @@ class KeyRangePlan:
         self._size = min(FIRST_ROWS, limits.rows)
 
     def next_range(self) -> ChunkRange | None:
-        """See ChunkPlan; called again only after the previous range was read."""
+        """Return the range as `ChunkPlan` says; called again only after the previous range was read."""
         return None if self._next is None else ChunkRange(self._next, self._size)
 
     def record_read(self, read: ChunkResult) -> None:
-        """See ChunkPlan."""
         self._next = replace(_bounds(read.part), after=read.last) if read.rows == read.part.limit else None
         if read.rows:
             self._size = max(1, min(self._limits.rows, self._limits.nbytes * read.rows // max(1, read.nbytes)))
 
     def split(self, part: ChunkRange) -> None:
-        """See ChunkPlan."""
         self._size = max(1, part.limit // GROWTH)
 
     def range_to_reread(self, read: ChunkResult) -> ChunkRange:
-        """See ChunkPlan."""
         bounds = _bounds(read.part)
         last = read.last if read.rows == read.part.limit else bounds.last
         return ChunkRange(replace(bounds, last=last))
 
     def mark_durable(self, read: ChunkResult) -> None:
-        """See ChunkPlan; chunks become durable in key order."""
+        """Record the chunk as durable; chunks become durable in key order."""
         self._state.after = self._state.after if read.last is None else list(read.last)
 
 
 class KeyListPlan:
-    """Chunks of a key list: the keys' rows, and with `delete_missing` a deletion for each key without a row."""
+    """Chunks of a key list: the rows of the keys, and with `delete_missing` a deletion per key without a row."""
 
     parallel = True
 
@@ -153,7 +153,6 @@ class KeyListPlan:
         self._lock = Lock()
 
     def next_range(self) -> ChunkRange | None:
-        """See ChunkPlan."""
         with self._lock:
             return (
                 ChunkRange(KeyBounds(keys=self._unread.pop()), delete_missing=self._delete_missing)
@@ -162,21 +161,19 @@ class KeyListPlan:
             )
 
     def record_read(self, read: ChunkResult) -> None:
-        """See ChunkPlan."""
+        """Do nothing, because the size of the chunks is fixed."""
 
     def split(self, part: ChunkRange) -> None:
-        """See ChunkPlan."""
         keys = _bounds(part).keys or ()
         middle = len(keys) // 2
         with self._lock:
             self._unread += [keys[middle:], keys[:middle]]
 
     def range_to_reread(self, read: ChunkResult) -> ChunkRange:
-        """See ChunkPlan."""
         return read.part
 
     def mark_durable(self, read: ChunkResult) -> None:
-        """See ChunkPlan; records nothing: after a crash the list is read again, which is cheap and idempotent."""
+        """Do nothing: after a crash the whole list is read again, which is cheap and harmless."""
 
 
 class BlockPlan:
@@ -194,7 +191,6 @@ class BlockPlan:
         self._save_progress()
 
     def next_range(self) -> ChunkRange | None:
-        """See ChunkPlan."""
         with self._lock:
             span = self._returned.pop() if self._returned else self._following()
             if span is None:
@@ -210,7 +206,6 @@ class BlockPlan:
         return None
 
     def record_read(self, read: ChunkResult) -> None:
-        """See ChunkPlan."""
         span, limits = _block_range(read.part), self._limits
         if span.lines is not None:
             return
@@ -221,7 +216,6 @@ class BlockPlan:
             self._size = max(1, min(fits, blocks * GROWTH))
 
     def split(self, part: ChunkRange) -> None:
-        """See ChunkPlan."""
         span = _block_range(part)
         with self._lock:
             self._reading.discard(span)
@@ -229,24 +223,23 @@ class BlockPlan:
             self._size = max(1, (span.end - span.first) // GROWTH)
 
     def range_to_reread(self, read: ChunkResult) -> ChunkRange:
-        """See ChunkPlan."""
         return read.part
 
     def mark_durable(self, read: ChunkResult) -> None:
-        """See ChunkPlan; chunks become durable in any order."""
+        """Record the chunk as durable; chunks become durable in any order."""
         with self._lock:
             self._reading.discard(_block_range(read.part))
             self._save_progress()
 
     def _save_progress(self) -> None:
-        """Save the blocks that are not durable: unread ones and those in progress."""
+        """Save which blocks are not yet durable: those that are unread, returned for another attempt, or being read."""
         spans = (*self._reading, *self._returned)
         waiting = {(span.leaf.oid, span.leaf.file, span.first, span.end) for span in spans}
         self._state.blocks = [Blocks(*span) for span in sorted(waiting)] + [replace(part) for part in self._unread]
 
 
 def _split(span: BlockRange) -> list[BlockRange]:
-    """Smaller ranges that replace a block range, in order."""
+    """Return the smaller ranges that replace a block range, in order."""
     if span.end - span.first > 1:
         middle = (span.first + span.end) // 2
         return [replace(span, end=middle), replace(span, first=middle)]
@@ -256,7 +249,10 @@ def _split(span: BlockRange) -> list[BlockRange]:
 
 
 def _unread_blocks(state: TableBackfillState, leaves: Sequence[StoredTable]) -> list[Blocks]:
-    """Blocks to read; of leaf tables that were begun and not rewritten since, the rest."""
+    """Return the blocks to read, and set the size of the table in the state.
+
+    Of a leaf table whose copy was begun these are the blocks that are left, unless the table was rewritten since.
+    """
     left = list[Blocks]()
     for leaf in leaves:
         begun = [part for part in state.blocks or () if (part.oid, part.file) == (leaf.oid, leaf.file)]

@@ -1,7 +1,7 @@
-"""Chunk reader: one connection of a copy, which reads a table chunk by chunk and sends each into the stream.
+"""Chunk reader: uses one connection of a copy to read a table chunk by chunk and send each chunk into the stream.
 
-Every chunk is read under its own snapshot, registered in a watermark window, and followed by a watermark. A few chunks
-are pending while the next one is read; only one while the stream receives rows. This limits memory, and the delay of
+Every chunk is read in its own snapshot, registered in a watermark window, and followed by a watermark. A few chunks are
+pending while the next one is read; only one while the stream receives rows. This limits memory, and the delay of
 changes behind the chunks. A chunk counts as copied once the log contains it.
 """
 
@@ -48,16 +48,18 @@ from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import CAPTURED, TableSchema
 
 CHUNKS_AHEAD: Final = 8
-"""Chunks that may be pending in addition to those being read. Several share a commit; all are read again after a
-crash."""
+"""Number of chunks that may be pending in addition to those being read.
+
+Several chunks share a commit. After a crash all of them are read again.
+"""
 SLOT_PAUSE: Final = 0.1
-"""Seconds after which a connection that waits for the chunk budget checks for a pause or stop."""
+"""Seconds that a connection waits for the chunk budget before it checks for a pause or a stop."""
 KEYLESS_ATTEMPTS: Final = 100
-"""Attempts to read a table without a key while it changes."""
+"""Maximum number of attempts to read a table without a key while the table changes."""
 VISIBILITY_PAUSE: Final = 0.05
-"""Seconds before the next snapshot if one does not see all transactions that the stream has received."""
+"""Seconds before the next snapshot, if a snapshot does not see all transactions that the stream contains."""
 KEYLESS_BYTES: Final = 128 * 1024 * 1024
-"""Maximum Arrow bytes of a table without a key, whose rows all go into one transaction."""
+"""Maximum size in bytes of the Arrow rows of a table without a key; one transaction contains all rows."""
 
 _BLANK: Final[dict[str, Any]] = dict.fromkeys(LOG_SCHEMA.names) | {
     "position": 0,
@@ -66,7 +68,7 @@ _BLANK: Final[dict[str, Any]] = dict.fromkeys(LOG_SCHEMA.names) | {
     "committed_at": 0,
     "partial": False,
 }
-"""Fields of a deletion row before it gets its position."""
+"""Values of the columns of a deletion row before it gets its position."""
 
 
 class CopyStopped(Exception):
@@ -74,12 +76,12 @@ class CopyStopped(Exception):
 
 
 class ChunkTooLarge(Exception):
-    """A chunk has more rows than may be in memory."""
+    """A chunk needs more memory than its limit allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyContext:
-    """Shared objects of all connections of a copy."""
+    """Objects that all connections of a copy share."""
 
     sender: ChunkSender
     publication: str
@@ -88,12 +90,12 @@ class CopyContext:
     rate_limit: CopyRateLimit
     gate: PauseGate
     max_chunks: int
-    """Maximum chunks of a table that are in memory or not recorded as durable."""
+    """Maximum number of chunks of a table that are in memory or not yet recorded as durable."""
     log: Root
     stop: Event
 
     def new_budget(self) -> ChunkBudget:
-        """The chunk budget for another table or key list."""
+        """Return a new chunk budget, for one table or key list."""
         return ChunkBudget(self.max_chunks)
 
 
@@ -107,7 +109,7 @@ class _SentChunk:
 
 
 class ChunkReader:
-    """Reads chunks of one table over one connection; used by one thread."""
+    """Reads the chunks of one table over one connection; only one thread may use it."""
 
     def __init__(self, conn: Any, context: CopyContext, relation: int, address: str | None) -> None:
         self._conn, self._context = conn, context
@@ -117,11 +119,11 @@ class ChunkReader:
         self._streamed, self._is_idle = 0, True
 
     def copy(self, plan: ChunkPlan, budget: ChunkBudget, on_durable: Callable[[ChunkResult, int], None]) -> None:
-        """Read all ranges of the plan; calls on_durable for every durable chunk, with the number of rows written.
+        """Read all ranges of the plan, and call `on_durable` for each durable chunk with its number of rows.
 
-        budget: shared with the other connections; the caller releases it after it has recorded a durable chunk. Raises
-        CopyStopped, SnapshotInvalidated, source errors that may be temporary, and ConfigError for problems that need an
-        operator.
+        The other connections share the budget. The caller releases a chunk from the budget after it has recorded that
+        the chunk is durable. Raises CopyStopped, SnapshotInvalidated, source errors that may be temporary, and
+        ConfigError for problems that need an operator.
         """
         more = True
         while more or self._waiting or self._placed:
@@ -140,11 +142,11 @@ class ChunkReader:
             self._report_durable(on_durable)
 
     def _is_busy(self) -> bool:
-        """Whether the stream has received rows since the last chunk was begun."""
+        """Return True if the stream has received rows since this connection began its last chunk."""
         return not self._is_idle or self._context.sender.windows.streamed_rows != self._streamed
 
     def _read_and_send(self, part: ChunkRange, plan: ChunkPlan) -> bool:
-        """Read and send one chunk; returns False if the range was too large and has been split."""
+        """Read and send one chunk; return False if the range was too large and was split instead."""
         try:
             sent = self._send(part)
         except ChunkTooLarge:
@@ -155,10 +157,11 @@ class ChunkReader:
         return True
 
     def copy_keyless(self, build_schema: Callable[[TableSchema, TableSchema | None], TableSchema]) -> PlacedRows:
-        """Replace a table without a key by all its rows in one transaction; returns once they are durable.
+        """Replace all rows of a table without a key in one transaction, and return once they are durable.
 
-        build_schema: gets the stream's version and the catalogue's version of the same snapshot, and returns the
-        version that the rows are read by. Raises ConfigError if the table does not fit in memory.
+        `build_schema` gets two schema versions: that of the stream, and that of the system catalogs in the same
+        snapshot. It returns the version with which the rows are read. Raises ConfigError if the table does not fit into
+        memory.
         """
         context = self._context
         if is_standby(self._conn):
@@ -205,7 +208,7 @@ class ChunkReader:
             ) from None
 
     def _await_placement(self, sent: _SentChunk, plan: ChunkPlan) -> _SentChunk:
-        """Wait until the chunk is merged; reads it again as often as necessary."""
+        """Wait until the chunk is merged with the stream; read the chunk again as often as necessary."""
         while True:
             placed = self._context.sender.wait_for_outcome(sent.token)
             if not placed.must_read_again:
@@ -213,7 +216,7 @@ class ChunkReader:
             sent = replace(self._send(plan.range_to_reread(sent.read)), read=sent.read)
 
     def _report_durable(self, on_durable: Callable[[ChunkResult, int], None]) -> None:
-        """Report the chunks that have become durable."""
+        """Call `on_durable` for the chunks that have become durable."""
         durable = self._context.sender.durable_position
         while self._placed and _position(self._placed[0]) <= durable:
             placed_chunk = self._placed.popleft()
@@ -247,7 +250,10 @@ class ChunkReader:
         return _SentChunk(token, ChunkResult.of(part, rows, is_idle=self._is_idle))
 
     def _renew(self) -> None:
-        """Write the schema version of the catalogue; the stream sends it only together with the next row."""
+        """Write the schema version of the system catalogs of Postgres to the log.
+
+        The stream itself sends a new version only together with the next row.
+        """
         stream = self._context.sender
 
         def build_schema(version: TableSchema | None) -> Chunk:
@@ -260,7 +266,7 @@ class ChunkReader:
         stream.place_chunk(self._relation, build_schema)
 
     def _read(self, schema: TableSchema, part: ChunkRange) -> tuple[pa.Table, int]:
-        """The rows, and the bytes of their text from COPY."""
+        """Return the rows of a range, and the number of bytes that COPY sent for them."""
         conn, publication, span = self._conn, self._context.publication, part.rows
         limit = None if part.is_smallest else (IDLE_FACTOR + 1) * self._context.limits.nbytes
         if isinstance(span, BlockRange):
@@ -292,7 +298,7 @@ def _position(placed_chunk: _SentChunk) -> Position:
 
 
 def deletion_rows(schema: TableSchema, keys: Sequence[tuple[str, ...]]) -> pa.Table:
-    """One `d` row (LOG_SCHEMA) per requested key that the table does not have; its old image is the key."""
+    """Return one `d` row (LOG_SCHEMA) per key; its column `before` contains the values of the key."""
     fields = _BLANK | {"relation": schema.relation, "topic": schema.topic, "op": Operation.DELETE.value}
     key_columns = [(column.id, column.key) for column in schema.sent if column.key is not None]
     rows = [fields | {"key": list(key), "before": [(column, key[n]) for column, n in key_columns]} for key in keys]

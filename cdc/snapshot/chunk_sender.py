@@ -1,9 +1,9 @@
-"""Chunk sender: registers chunks in watermark windows, sends their watermarks, and waits until the log contains them.
+"""Chunk sender: registers chunks in watermark windows, sends their watermarks, and waits until the log has them.
 
-If the source is a standby, the connection for watermarks is the only one to the primary. It therefore also queries the
-lag of other standbys.
+If the source is a standby, the connection for watermarks is the only one to the primary. Therefore this module also
+queries the lag of other standbys.
 
-A copy also writes `s` rows before and after the rows of a table: each is a chunk without rows.
+A copy also writes `s` rows before and after the rows of a table. Each of them is a chunk without rows.
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ from cdc.snapshot.watermark_window import Chunk, PlacedRows, WatermarkWindows
 from cdc.table import TableSchema, TableState
 
 STOP_CHECK_EVERY: Final = 0.1
-"""Seconds between two checks for a stop of the reader."""
+"""Seconds between two checks whether the reader is stopping."""
 WATERMARK_TIMEOUT: Final = 30.0
-"""Seconds without progress of the stream after which a chunk that waits for its watermark is read again."""
+"""Seconds after which a chunk that waits for its watermark is read again.
+
+The time counts only while the stream makes no progress.
+"""
 
 
 class LogProgress(Protocol):
-    """The durable position of the log, which the reader advances."""
+    """The durable position of the log, which the reader moves forward."""
 
     @property
     def position(self) -> Position:
-        """The last durable position."""
+        """The durable position."""
 
     def wait(self, position: Position, seconds: float) -> bool:
-        """Wait until the log contains the position, at most `seconds`; returns whether it does."""
+        """Wait at most `seconds` until the log contains the position, and return True if it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderLink:
-    """Objects that copying threads share with the reader; they outlive replication sessions."""
+    """Objects that the copying threads share with the reader; they outlive replication sessions."""
 
     windows: WatermarkWindows
     durable: LogProgress
@@ -51,16 +54,19 @@ class ReaderLink:
 
 
 class ChunkSender:
-    """Sender of one pipeline; thread-safe."""
+    """Sends the chunks of one pipeline; thread-safe."""
 
     def __init__(self, conn: Any, link: ReaderLink) -> None:
-        """conn: in autocommit mode, to the primary."""
+        """`conn` is a connection to the primary in autocommit mode."""
         self._conn, self.windows = conn, link.windows
         self._durable, self._stop = link.durable, link.stop
         self._lock = Lock()
 
     def place_chunk(self, relation: int, build: Callable[[TableSchema | None], Chunk]) -> PlacedRows:
-        """Build a chunk from the stream's current schema version, insert it, and wait until it is durable."""
+        """Insert a chunk into the stream, and wait until it is durable.
+
+        `build` gets the relation's current schema version in the stream, or None, and returns the chunk.
+        """
         while True:
             token = uuid4().hex
             version = self.windows.open_window(token, relation, WATERMARK_TIMEOUT, outlives_copies=True)
@@ -72,13 +78,16 @@ class ChunkSender:
                 return placed
 
     def send(self, token: str, chunk: Chunk) -> None:
-        """Register a chunk and send its watermark."""
+        """Register a chunk in the window with this token, and send its watermark."""
         self.windows.set_chunk(token, chunk)
         with self._lock:
             emit_message(self._conn, WATERMARK_PREFIX, token)
 
     def wait_for_outcome(self, token: str) -> PlacedRows:
-        """Wait for the result of a chunk; raises SnapshotInvalidated after a timeout."""
+        """Wait until the watermark of a chunk arrives, and return the result.
+
+        Raises SnapshotInvalidated if the stream makes no progress for WATERMARK_TIMEOUT.
+        """
         return self.windows.wait_for_outcome(token, WATERMARK_TIMEOUT)
 
     @property
@@ -98,15 +107,16 @@ class ChunkSender:
                 )
 
     def standby_lag(self, standby: str) -> int | None:
-        """Bytes of WAL that a standby has yet to replay; None if it is not connected."""
+        """Return the bytes of WAL that a standby has not applied yet; None if it is not connected."""
         with self._lock:
             return replay_lag(self._conn, standby)
 
 
 def schema_from_catalog(version: TableSchema, now: TableSchema | None, epoch: int) -> TableSchema:
-    """The table as the catalogue shows it, with the log's relation and column numbers.
+    """Return the table's schema `now`, as read from Postgres, with the log's relation and column numbers.
 
-    Raises ConfigError if the table is gone, or if its columns differ from those of an earlier epoch.
+    `version` is the schema in the log. Raises ConfigError if the table no longer exists, or if its columns differ from
+    those in the log and the log has them from an earlier epoch.
     """
     if now is None:
         raise ConfigError(f"the source no longer has table {version.topic!r}")
@@ -122,29 +132,35 @@ def schema_from_catalog(version: TableSchema, now: TableSchema | None, epoch: in
 
 
 def with_state(version: TableSchema, state: TableState) -> TableSchema:
-    """The version in another state, without a reason."""
+    """Return the schema version with another state and without a reason."""
     return replace(version, state=state, reason=None)
 
 
 def schema_chunk(version: TableSchema, generation: Position | None = None) -> Chunk:
-    """A chunk without rows that writes a schema version, and ends a full copy if `generation` is given."""
+    """Return a chunk without rows that writes a schema version.
+
+    With `generation`, the position at which a full copy began, the chunk also ends this copy.
+    """
     return Chunk(version.relation, version.topic, LOG_SCHEMA.empty_table(), version, generation)
 
 
 def complete_table_chunk(version: TableSchema) -> Chunk:
-    """A chunk without rows that marks a table as complete without a copy; targets keep all its rows."""
+    """Return a chunk without rows that marks a table as complete without a copy.
+
+    Targets keep all rows of the table.
+    """
     return schema_chunk(version, Position(0))
 
 
 def end_of_copy_chunk(version: TableSchema, began: Position) -> Chunk:
-    """The chunk that ends a full copy; targets then delete rows older than its start."""
+    """Return the chunk that ends a full copy; targets then delete rows older than the start of the copy."""
     if version.state is not TableState.SNAPSHOTTING:
         raise not_copyable_error(version)
     return schema_chunk(with_state(version, TableState.LIVE), began)
 
 
 def not_copyable_error(version: TableSchema | None) -> ConfigError:
-    """The error for a copy whose table is in a state that does not allow it."""
+    """Return the error for a table that cannot be copied in its current state."""
     if version is None:
         return ConfigError("the table cannot be copied: it is not captured, or the stream has not yet sent its columns")
     again = (

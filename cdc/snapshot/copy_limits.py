@@ -1,6 +1,6 @@
-"""Copy limits: chunks in memory, rows and bytes per second, and pauses of one copy.
+"""Limits of one copy: chunks in memory, rows and bytes per second, and pauses.
 
-All connections of the copy share them. A copy pauses on command, or while a standby lags.
+All connections of the copy share these limits. A copy pauses on command, or while a standby lags.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ CHECK_STANDBY_EVERY: Final = 1.0
 
 
 class ChunkBudget:
-    """Limits the chunks of a table, over all connections, that are being read or are not recorded as durable yet."""
+    """Maximum number of chunks of a table that are being read or are not yet recorded as durable.
+
+    All connections of a copy share the budget.
+    """
 
     def __init__(self, count: int) -> None:
         self._changed, self._count, self._taken = Condition(), count, 0
 
     def acquire(self, *, alone: bool) -> bool:
-        """Reserve one chunk if possible; alone: only if no chunk is pending, because each delays the stream."""
+        """Reserve one chunk, and return False if none is free.
+
+        With `alone` a chunk is free only if no other is reserved, because each pending chunk delays the stream.
+        """
         with self._changed:
             if not self._is_free(alone=alone):
                 return False
@@ -31,12 +37,12 @@ class ChunkBudget:
             return True
 
     def wait_until_free(self, seconds: float, *, alone: bool) -> None:
-        """Wait until a chunk could be reserved, at most `seconds`."""
+        """Wait at most `seconds` until `acquire` could reserve a chunk."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_free(alone=alone), seconds)
 
     def release(self, count: int = 1) -> None:
-        """Release chunks that are recorded as durable, or were not read."""
+        """Release the reservation of chunks that are recorded as durable, or were not read."""
         with self._changed:
             self._taken -= count
             self._changed.notify_all()
@@ -46,19 +52,19 @@ class ChunkBudget:
 
 
 class PauseGate:
-    """Blocks the connections of a copy while the backfill is paused."""
+    """Makes the connections of a copy wait while the backfill is paused."""
 
     def __init__(self) -> None:
         self._changed, self._open, self._ended = Condition(), True, False
 
     def set(self, *, is_open: bool) -> None:
-        """Open or close the gate for a pause."""
+        """Open the gate, or close it for a pause."""
         with self._changed:
             self._open = is_open
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the copy: waiting connections return."""
+        """End the copy, so that waiting connections return."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -69,24 +75,24 @@ class PauseGate:
             self._open, self._ended = True, False
 
     def wait_until_open(self) -> bool:
-        """Wait until the gate is open; returns False if the copy has ended."""
+        """Wait until the gate is open; return False if the copy has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._open or self._ended)
             return not self._ended
 
 
 class CopyRateLimit:
-    """Limits the load of a copy on the source, and reports when the copy must pause."""
+    """Limits the load of a copy on the source, and says when the copy must pause."""
 
     def __init__(self, rows: int | None, load: SourceLoad, stream: ChunkSender, stop: Event) -> None:
-        """rows: maximum per second, in addition to the limits in load; None for no limit."""
+        """`rows` is the maximum number of rows per second, in addition to the limits in `load`; None for no maximum."""
         self._rows, self._load, self._stream, self._stop = rows, load, stream, stop
         self._lock = Lock()
         self._due = self._standby_due = 0.0
         self._reason: str | None = None
 
     def throttle(self, rows: int, nbytes: int) -> None:
-        """Wait until the limits allow another chunk after one with this many rows and bytes of text."""
+        """Wait after a chunk with this many rows and bytes of text, until the limits allow another one."""
         seconds = max(rows / (self._rows or float("inf")), nbytes / (self._load.bytes_per_second or float("inf")))
         with self._lock:
             self._due = max(self._due, time.monotonic()) + seconds
@@ -94,7 +100,7 @@ class CopyRateLimit:
         self._stop.wait(max(0.0, due - time.monotonic()))
 
     def pause_reason(self) -> str | None:
-        """Why the copy must pause now; None if it may read."""
+        """Return why the copy must pause now; None if it may read."""
         standby = self._load.standby
         if standby is None:
             return None

@@ -1,8 +1,8 @@
-"""Log queries of a copy: keys whose base row the copy may have missed, and transactions that no snapshot sees yet.
+"""Queries of a copy to the log: keys without a base row, and transactions that no snapshot sees yet.
 
-A row that changes during a copy arrives through the stream, in full or without its unchanged TOASTed columns. A partial
-image needs a base row in the log. A copy in key order delivers it later, unless the row moved to a key that was already
-read. A copy in block order may never read the row, because the update moved it to another block.
+A row that changes during a copy arrives through the stream, in full or without its unchanged TOAST columns. A partial
+image needs a base row in the log. A copy in key order reads the row later, unless it moved to a key that was already
+read. A copy in block order may never read the row, because the update can move it to a block that was already read.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from cdc.position import Position
 from cdc.postgres.chunk_snapshot import open_transactions
 
 CLOCK_SLACK: Final = timedelta(minutes=1)
-"""How far commit times may decrease from one commit to the next."""
+"""Maximum time by which commit times may decrease from one commit to the next."""
 _COLUMNS: Final = ["relation", "key", "old_key", "partial"]
 
 
 def keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, *, moved: bool
 ) -> list[tuple[str, ...]]:
-    """Distinct keys of partial images in (after, upto]; moved: only images of rows that changed their key."""
+    """Return the distinct keys of the relation's partial images in (after, upto], sorted.
+
+    With `moved`, only images of rows that changed their key count.
+    """
     log, keys = LogReader(root), set[tuple[str, ...]]()
     for file in log.files(after, upto):
         if not file.partial:  # most files have none
@@ -45,7 +48,10 @@ def keys_without_base(
 def moved_keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, keys: Collection[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """Keys to which rows of `keys` moved in (after, upto] before their base row arrived, over any number of moves."""
+    """Return the keys to which rows of `keys` moved in (after, upto] before their base row arrived.
+
+    A row may have moved several times.
+    """
     log, bare, found = LogReader(root), set(keys), set[tuple[str, ...]]()
     deleted_key: tuple[str, ...] | None = None
     for file in sorted(log.files(after, upto), key=lambda file: file.last):
@@ -66,10 +72,10 @@ def moved_keys_without_base(
 
 
 def unconfirmed_xids(conn: Any, root: Root) -> np.ndarray:
-    """Xids (int64, distinct) that the log contains and a snapshot taken now does not see; usually none.
+    """Return the xids that the log contains and a snapshot taken now does not see, distinct; usually none.
 
-    A transaction that is in the stream may still be invisible, for example while it waits for a synchronous standby.
-    It committed after the oldest open transaction began, so only the newest files are read.
+    A transaction in the stream may still be invisible, for example while it waits for a synchronous standby. Such a
+    transaction committed after the oldest open transaction began, so only the newest files are read.
     """
     visibility, oldest = open_transactions(conn)
     log, found, since = LogReader(root), [np.empty(0, np.int64)], pa.scalar(oldest - CLOCK_SLACK)

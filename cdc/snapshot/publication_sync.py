@@ -1,11 +1,11 @@
-"""Publication sync: keeps publication and log in agreement with the table rules of the definition.
+"""Publication sync: keeps the publication in Postgres and the log in agreement with the definition's table rules.
 
 A table that a rule newly matches is added to the publication and the log, and then copied. A table that no rule matches
-any more is removed from the publication and marked in the log. Other tables do not change. A table that cannot be
-published, or whose capture would break writes at the source, is refused with a reason.
+any more is removed from the publication and marked in the log. Other tables do not change. A table that cannot be added
+to the publication, or whose capture would break writes at the source, is refused with a reason.
 
-Its thread also runs the commands about tables. It is not the thread of the backfills, so that a new table is found and
-published while another copy runs for hours.
+The thread of this module also runs the commands about tables. Backfills have another thread, so that a new table is
+found and added while another copy runs for hours.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from cdc.snapshot.reader_commands import CHECK_TABLES, SKIP_TABLES, check_not_co
 from cdc.table import ADDED, REMOVED, TableSchema, TableState, matches
 
 SYNC_EVERY: Final = 30.0
-"""Seconds between two comparisons."""
+"""Seconds between two comparisons of the table rules with the captured tables."""
 POLL: Final = 1.0
 """Seconds between two polls of the catalog; a poll takes one or two milliseconds."""
 SYNC_EVERY_DUPLICATE: Final = 2.0
-"""Seconds between two comparisons while two tables have one name."""
+"""Seconds between two comparisons while two tables have the same name."""
 TABLE_GONE: Final = "the source no longer has the table"
 
 log = structlog.get_logger("tables")
@@ -60,35 +60,38 @@ log = structlog.get_logger("tables")
 
 @dataclass(frozen=True, slots=True)
 class TableDifference:
-    """Differences between the tables that the rules match and the captured tables."""
+    """Difference between the tables that the rules match and the captured tables."""
 
     added: Mapping[int, TableName]
     """Tables to add, by OID."""
     removed: tuple[TableSchema, ...]
     missing: tuple[TableSchema, ...]
-    """Captured tables that do not exist any more, or cannot be captured any more."""
+    """Captured tables that no longer exist, or can no longer be captured."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """Result of one comparison; tables by topic."""
+    """Topics that one comparison added and removed, and tables that it refused."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Tables that a rule matches and that cannot be captured: code, reason and SQL as one text."""
+    """Topics of tables that a rule matches but that cannot be captured → code, reason and SQL as one text."""
     unread: str | None = None
-    """Why the definition cannot be read again; the previous rules apply then. None if it was read."""
+    """Why the definition could not be read again, so that the previous rules apply; None if it was read."""
 
     def to_json(self) -> dict[str, Any]:
-        """The document for the catalog."""
+        """Return the result as the document for the catalog."""
         return asdict(self)
 
 
 def compare_tables(
     known: list[TableSchema], wanted: Mapping[int, TableName], existing: Mapping[int, TableName]
 ) -> TableDifference:
-    """Compare the captured tables with the tables that rules match, and with all existing tables."""
+    """Compare the captured tables in `known` with the tables that rules match and with all existing tables.
+
+    `wanted` and `existing` map OIDs to names.
+    """
     captured = {schema.oid: schema for schema in known if schema.state is not TableState.DROPPED}
     added = {oid: name for oid, name in wanted.items() if oid not in captured}
     removed = tuple(s for oid, s in captured.items() if oid in existing and oid not in wanted)
@@ -97,7 +100,7 @@ def compare_tables(
 
 
 class PublicationSync:
-    """Adds and removes tables of one reader; used by one thread."""
+    """Adds tables to and removes tables from the capture of one reader; only one thread may use it."""
 
     def __init__(
         self,
@@ -105,13 +108,13 @@ class PublicationSync:
         definition: Definition,
         link: ReaderLink,
     ) -> None:
-        """reload: reads the definition again; only changes of its table rules apply."""
+        """`reload` reads the definition again; only changes of its table rules take effect."""
         self._reload, self._definition, self._link = reload, definition, link
         self._refused: Mapping[str, str] = {}
         self._unread: str | None = None
 
     def run_once(self) -> SyncResult | None:
-        """Compare once, and add and remove tables; does nothing and returns None while no session streams."""
+        """Compare once, and add and remove tables; return None and do nothing while no session streams."""
         unread = self._reread()
         known = self._link.windows.schemas()
         definition, source = self._definition, self._definition.source
@@ -140,7 +143,7 @@ class PublicationSync:
         return SyncResult(added, tuple(schema.topic for schema in found.removed), refused, unread)
 
     def skip(self, chosen: TableSchema) -> None:
-        """Mark a table as exact without a copy; raises ConfigError if its columns cannot be identified."""
+        """Mark a table as complete without a copy. Raises ConfigError if its columns cannot be identified."""
         source = self._definition.source
         with (
             closing(connect(source.current_dsn(), application_name="cdc tables")) as conn,
@@ -160,7 +163,7 @@ class PublicationSync:
             stream.place_chunk(chosen.relation, build)
 
     def _reread(self) -> str | None:
-        """Read the definition's table rules again; returns the error text if that fails."""
+        """Read the definition's table rules again; return the error's text if that fails, otherwise None."""
         try:
             self._definition = self._definition.with_rules_of(self._reload())
         except CdcError as exc:
@@ -175,14 +178,17 @@ class PublicationSync:
         return self._unread
 
     def _capturable(self, added: Mapping[int, TableName]) -> tuple[dict[int, TableName], dict[str, str]]:
-        """Tables that can be captured without breaking writes at the source, and reasons for the others."""
+        """Return the tables that can be captured, by OID, and the reason for each of the others, by name.
+
+        Capture of a table must not break writes at the source.
+        """
         names = list(map(str, added.values()))
         wrong = self._problems(names) if names else {}
         fit = {oid: name for oid, name in added.items() if str(name) not in wrong}
         return fit, {str(name): _refusal_text(name, *wrong[str(name)]) for oid, name in added.items() if oid not in fit}
 
     def _log_refused(self, refused: Mapping[str, str]) -> Mapping[str, str]:
-        """Log every newly refused table once; returns all of them."""
+        """Write a log message for each newly refused table, and return all refused tables."""
         for name, reason in refused.items():
             if self._refused.get(name) != reason:
                 log.warning("a rule matches this table, but it cannot be captured", table=name, reason=reason)
@@ -190,7 +196,10 @@ class PublicationSync:
         return refused
 
     def _problems(self, names: list[str]) -> dict[str, tuple[str, str | None]]:
-        """Problems of tables, with the SQL to fix each; a publication problem is attributed by checking each table."""
+        """Return the problems of these tables: name → message, and SQL that solves the problem or None.
+
+        To find the table that causes a problem of the publication, each table is checked alone.
+        """
         source = self._definition.source
         wants = SourceRequirements(
             source.slot.name,
@@ -239,7 +248,7 @@ class PublicationSync:
         self._mark(stream, schema, REMOVED)
 
     def _mark(self, stream: ChunkSender, schema: TableSchema, reason: str) -> None:
-        """Write an `s` row, after all rows of the table, that ends its capture."""
+        """Write an `s` row after all rows of the table, which ends its capture."""
         stream.place_chunk(
             schema.relation, lambda version: schema_chunk((version or schema).flagged(TableState.DROPPED, reason))
         )
@@ -247,35 +256,38 @@ class PublicationSync:
 
 
 def _refusal_text(table: TableName, message: str, statement: str | None) -> str:
-    """Reason and next step for a refused table."""
+    """Return the reason and the next step for a refused table."""
     step = statement or complete_remedy("exclude the table: 'cdc tables remove TABLE'", topic=str(table))
     return f"{PreflightFailed.code} {message} → {step}"
 
 
 def publication_control(definition: Definition) -> PublicationControl:
-    """The reader's rights to change its publication, from the definition."""
+    """Return the reader's rights to create and change its publication, from the definition."""
     publication = definition.source.publication
     return PublicationControl(definition.name, create=publication.create, alter=publication.alter)
 
 
 def duplicate_topics(versions: Iterable[TableSchema]) -> set[str]:
-    """Topics that more than one table has, dropped tables excluded."""
+    """Return the topics that more than one table has, not counting dropped tables."""
     counted = Counter(schema.topic for schema in versions if schema.state is not TableState.DROPPED)
     return {topic for topic, count in counted.items() if count > 1}
 
 
 class PublicationSyncWorker(Thread):
-    """Thread that runs the sync and the commands about tables; waits while source or catalog are unreachable."""
+    """Thread that runs the comparison of tables and the commands about tables.
+
+    It waits while source or catalog are unreachable.
+    """
 
     def __init__(self, sync: PublicationSync, link: ReaderLink, pipeline: str, url: str) -> None:
-        """url: URL of the catalog."""
+        """`url` is the URL of the catalog."""
         super().__init__(name="tables", daemon=True)
         self._sync, self._pipeline, self._url = sync, pipeline, url
         self._windows, self._stop_event = link.windows, link.stop
         self._synced_at = float("-inf")
 
     def run(self) -> None:
-        """Sync the publication periodically, and run commands."""
+        """Compare the tables periodically, and carry out commands about tables."""
         while not self._stop_event.wait(POLL):
             try:
                 with Catalog.open(self._url) as catalog:
@@ -286,7 +298,7 @@ class PublicationSyncWorker(Thread):
                 log.warning("cannot read table requests from the catalog", code=exc.code)
 
     def _sync_if_due(self, catalog: Catalog) -> None:
-        """Sync the publication when it is due or a command requests it."""
+        """Compare the tables when this is due or a command requests it."""
         requested = catalog.commands.pending(self._pipeline, CHECK_TABLES)
         pause = SYNC_EVERY_DUPLICATE if duplicate_topics(self._windows.schemas()) else SYNC_EVERY
         if not requested and time.monotonic() < self._synced_at + pause:
@@ -318,7 +330,10 @@ class PublicationSyncWorker(Thread):
     def _run_command(
         self, catalog: Catalog, commands: list[Command], work: Callable[[], Mapping[str, Any] | None]
     ) -> None:
-        """Run `work` and finish the commands with its result; they stay pending on None or a temporary error."""
+        """Call `work`, and finish the commands with its result.
+
+        The commands stay pending if `work` returns None or raises a temporary error.
+        """
         try:
             result, done = work(), True
         except CatalogUnavailable:

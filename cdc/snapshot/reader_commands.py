@@ -1,7 +1,7 @@
-"""Commands to the running reader: start, pause or cancel a backfill, sync the tables, or skip a copy.
+"""Commands to the running reader: start, pause or cancel a backfill, compare the tables, or skip a copy.
 
-CLI, API and repair post them to the catalog, and wait for the result. The source is only queried to validate a request.
-The backfill worker and the publication sync of the reader carry them out.
+CLI, API and repair post these commands to the catalog and wait for the result. They query the source only to validate a
+request. The backfill worker and the publication sync of the reader carry the commands out.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillReques
 from cdc.table import TableSchema, TableState, exact_glob, matches_name
 
 OUTCOME_WITHIN: Final = 5.0
-"""Seconds in which a running reader begins a backfill that is not queued, and completes a small one."""
+"""Seconds within which a running reader begins a backfill if no other runs, and completes a small one."""
 CHECK_TABLES: Final = "tables.look"
-"""Kind of the command to sync the tables now; its result has `added`, `removed` and `refused`."""
+"""Kind of the command to compare tables and rules now; its result has `added`, `removed` and `refused`."""
 SKIP_TABLES: Final = "tables.skip"
-"""Kind of the command to mark tables as exact without a copy; the payload has their globs as `tables`."""
+"""Kind of the command to mark tables as complete without a copy; `tables` in its payload has their globs."""
 ANSWER_TIMEOUT: Final = 10.0
-"""Default seconds to wait for a running reader."""
+"""Default number of seconds to wait for an answer of a running reader."""
 _POLL_EVERY: Final = 0.1
 """Seconds between two polls of the catalog."""
 _LEASE_SECONDS: Final = 10.0
@@ -41,20 +41,20 @@ _LEASE_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RequestedBackfill:
-    """A backfill that was posted to the catalog."""
+    """A backfill whose request is stored in the catalog."""
 
     id: int
     tables: tuple[str, ...]
-    """Topics that it covers."""
+    """Topics of the tables that the backfill covers."""
 
 
 def request_backfill(
     definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str
 ) -> RequestedBackfill:
-    """Validate a request and post it.
+    """Validate a request, and store it in the catalog.
 
     Raises ConfigError for an invalid request, StateConflict if another pending backfill covers one of its tables,
-    LogError without a log, and source errors while a predicate or keys are checked.
+    LogError without a log, and source errors while a condition or keys are checked.
     """
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
@@ -69,7 +69,7 @@ def request_backfill(
 
 
 def request_keys(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
-    """Post a request for keys that were read from the source; they are not validated there again."""
+    """Store a request for keys that were read from the source, without checking the keys there again."""
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
     return _post_request(definition, catalog, request, tables, actor)
@@ -88,9 +88,10 @@ def _post_request(
 
 
 def send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction, actor: str) -> BackfillStatus:
-    """Post an action for a backfill, which the reader applies within a second; returns the current status.
+    """Store an action for a backfill in the catalog, and return the current status of the backfill.
 
-    Raises UnknownName, and StateConflict if the backfill has ended.
+    The reader applies the action within a second. Raises UnknownName if there is no such backfill, StateConflict if the
+    backfill has ended.
     """
     status = find_backfill(catalog, pipeline, job)
     if not status.pending:
@@ -105,7 +106,10 @@ def send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction,
 def wait_for_backfill(
     catalog: Catalog, pipeline: str, job: int, patience: float | None = OUTCOME_WITHIN
 ) -> BackfillStatus:
-    """Status of a backfill when it has ended, or after `patience` seconds; None waits without limit."""
+    """Return the status of a backfill when it has ended, or after `patience` seconds.
+
+    With `patience` None the function waits without a limit.
+    """
     deadline, never = None if patience is None else time.monotonic() + patience, Event()
     while True:
         status = find_backfill(catalog, pipeline, job)
@@ -127,7 +131,7 @@ def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) ->
 
 @contextmanager
 def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
-    """Lease that serializes requests; two concurrent ones would not see each other."""
+    """Hold a lease during the block, because two requests at the same time would not see each other."""
     lease, holder = f"asking/{pipeline}", uuid4().hex
     if not catalog.leases.acquire(lease, holder, _LEASE_SECONDS):
         raise StateConflict(
@@ -141,15 +145,15 @@ def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
 
 
 def request_table_check(catalog: Catalog, pipeline: str) -> int:
-    """Post a command to sync the tables; returns its id."""
+    """Store a command to compare tables and rules now, and return its id."""
     return catalog.commands.post(pipeline, CHECK_TABLES, {})
 
 
 def request_skip(definition: Definition, catalog: Catalog, tables: Sequence[str], actor: str) -> tuple[int, list[str]]:
-    """Post a command to mark tables as exact without a copy; returns its id and the topics.
+    """Store a command to mark tables as complete without a copy; return its id and the topics of the tables.
 
-    tables: globs; tables that are already live are left out. Raises UnknownName for tables that the log does not
-    contain, StateConflict if all tables are live or a copy is running, LogError without a log.
+    `tables` are globs; tables that are already live are left out. Raises UnknownName if no table of the log matches a
+    glob, StateConflict if all matching tables are live or a copy runs, LogError without a log.
     """
     known = [s for s in LogReader(definition.log.root).schemas().values() if s.state is not TableState.DROPPED]
     chosen: dict[str, TableSchema] = {}
@@ -176,7 +180,7 @@ def check_not_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) ->
 
 
 def wait_for_answer(catalog: Catalog, job: int, patience: float = ANSWER_TIMEOUT) -> Command | None:
-    """The command when it is finished; None after `patience` seconds."""
+    """Return the command when it is finished; None if it is still pending after `patience` seconds."""
     deadline, never = time.monotonic() + patience, Event()
     while True:
         command = catalog.commands.get(job)

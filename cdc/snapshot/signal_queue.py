@@ -1,8 +1,8 @@
 """Signal queue: Debezium signals from the stream, stored on disk until they are processed.
 
-A signal is on disk before the log can contain its transaction, and is processed only after the log contains it. So a
-crash loses no signal. It also duplicates none: if the server sends the transaction again, the signal replaces its own
-file, because position and content are the same.
+A signal is on disk before the log can contain its transaction, and it is processed only after the log contains the
+transaction. So a crash loses no signal. It also duplicates none: if Postgres sends the transaction again, the signal
+replaces its own file, because position and content are the same.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.table import TableSchema
 
 FOLDER: Final = "_signals"
-"""Folder below the log's root."""
+"""Name of the folder under the log's root that contains the signals."""
 SIGNALS_LIMIT: Final = 1000
-"""Maximum stored signals; any role that can connect can send messages, and each needs a file."""
+"""Maximum number of stored signals. Any role that can connect can send messages, and each needs a file."""
 CONTENT_LIMIT: Final = 64 * 1024
-"""Maximum bytes of one signal."""
+"""Maximum size of one signal in bytes."""
 LOGGED_CHARACTERS: Final = 100
-"""Characters of a signal's id or type in a log line."""
+"""Maximum number of characters of a signal's id or type in a log message."""
 
 log = structlog.get_logger("signals")
 
@@ -55,7 +55,10 @@ class SignalType(StrEnum):
 
 _TYPES: Final = frozenset(kind.value for kind in SignalType)
 _WINDOWS: Final = frozenset({"snapshot-window-open", "snapshot-window-close"})
-"""Rows that a Debezium connector with the same signal table writes for itself, two per chunk; ignored silently."""
+"""Types of the rows that a Debezium connector with the same signal table writes for itself, two per chunk.
+
+They are ignored without a log message.
+"""
 
 
 class Channel(StrEnum):
@@ -69,20 +72,26 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One signal as received; its body is not parsed yet."""
+    """One signal as received; its body is not yet parsed."""
 
     position: int
-    """Position of its transaction."""
+    """Position of the transaction that contains the signal."""
     ordinal: int
-    """Ordinal of its row, or of the transaction's next row; may differ if the transaction is sent again."""
+    """Ordinal of the signal's row; for a message, that of the next row of the transaction.
+
+    It may differ if the transaction is sent again.
+    """
     arrival: int
-    """Order of arrival in this process; it orders messages between two rows, which share one ordinal."""
+    """Number of the signal in order of arrival in this process.
+
+    It orders messages between two rows, which share one ordinal.
+    """
     channel: Channel
     id: str
-    """Id that the sender has chosen; empty if there is none."""
+    """Id that the sender has chosen; "" if the signal has none."""
     type: SignalType
     body: str
-    """JSON document from Debezium's column `data`; empty if there is none."""
+    """JSON document from Debezium's column `data`; "" if the signal has none."""
 
     @property
     def key(self) -> str:
@@ -92,10 +101,10 @@ class Signal:
 
 
 class SignalQueue:
-    """Queue of one log; safe for one decoding thread and one processing thread."""
+    """Stored signals of one log; safe for one decoding thread and one processing thread."""
 
     def __init__(self, root: Root, table: str | None = None) -> None:
-        """root: root of the log; table: topic of the signal table, None if there is none."""
+        """`root` is the root of the log; `table` is the topic of the signal table, or None if there is none."""
         self._folder, self._table = root / FOLDER, table
         self._columns: dict[int, list[int]] = {}
         self._full = self._empty = False
@@ -104,12 +113,15 @@ class SignalQueue:
     # called by the decoding thread
 
     def set_schema(self, schema: TableSchema) -> None:
-        """Set the schema version that applies to later rows of a relation."""
+        """Remember the column ids of the signal table for the rows that follow; ignore other tables."""
         if schema.topic == self._table:
             self._columns[schema.relation] = [column.id for column in schema.sent]
 
     def store_rows(self, batch: pa.RecordBatch) -> None:
-        """Store new rows of the signal table; its first three columns are id, type and data, whatever their names."""
+        """Store the new rows of the signal table that a batch contains.
+
+        The table's first three columns are id, type and data, whatever their names.
+        """
         if not self._columns or pc.index(batch["topic"], pa.scalar(self._table)).as_py() < 0:
             return
         new = pc.and_(pc.equal(batch["topic"], self._table), pc.equal(batch["op"], Operation.CREATE.value))
@@ -158,7 +170,7 @@ class SignalQueue:
     # called by the processing thread
 
     def stored(self) -> list[Signal]:
-        """All stored signals in stream order; raises LogCorrupt for an unreadable file."""
+        """Return all stored signals in stream order. Raises LogCorrupt if a file cannot be read."""
         # only this process stores signals, and each listing of an object store costs a request
         if self._empty and isinstance(self._folder, BucketPath):
             return []
@@ -179,7 +191,7 @@ class SignalQueue:
 
 
 def parse_json_object(content: bytes | str) -> dict[str, Any]:
-    """Parse a JSON object; raises ConfigError for anything else, and for text that Postgres cannot store."""
+    """Parse a JSON object. Raises ConfigError for anything else, and for text that Postgres cannot store."""
     if len(content) > CONTENT_LIMIT:
         raise ConfigError(
             f"signal content has {len(content)} bytes: expected a JSON object of at most {CONTENT_LIMIT} bytes"

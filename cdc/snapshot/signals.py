@@ -1,9 +1,10 @@
 """Signals: translates Debezium signals into backfill requests and actions.
 
 `execute-snapshot` of type `incremental` becomes one backfill per table, so that each has its own filter and can be
-stopped separately. `stop-`, `pause-` and `resume-snapshot` become actions on all pending backfills, whatever requested
-them. A command of kind SIGNAL records the result of each signal in the catalog. By its id an interrupted signal
-recognises the commands that it has already posted, so it is completed without duplicates.
+stopped separately. `stop-`, `pause-` and `resume-snapshot` become actions on all pending backfills, whoever requested
+them. A command of kind SIGNAL records the result of each signal in the catalog. If the processing of a signal is
+interrupted, the id of this command shows which commands were already stored. So the signal is completed without
+duplicates.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from cdc.snapshot.signal_queue import (
 from cdc.table import TableSchema, TableState, exact_glob, split_topic
 
 SIGNAL: Final = "signal"
-"""Kind of the command that records a signal; only this module processes it."""
+"""Kind of the command that records a signal; only this module processes such commands."""
 _VERBS: Final = {
     SignalType.STOP: BackfillAction.CANCEL,
     SignalType.PAUSE: BackfillAction.PAUSE,
@@ -48,15 +49,18 @@ log = structlog.get_logger("signals")
 
 
 class Signals:
-    """Processes the signals of one pipeline; used by the backfill worker."""
+    """Processes the signals of one pipeline; the backfill worker uses it."""
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
         self.queue = SignalQueue(definition.log.root, definition.snapshot.signals)
-        """Queue that the decoding thread fills."""
+        """Queue of signals, which the decoding thread fills."""
 
     def pending(self) -> list[Signal]:
-        """Signals whose transaction the log contains, in log order; cheap while there are none. Raises LogError."""
+        """Return the signals whose transaction the log contains, in log order. Raises LogError.
+
+        The call is cheap while there are no signals.
+        """
         if not (waiting := self.queue.stored()):
             return []
         durable = LogReader(self._definition.log.root).durable or Position(0)
@@ -65,7 +69,7 @@ class Signals:
     def process(self, catalog: Catalog) -> None:
         """Process the pending signals without querying the source.
 
-        Raises CatalogUnavailable; other errors are logged and recorded in the result of the signal's command.
+        Raises CatalogUnavailable. Other errors go to the log messages and to the result of the signal's command.
         """
         try:
             for signal in self.pending():
@@ -103,7 +107,7 @@ class Signals:
         hit("signal_finished")
 
     def _execute(self, catalog: Catalog, number: int, signal: Signal) -> dict[str, Any]:
-        """Post one backfill per table; raises ConfigError if no table can be copied."""
+        """Store one backfill request per table. Raises ConfigError if no table can be copied."""
         fields = _snapshot_fields(signal)
         if str(fields.get("surrogate-key") or "").strip():
             raise ConfigError(
@@ -142,7 +146,7 @@ class Signals:
     def _post(
         self, catalog: Catalog, number: int, signal: Signal, requests: Mapping[str, BackfillRequest]
     ) -> list[int]:
-        """Post the requests that were not posted since the signal's own command; returns all their ids."""
+        """Store the requests that were not stored after the signal's own command; return the ids of all requests."""
         name, commands = self._definition.name, catalog.commands
         since = {json.dumps(c.payload, sort_keys=True): c.id for c in commands.ls(name, BACKFILL) if c.id > number}
         posted = []
@@ -157,8 +161,8 @@ class Signals:
     def _apply_action(self, catalog: Catalog, number: int, signal: Signal) -> dict[str, Any]:
         """Pause or resume all pending backfills, or cancel some.
 
-        A cancel that names tables applies to backfills whose tables are all named. It never applies to a full copy,
-        because an interrupted one would leave a table incomplete.
+        A cancel that names tables applies only to backfills whose tables are all named. A cancel never applies to a
+        full copy, because an interrupted full copy would leave a table incomplete.
         """
         name, verb = self._definition.name, _VERBS[signal.type]
         entries = _text_list(_snapshot_fields(signal), "data-collections") if verb is BackfillAction.CANCEL else []
@@ -179,7 +183,10 @@ class Signals:
         return {"backfills": affected, "left": left}
 
     def _tables(self, *, with_signals: bool = False) -> list[TableSchema]:
-        """Tables of the log by topic, without dropped ones and, by default, without the signal table."""
+        """Return the tables of the log, sorted by topic, without dropped ones.
+
+        The signal table is included only with `with_signals`.
+        """
         own = None if with_signals else self._definition.snapshot.signals
         known = LogReader(self._definition.log.root).schemas().values()
         tables = [s for s in known if s.state is not TableState.DROPPED and s.topic != own]
@@ -194,7 +201,7 @@ def _send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction
 
 
 def _snapshot_fields(signal: Signal) -> dict[str, Any]:
-    """The signal's body; raises ConfigError unless it is about incremental snapshots."""
+    """Return the fields of the signal's body. Raises ConfigError unless it is about incremental snapshots."""
     fields = parse_json_object(signal.body) if signal.body.strip() else {}
     kind = str(fields.get("type") or "incremental").lower()
     if kind == "blocking":
@@ -217,7 +224,10 @@ def _text_list(fields: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _filters(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Pairs of names and condition; the first match applies to a table. The older single condition applies to all."""
+    """Return pairs (name or regular expression of tables, condition); the first pair that matches a table applies.
+
+    The older form with a single condition applies to all tables.
+    """
     single = fields.get("additional-condition")
     conditions = fields.get("additional-conditions") or []
     if isinstance(single, str) and single.strip():
@@ -237,15 +247,16 @@ def _filters(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _matching_tables(entries: Iterable[str], tables: list[TableSchema]) -> list[TableSchema]:
-    """Tables that match at least one entry, in their order."""
+    """Return the tables that match at least one entry, in the given order."""
     topics = {schema.topic for entry in entries for schema in _tables_of_entry(entry, tables)}
     return [schema for schema in tables if schema.topic in topics]
 
 
 def _tables_of_entry(entry: str, tables: list[TableSchema]) -> list[TableSchema]:
-    """The table with exactly this name, otherwise all tables whose `schema.table` fully matches the regular expression.
+    """Return the table with exactly this name, or else all tables that match the regular expression.
 
-    Matching ignores case. RE2 runs in linear time, which matters because any role can send an expression.
+    The expression must match the whole text `schema.table`; case is ignored. RE2 runs in linear time, which matters
+    because any role can send an expression.
     """
     exact = [schema for schema in tables if (schema.schema, schema.name) == split_topic(entry)]
     if exact:

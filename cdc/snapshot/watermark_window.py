@@ -1,9 +1,9 @@
-"""Watermark windows: they combine the chunks of a copy with the changes of the stream, as DBLog and Debezium do.
+"""Watermark windows: combine the chunks of a copy with the changes of the stream, as DBLog and Debezium do.
 
 A copying thread opens a window, reads a chunk, registers it and sends a watermark through the WAL. The decoding thread
-collects the relation's changes between opening and watermark. At the watermark it merges chunk and changes, and inserts
-the result into the watermark's own transaction. It ignores a watermark without a registered chunk: a killed process
-sent it.
+collects the relation's changes between the opening and the watermark. At the watermark it merges chunk and changes, and
+inserts the result into the watermark's own transaction. It ignores a watermark without a registered chunk, because a
+killed process sent it.
 """
 
 from __future__ import annotations
@@ -35,38 +35,47 @@ from cdc.snapshot.window_merge import (
 from cdc.table import TableSchema
 
 OPEN_TRANSACTION_LIMIT: Final = 8 * 1024 * 1024
-"""Bytes kept of the transaction that is being received, for windows that open in its middle; above it, windows wait."""
+"""Maximum bytes kept of the transaction that is being received, for windows that open in its middle.
+
+If the transaction is larger, new windows wait for its end.
+"""
 WINDOW_LIMIT: Final = 32 * 1024 * 1024
-"""Bytes of the stream's rows in one window; above it, the chunk is read again."""
+"""Maximum bytes of the stream's rows in one window. If a window has more, its chunk is read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows to insert at a watermark. They follow an optional `s` and `t` row and precede an optional `g` row."""
+    """Rows to insert at a watermark, after an optional `s` and `t` row and before an optional `g` row."""
 
     relation: int
     topic: str
     rows: pa.Table
-    """LOG_SCHEMA, operation `r`; the watermark gives them position and ordinals."""
+    """Rows with the columns LOG_SCHEMA and operation `r` or `d`; the watermark gives them position and ordinals."""
     schema: TableSchema | None = None
-    """Schema version to write before the rows; the stream is decoded by it from here on."""
+    """Schema version to write before the rows, or None; the stream is decoded with it from here on."""
     generation: Position | Literal["here"] | None = None
-    """Start of the full copy that this chunk ends; "here" if the chunk is the whole copy."""
+    """Position at which the full copy began that this chunk ends; "here" if the chunk is the whole copy."""
     address: str | None = None
-    """The only sink that gets the rows, None for all; a schema version always goes to all sinks."""
+    """Name of the only sink that gets the rows, None for all; a schema version always goes to all sinks."""
     visibility: Visibility | None = None
-    """For a table without a key: the snapshot in which all its rows were read; they replace the earlier rows."""
+    """For a table without a key: the snapshot in which all its rows were read; otherwise None.
+
+    The rows of such a chunk replace all earlier rows of the table.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """Result of one chunk at its watermark."""
+    """What was written for one chunk at its watermark."""
 
     position: Position
     rows: int
-    """Rows of the chunk that were written."""
+    """Number of rows of the chunk that were written."""
     must_read_again: bool = False
-    """The schema changed in the window, or the window exceeded WINDOW_LIMIT: nothing was written."""
+    """True if nothing was written, so that the chunk must be read again.
+
+    The reason is a schema change in the window, or more rows in it than WINDOW_LIMIT allows.
+    """
 
 
 @dataclass(slots=True)
@@ -74,20 +83,20 @@ class _Window:
     relation: int
     after: Position
     xids: np.ndarray
-    """Transactions received before the window opened that may not be visible to snapshots yet."""
+    """Transactions received before the window opened that snapshots may not see yet."""
     is_keyless: bool = False
-    """The window keeps complete rows, because some may have to be written again."""
+    """True if the window keeps complete rows, because some may have to be written again."""
     outlives_copies: bool = False
-    """The window stays when a copy starts or ends."""
+    """True if the window stays open when a copy starts or ends."""
     rows: list[pa.Table] = field(default_factory=list)
     nbytes: int = 0
     schema_changed: bool = False
-    """A new version of the relation's schema arrived."""
+    """True if a new version of the relation's schema arrived in the window."""
     chunk: Chunk | None = None
     outcome: PlacedRows | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add the relation's rows of a batch, until the chunk is merged."""
+        """Add the relation's rows of a batch; ignored once the chunk is merged."""
         if self.outcome is not None:
             return
         found = rows_of_relation(
@@ -101,7 +110,10 @@ class _Window:
             self.rows.append(found)
 
     def merge(self, chunk: Chunk) -> list[pa.Table] | None:
-        """Rows of the chunk, then rows of the stream to repeat after them; None: the chunk must be read again."""
+        """Return the merged rows of the chunk, then the rows of the stream to repeat after them.
+
+        Return None if the chunk must be read again.
+        """
         if chunk.schema is not None and self.schema_changed:  # the stream's version is the newer one
             return None
         if chunk.visibility is None and not chunk.rows.num_rows:
@@ -120,7 +132,7 @@ class _Window:
 
 @dataclass(slots=True)
 class _OpenTransaction:
-    """Rows of the transaction that is being received."""
+    """Rows of the transaction that the stream is receiving."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     nbytes: int = 0
@@ -140,12 +152,15 @@ class WatermarkWindows:
         self._windows: dict[str, _Window] = {}
         self._schemas: dict[int, TableSchema] = {}
         self.streamed_rows = 0
-        """Rows received from the stream so far, without the rows of copies."""
+        """Number of rows received from the stream so far, without the rows of copies."""
 
     # called by the decoding thread
 
     def start_session(self, after: Position, known: Mapping[int, TableSchema]) -> None:
-        """Start streaming after a position with the known schema versions; discards all open windows."""
+        """Start a session that streams after a position, and discard all open windows.
+
+        `known` maps each relation to its schema version at this position.
+        """
         with self._changed:
             self._is_streaming, self._received, self._open_transaction = True, after, _OpenTransaction()
             self._schemas = dict(known)
@@ -153,14 +168,17 @@ class WatermarkWindows:
             self._changed.notify_all()
 
     def end_session(self) -> None:
-        """Stop streaming; discards all open windows."""
+        """End the session, and discard all open windows."""
         with self._changed:
             self._is_streaming = False
             self._windows.clear()
             self._changed.notify_all()
 
     def set_schema(self, schema: TableSchema) -> None:
-        """Record the current version of a relation; its `s` row precedes every later row of the relation in the log."""
+        """Record the current schema version of a relation.
+
+        In the log the `s` row of this version precedes every later row of the relation.
+        """
         with self._changed:
             self._schemas[schema.relation] = schema
 
@@ -181,7 +199,10 @@ class WatermarkWindows:
             self._changed.notify_all()
 
     def batches_at_watermark(self, seen: WatermarkSeen) -> tuple[TableSchema | None, Iterable[pa.RecordBatch]]:
-        """The schema version that applies from here on, if it changed, and the rows for the watermark's transaction."""
+        """Return the rows to insert into the watermark's transaction.
+
+        The first value is the schema version that applies from here on, or None if it did not change.
+        """
         with self._changed:
             window = self._windows.get(seen.content.decode(errors="replace"))
             if window is None or window.chunk is None or window.outcome is not None:
@@ -201,9 +222,9 @@ class WatermarkWindows:
     # called by the copying threads
 
     def track_xids(self, *, on: bool) -> Position:
-        """Start or stop recording the xids of received transactions; returns the last position received before.
+        """Start or stop recording the xids of received transactions, and discard the windows of the last copy.
 
-        Discards the windows of the previous copy.
+        Return the last position that was received before the call.
         """
         with self._changed:
             self._is_tracking, self._xids = on, []
@@ -211,22 +232,22 @@ class WatermarkWindows:
             return self._received
 
     def schemas(self) -> list[TableSchema]:
-        """Current schema versions of all relations; empty while no session streams."""
+        """Return the current schema versions of all relations; empty while no session streams."""
         with self._changed:
             return list(self._schemas.values()) if self._is_streaming else []
 
     def add_unconfirmed_xids(self, xids: np.ndarray) -> None:
-        """Add transactions that were received before track_xids and may not be visible to snapshots yet."""
+        """Add transactions that were received before `track_xids` and that snapshots may not see yet."""
         with self._changed:
             self._xids.append(xids)
 
     def open_window(
         self, token: str, relation: int, patience: float, *, keyless: bool = False, outlives_copies: bool = False
     ) -> TableSchema | None:
-        """Start collecting the relation's changes; returns its schema version at this point of the stream.
+        """Start collecting the relation's changes, and return its schema version at this point of the stream.
 
-        The log may not contain that version yet; None if the stream has not described the relation. `keyless` for a
-        chunk with a visibility; `outlives_copies` for a window that stays when copies start or end. Raises
+        The log may not contain that version yet. Return None if the stream has not described the relation. `keyless` is
+        for a chunk with a visibility; `outlives_copies` for a window that stays when copies start or end. Raises
         SnapshotInvalidated if no session streams within `patience` seconds.
         """
         with self._changed:
@@ -240,7 +261,7 @@ class WatermarkWindows:
 
     @contextmanager
     def discard_on_error(self, token: str) -> Iterator[None]:
-        """Discard the window if reading its chunk fails."""
+        """Discard the window if the block fails."""
         try:
             yield
         except BaseException:
@@ -249,10 +270,10 @@ class WatermarkWindows:
             raise
 
     def sees_all(self, token: str, visibility: Visibility) -> bool:
-        """Whether a snapshot sees every transaction that was received before the window opened.
+        """Return True if a snapshot sees every transaction that was received before the window opened.
 
         A transaction can be in the stream before snapshots see it, for example while it waits for a synchronous
-        standby. If the snapshot misses one, the window is discarded.
+        standby. If the snapshot does not see such a transaction, the window is discarded.
         """
         with self._changed:
             window = self._windows.get(token)
@@ -269,7 +290,7 @@ class WatermarkWindows:
             return all_seen
 
     def set_chunk(self, token: str, chunk: Chunk) -> None:
-        """Register the chunk of a window; its watermark may be sent afterwards.
+        """Register the chunk of a window, so that its watermark can be sent.
 
         Raises ValueError for a chunk with a visibility in a window that was not opened as `keyless`.
         """
@@ -283,7 +304,7 @@ class WatermarkWindows:
     def wait_for_outcome(self, token: str, patience: float) -> PlacedRows:
         """Wait for the watermark, and return what was written.
 
-        Raises SnapshotInvalidated if the session ends, or if the stream makes no progress for `patience` seconds; a
+        Raises SnapshotInvalidated if the session ends, or if the stream makes no progress for `patience` seconds. A
         stream that lags but makes progress is waited for.
         """
         with self._changed:
@@ -313,15 +334,15 @@ def _distinct_of_all(xids: list[np.ndarray]) -> np.ndarray:
 
 
 def _distinct(xids: pa.Array) -> np.ndarray:
-    """Distinct xids; rows of one transaction are adjacent, so comparing neighbours is enough."""
+    """Return the xids without adjacent repetitions, which is enough because rows of a transaction are adjacent."""
     values = xids.to_numpy(zero_copy_only=False)
     return values[np.concatenate(([True], values[1:] != values[:-1]))]
 
 
 def _batches_at(chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after: Position) -> Iterator[pa.RecordBatch]:
-    """Batches (LOG_SCHEMA) to insert at a position, with consecutive ordinals, built lazily.
+    """Yield the batches (LOG_SCHEMA) to insert at a position, with consecutive ordinals from `first_row` on.
 
-    `merged`: result of a window that opened after the position `after`.
+    `merged` is the result of a window that opened after the position `after`.
     """
     for rows, address in _tables_at(chunk, merged, first_row, after):
         yield from rows_at_position(rows, first_row, address)
@@ -331,7 +352,7 @@ def _batches_at(chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after
 def _tables_at(
     chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after: Position
 ) -> Iterator[tuple[pa.Table, str | None]]:
-    """Tables to insert, in order, each with the sink that it is for."""
+    """Yield the tables to insert, in order, each with the name of the only sink that gets it, or None for all."""
 
     def control(operation: Operation, payload: bytes | None = None) -> pa.Table:
         return pa.Table.from_batches([control_row(first_row, operation, chunk.relation, chunk.topic, payload)])

@@ -42,13 +42,14 @@ KEYED_COLUMNS: Final = ("op", "key", "after", "partial")
 KEYLESS_COLUMNS: Final = tuple(
     name for name in LOG_SCHEMA.names if name not in {"position", "ordinal", "committed_at", "address"}
 )
-"""Columns that a window needs if its rows may be repeated at another position."""
+"""Columns that a window keeps if its rows may be written again at another position."""
 
 
 def merge_keyed(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
-    """The chunk's rows (LOG_SCHEMA, `r` or `d`, with keys) at the end of the window; None: read the chunk again.
+    """Return the rows of the chunk in their state at the end of the window; None if it must be read again.
 
-    window: KEYED_COLUMNS of the relation's rows in (R, H], in log order.
+    `chunk` has rows (LOG_SCHEMA) with keys and operation `r` or `d`. `window` has the KEYED_COLUMNS of the relation's
+    rows in (R, H], in log order.
     """
     if has_schema_change(window):
         return None
@@ -71,9 +72,9 @@ def merge_keyed(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
 
 
 def unseen_rows(window: pa.Table, visibility: Visibility) -> pa.Table | None:
-    """Rows of transactions that a snapshot did not see, in log order; None: read the chunk again.
+    """Return the rows of transactions that a snapshot did not see, in log order.
 
-    window: KEYLESS_COLUMNS of the relation's rows in (R, H].
+    `window` has the KEYLESS_COLUMNS of the relation's rows in (R, H]. Return None if the chunk must be read again.
     """
     if has_schema_change(window):
         return None
@@ -81,9 +82,9 @@ def unseen_rows(window: pa.Table, visibility: Visibility) -> pa.Table | None:
 
 
 def rows_at_position(rows: pa.Table, first: RowOrder, address: str | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows (at least KEYLESS_COLUMNS) at one position, with ordinals from `first` on, for one sink or all.
+    """Yield the rows as batches (LOG_SCHEMA) at one position, with ordinals from `first` on.
 
-    Yields LOG_SCHEMA.
+    `rows` has at least KEYLESS_COLUMNS. `address` is the only sink that gets the rows, or None for all.
     """
     count = rows.num_rows
     replaced: dict[str, Any] = {
@@ -98,7 +99,7 @@ def rows_at_position(rows: pa.Table, first: RowOrder, address: str | None = None
 
 
 def _overlay_partial(chunk: pa.Table, partial: pa.Table) -> pa.Table:
-    """Chunk rows overlaid with the partial images of their keys; row by row, because there are few."""
+    """Return the chunk's rows overlaid with the partial images of their keys; row by row, because they are few."""
     sent: dict[str, dict[int, str | None]] = {}
     for key, image in zip(_key_texts(partial["key"]).to_pylist(), partial["after"].to_pylist(), strict=True):
         sent.setdefault(key, {}).update(image or ())
@@ -117,18 +118,18 @@ def _overlay_partial(chunk: pa.Table, partial: pa.Table) -> pa.Table:
 def rows_of_relation(
     rows: pa.RecordBatch, relation: int, after: int, columns: Sequence[str] = KEYED_COLUMNS
 ) -> pa.Table:
-    """Columns of one relation's rows after a position."""
+    """Return the named columns of one relation's rows whose position is above `after`."""
     wanted = pc.and_(pc.equal(rows["relation"], relation), pc.greater(rows["position"], after))
     return pa.Table.from_batches([rows.select(columns).filter(wanted)])
 
 
 def has_schema_change(window: pa.Table) -> bool:
-    """Whether the window contains a new schema version, after which the chunk must be read again."""
+    """Return True if the window contains a new schema version, so that the chunk must be read again."""
     return _any(pc.equal(window["op"], Operation.SCHEMA.value))
 
 
 def _key_texts(keys: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Keys as one text each; Postgres text cannot contain NUL."""
+    """Return each key as one text; the separator is NUL, which Postgres text cannot contain."""
     return pc.binary_join(keys, "\0")
 
 
