@@ -1,4 +1,4 @@
-"""Bulk load: all rows of a table written into its empty target, by Spark or from files that executors wrote."""
+"""Bulk load: writes all rows of a source table into its empty target, with Spark or from files that executors wrote."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 
 
 class BulkLoad:
-    """Loads the targets of one open sink; a target must have no rows."""
+    """Fills targets of one open sink that have no rows yet."""
 
     def __init__(self, sink: DeltaSink) -> None:
         self._sink, self._targets = sink, sink.parts.targets
 
     def fill(self, batch: TableBatch, rows: DataFrame) -> TableRecord:
-        """Write `rows` with Spark: all rows of the table, in the target's own columns, each once.
+        """Write all rows of a source table with Spark; return the table's record.
 
-        Needs a session with Delta. Raises the errors of reading the frame; the target is then still empty.
+        rows: each row of the table once, with the target's own columns. The Spark session must support Delta. An error
+        while the frame is read is raised, and the target is then still empty.
         """
         target, shape = self._targets.open(batch.schema), self._targets.shape(batch.schema)
         source = shape.finished_frame(rows.selectExpr("*", f"'u' AS {OP}"))
@@ -39,7 +40,7 @@ class BulkLoad:
         return self._complete(batch, target)
 
     def folder(self, schema: TableSchema) -> TargetFolder | None:
-        """The directory in which executors may write files for `adopt`; None if Spark's own writer has to write."""
+        """Return the directory in which executors may write files for `adopt`; None if `fill` has to write the rows."""
         target, shape = self._targets.open(schema), self._targets.shape(schema)
         by_spark = self._sink.parts.settings.writer is Writer.SPARK or shape.expressions is not None
         if by_spark or "://" in target.uri or target.table.metadata().partition_columns:
@@ -47,7 +48,7 @@ class BulkLoad:
         return TargetFolder(target.uri, target.statistics_columns)
 
     def adopt(self, batch: TableBatch, files: Sequence[DataFile]) -> TableRecord:
-        """Add files of the target's directory as its rows."""
+        """Add files in the target's directory as the rows of the target; return the table's record."""
         target = self._targets.open(batch.schema)
         target.add(files, batch.upto)
         return self._complete(batch, target)

@@ -1,8 +1,8 @@
-"""External commits: rows that other clients changed in a target since the last commit of the sink.
+"""External commits: finds commits in which other clients changed rows of a target since the last commit of the sink.
 
-Our commits carry the target's identity, in a `txn` or in the commit info. Of the others, only a commit with files
-marked `dataChange` changes rows; an OPTIMIZE, a VACUUM and a property do not. Commits are read only if the target has a
-later version than the last commit of the sink. They are read by name, without a listing of the log.
+A commit of the sink contains the target's id, in a `txn` or in the commit info. Any other commit counts only if it has
+files marked `dataChange`, because OPTIMIZE, VACUUM and changes of properties change no row. Commits are read only if
+the target has a later version than the last commit of the sink. They are read by name, so `_delta_log` is not listed.
 """
 
 from __future__ import annotations
@@ -21,35 +21,44 @@ from pipelines.runtime.progress import ExternalCommit, ExternalCommitReport
 from pipelines.sinks.delta.target import APP_ID, DeltaTarget
 
 MISSING: Final = "UNKNOWN"
-"""The operation of a commit that is no longer in the log; the log has the last hundred of our commits."""
+"""Operation that is reported for a commit without a known operation, or whose file was removed from `_delta_log`. About
+the last hundred commits are kept there.
+"""
 
 log = structlog.get_logger("apply")
 
 
 class ExternalCommitWatch:
-    """Finds external commits in a sink's targets; threads may use it at once, for one target one at a time."""
+    """Finds commits of other clients in the targets of a sink.
+
+    Several threads may use an instance at once, but only one thread at a time for each target.
+    """
 
     def __init__(self) -> None:
         self.report = ExternalCommitReport()
         self._known: dict[str, int] = {}
-        """By target URI: the version up to which its commits were checked."""
+        """Target URI → version up to which the target's commits were checked."""
 
     def before(self, target: DeltaTarget, topic: str, published: int | None) -> None:
-        """Check the commits before a batch is merged into a target that was just refreshed.
+        """Report commits of other clients in a target that was just refreshed, before a batch is merged into it.
 
-        published: the last published version of the target; None where that is not known.
+        published: the last published version of the target; None if it is unknown.
         """
         self._known.setdefault(target.uri, target.version if published is None else published)
         self._check(target, topic)
 
     def after(self, target: DeltaTarget, topic: str) -> None:
-        """Check the commits after a batch was merged; a single commit since `before` is its own."""
+        """Report commits of other clients after a batch was merged. If `before` was followed by a single commit, that
+        is the batch's own.
+        """
         if target.version == self._known[target.uri] + 1:
             self._known[target.uri] = target.version
         self._check(target, topic)
 
     def forget(self) -> None:
-        """Forget all versions: the sink closes its targets, and another driver may fill them."""
+        """Forget the checked versions of all targets, because another driver may fill them after
+        the sink was closed.
+        """
         self._known.clear()
 
     def _check(self, target: DeltaTarget, topic: str) -> None:
@@ -87,6 +96,6 @@ def _changes_rows(actions: Iterable[dict[str, Any]]) -> bool:
 
 
 def _is_ours(actions: Iterable[dict[str, Any]], identity: str) -> bool:
-    """Whether we made the commit, for any table of a shared target and in any step."""
+    """Return whether the sink made the commit, for any source table of the target and in any step of a merge."""
     named = (action.get("txn", {}).get("appId") or action.get("commitInfo", {}).get(APP_ID) for action in actions)
     return any(str(name).startswith(identity) for name in named if name)

@@ -1,8 +1,15 @@
-"""Latest state: the strategy of targets that have one row per key, as the row is at the source.
+"""Latest state: the keeping strategy for targets that have one row per key, with the same values as the source row.
 
-A batch is merged in these steps: read the base rows of partial images as they were before the range, evolve the
-columns, make the rows to merge, erase the rows that truncates and finished copies ended, merge. Only the last commit
-carries the `txn` of the range: the merge, or the erasure if there is nothing to merge. All other steps can be repeated.
+A batch is merged in these steps:
+
+1. Read the base rows of partial images from the version of the target before the range.
+2. Change the columns of the target.
+3. Make the rows to merge.
+4. Delete the rows that truncates and finished full copies remove.
+5. Merge.
+
+Only the last commit contains the `txn` of the range: that of step 5, or of step 4 if there is nothing to merge. All
+other steps can be repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class LatestState:
-    """The contract is pipelines.sinks.delta.strategy.KeepingStrategy."""
+    """Keeps one row per key; its methods follow the contract pipelines.sinks.delta.strategy.KeepingStrategy."""
 
     replaced_by_copy = True
 
@@ -68,7 +75,10 @@ class LatestState:
         return refused_rows(self._plans.apply_filter(batch.rows, shape), self._bases(target, batch), shape, limit)
 
     def _bases(self, target: DeltaTarget, batch: TableBatch) -> BaseLookup:
-        """The target as it was before the range, also if an earlier attempt merged some of the range."""
+        """Return where the base rows of the batch are searched: in the version of the target before the batch's range.
+
+        If an earlier attempt already merged some of the range, an older version is read.
+        """
         return replace(self._target_before(target, batch), truncated=batch.truncated)
 
     def _target_before(self, target: DeltaTarget, batch: TableBatch) -> BaseLookup:
@@ -85,7 +95,7 @@ class LatestState:
         return BaseLookup(DeltaTable(target.uri), exact=False, relation=part, read_rows=target.read_rows)
 
     def _evolve(self, target: DeltaTarget, batch: TableBatch, shape: RowShape) -> None:
-        """Give the target the columns of the batch, and older rows the defaults of new columns."""
+        """Change the target's columns to those of the batch, and set new columns to their defaults in older rows."""
         known = self._published.schema_of(batch.schema.relation)
         if target.columns_changed_upto <= batch.upto:
             settings = self._settings.of(batch.schema.topic)
@@ -99,11 +109,13 @@ class LatestState:
                 dropped=dropped,
             )
             target.evolve_columns(change, batch.upto)
-        if known is not None:  # otherwise every row is of this range
+        if known is not None:  # a table that was never published has only rows of this range
             target.fill_defaults(new_defaults(shape, known.columns), self._published.range_start(batch.after))
 
     def _source(self, target: DeltaTarget, batch: TableBatch, bases: BaseLookup) -> pa.Table | DataFrame:
-        """The rows to merge; a frame if the batch is one and Spark writes it."""
+        """Return the rows to merge: a Spark frame if the batch is a frame and Spark can write the target, otherwise an
+        Arrow table.
+        """
         shape, plans = self._targets.shape(batch.schema), self._plans
         if batch.frame is not None and self._writers.by_spark and batch.schema.key:
             return shape.finished_frame(
@@ -117,7 +129,7 @@ class LatestState:
         # an earlier attempt may have merged some of the range: its rows must not be added or deleted twice
         applied = target.applied or 0
         unmerged = images.filter(pc.greater(images["position"], applied))
-        # a row to delete may be missing while its table is copied, or after a crash between erasure and merge
+        # a row to delete may be missing during a copy, or after a crash between the deletions and the merge
         lenient = batch.is_copying or self._targets.erased_upto(target, batch.schema.relation) > applied
         return plans.finish_source(
             keyless_source(unmerged, target.table, shape, batch.truncated, lenient=lenient), shape

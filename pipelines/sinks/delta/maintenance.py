@@ -294,11 +294,11 @@ class TargetMaintenance:
         """Run the most urgent job on one target; return whether a job was run."""
         now = self._clock()
         rests = now < self._rest_until
-        # delta-rs cannot compact a table to which it cannot commit
+        # delta-rs cannot run OPTIMIZE on a table to which it cannot commit
         count = 0 if opened is None or unsupported_features(opened.table) else opened.files()[0]
         many = count - turn.left
         if opened is not None and many > COMPACT_ABOVE and (not rests or many > URGENT * COMPACT_ABOVE):
-            turn.left = count  # a table that cannot be compacted is tried again with as many files more
+            turn.left = count  # if OPTIMIZE fails, the next attempt follows after as many new files
             turn.left = _compact(opened, self._settings.ordering)
         elif rests:
             return False
@@ -378,7 +378,7 @@ class TargetMaintenance:
 
     def _listed(self, uri: str, cuts: Sequence[KeptCut]) -> set[int]:
         """Return the versions of a target that kept cuts name or that are pinned."""
-        # of tables that share a target the newest version counts, see Published.versions
+        # for a shared target the newest version of its tables counts, see Published.versions
         listed = {max(found) for cut in cuts if (found := _versions(cut, uri))}
         since = self._clock() - PINNED_FOR
         return listed | {versions[uri] for _, versions, at in tuple(self._pinned) if uri in versions and at > since}

@@ -1,16 +1,16 @@
 """Merge source: the rows that a merge compares with its target, made from folded rows.
 
 A source has the target's columns and `_op` (`u` upsert, `d` delete). Deletes and complete images become rows directly.
-A partial image is completed with its base row (overlay): the unsent columns take the values of that row.
+A partial image is completed with its base row (overlay): the unsent columns get the values of that row.
 
 The base row is the target's row of the same key, or of the old key if the row moved to a new key. It is read in the
 version of the target **before the range was applied**, because the range deletes old keys and may give them to new
-rows. After a crash that is an older version, which the published record names.
+rows. After a crash this is the older version that the published record names.
 
-A table without a key is a multiset. A deleted row is any row of the target that is equal to it in every column; the
-merge then finds that row by position and ordinal.
+A table without a key may have equal rows. A delete then removes any row of the target that is equal in every column;
+the merge finds that row by position and ordinal.
 
-Keys are compared as Postgres and both engines do: the texts `-0` and `0` of a float are one key.
+Keys are compared as Postgres, Spark and delta-rs compare them: the texts `-0` and `0` of a float are one key.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MAX_LISTED: Final = 1_000
-"""Keys listed in the scan's predicate; above it the predicate is their range, and rows are matched in memory."""
+"""Maximum number of keys that the predicate of a scan lists. With more integer keys, the predicate is their range; with
+more text keys, there is no predicate. The rows read are then matched in memory.
+"""
 _RANK: Final = "_rank"
 _ROW: Final = "_row"
 _NUMBER: Final = "_number"
@@ -52,23 +54,28 @@ log = structlog.get_logger("apply")
 
 @dataclass(frozen=True, slots=True)
 class BaseLookup:
-    """The target in which a range finds its base rows."""
+    """The version of a target in which the base rows of a batch are searched, and the conditions of the search."""
 
     table: DeltaTable | None
-    """None if there was no target."""
+    """The target at the version to read; None if there was no target before the batch."""
     exact: bool = True
-    """False if the target already has a part of the range: a row of the same key is then still the right base, but the
-    old key of a moved row may belong to another row."""
+    """False if the target already contains some changes of the batch's range. A row of the same key is then still the
+    right base row, but the old key of a moved row may belong to another row.
+    """
     truncated: tuple[int, int] | None = None
-    """(position, ordinal) of a truncate in the range: an older row is no base."""
+    """(position, ordinal) of a truncate in the batch's range; rows older than it are not used as base rows."""
     relation: int | None = None
-    """The relation whose rows are read, in a shared target."""
+    """The relation whose rows are read in a shared target; None if the target belongs to one source table."""
     read_rows: RowReader | None = None
-    """Reads rows that delta-rs cannot read."""
+    """Function that reads the target's rows with Spark; None if delta-rs can read them."""
 
 
 def table_source(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
-    """Folded rows, op `u` and `d`, as a merge's source; arguments and errors as in overlay."""
+    """Return the merge source for folded rows with op `u` and `d`: the latest row of each key, with partial images
+    completed.
+
+    Raises MissingBase as `overlay` does.
+    """
     complete, partial = split_partial(images)
     source = source_rows(complete, shape)
     if partial.num_rows:
@@ -82,9 +89,10 @@ def frame_source(
     shape: RowShape,
     apply_filter: Callable[[pa.Table], pa.Table] = lambda images: images,
 ) -> DataFrame:
-    """As table_source for a batch that stays on the executors; only partial images come to the driver.
+    """Return the merge source of a batch as a Spark frame; only partial images are processed on the driver.
 
-    apply_filter: applied to the partial images before their base rows are read.
+    apply_filter: function that is applied to the partial images before their base rows are read. Raises MissingBase as
+    `overlay` does.
     """
     partial = frame.where("op = 'u' AND NOT complete").toArrow()
     source = source_frame(frame.where("op = 'd' OR coalesce(complete, true)"), shape)
@@ -97,10 +105,12 @@ def frame_source(
 def keyless_source(
     images: pa.Table, table: DeltaTable, shape: RowShape, truncated: tuple[int, int] | None = None, *, lenient: bool
 ) -> pa.Table:
-    """Folded rows of a table without a key that the target does not have yet, as a merge's source.
+    """Return the merge source for folded rows of a table without a key.
 
-    truncated: (position, ordinal) of a truncate in the range, which removes older rows. lenient: a delete of a missing
-    row deletes nothing. Raises MissingBase for a missing row otherwise, SchemaNotApplicable for rows with a key.
+    images: rows that the target does not have yet. table: the target. truncated: (position, ordinal) of a truncate in
+    the range; a delete does not match rows older than it. lenient: ignore a delete whose row is missing in the target.
+
+    Raises MissingBase for such a delete if not lenient, SchemaNotApplicable for rows with a key.
     """
     if images["key"].null_count < images.num_rows:
         raise SchemaNotApplicable(f"table {shape.schema.topic!r} lost its key within a batch")
@@ -117,13 +127,13 @@ def keyless_source(
 
 
 def split_partial(images: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """(deletes and complete upserts, partial upserts)."""
+    """Split folded rows into two tables: first deletes and complete upserts, then partial upserts."""
     partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
     return images.filter(pc.invert(partial)), images.filter(partial)
 
 
 def source_rows(images: pa.Table, shape: RowShape) -> pa.Table:
-    """Deletes and complete upserts in the folded shape as a merge's source."""
+    """Convert folded deletes and complete upserts to typed rows of a merge source."""
     upserts = images.filter(pc.equal(images["op"], "u"))
     deletes = images.filter(pc.equal(images["op"], "d"))
     rows = as_upserts(shape.rows(upserts), shape)
@@ -131,12 +141,14 @@ def source_rows(images: pa.Table, shape: RowShape) -> pa.Table:
 
 
 def as_upserts(rows: pa.Table, shape: RowShape) -> pa.Table:
-    """Complete typed rows as a merge's source."""
+    """Add the column `_op` with the value `u` to complete typed rows."""
     return pa.Table.from_arrays([*rows.columns, _op_column("u", rows.num_rows)], schema=shape.source)
 
 
 def source_frame(frame: DataFrame, shape: RowShape) -> DataFrame:
-    """As source_rows, typed by the executors; the frame must have no partial upserts."""
+    """Convert a frame of folded deletes and complete upserts to a frame of merge source rows; the executors do the
+    work.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
 
     def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -147,10 +159,10 @@ def source_frame(frame: DataFrame, shape: RowShape) -> DataFrame:
 
 
 def overlay(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
-    """Partial upserts (folded shape) as complete rows: sent columns from the image, the others from the base row.
+    """Complete folded partial upserts: sent columns come from the image, unsent columns from the base row.
 
-    While the table is being copied, an image without a base row is left out. Otherwise raises MissingBase with the
-    position of the first image whose base row is missing or uncertain.
+    While the source table is being copied, an image without a base row is left out, because the copy will write its
+    row. Otherwise MissingBase is raised with the position of the first image whose base row is missing or uncertain.
     """
     schema, wanted = shape.schema, shape.image_columns
     places, rows_before = find_base_rows(images, bases, shape)
@@ -171,7 +183,7 @@ def overlay(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
     rows = shape.rows(images)
     base = rows_before.take(places)
     cells = sent_cells(images, schema)
-    # a base row older than a column has the column's default; so does `rows` if nothing was sent
+    # for a column that the target does not have, `rows` has the default of unsent values
     known = wanted.names if bases.table is None else sources(_columns(bases.table, bases.relation), wanted)
     columns = [
         pc.if_else(pa.array(cells[number]), rows.column(number), base.column(number))
@@ -183,7 +195,7 @@ def overlay(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
 
 
 def has_no_base(images: pa.Table, bases: BaseLookup, shape: RowShape) -> np.ndarray:
-    """The partial upserts for which overlay raises MissingBase: bool, one for each."""
+    """Return an array of bool, an element per image: whether `overlay` raises MissingBase for that partial upsert."""
     places, _ = find_base_rows(images, bases, shape)
     missing: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
     if not bases.exact:
@@ -194,7 +206,9 @@ def has_no_base(images: pa.Table, bases: BaseLookup, shape: RowShape) -> np.ndar
 
 
 def find_base_rows(images: pa.Table, bases: BaseLookup, shape: RowShape) -> tuple[pa.Array, pa.Table]:
-    """(for every image the index of its base row, null if there is none; the rows)."""
+    """Return the index of each image's base row (null if it has no base row), and the table of rows that the indexes
+    refer to.
+    """
     wanted = shape.image_columns
     base_keys = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
     keys = typed_keys(base_keys, shape.schema, shape.policy, images["position"])
@@ -207,10 +221,11 @@ def find_base_rows(images: pa.Table, bases: BaseLookup, shape: RowShape) -> tupl
 def rows_with_keys(
     table: DeltaTable, keys: pa.Table, wanted: pa.Schema, where: str | None = None, relation: int | None = None
 ) -> pa.Table:
-    """The rows whose first key column has one of the values in `keys`, in the wanted schema; without keys all rows.
+    """Read the rows of a target whose first key column has one of the values in `keys`; all rows if `keys` has no
+    column.
 
-    Columns are found by id, because the table may be an older version, from before a rename. where: a further
-    condition. relation: whose rows are read, in a shared target.
+    The rows have the columns of `wanted`. Columns are found by column id, because `table` may be a version from before
+    a rename. where: a further SQL condition. relation: the relation whose rows are read in a shared target.
     """
     present = _columns(table, relation)
     own = None if relation is None else f"{RELATION_COLUMN} = {int(relation)}"
@@ -223,39 +238,42 @@ def rows_with_keys(
     predicate = " AND ".join(condition for condition in (own, narrowing, where) if condition) or None
     found = []
     for batch in pa.RecordBatchReader.from_stream(table.scan(columns=list(name_of.values()), predicate=predicate)):
-        # string views of the engine have no filter yet: convert to the wanted types first
+        # pyarrow cannot filter the string views of delta-rs: convert to the wanted types first
         rows = pa.Table.from_batches([evolved_batch(batch, present, columns)])
         found.append(rows if first is None else rows.filter(pc.is_in(comparable(rows[first]), values)))
     return pa.concat_tables(found) if found else wanted.empty_table()
 
 
 def comparable(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Values of a key column in a form in which equal values have equal bits."""
+    """Convert the values of a key column so that equal values have equal bits: the float -0 becomes 0."""
     return pc.add(values, pa.scalar(0, values.type)) if pa.types.is_floating(values.type) else values
 
 
 def key_numbers(keys: pa.Table) -> np.ndarray:
-    """A number for every row, int64: equal for equal keys."""
+    """Return an array with a number for each row of `keys`, int64; rows with equal keys have the same number."""
     return row_ids(_comparable_keys(keys).columns, keys.num_rows)
 
 
 def latest_per_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The latest row of each key, of a target's rows or a merge's source."""
+    """Return the row with the highest position and ordinal of each key; rows: rows of a target or of a merge source."""
     numbers = key_numbers(rows.select(list(key)))
     order = np.lexsort((rows[ORDINAL_COLUMN].to_numpy(), rows[POSITION_COLUMN].to_numpy()))
     last = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
-    last[numbers[order]] = order  # the last of several rows wins
+    last[numbers[order]] = order  # numpy assigns in order, so the last row of a key stays
     return rows.take(pa.array(last))
 
 
 def one_row_per_key(source: pa.Table, key: Sequence[str]) -> pa.Table:
-    """A merge's source with only the latest row of equal keys that have different texts."""
+    """Return a merge source with only the latest row of each key.
+
+    Only float keys need this, because folding treats their texts `-0` and `0` as two keys.
+    """
     has_float = any(pa.types.is_floating(source.schema.field(name).type) for name in key)
     return latest_per_key(source, key) if has_float else source
 
 
 def one_row_per_key_in_spark(source: DataFrame, key: Sequence[str]) -> DataFrame:
-    """As one_row_per_key, on the cluster."""
+    """Return a merge source as in `one_row_per_key`, for a Spark frame."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
     from pyspark.sql.types import DoubleType, FloatType
@@ -268,7 +286,7 @@ def one_row_per_key_in_spark(source: DataFrame, key: Sequence[str]) -> DataFrame
 
 
 def is_after(rows: pa.Table, moment: tuple[int, int]) -> pa.ChunkedArray:
-    """Which rows of a target are later than a (position, ordinal)."""
+    """Return for each row of a target whether it is later than the given (position, ordinal)."""
     position, ordinal = moment
     same = pc.and_(pc.equal(rows[POSITION_COLUMN], position), pc.greater(rows[ORDINAL_COLUMN], ordinal))
     return pc.or_(pc.greater(rows[POSITION_COLUMN], position), same)
@@ -293,7 +311,9 @@ def _op_column(op: str, rows: int) -> pa.Array:
 
 
 def _awaits_copy(images: pa.Table, places: pa.Array, bases: BaseLookup) -> np.ndarray:
-    """Which images of a table that is being copied make no row, because the copy will write it."""
+    """Return for each image of a table that is being copied whether it is left out, because the copy will write its
+    row.
+    """
     absent: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
     if bases.exact:
         return absent
@@ -320,7 +340,9 @@ def _columns(table: DeltaTable, relation: int | None) -> pa.Schema:
 
 
 def _predicate(name: str, values: pa.Array) -> str | None:
-    """SQL that is true for the wanted rows; None if the key's type has no plain literal."""
+    """Return an SQL predicate on column `name` that is true for all rows with one of the values; None if there is no
+    such predicate for the type or number of values.
+    """
     column, values = double_quoted(name), values.drop_null()
     if not len(values):
         return "false"
@@ -335,7 +357,7 @@ def _predicate(name: str, values: pa.Array) -> str | None:
 
 
 def _match(keys: pa.Table, rows: pa.Table) -> pa.Array:
-    """For every key the index of the row with it, null if there is none."""
+    """Return for each key the index of the row in `rows` with the same key; null if no row has it."""
     names = keys.column_names
     left = _comparable_keys(keys).append_column(_NUMBER, pa.array(np.arange(keys.num_rows)))
     right = _comparable_keys(rows.select(names)).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
@@ -348,7 +370,11 @@ def _comparable_keys(keys: pa.Table) -> pa.Table:
 
 
 def _keyless_deletes(typed: pa.Table, rows: pa.Table, shape: RowShape, *, lenient: bool) -> pa.Table:
-    """For each deleted row the delete of one equal row of the target, by its position and ordinal."""
+    """Return merge source rows that delete, for each row of `typed`, an equal row of the target by its position and
+    ordinal.
+
+    rows: rows of the target. Raises MissingBase if the target has too few equal rows, unless lenient.
+    """
     names = [name for name in shape.columns.names if name not in (POSITION_COLUMN, ORDINAL_COLUMN)]
     both = pa.concat_tables([typed, rows])
     ids = row_ids((both[name] for name in names), both.num_rows)
@@ -372,7 +398,9 @@ def _positions(rows: pa.Table) -> pa.Table:
 
 
 def _most_selective_column(typed: pa.Table) -> pa.Table:
-    """The column with the most distinct values of those that can narrow a scan; no column if none can."""
+    """Return only that column of `typed` that has the most distinct values, out of integer and text columns without
+    nulls; no column if none of them qualifies.
+    """
     narrowing = [
         field.name
         for field in typed.schema

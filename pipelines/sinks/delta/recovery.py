@@ -1,7 +1,7 @@
 """Recovery: compares the published record of a Delta sink with its targets and rules when a driver opens the sink.
 
-A crash may leave a target ahead of the record. A changed rule stops the tables whose targets were written under the old
-rule, before any row changes.
+After a crash a target may contain changes beyond the published record. If a rule changed, tables whose targets were
+written under the old rule are stopped before any row changes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,19 @@ from pipelines.sinks.table_records import failure_reason, with_progress_state
 
 
 def open_part(uri: str, relation: int) -> DeltaTarget | None:
-    """The target of one table, or the table's part of a shared target; None where there is none."""
+    """Open the target at uri, limited to one relation if the target is shared; return None if uri
+    has no Delta table.
+    """
     whole = DeltaTarget.open(uri)
     return whole and whole.part_of(relation)
 
 
 def with_target_position(record: TableRecord, cut: int) -> TableRecord:
-    """The record of a table with the true position of its target; cut: the position of the published record."""
+    """Return the record of a table with the applied position and version of its target, if the target is ahead of the
+    record.
+
+    cut: position of the published record. A target that cannot be opened makes the state FAILED.
+    """
     try:
         target = None if record.state == TargetState.FAILED else open_part(record.target, record.relation)
         applied = 0 if target is None else target.applied or 0
@@ -40,18 +46,21 @@ def with_target_position(record: TableRecord, cut: int) -> TableRecord:
 
 
 def parked_upto(record: TableRecord, *, keeps_history: bool) -> int:
-    """The position up to which parked rows of a table count: that of the other rows in its target."""
+    """Return the position up to which entries of parked rows are valid: that of the other rows in
+    the table's target.
+    """
     try:
         target = DeltaTarget.open(record.target) if keeps_history and record.target else None
         return record.position if target is None else max(record.position, target.changed_upto)
     except TargetUnusable:
-        return record.position  # the next batch raises it
+        return record.position  # the next batch raises the error
 
 
 def readable_versions(record: Published, targets: OpenTargets) -> dict[str, int]:
-    """The version of each target that shows the published cut: its newest one, with commits of other clients.
+    """Return for each target, by URI, the version that readers of the published cut should read.
 
-    A target that was changed beyond the cut is read at its published version.
+    That is the newest version, with commits of other clients. If the target already has changes after the cut, it is
+    the published version.
     """
     return {uri: _readable_version(uri, version, record, targets) for uri, version in record.versions.items()}
 
@@ -63,7 +72,7 @@ def _readable_version(uri: str, published: int, record: Published, targets: Open
         if target is None or any(_is_ahead(target.part_of(t.relation), t, targets) for t in tables):
             return published
     except TargetUnusable:
-        return published  # the next batch of the table raises it
+        return published  # the next batch of the table raises the error
     return target.version
 
 
@@ -72,10 +81,10 @@ def _is_ahead(target: DeltaTarget, record: TableRecord, targets: OpenTargets) ->
 
 
 def follow_rules(published: PublishedTable, uri: str, record: Published, rules: TargetRules) -> Published:
-    """The record with each table stopped or running as the rules demand; publishes a changed record.
+    """Return the record after each table was stopped, or continued, as the rules demand; a changed record is published.
 
-    A table that stopped because of its rules continues once they are restored. If a replay was killed before it erased
-    hidden values, they are erased here. uri: of the published record.
+    A table that stopped because of its rules continues once the old rules are restored. If a replay was killed before
+    it erased values that the rules hide, they are erased here. uri: directory of the published record.
     """
     erased = {one.target for one in record.tables.values() if _is_to_erase(one, rules)}
     tables = {r: _at_newest(one, record.position) if one.target in erased else one for r, one in record.tables.items()}
@@ -97,7 +106,7 @@ def _by_rules(record: TableRecord, rules: TargetRules, position: int) -> TableRe
     try:
         target = DeltaTarget.open(record.target)
     except TargetUnusable:
-        return record  # the next batch raises it
+        return record  # the next batch raises the error
     schema = None if record.schema is None else TableSchema.from_json(record.schema)
     if target is None or (found := rules.difference(target.table, record.topic, schema)) is None:
         return _continued(record, target, schema, position) if stopped_by_rules else record
@@ -108,7 +117,9 @@ def _by_rules(record: TableRecord, rules: TargetRules, position: int) -> TableRe
 def _continued(
     record: TableRecord, target: DeltaTarget | None, schema: TableSchema | None, position: int
 ) -> TableRecord:
-    """The record of a table that stopped because of rules that are now restored."""
+    """Return the record of a table that stopped because of changed rules and now continues, because
+    they were restored.
+    """
     copying = schema is not None and schema.state is TableState.SNAPSHOTTING
     whole = target is not None and target.part_of(record.relation).is_complete and not copying
     state = TargetState.CATCHING_UP if whole else TargetState.SNAPSHOTTING
@@ -127,7 +138,7 @@ def _is_to_erase(record: TableRecord, rules: TargetRules) -> bool:
 
 
 def _at_newest(record: TableRecord, position: int) -> TableRecord:
-    """The record of a target that a replay replaced and did not publish."""
+    """Return the record with the newest version of its target, which a replay replaced without publishing it."""
     target = open_part(record.target, record.relation)
     if target is None:
         return record

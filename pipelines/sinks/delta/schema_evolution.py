@@ -1,9 +1,14 @@
-"""Schema evolution: the plan by which a target follows its table. Pure; `DeltaTarget.evolve_columns` runs the plan.
+"""Schema evolution: plans how the columns of a target change after its source table changed.
 
-Columns are known by id, which the fields of target and table carry in their metadata. New columns alone need a commit
-of metadata. Every other change is one commit that rewrites the rows. Column mapping would avoid the rewrite, but then
-delta-rs could neither add a column nor compact, and it cannot read a table with widened types. Because the change is
-one commit, it is complete or absent. The plan for a target that already has the columns is empty.
+This module only computes plans; `DeltaTarget.evolve_columns` executes them. The plan for a target that already has the
+wanted columns is empty.
+
+Columns are matched by id, which is in the field metadata of both schemas. If columns are only added, the plan is one
+commit of metadata. Every other plan is one commit that rewrites all rows. Because a plan is one commit, a crash leaves
+it complete or absent.
+
+Delta's column mapping would avoid the rewrite. But delta-rs can neither add a column to a table with column mapping nor
+run OPTIMIZE on it, and it cannot read a table with widened types.
 """
 
 from __future__ import annotations
@@ -24,45 +29,46 @@ from pipelines.types.widening import ArrayConversion, widening
 
 @dataclass(frozen=True, slots=True)
 class FilledColumn:
-    """One column of a target whose rows are rewritten."""
+    """A column of rows that are read or rewritten, and where its values come from."""
 
     field: pa.Field
     source: str | None = None
-    """The column of the target from which it takes its values; None: nulls."""
+    """Name of the target's column that has the values; None if all values are null."""
     convert: ArrayConversion | None = None
-    """The conversion of the values; None: they do not change."""
+    """Function that converts the values; None if they do not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnChange:
-    """The columns that a table needs in its target."""
+    """A request to change the columns of a target, because its source table has other columns now."""
 
     wanted: pa.Schema
     policy: SchemaChanges
     replaced: bool
-    """Whether a full copy replaces every row, so that no current value has to survive."""
+    """Whether a full copy replaces every row, so that present values may be lost."""
     topic: str
-    """The table, for errors."""
+    """Name of the source table, for error messages."""
     dropped: frozenset[bytes] = frozenset()
-    """Ids of the columns to drop."""
+    """Column ids of the target's columns to drop."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvolutionPlan:
-    """The changes of one commit; without steps there is nothing to do."""
+    """The changes of a target's columns that one commit makes. A plan without `steps` changes nothing."""
 
     steps: tuple[str, ...] = ()
-    """Descriptions for the log and for errors."""
+    """Descriptions of the changes, for log messages and errors."""
     added: tuple[pa.Field, ...] = ()
-    """Columns added by a commit of metadata; none if the rows are rewritten."""
+    """Columns that a commit of metadata adds; empty if the rows are rewritten."""
     columns: tuple[FilledColumn, ...] = ()
-    """All columns, if the rows are rewritten."""
+    """All columns of the target after a rewrite of its rows; empty if the rows are not rewritten."""
 
 
 def plan(present: pa.Schema, change: ColumnChange) -> EvolutionPlan:
-    """The plan from the columns `present` to the wanted ones; columns that only the target has stay.
+    """Return the plan that changes a target's columns from `present` to `change.wanted`.
 
-    Raises SchemaNotApplicable for a change that the policy forbids, or that needs a full copy.
+    Columns that only the target has stay. Raises SchemaNotApplicable for a change that the policy forbids, or that
+    needs a full copy.
     """
     if change.policy is SchemaChanges.TRY_EVOLVE:
         try:
@@ -87,9 +93,11 @@ def plan(present: pa.Schema, change: ColumnChange) -> EvolutionPlan:
 def columns_to_drop(
     policy: DroppedColumns, present: pa.Schema, schema: TableSchema, before: TableSchema | None
 ) -> frozenset[bytes]:
-    """Ids of the columns that the target drops; before: the table when the target was last published.
+    """Return the column ids of the target's columns to drop: none under policy KEEP, otherwise those that the source
+    table no longer has.
 
-    Columns of the earlier key stay: after a crash a range from before the new key still finds its rows by them.
+    before: the table when it was last published; None if it never was, then nothing is dropped. Columns of the key in
+    `before` are not dropped: after a crash, a range from before the new key still finds its rows by them.
     """
     if policy is DroppedColumns.KEEP or before is None:
         return frozenset()
@@ -97,11 +105,13 @@ def columns_to_drop(
 
 
 def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, policy: Policy) -> TableSchema:
-    """The table with the columns and types that its rows have in this target.
+    """Return the table description with the columns and types that its rows have in this target.
 
-    A column that the target has as text stays text while its type at the source is the same: the type map or the
-    policy may have changed, which only a replay applies. Under IGNORE, columns also keep name and type, and columns
-    that the target does not have are left out; raises SchemaNotApplicable if one of those is part of the key.
+    A column that is text in the target stays text while its source type is unchanged. Its type map or policy may have
+    changed, but only a replay applies that.
+
+    Under IGNORE, columns keep the names and types of the target, and columns that the target does not have are left
+    out. Raises SchemaNotApplicable if such a column is part of the key.
     """
     found = _by_id(present)
     columns = []
@@ -122,7 +132,12 @@ def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaCh
 
 
 def with_earlier_names(schema: TableSchema, rule: Transform, present: pa.Schema, policy: Policy) -> TableSchema:
-    """As with_target_types for a target with the columns of a longer range: the table with the names of that time."""
+    """Return the table description for a batch that ends before the position for which the target got its present
+    columns.
+
+    As `with_target_types` under IGNORE, but with the source names of the columns: the renames of the rule are undone,
+    and the columns that the rule drops are included.
+    """
     typed = with_target_types(
         replace(schema, columns=_without(schema, rule.drop)), present, SchemaChanges.IGNORE, policy
     )
@@ -137,9 +152,10 @@ def _without(schema: TableSchema, names: Sequence[str]) -> tuple[Column, ...]:
 
 
 def check_left_out(wanted: TableSchema, before: TableSchema | None, present: pa.Schema) -> None:
-    """Raise SchemaNotApplicable for a column that the table had before and the target does not have.
+    """Raise SchemaNotApplicable for a wanted column that the table had before and that the target does not have.
 
-    A rule left it out, so older rows have no value for it. before: the table when the target was last published.
+    A rule excluded the column until now, so older rows have no value for it. before: the table when it was last
+    published.
     """
     known = set() if before is None else {column.id for column in before.sent}
     found = _by_id(present)
@@ -152,9 +168,11 @@ def check_left_out(wanted: TableSchema, before: TableSchema | None, present: pa.
 
 
 def check_key(schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
-    """Raise SchemaNotApplicable if the key differs from the key by which the target's rows are found.
+    """Raise SchemaNotApplicable if the key of the table differs from the key in `before`, by which the target's rows
+    are found.
 
-    replaced: a full copy that began under the new key has ended and replaces all older rows.
+    before: the table when it was last published; None if it never was. replaced: a full copy that began under the new
+    key has ended and replaces all older rows; then every key is allowed.
     """
     if before is None or replaced or [c.id for c in before.key] == [c.id for c in schema.key]:
         return
@@ -166,14 +184,20 @@ def check_key(schema: TableSchema, before: TableSchema | None, *, replaced: bool
 
 
 def sources(present: pa.Schema, wanted: pa.Schema) -> dict[str, str]:
-    """Wanted column → the column with its values in a target, which may be an older version."""
+    """Return a mapping of each wanted column's name to the name of the present column with its values.
+
+    present: the columns of a target, perhaps at an older version. Wanted columns without a present column are absent.
+    """
     found = _by_id(present)
     present_field = {field.name: _present_field(field, present, found) for field in wanted}
     return {name: field.name for name, field in present_field.items() if field is not None}
 
 
 def read_plan(present: pa.Schema, wanted: pa.Schema) -> tuple[FilledColumn, ...]:
-    """The columns to read rows of a target as `wanted`; a value without an exact conversion is null."""
+    """Return how to read rows of a target with the columns `present` as rows with the columns `wanted`.
+
+    A column whose type has no exact conversion to the wanted type is read as nulls.
+    """
     found = sources(present, wanted)
     return tuple(_read(field, found.get(field.name), present) for field in wanted)
 
@@ -186,7 +210,10 @@ def _read(field: pa.Field, source: str | None, present: pa.Schema) -> FilledColu
 
 
 def evolved_batch(batch: pa.RecordBatch, present: pa.Schema, columns: Sequence[FilledColumn]) -> pa.RecordBatch:
-    """Rows of a target with the columns `present` after an evolution; string views of the engine become arrays."""
+    """Convert a batch of a target's rows from the columns `present` to `columns`.
+
+    Arrow string views, which delta-rs returns, become plain arrays.
+    """
     arrays = [
         pa.nulls(batch.num_rows, column.field.type)
         if column.source is None
@@ -201,24 +228,24 @@ def _converted(values: pa.Array, column: FilledColumn) -> pa.Array:
 
 
 def column_id(field: pa.Field) -> bytes | None:
-    """The id of a target's column in the log, None for a column that is not from the source."""
+    """Return the column id in the metadata of a target's column; None for a column that is not from the source."""
     return None if field.metadata is None else field.metadata.get(COLUMN_ID_KEY)
 
 
 def ids_only_in(present: pa.Schema, wanted: pa.Schema) -> frozenset[bytes]:
-    """Ids of the source columns that are in `present` and not in `wanted`."""
+    """Return the column ids that are in the metadata of `present` and not of `wanted`."""
     return frozenset(_by_id(present).keys() - _by_id(wanted).keys())
 
 
 def without_ids(columns: pa.Schema) -> pa.Schema:
-    """The columns without ids, as in a shared target, in which each table has its own ids."""
+    """Return the columns without column ids, for a shared target, in which each source table has its own ids."""
     types = [_type_name(field) for field in columns]
     metadata = [{} if name is None else {TYPE_KEY: name} for name in types]
     return pa.schema([field.with_metadata(plain) for field, plain in zip(columns, metadata, strict=True)])
 
 
 class _PlanBuilder:
-    """The construction of one plan."""
+    """Builds the plan for one change of columns."""
 
     def __init__(self, present: pa.Schema, change: ColumnChange) -> None:
         self._present, self._wanted, self._dropped = present, change.wanted, change.dropped
@@ -226,11 +253,11 @@ class _PlanBuilder:
         self._lenient, self._replaced = change.policy is SchemaChanges.LENIENT, change.replaced
         self._steps: list[str] = []
         self._stay: set[str] = set()
-        """Columns that stay in addition to their successors."""
+        """Names of present columns that the lenient policy keeps in addition to the renamed or converted column."""
         self._names = {field.name.casefold() for field in (*present, *change.wanted)}
 
     def plan(self) -> EvolutionPlan:
-        """Build the plan."""
+        """Return the plan; raises SchemaNotApplicable for a change that needs a full copy."""
         found = sources(self._present, self._wanted)
         filled = {field.name: self._filled(field, found.get(field.name)) for field in self._wanted}
         added = tuple(filled[field.name].field for field in self._wanted if field.name not in found)
@@ -276,7 +303,11 @@ class _PlanBuilder:
         return FilledColumn(field)
 
     def _kept(self, field: pa.Field) -> list[FilledColumn]:
-        """A column without a successor among the wanted ones, or one that stays in addition to its successor."""
+        """Return how a rewrite keeps a present column: a list with the column under its own or another name, or an
+        empty list.
+
+        The column has no matching wanted column, or it stays in addition to that column.
+        """
         taken = {name.casefold() for name in self._wanted.names}
         stays = field.name in self._stay
         if field.name.casefold() not in taken:
@@ -292,7 +323,9 @@ class _PlanBuilder:
         return [FilledColumn(self._renamed(field), field.name)] if self._lenient else []
 
     def _renamed(self, field: pa.Field) -> pa.Field:
-        """The field under a name that no source column can have, because source names escape percent signs."""
+        """Return the field under an unused name with `%v` and a number; no source column has such a name, because
+        percent signs are escaped there.
+        """
         number = 1
         while (name := f"{field.name}%v{number}").casefold() in self._names:
             number += 1

@@ -1,4 +1,4 @@
-"""Settings of a Delta sink, from its definition: for the sink as a whole and for each of its tables."""
+"""Settings of a Delta sink, from its definition: for the whole sink and for each of its tables."""
 
 from __future__ import annotations
 
@@ -32,45 +32,45 @@ class DeltaSettings:
 
     name: str
     path: str
-    """Template with `{schema}` and `{table}`."""
+    """Path template of the targets, with the placeholders `{schema}` and `{table}`."""
     writer: Writer = Writer.AUTO
     table: TableSettings = field(default_factory=TableSettings)
     """Settings of a table that no rule matches."""
     rules: tuple[SinkRule, ...] = ()
     record: str | None = None
-    """Directory of the published record; None: `_cdc/published` next to the targets."""
+    """Directory of the published record; None means `_cdc/published` next to the targets."""
     upkeep: UpkeepSettings = field(default_factory=UpkeepSettings)
-    """How long cuts are kept, and when files that no version needs are removed."""
+    """How long published cuts are kept, and when the targets are maintained."""
     max_rewrite: int = 0
-    """Bytes of one table rewritten per second, above which batches wait; 0: no limit."""
+    """Maximum bytes per second that merges may rewrite in one target before its batches wait; 0 means no limit."""
 
     _known: dict[str, TableSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By topic; every batch reads them several times."""
+    """Cache of `of`: topic → settings. Every batch reads them several times."""
 
     def of(self, topic: str) -> TableSettings:
-        """The settings of one table."""
+        """Return the settings of one table."""
         if topic not in self._known:
             self._known[topic] = table_settings(topic, self.table, self.rules)
         return self._known[topic]
 
     def keeps_history(self, topic: str) -> bool:
-        """Whether the target of a table keeps more of a row than its latest state."""
+        """Return whether the target of a table keeps more of a row than its latest state."""
         return self.of(topic).history_mode is not HistoryMode.LATEST
 
     def types_of(self, topic: str) -> Policy:
-        """The policy that maps the values of one table to columns."""
+        """Return the policy that maps the Postgres types of one table to types of the target's columns."""
         settings = self.of(topic)
         columns = tuple((name, TypePolicy(policy)) for name, policy in settings.columns.items())
         return ColumnPolicies(TypePolicy(settings.types), columns) if columns else TypePolicy(settings.types)
 
     def uri_of(self, schema: TableSchema) -> str:
-        """The path of the target of one table."""
+        """Return the path of the target of one table."""
         return target_path(self.path, self.rules, schema)
 
     def dead_letters_of(self, schema: TableSchema) -> DeadLetterSettings:
-        """How many rows of a table may be parked: none for a table without a key.
+        """Return how many rows of a table may be parked: none for a table without a key, or with a transform in Python.
 
-        None either for a transform in Python: a parked row is the row before the function, which may hide values.
+        A parked row is stored as it was before the Python function, which may hide values.
         """
         rule = rule_of(schema.topic, self.rules)
         hides = rule is not None and rule.transform is not None and rule.transform.python is not None
@@ -78,7 +78,7 @@ class DeltaSettings:
 
     @property
     def target_rules(self) -> TargetRules:
-        """The rules under which rows are written."""
+        """The settings and rules that decide which values the targets may contain."""
         return TargetRules(self.table, self.rules)
 
     @property
@@ -92,5 +92,5 @@ class DeltaSettings:
         return parked_uri(self.record_uri)
 
     def __post_init__(self) -> None:
-        # a definition's values are equal texts of its own enums
+        # the definition has its own enum, whose values are the same texts
         object.__setattr__(self, "writer", Writer(self.writer))

@@ -1,10 +1,10 @@
-"""Delta sink: one Delta table per source table, and one published record that names the cut which readers see.
+"""Delta sink: writes one Delta table per source table, and one published record that names the cut which readers see.
 
-The sink opens and recovers the targets, hands each batch to the strategy of its table, and publishes.
-The docstring of the package lists the functions through which a batch goes.
+The sink opens and recovers the targets, passes each batch to the keeping strategy of its table, and publishes. The
+docstring of the package lists the functions that process a batch.
 
-Honest ceiling: effectively once. Two drivers at a time are refused at `publish`. Between two publishes the lease alone
-keeps a second driver away on a store in which Spark cannot fence (local, S3).
+The guarantee is effectively once. If two drivers write to the sink, `publish` refuses the second one. Between two
+publishes, on a store in which Spark cannot fence (local, S3), only the lease keeps a second driver from writing.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 
 _ATTEMPTS: Final = 5
 _PARALLEL: Final = 4
-"""Tables merged at once by delta-rs, which works outside of the interpreter's lock; more would only take memory."""
+"""Maximum number of tables that delta-rs merges at once. delta-rs releases the interpreter's lock, so more threads
+would only need more memory.
+"""
 
 
 class DeltaSink:
-    """The contract is pipelines.sinks.contract.Sink."""
+    """A sink that writes Delta tables; its methods follow the contract pipelines.sinks.contract.Sink."""
 
     parallel = _PARALLEL
 
@@ -58,11 +60,11 @@ class DeltaSink:
             self.attach(spark)
 
     def attach(self, spark: SparkSession) -> None:
-        """See Sink.attach; from now on Spark writes large batches, if it has Delta."""
+        """See Sink.attach. From now on Spark writes large batches, if its session supports Delta."""
         self.parts.attach(spark)
 
     def open(self, log_id: str) -> Published | None:
-        """See Sink.open; raises DeltaJarMissing if the writer is Spark and Spark has no Delta."""
+        """See Sink.open. Raises DeltaJarMissing if the writer is Spark and its session does not support Delta."""
         self.parts.writers.check(self.name)
         self.parts.targets.log_id = log_id
         self._record_table = PublishedTable.open(self._settings.record_uri, log_id, self._settings.upkeep.retain)
@@ -88,25 +90,29 @@ class DeltaSink:
             wait=wait_random_exponential(multiplier=0.05, max=1.0),
             reraise=True,
         )
-        # an error that a retry repairs, a changed protocol among them, is not translated before the last attempt
+        # `writing` is outside of the retries, so that it translates only the error of the last attempt
         with self.parts.targets.writing(batch.schema):
             return attempts(self._apply_once, batch)
 
     def _apply_once(self, batch: TableBatch) -> TableRecord:
-        """Open the target as it is now, merge the batch unless it was merged before, and return the table's record."""
+        """Open the newest version of the target and merge the batch, unless it was merged before; return the table's
+        record.
+        """
         strategy, targets = self._strategy(batch.schema), self.parts.targets
         target = targets.open_for(batch)
         with self._watch(target, batch.schema.topic):
             if (target.applied or -1) < batch.upto:
                 targets.check_columns(target, batch, replaced=batch.ends_copy and strategy.replaced_by_copy)
                 strategy.merge(target, targets.in_target_columns(target, batch))
-        # after a crash the target may be beyond upto; then it does not belong to the cut at upto
+        # after a crash the target may contain changes beyond upto; the record must then have that later position
         rows_upto = max(strategy.rows_upto(target), targets.erased_upto(target, batch.schema.relation))
         return self.record(batch, target, max(batch.upto, rows_upto))
 
     @contextmanager
     def _watch(self, target: DeltaTarget, topic: str) -> Iterator[None]:
-        """Report commits of other clients before and after the block, and count the bytes that the block rewrites."""
+        """Report commits of other clients before and after the `with` block, and count the bytes that the block
+        rewrites.
+        """
         commits, files = self.parts.external_commits, target.actions
         commits.before(target, topic, self.parts.published.versions.get(target.uri))
         yield
@@ -114,7 +120,7 @@ class DeltaSink:
         commits.after(target, topic)
 
     def record(self, batch: TableBatch, target: DeltaTarget, position: int) -> TableRecord:
-        """The record of a table after its batch was merged; position: that of the target."""
+        """Return the record of a table after its batch was merged; position: the position of its target."""
         schema, before = batch.schema, self.parts.published.records.get(batch.schema.relation)
         return TableRecord(
             relation=schema.relation,
@@ -138,7 +144,7 @@ class DeltaSink:
         self._maintenance.turn(table.cuts, self.parts.targets.by_uri)
 
     def pin(self, record: Published) -> str:
-        """See Sink.pin; the maintenance of this driver keeps the versions until they are released."""
+        """See Sink.pin. Maintenance in this driver keeps the files of the pinned versions until they are released."""
         versions = readable_versions(record, self.parts.targets)
         handle = json.dumps(versions, sort_keys=True)
         self._maintenance.pin(handle, versions)

@@ -1,8 +1,8 @@
 """Keeping strategies: how a Delta sink merges a batch into the target of one table.
 
-The settings of a table choose the strategy. pipelines.sinks.delta.latest_state keeps the latest state of each row.
-pipelines.sinks.delta.history keeps versions, marked rows or every change. Whether several tables share the target does
-not matter to a strategy: pipelines.sinks.delta.target_part hides that from it.
+The settings of a table choose its strategy. pipelines.sinks.delta.latest_state keeps the latest state of each row.
+pipelines.sinks.delta.history keeps versions, rows marked as deleted, or every change. A strategy need not know whether
+several tables share the target, because pipelines.sinks.delta.target_part handles that.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 
 
 class KeepingStrategy(Protocol):
-    """How the targets of some tables are kept; called with the lock of the table."""
+    """Merges batches into targets and decides what they keep of each row. The caller has the lock of the table."""
 
     replaced_by_copy: bool
     """Whether a full copy replaces every row of the target."""
 
     def merge(self, target: DeltaTarget, batch: TableBatch) -> None:
-        """Evolve the target's columns and merge a batch; the last commit carries the `txn` of the range.
+        """Change the target's columns and merge a batch. The last commit contains the `txn` of the range.
 
-        The batch has the columns and types of its rows in this target. Raises CommitFailedError if another commit came
-        first.
+        The schema of the batch has the columns and types that its rows have in this target. Raises CommitFailedError if
+        another client committed first.
         """
 
     def find_refused(self, target: DeltaTarget, batch: TableBatch, limit: int) -> list[RefusedRow]:
         """See pipelines.sinks.contract.ParkingSink.find_refused."""
 
     def rows_upto(self, target: DeltaTarget) -> int:
-        """The position up to which the rows of a table are in its target."""
+        """Return the position up to which all rows of a table are in its target."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSinkParts:
-    """The services that the strategies of one Delta sink share; any thread may use them."""
+    """The objects that the keeping strategies of one Delta sink share; any thread may use them."""
 
     settings: DeltaSettings
     plans: TablePlans
@@ -60,7 +60,7 @@ class DeltaSinkParts:
 
     @classmethod
     def of(cls, settings: DeltaSettings) -> Self:
-        """The services of a sink that is not open yet."""
+        """Create the objects for a sink that is not open yet."""
         plans, writers, published = TablePlans(settings.rules), Writers(settings.writer, settings.path), LastPublished()
         return cls(
             settings=settings,
@@ -74,11 +74,11 @@ class DeltaSinkParts:
         )
 
     def attach(self, spark: SparkSession) -> None:
-        """Let Spark compute expressions, and write large batches if it has Delta."""
+        """Use a Spark session to compute expressions, and to write large batches if the session supports Delta."""
         self.plans.spark = spark
         self.writers.attach(spark)
 
     def close(self) -> None:
-        """Forget the open targets and which of their commits were checked."""
+        """Forget the open targets, and the versions up to which their commits were checked for other clients."""
         self.targets.close()
         self.external_commits.forget()

@@ -1,4 +1,6 @@
-"""Table plan: what the rules of a Delta sink make of one table: the columns and types of its rows, path and layout."""
+"""Table plan: the columns, types, path and layout that the rules of a Delta sink give the target of
+one source table.
+"""
 
 from __future__ import annotations
 
@@ -42,28 +44,30 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 OP: Final = "_op"
-"""Column of a merge's source; a column of a source table never begins with an underscore."""
+"""Name of the column of a merge source with the operation. It is unambiguous, because no column of a target that comes
+from a source table begins with an underscore.
+"""
 POSITION_KEY: Final = (POSITION_COLUMN, ORDINAL_COLUMN)
-"""The columns that find a row of a table without a key."""
+"""Names of the columns by which a merge finds a row of a table without a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """The columns and types of a target's rows; pickled to executors."""
+    """The columns and types of a target's rows. Instances are pickled and sent to Spark executors."""
 
     schema: TableSchema
-    """The table as the target names it: columns of the source after drops, renames and masks of the transform."""
+    """The source table after the drops, renames and masks of the rule's transform."""
     policy: Policy
     transform: TableTransform | None = None
     expressions: Expressions | None = None
     partition_texts: tuple[str, ...] = ()
-    """Text columns that partition the target's files."""
+    """Names of the text columns that partition the target's files."""
     relation: int | None = None
-    """The relation, if the target is shared and each row carries its relation."""
+    """The relation, if the target is shared and each row contains its relation; otherwise None."""
 
     @property
     def image_columns(self) -> pa.Schema:
-        """The columns of row images: those of the target without the computed ones."""
+        """The columns that come from row images: the target's columns without the computed ones."""
         return (
             target_schema(self.schema, self.policy)
             if self.transform is None
@@ -72,44 +76,52 @@ class RowShape:
 
     @property
     def columns(self) -> pa.Schema:
-        """The target's columns."""
+        """All columns of the target, except those that a history mode adds."""
         own = self.image_columns if self.expressions is None else self.expressions.columns(self.image_columns)
         return own if self.relation is None else own.append(pa.field(RELATION_COLUMN, pa.int64()))
 
     def columns_in_mode(self, mode: HistoryMode) -> pa.Schema:
-        """The target's columns and those that a history mode adds."""
+        """Return the target's columns, followed by the columns that a history mode adds."""
         return pa.schema([*self.columns, *MODE_COLUMNS[mode]])
 
     @property
     def source(self) -> pa.Schema:
-        """The columns of row images and `_op`."""
+        """The columns of a merge source before expressions are computed: the columns from row images, and `_op`."""
         return self.image_columns.append(pa.field(OP, pa.string()))
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Delta names of the columns that find a row: the key in its order, or position and ordinal without a key."""
+        """Names of the target's columns by which a merge finds a row: the key columns in their order, or position and
+        ordinal for a table without a key.
+        """
         return tuple(column_name(column.name) for column in self.schema.key) or POSITION_KEY
 
     @property
     def needs_complete_rows(self) -> bool:
-        """Whether a transform in Python makes the rows: then the image of a delete cannot become a row."""
+        """Whether a Python function of the rule computes the rows; then a delete's image cannot become a row."""
         return self.transform is not None and self.transform.rule.python is not None
 
     def rows(self, images: pa.Table) -> pa.Table:
-        """Folded upserts in `image_columns`; an unsent column has a placeholder, as in typed_rows."""
+        """Convert folded upserts to typed rows with `image_columns`. An unsent column gets a placeholder value, as in
+        `typed_rows`.
+        """
         if self.transform is None:
             return typed_rows(images, self.schema, self.policy)
         return self.transform.rows(images, self.policy)
 
     def mask_image(self, image: Mapping[int, str | None]) -> dict[int, str | None]:
-        """Mask an image, see pipelines.sinks.contract.ParkingSink.image_mask."""
+        """Return an image with only the columns of the target, masked as there; see
+        pipelines.sinks.contract.ParkingSink.image_mask.
+        """
         known = {column.id for column in self.schema.columns}
         masks = {} if self.transform is None else self.transform.masks
         own = {column: text for column, text in image.items() if column in known}
         return {column: masks[column].over(text) if column in masks else text for column, text in own.items()}
 
     def finished_frame(self, source: DataFrame) -> DataFrame:
-        """A merge's source in the target's columns, as TablePlans.finish_source."""
+        """Return a Spark frame of merge source rows with the target's columns added, as `TablePlans.finish_source` does
+        for Arrow.
+        """
         finished = source if self.expressions is None else self.expressions.apply_to_frame(source)
         for name in self.partition_texts:
             finished = finished.withColumn(name, checked_partition_column(name))
@@ -118,32 +130,37 @@ class RowShape:
         return finished.selectExpr("*", f"{int(self.relation)}L AS {RELATION_COLUMN}")
 
     def with_relation(self, rows: pa.Table) -> pa.Table:
-        """Rows of a merge's source with their relation, if the target is shared."""
+        """Return merge source rows with the column `_relation` added if the target is shared;
+        otherwise the same rows.
+        """
         if self.relation is None:
             return rows
         return rows.append_column(RELATION_COLUMN, pa.repeat(pa.scalar(self.relation, pa.int64()), rows.num_rows))
 
     def default_of(self, column: Column) -> str | None:
-        """The value of a column in rows older than the column, as text."""
+        """Return the value, as Postgres text, that a column has in rows older than the column; None for NULL."""
         return column.missing if self.transform is None else self.transform.missing(column)
 
 
 class TablePlans:
-    """The plans of one sink, made once for each version of a table; any thread may use them."""
+    """The row shapes, layouts and paths of one sink's targets. A shape is computed once per version of a source table.
+
+    Any thread may use an instance.
+    """
 
     def __init__(self, rules: Sequence[SinkRule]) -> None:
         self._rules = rules
         self._shapes: dict[tuple[TableSchema, Policy], RowShape] = {}
         self._owners: dict[str, TableSchema] = {}
-        """By target path."""
+        """Path of a target → the source table that claimed it last."""
         self._owners_lock = Lock()
         self.spark: SparkSession | None = None
 
     def of(self, schema: TableSchema, policy: Policy) -> RowShape:
-        """The shape of one table's rows.
+        """Return the columns and types of a source table's rows in its target.
 
-        Raises TransformFailed for a transform that does not fit the table, SparkAwaited for expressions before Spark
-        has started.
+        Raises TransformFailed for a transform that does not fit the table. Raises SparkAwaited if the rule has
+        expressions and Spark has not started.
         """
         found = self._shapes.get((schema, policy))
         if found is None:
@@ -171,9 +188,10 @@ class TablePlans:
         return RowShape(transform.schema, policy, transform, expressions)
 
     def claim_path(self, uri: str, schema: TableSchema) -> None:
-        """Raise TransformFailed if the target of another table has the path, contains it, or is inside it.
+        """Reserve a path for the target of a source table.
 
-        Tables of one rule with merge_tables may have the same path.
+        Raises TransformFailed if the target of another table has the same path, contains it, or is inside it. Tables of
+        a rule with `merge_tables` may share a path.
         """
         with self._owners_lock:
             for other, owner in self._owners.items():
@@ -188,12 +206,16 @@ class TablePlans:
             self._owners[uri] = schema
 
     def _sharing_rule(self, topic: str) -> SinkRule | None:
-        """The rule of a table, if it puts several tables into one target."""
+        """Return the rule of a table if it puts several tables into one target; otherwise None."""
         rule = rule_of(topic, self._rules)
         return rule if rule is not None and rule.merge_tables else None
 
     def layout(self, shape: RowShape) -> TargetLayout:
-        """The layout with which the target of a table is created."""
+        """Return the layout with which the target of a table is created.
+
+        Raises TransformFailed if `partition_by` or `cluster_by` names an unknown or unsuitable column, or if both name
+        the same column.
+        """
         rule = rule_of(shape.schema.topic, self._rules)
         if rule is None:
             return PLAIN
@@ -210,10 +232,12 @@ class TablePlans:
         return TargetLayout(partitions, rule.properties, transform, cluster_by=ordered, is_shared=rule.merge_tables)
 
     def apply_filter(self, images: pa.Table, shape: RowShape) -> pa.Table:
-        """The images with the transform's filter applied: a rejected row becomes a delete.
+        """Return folded rows after the transform's filter has decided as many partial images as it can without a base
+        row.
 
-        An image with all columns that the target needs becomes complete. A row that the filter kept out has no base
-        row in the target, and needs none as long as it stays out.
+        A partial image with all columns of the target is marked complete. If a partial image has all columns that the
+        filter reads and the filter rejects it, it becomes a delete. A rejected row has no base row in the target and
+        needs none.
         """
         if shape.transform is None:
             return images
@@ -236,7 +260,10 @@ class TablePlans:
         return images.set_column(images.column_names.index("op"), "op", ops)
 
     def finish_source(self, source: pa.Table, shape: RowShape) -> pa.Table:
-        """A merge's source in the target's columns; raises ValueNotRepresentable as check_partition_values does."""
+        """Return a merge source with the target's columns: computed columns and `_relation` are added.
+
+        Raises ValueNotRepresentable for a text that cannot be the value of a partition column.
+        """
         finished = source if shape.expressions is None else shape.expressions.apply(source, self._session())
         check_partition_values(finished, shape.partition_texts, shape.schema.topic)
         return shape.with_relation(finished)
@@ -250,7 +277,11 @@ class TablePlans:
 def _columns(
     key: str, names_in_rule: Sequence[str], shape: RowShape, fits: Callable[[pa.DataType], bool], expected: str
 ) -> tuple[str, ...]:
-    """The columns of a target that a key of its rule names; raises TransformFailed for an unknown or unfit column."""
+    """Return the target's columns that a key of its rule names, such as `cluster_by`.
+
+    key: name of that key, for errors. fits: whether a type is allowed. expected: description of the allowed types.
+    Raises TransformFailed for a column that is unknown or has another type.
+    """
     names = tuple(
         dict.fromkeys(column_name(name) if name not in shape.columns.names else name for name in names_in_rule)
     )
@@ -266,21 +297,22 @@ def _columns(
 
 
 def with_selected_columns(schema: TableSchema, settings: TableSettings) -> TableSchema:
-    """The table with only the columns of its target; raises SchemaNotApplicable if that leaves out a key column.
+    """Return the table with only the columns that its settings select for the target.
 
-    An unknown name in the settings is no error here; see check_named.
+    Raises SchemaNotApplicable if a key column is not selected. An unknown column name in the settings is no error here;
+    see check_named.
     """
     _raise_first(left_out_key_columns(schema, settings))
     return with_target_columns(schema, settings)
 
 
 def check_named(schema: TableSchema, rules: Sequence[SinkRule]) -> None:
-    """Raise SchemaNotApplicable for a column name in the rule of a table that the table does not have."""
+    """Raise SchemaNotApplicable if the rule of a table names a column that the table does not have."""
     _raise_first(unknown_columns(schema, rule_of(schema.topic, rules)))
 
 
 def check_history_mode(schema: TableSchema, mode: HistoryMode) -> None:
-    """Raise SchemaNotApplicable for a table without a key in a history mode that needs one."""
+    """Raise SchemaNotApplicable if the history mode needs a key and the table has none."""
     _raise_first(missing_key(schema, mode))
 
 
@@ -290,7 +322,7 @@ def _raise_first(found: Iterator[ColumnMismatch]) -> None:
 
 
 def rules_in_subdirectory(rules: Sequence[SinkRule], name: str) -> tuple[SinkRule, ...]:
-    """The rules for targets in a subdirectory, with that name, of the targets of the sink."""
+    """Return the rules with /name appended to each path, for targets in that subdirectory of the sink's own targets."""
     return tuple(
         rule if rule.path is None else rule.model_copy(update={"path": f"{rule.path}/{name}"}) for rule in rules
     )

@@ -72,7 +72,7 @@ every commit that it has read in memory.
 _PROPERTIES: Final = {
     "delta.checkpointInterval": str(CHECKPOINT_EVERY),
     "delta.enableExpiredLogCleanup": "true",
-    # a commit per second is 86,400 log files a day, and every open of the table lists them
+    # a commit per second makes 86,400 files in `_delta_log` a day; each open of the table lists them
     "delta.logRetentionDuration": "interval 1 days",
 }
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
@@ -141,7 +141,7 @@ class DeltaTarget:
             description=f"changes of {'many tables' if layout.is_shared else schema.topic}, kept by cdc",
             partition_by=list(layout.partition_by) or None,
             configuration={**_PROPERTIES, **layout.configuration, **statistics, **identity},
-            # delta-rs does not know our own properties
+            # delta-rs does not know the properties `cdc.*`
             raise_if_key_not_exists=False,
         )
         return cls(uri, table)
@@ -413,7 +413,7 @@ class DeltaTarget:
         """
         self._change_columns(self.part.plan_columns(self, change), upto)
         self.part.record_columns(self, change)
-        # a rewrite before a crash may have removed a column that had statistics
+        # an attempt before a crash may have removed a column that had statistics
         if not set(self.statistics_columns) <= set(self.columns.names):
             described = ",".join(described_columns(self.columns, self.statistics_columns))
             self.set_property(STATISTICS, described)
@@ -431,7 +431,7 @@ class DeltaTarget:
                 fields = Schema.from_arrow(pa.schema(found.added)).fields
                 self.table.alter.add_columns(fields, commit_properties=self._column_commit(upto))
         except DeltaError as exc:
-            # a conflicting commit, or a store that does not answer, is tried again
+            # other errors are retried: a conflicting commit, or a store that does not answer
             if "not supported" in str(exc) or "not yet supported" in str(exc) or "append-only" in str(exc):
                 raise SchemaNotApplicable(
                     f"target {self.uri!r} has table features that prevent these changes of its columns: "
@@ -452,7 +452,7 @@ class DeltaTarget:
         """
         present, schema = self.columns, pa.schema([column.field for column in columns])
         name_of = {column.source: column.field.name for column in columns if column.source is not None}
-        # the scan starts here: inside the write the engine cannot start other work
+        # start the scan here: delta-rs cannot start it inside the write
         rows = pa.RecordBatchReader.from_stream(self.table.scan())
         write_deltalake(
             self.table,
@@ -511,7 +511,7 @@ def described_columns(columns: pa.Schema, first: Sequence[str]) -> list[str]:
     statistics, so Spark's `> 100` would skip files with NaN. Names that need quoting are left out because delta-rs and
     Spark parse the property differently. At most MAX_STATISTICS names are returned.
     """
-    # without bounds of these a merge into versions would open the files of all old versions
+    # without bounds of these columns, a merge into a target with versions would open the files of all old versions
     spans = [name for name in (START_COLUMN, END_COLUMN) if name in columns.names]
     ordered = dict.fromkeys([POSITION_COLUMN, ORDINAL_COLUMN, *first, *spans, *columns.names])
     described = [

@@ -437,7 +437,7 @@ def _plan_to_add(added: tuple[pa.Field, ...]) -> EvolutionPlan:
 
 
 def _state_of(columns: pa.Schema, relation: int | None) -> SharedTable | None:
-    if RELATION_COLUMN not in columns.names:  # a version from before the target was shared
+    if RELATION_COLUMN not in columns.names:  # this version is from before the target was shared
         return None
     text = (columns.field(RELATION_COLUMN).metadata or {}).get(f"{SHARED_TABLE}{relation}".encode())
     return SharedTable.from_json(text) if text else None
