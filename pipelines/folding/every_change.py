@@ -24,18 +24,18 @@ _IMAGE: Final = FOLDED_ARROW.field("after").type
 
 @dataclass(frozen=True, slots=True, order=True)
 class GenerationEnd:
-    """A truncate or the end of a generation, which removes every older row."""
+    """A truncate, or the end of a full copy, which removes every row that is older."""
 
     position: int
     ordinal: int
     committed_at: int
-    """µs UTC."""
+    """Commit time in µs since 1970 UTC."""
     began: int | None = None
-    """Rows from before this position are removed; None for a truncate, which removes every row before itself."""
+    """Start position of the full copy, which removes the rows from before that position; None for a truncate."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self | None:
-        """The end that a control row marks, with `committed_at` in µs; None for other control rows."""
+        """Convert a `t` or `g` row, with `committed_at` in µs; return None for any other control row."""
         if row["op"] == Operation.TRUNCATE:
             return cls(row["position"], row["ordinal"], row["committed_at"])
         if row["op"] == Operation.GENERATION:
@@ -44,7 +44,7 @@ class GenerationEnd:
 
 
 def every_change(rows: pa.Table, *, sink: str) -> pa.Table:
-    """Log rows (LOG_SCHEMA) in any order → their row changes, without those addressed to another sink."""
+    """Convert log rows (LOG_SCHEMA) to one FOLDED_ARROW row per change, without rows addressed to another sink."""
     rows = rows.filter(pc.and_(pc.is_in(rows["op"], _ROWS), addressed_to(rows["address"], sink)))
     deleted = pc.equal(rows["op"], Operation.DELETE.value)
     image = pc.if_else(deleted, rows["before"].combine_chunks(), rows["after"].combine_chunks())
@@ -59,10 +59,10 @@ def every_change(rows: pa.Table, *, sink: str) -> pa.Table:
 
 
 def as_copied_rows(folded: pa.Table) -> pa.Table:
-    """Folded rows of a table with a key, op `u` and `d` → the same rows as a snapshot has them, op `r` and `d`.
+    """Convert the folded rows of a table with a key to rows of a copy: op `u` becomes `r`, op `d` stays.
 
-    They begin the history of a table whose older changes have been trimmed from the log. An incomplete row stays
-    incomplete, because no other row can complete it.
+    These rows begin a history whose older changes were trimmed from the log. The result has no `base`, so an incomplete
+    row stays incomplete.
     """
     deleted = pc.equal(folded["op"], Operation.DELETE.value)
     columns = {

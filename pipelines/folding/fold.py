@@ -1,12 +1,11 @@
-"""The fold: a range of log rows → the latest state of every key, for every sink and for compaction.
+"""The fold: computes the latest state of every key from a range of log rows, for sinks and for compaction.
 
-The rows of a key are divided into **lives**. A full image (`c`, `r`, or `u` with every column), a delete, and a move
-from another key each begin a life; a partial image extends the current one. Only the last life of a key counts, merged
-column by column. A key without partial images needs no lives: its latest row is its state.
+The rows of a key are divided into **lives**, which are runs of consecutive changes. A complete image, a delete, and a
+move from another key each begin a life. A partial image belongs to the life before it. The state of a key is its last
+life, with the images merged column by column. A key without partial images needs no lives: its latest row is its state.
 
-This module folds Arrow tables in one process. It is the specification, and it folds every range that takes less time
-than a Spark job takes to start. `spark_fold` is the same fold as a Spark plan for larger ranges; property tests compare
-the two.
+This module folds Arrow tables in one process and is the specification. It folds the ranges for which a Spark job would
+take longer to start. `spark_fold` does the same as a Spark plan for larger ranges; property tests compare the two.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ _LOG_ORDER: Final = [("position", "ascending"), ("ordinal", "ascending")]
 
 
 def fold(rows: pa.Table, *, sink: str) -> pa.Table:
-    """Log rows of one range, whole transactions, in any order → FOLDED_ARROW, in any order.
+    """Fold the log rows of whole transactions, in any order, to FOLDED_ARROW rows in any order.
 
-    Rows addressed to another sink are ignored. Rows before the last `t` of their relation, or before the
-    generation that a `g` ends, are removed.
+    The fold ignores rows addressed to another sink. It removes rows before the last truncate (`t`) of their relation,
+    and rows before the start of the last full copy that a `g` row ends.
     """
     rows = filter_rows(rows, addressed_to(rows["address"], sink))
     is_row = pc.is_in(rows["op"], _ROWS)
@@ -68,7 +67,7 @@ def fold(rows: pa.Table, *, sink: str) -> pa.Table:
 
 
 def latest_per_key(rows: pa.Table) -> pa.Table:
-    """Rows with `text` → the latest of each (relation, text)."""
+    """Return the latest row of each key: of each (relation, `text`), where `text` is the joined key."""
     ordered = rows.select(["relation", "text", "position", "ordinal"]).append_column("row", _numbers(rows.num_rows))
     if not _is_ordered(rows):  # pyarrow sorts stably and groups in the order of the rows
         ordered = ordered.sort_by(_LOG_ORDER)
@@ -81,12 +80,12 @@ def latest_per_key(rows: pa.Table) -> pa.Table:
 
 
 def filter_rows(rows: pa.Table, wanted: pa.ChunkedArray) -> pa.Table:
-    """The wanted rows; without a copy when all are wanted, which is the usual case."""
+    """Return the rows whose entry in `wanted` is true; if all are true, return the table itself without a copy."""
     return rows if pc.all(wanted, min_count=0).as_py() else rows.filter(wanted)
 
 
 def _is_ordered(rows: pa.Table) -> bool:
-    """Whether rows are in the order of the log, as rows of one table are when read from it."""
+    """Return whether the rows are sorted by (position, ordinal)."""
     position, ordinal = rows["position"].to_numpy(), rows["ordinal"].to_numpy()
     later, same = position[1:] > position[:-1], position[1:] == position[:-1]
     return bool((later | (same & (ordinal[1:] >= ordinal[:-1]))).all())
@@ -97,14 +96,20 @@ def _numbers(count: int) -> pa.Array:
 
 
 def remove_fenced_rows(images: pa.Table, controls: pa.Table) -> pa.Table:
-    """The images that no `t` and no `g` among the control rows has removed."""
+    """Return the row images without those that a truncate or the end of a full copy removes.
+
+    controls: the control rows of the range, with its truncates (`t`) and ends of full copies (`g`).
+    """
     fences: dict[int, Fence] = {}
     add_fences(fences, fence_rows(controls))
     return images.filter(pc.invert(is_fenced(images, fences))) if fences else images
 
 
 def split_keyless(images: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """(rows of tables with a key, with a column `text` that joins its parts; rows of tables without a key)."""
+    """Split images into rows of tables with a key and rows of tables without one, in this order.
+
+    The first table gets a column `text`, which joins the values of the key.
+    """
     has_key = pc.is_valid(images["key"])
     keyed = filter_rows(images, has_key)
     # Postgres text never contains a NUL
@@ -112,7 +117,10 @@ def split_keyless(images: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def split_partial(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """(rows of keys that have only full images and deletes; rows of all other keys, which are few)."""
+    """Split rows into those of keys without partial images, and those of keys that partial images involve.
+
+    The second table contains every row of a key with a partial image, and of a key from which such an image moved.
+    """
     partial = keyed.filter(keyed["partial"])
     if not partial.num_rows:
         return keyed, partial
@@ -127,7 +135,7 @@ def split_partial(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def _to_state(latest: pa.Table) -> pa.Table:
-    """Latest rows of keys → their state, without the image of a deleted row."""
+    """Convert the latest row of each key to a FOLDED_ARROW row; a deleted row has no image."""
     is_delete = pc.equal(latest["op"], Operation.DELETE.value)
     deleted = latest.filter(is_delete)
     deleted = deleted.set_column(
@@ -162,24 +170,24 @@ def _image_type() -> pa.DataType:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The current life of a key, from the rows so far."""
+    """The merged changes of one key since its last complete image, delete or move from another key."""
 
     row: Mapping[str, Any]
-    """The latest row."""
+    """The latest log row of the key."""
     is_deleted: bool
-    """Whether the latest row is a delete."""
+    """Whether the latest log row is a delete."""
     image: Mapping[int, str | None] = field(default_factory=dict)
     complete: bool = True
     """Whether the image has every column."""
     base: Sequence[str | None] | None = None
-    """The key of the row in the target before the range; None: its own key."""
+    """The key that the row had in the target before the range; None: the key did not change."""
 
     def with_partial(self, row: Mapping[str, Any]) -> Life:
-        """The life after a partial image; incomplete after a delete, which a valid log does not contain."""
+        """Return the life after a partial image of the same key."""
         return Life(row, False, {**self.image, **_image(row)}, self.complete and not self.is_deleted, self.base)
 
     def with_move(self, row: Mapping[str, Any]) -> Life:
-        """The life of the new key after a key change with a partial image."""
+        """Return the life of the new key, after a partial image moved the row from this life's key."""
         if self.is_deleted:  # a deleted row cannot have moved: the columns of an invalid log are not guessed
             return Life(row, False, _image(row), False, row["old_key"])
         base = None if self.complete else self.base or row["old_key"]
@@ -187,17 +195,17 @@ class Life:
 
 
 def null_base(key: Sequence[str]) -> list[None]:
-    """The base of a row that no row of the target can complete."""
+    """Return a list of nulls as the `base` of a row that no row of the target can complete."""
     return [None] * len(key)
 
 
 def has_base_key(bases: pa.ChunkedArray) -> pa.Array:
-    """Which bases name a key: neither null nor `null_base`; bool."""
+    """Return, as one bool per base, whether the base is a key: neither null nor the result of `null_base`."""
     return pc.list_element(bases.combine_chunks(), 0).is_valid()
 
 
 def fold_lives(rows: pa.Table) -> pa.Table:
-    """Rows of keys with partial images → FOLDED_ARROW, folded row by row in the order of the log."""
+    """Fold the rows of keys with partial images, one by one in the order of the log, to FOLDED_ARROW rows."""
     lives: dict[tuple[int, tuple[str, ...]], Life] = {}
     before_delete: dict[tuple[int, tuple[str, ...]], tuple[Life | None, tuple[int, int]]] = {}
     for row in _in_order(rows):

@@ -18,37 +18,37 @@ _CONTROL: Final = ["committed_at", "relation", "op", "position", "ordinal", "pay
 
 @dataclass(frozen=True, slots=True)
 class ControlEvents:
-    """Control events of one relation in a range."""
+    """The schema changes, truncates and ends of full copies of one relation in a range."""
 
     schema: TableSchema | None = None
     """The latest schema in the range; None if it did not change."""
     truncated: tuple[int, int] | None = None
-    """(position, ordinal) of the last truncate."""
+    """(position, ordinal) of the last truncate; None if there was none."""
     generation: int | None = None
-    """Start position of the last completed full copy; None: no copy was completed."""
+    """Start position of the last full copy that ended in the range; None if none ended."""
     endings: tuple[GenerationEnd, ...] = ()
-    """Every truncate and every end of a full copy, in order."""
+    """Every truncate and every end of a full copy, by position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The end of a batch."""
+    """The position at which a batch ends."""
 
     position: int
     committed_at: int
-    """µs UTC; 0 if unknown."""
+    """Commit time of the transaction at that position in µs since 1970 UTC; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedBatch:
-    """One folded range on the driver."""
+    """The folded rows of one range of the log, in the memory of the driver."""
 
     images: pa.Table
-    """FOLDED_ARROW rows with op u or d; for tables with history, every change (pipelines.folding.every_change)."""
+    """FOLDED_ARROW rows with op `u` or `d`; for targets with history, one row per change."""
     controls: Mapping[int, ControlEvents] = field(default_factory=dict)
-    """By relation."""
+    """Relation → its control events in the range."""
     since: int = 0
-    """For tables with history: changes up to this position are folded to their result, later ones are single rows."""
+    """For targets with history: `images` has the latest state of keys up to this position, and single changes after."""
 
     @property
     def relations(self) -> list[int]:

@@ -31,7 +31,7 @@ def net_changes(images: pa.Table, schema: TableSchema) -> pa.Table:
 
 
 def image_texts(images: pa.Table, schema: TableSchema) -> pa.Array:
-    """One text per image: the same for equal rows, and rarely for different ones."""
+    """Return one text per row image; equal images have equal texts, and different images almost always differ."""
     columns = text_columns(images, schema)
     return pc.binary_join_element_wise(*columns, "\0", null_handling="replace", null_replacement="")
 
@@ -42,7 +42,7 @@ def keep_latest_per_id(rows: pa.Table, ids: np.ndarray, wanted: np.ndarray) -> p
 
 
 def row_ids(columns: Iterable[pa.Array | pa.ChunkedArray], rows: int) -> np.ndarray:
-    """One int64 per row: equal for rows whose columns are all equal, bit by bit and including nulls."""
+    """Number the rows; rows get the same number if all of their columns are equal, including nulls."""
     ids = np.zeros(rows, np.int64)
     for column in columns:
         values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -57,7 +57,7 @@ def row_ids(columns: Iterable[pa.Array | pa.ChunkedArray], rows: int) -> np.ndar
 
 
 def _ranks(groups: np.ndarray, rows: pa.Table) -> np.ndarray:
-    """For each row, the number of later rows in its group."""
+    """Return, for each row, how many rows of its group are later by (position, ordinal)."""
     sort_keys = (-rows["ordinal"].to_numpy(), -rows["position"].to_numpy(), groups)
     order = np.lexsort(sort_keys)
     begins = np.flatnonzero(np.diff(groups[order], prepend=-1))

@@ -1,4 +1,4 @@
-"""Statistics of a range that the fold needs in advance, read from narrow columns in milliseconds."""
+"""Range statistics: facts about a range of the log that the fold needs first, read from a few small columns."""
 
 from __future__ import annotations
 
@@ -22,24 +22,28 @@ _MOVED: Final = ["relation", "key", "old_key", "position", "ordinal"]
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The latest truncate and generation end of one relation in a range: earlier rows are removed."""
+    """The latest truncate and the latest completed full copy of one relation in a range; both remove earlier rows."""
 
     position: int = -1
+    """Position of the latest truncate; -1 if there is none."""
     ordinal: int = -1
-    """Of the latest truncate."""
+    """Ordinal of the latest truncate; -1 if there is none."""
     generation: int = -1
-    """Start position of the latest completed full copy."""
+    """Start position of the latest full copy that ended in the range; -1 if there is none."""
 
     def with_truncate(self, order: tuple[int, int]) -> Fence:
-        """The fence after a truncate at (position, ordinal)."""
+        """Return the fence with a truncate at `order`, a pair of position and ordinal."""
         return Fence(*max(order, (self.position, self.ordinal)), self.generation)
 
     def with_generation(self, began: int) -> Fence:
-        """The fence after a full copy that began at this position."""
+        """Return the fence with a completed full copy that began at this position."""
         return Fence(self.position, self.ordinal, max(began, self.generation))
 
     def hides(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Which rows of the relation, with `position` and `ordinal`, are removed."""
+        """Return, as one bool per row, whether the truncate or the full copy removes the row.
+
+        rows: rows of the fence's relation, with the columns `position` and `ordinal`.
+        """
         return _is_before(rows, self.position, self.ordinal, self.generation)
 
 
@@ -48,19 +52,23 @@ class RangeStatistics:
     """Facts about a range that decide how it is folded."""
 
     partial: bool = False
-    """Whether it has partial images; if not, the latest row of a key is its state."""
+    """Whether the range has partial images; if not, the latest row of a key is its state."""
     moves: bool = False
-    """Whether it has key changes with partial images."""
+    """Whether the range has partial images that change the key of their row."""
     fences: Mapping[int, Fence] = field(default_factory=dict)
-    """By relation; relations without `t` and `g` are absent."""
+    """Relation → its latest truncate and completed full copy, for each relation that has one in the range."""
     links: int | None = None
-    """Upper bound of the length of a chain of partial key changes a → b → c; None if not counted."""
+    """Maximum number of times that partial images changed the key of one row, as in a → b → c; None if not counted."""
     keyless: bool = False
-    """Whether it has rows of tables without a key."""
+    """Whether the range has rows of tables without a key."""
 
 
 def collect_statistics(tables: Iterable[pa.Table], *, sink: str) -> RangeStatistics:
-    """Collect the statistics of a range without Spark: tables have its STATISTICS_COLUMNS, in any order."""
+    """Return the statistics of a range, computed without Spark.
+
+    tables: the log rows of the range in any order, with the columns STATISTICS_COLUMNS. sink: the name of the sink;
+    rows addressed to other sinks are ignored.
+    """
     partial = keyless = False
     fences: dict[int, Fence] = {}
     moved: list[dict[str, Any]] = []
@@ -75,17 +83,17 @@ def collect_statistics(tables: Iterable[pa.Table], *, sink: str) -> RangeStatist
 
 
 def addressed_to(address: pa.ChunkedArray, sink: str) -> pa.ChunkedArray:
-    """Which rows are for a sink: those without an address, and those of a backfill for this sink."""
+    """Return, as one bool per row, whether the row is for this sink: it has no address, or the sink's address."""
     return pc.or_(pc.is_null(address), pc.fill_null(pc.equal(address, sink), False))
 
 
 def fence_rows(rows: pa.Table) -> list[dict[str, Any]]:
-    """The `t` and `g` rows, as dictionaries."""
+    """Return the truncates (`t`) and ends of full copies (`g`) among log rows, as dictionaries."""
     return rows.filter(pc.is_in(rows["op"], _FENCES)).select(_FENCE_COLUMNS).to_pylist()
 
 
 def add_fences(fences: dict[int, Fence], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add `t` and `g` rows to the fences by relation."""
+    """Update `fences`, which maps relations to fences, with truncates (`t`) and ends of full copies (`g`)."""
     for row in rows:
         fence = fences.get(row["relation"], Fence())
         if row["op"] == Operation.TRUNCATE:
@@ -95,7 +103,10 @@ def add_fences(fences: dict[int, Fence], rows: Iterable[Mapping[str, Any]]) -> N
 
 
 def is_fenced(rows: pa.Table, fences: Mapping[int, Fence]) -> pa.ChunkedArray:
-    """Which rows, with `relation`, `position` and `ordinal`, are removed; one pass over all relations."""
+    """Return, as one bool per row, whether the fence of the row's relation removes the row.
+
+    rows: rows with the columns `relation`, `position` and `ordinal`.
+    """
     which = pc.index_in(rows["relation"], pa.array(fences, pa.int64()))
     bounds = (
         pc.take(pa.array([getattr(fence, name) for fence in fences.values()], pa.int64()), which)
@@ -105,14 +116,17 @@ def is_fenced(rows: pa.Table, fences: Mapping[int, Fence]) -> pa.ChunkedArray:
 
 
 def _is_before(rows: pa.Table, position: Any, ordinal: Any, generation: Any) -> pa.ChunkedArray:
-    """Which rows precede a truncate or a generation; bounds are scalars, or arrays with one entry per row."""
+    """Return which rows precede the truncate at (position, ordinal), or the start `generation` of a full copy.
+
+    position, ordinal, generation: scalars, or arrays with one entry per row.
+    """
     at_truncate = pc.and_(pc.equal(rows["position"], position), pc.less(rows["ordinal"], ordinal))
     cleared = pc.or_(pc.less(rows["position"], position), at_truncate)
     return pc.or_(cleared, pc.less(rows["position"], generation))
 
 
 def _links(moved: list[dict[str, Any]]) -> int:
-    """Length of the longest chain of key changes; a change of a key that was itself a new key is one link."""
+    """Return the maximum number of key changes of one row, from the partial images that change a key."""
     depth: dict[tuple[int, tuple[str, ...]], int] = {}
     for row in sorted(moved, key=lambda row: (row["position"], row["ordinal"])):
         before = depth.get((row["relation"], tuple(row["old_key"])), 0)

@@ -1,11 +1,12 @@
 """The fold as a Spark plan: the same result as `fold`, for large ranges, on one machine or a cluster.
 
-The last life of a key needs only aggregates. Of partial images with the same columns the latest overrides the others,
-so the plan keeps one row per set of columns. Spark combines these rows before the shuffle and spills them if needed.
+A life is a run of changes of one key, see pipelines.folding.fold. Aggregates compute the last life of each key. Of
+several partial images with the same columns only the latest counts, so the plan keeps one row per set of columns. Spark
+combines these rows before the shuffle and spills them if needed.
 
-A life that begins with a partial key change misses columns of its old key. The plan looks them up in the range by
-iterated joins, one per link of a chain a → b → c. `base` names the key whose row in the target has the columns that
-the range does not contain.
+A life that begins with a partial image of a moved row does not have all columns of the old key. The plan looks for them
+in the range with one join per key change, so two joins for a → b → c. `base` is the key of the target row that has the
+columns which the range does not contain.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pipelines.folding.range_statistics import Fence, RangeStatistics, add_fence
 
 _IMAGE: Final = "map<int,string>"
 FOLDED: Final[StructType] = from_arrow_schema(FOLDED_ARROW)
-"""The same as Spark names it; what a frame's toArrow() returns casts to FOLDED_ARROW."""
+"""FOLDED_ARROW as a Spark schema."""
 
 _GROUP: Final = ("relation", "key", "apart")
 _FACTS: Final = ("position", "ordinal", "committed_at", "op", "after", "payload", "partial", "moved_from")
@@ -34,10 +35,10 @@ _MOVE: Final = ("moved_position", "moved_ordinal")
 
 
 def fold_frame(rows: DataFrame, *, sink: str, statistics: RangeStatistics | None = None) -> DataFrame:
-    """Fold a frame of log rows.
+    """Return the plan that folds a frame of log rows for a sink, as `fold` does.
 
-    Without statistics of the range a Spark job collects them first. Key changes with partial images start jobs while
-    the plan is built.
+    statistics: the statistics of the range; None: a Spark job collects them first. If partial images change keys, this
+    function also runs Spark jobs.
     """
     addressed = rows.where(_addressed(sink))
     known = statistics if statistics is not None else _collect_statistics(addressed)
@@ -57,7 +58,7 @@ def _by_key(remaining: DataFrame, known: RangeStatistics) -> DataFrame:
 
 
 def keep_latest(rows: DataFrame) -> DataFrame:
-    """Log rows without any partial image → FOLDED: the latest row of a key is its state."""
+    """Fold log rows without partial images to FOLDED rows: keep the latest row of each key."""
     latest, columns = _latest_columns()
     return _facts(rows).groupBy(*_GROUP).agg(latest).select(*columns)
 
@@ -77,7 +78,7 @@ def _is_keyless() -> Column:
 
 
 def _changes(rows: DataFrame) -> DataFrame:
-    """Rows of tables without a key → FOLDED: added rows as `u`, removed rows as `d`."""
+    """Convert rows of tables without a key to FOLDED rows: added rows get `u`, removed rows get `d`."""
     added = F.when(F.col("op") != Operation.DELETE.value, F.struct(F.lit("u").alias("op"), F.col("after")))
     removed = F.when(F.col("before").isNotNull(), F.struct(F.lit("d").alias("op"), F.col("before").alias("after")))
     change = F.explode(F.array_compact(F.array(added, removed))).alias("change")
@@ -127,7 +128,7 @@ def _after_fences(rows: DataFrame, fences: Mapping[int, Fence]) -> DataFrame:
 
 
 def _facts(rows: DataFrame) -> DataFrame:
-    """Log rows → the columns that the fold needs."""
+    """Select the columns of the log rows that the fold needs."""
     is_change, columns = _fact_columns()
     return rows.where(is_change).select(*columns)
 
@@ -152,7 +153,7 @@ def _fact_columns() -> tuple[Column, tuple[Column, ...]]:
 
 
 def _lives(facts: DataFrame) -> DataFrame:
-    """Facts → FOLDED with the position of the key change that `base` belongs to, the last life of each key merged."""
+    """Merge the last life of each key to a FOLDED row, with position and ordinal of the key change that set `base`."""
     stages = _life_stages()
     candidates = facts.groupBy(*_GROUP, stages.sent).agg(stages.row)
     keys = candidates.groupBy(*_GROUP).agg(stages.start, stages.rest)
@@ -220,14 +221,14 @@ def _compare_order(left: Column, right: Column) -> Column:
 
 
 def _overlay(older: Column, newer: Column) -> Column:
-    """The older image, overridden by the columns of the newer one."""
+    """Return the older image with the columns of the newer image laid over it."""
     return F.map_concat(F.map_filter(older, lambda column, _: ~F.map_contains_key(newer, column)), newer)
 
 
 def _with_bases(facts: DataFrame, links: int | None) -> DataFrame:
-    """_lives(facts) with the columns of every base looked up in the range, link by link of the longest chain.
+    """Return the folded rows of `_lives(facts)`, completed with the columns of their old keys as far as the range goes.
 
-    With a known number of links this costs one job; without, one more job per link tests whether it was the last.
+    links: maximum number of key changes of one row; None: a Spark job per key change tests whether another follows.
     """
     if links is None:
         facts = facts.localCheckpoint()
@@ -246,7 +247,10 @@ def _with_bases(facts: DataFrame, links: int | None) -> DataFrame:
 
 
 def _one_link(open_: DataFrame, facts: DataFrame) -> DataFrame:
-    """Lives with an open base → the same with its columns from the range; `moving` if that base has moved as well."""
+    """Complete folded rows with a `base` by the columns that the range has of that key.
+
+    The new column `moving` is true if the row of that key had also been moved from another key.
+    """
     asking = open_.select(F.col("relation").alias("in_relation"), F.col("key").alias("asker"), "base", *_MOVE)
     move = F.struct(*_MOVE)
     # the delete of the old key is the row just before the move and not part of the life that moved

@@ -47,7 +47,7 @@ class HistoryMerge:
         """Merge a batch whose rows are single changes, as pipelines.folding.every_change returns them.
 
         Raises MissingBase for a partial image without a base row, and ValueNotRepresentable for a value that the target
-        cannot represent. Raises HistoryTrimmed if the log lacks single changes after the position of the target.
+        cannot represent. Raises HistoryTrimmed if single changes after the target's position were trimmed.
         """
         images, done = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows, self.target.changed_upto
         self._check_not_trimmed(batch, images, done)

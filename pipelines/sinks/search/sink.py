@@ -1,11 +1,11 @@
-"""SearchSink: one tantivy index per sink, one commit per batch.
+"""Search sink: writes the tables of a sink into one tantivy index, with one commit per batch.
 
-`apply` reads and checks, and keeps what it will write in memory; `publish` writes rows, what is parked, and record
-in one commit of the index. So a crash anywhere leaves the index as it was at the last publication, and a
-batch may be applied again, shorter or longer, without a trace of the first try.
+`apply` checks a batch and stores its rows in memory. `publish` writes these rows, the parked rows and the published
+record in one commit of the index. So after a crash the index is as it was at the last publish, and the batch is applied
+again.
 
-Fence: the writer is held from `open` to `close`. Its lock is the operating system's (flock), so it goes
-with the process, kill -9 included, and a second driver on the machine is refused at `open`.
+The sink has the writer of the index from `open` to `close`. The writer has a file lock of the operating system (flock),
+which ends with the process. So `open` fails for a second driver on the same machine.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WRITER_BYTES: Final = 64 * 1024 * 1024
-"""tantivy's buffer before it writes a segment; its smallest is 15 MB per thread."""
+"""Bytes that tantivy buffers before it writes a file; the minimum is 15 MB per thread."""
 KEEP_ATTEMPTS: Final = 20
-"""Merges may remove files while they are being linked; each attempt starts from the index's newest state."""
+"""Maximum attempts to link the files of the index for `pin`; an attempt fails if tantivy removes a file meanwhile."""
 NO_ROWS: Final = pa.schema(
     [
         pa.field("op", pa.string()),
@@ -64,34 +64,33 @@ NO_ROWS: Final = pa.schema(
         pa.field("base", pa.list_(pa.string())),
     ]
 ).empty_table()
-"""The columns of a folded row that are read here, for a batch of control rows only."""
+"""A table without rows, for a batch that has only control rows; it has the columns that this module reads."""
 TEXT_TYPES: Final = frozenset({19, 25, 1042, 1043, 1009, 1015})
-"""name, text, char, varchar, text[], varchar[]; citext has no fixed OID and is known by its name."""
+"""OIDs of the Postgres types whose words are searched: text types and their arrays; citext is found by its name."""
 
 log = structlog.get_logger("apply")
 
 
 @dataclass(frozen=True, slots=True)
 class PendingTable:
-    """What one table's batch will write: deletions first, then the rows."""
+    """The batch of one table that `publish` will write: first its deletions, then its rows."""
 
     schema: TableSchema
     upto: int
     erase_all: bool
     erase_below: int | None
     rows: pa.Table
-    """FOLDED_ARROW, only rows the index does not have yet."""
+    """The FOLDED_ARROW rows of the batch that the index does not have yet."""
     completed: Mapping[int, Mapping[int, str | None] | None] = field(default_factory=dict)
-    """Row number → whole image, for rows whose image came without its unchanged TOAST columns; None: no row."""
+    """Row number → complete image, for rows with a partial image; None if the row is not written."""
 
 
 class SearchSink:
-    """A Sink (pipelines/sinks/contract.py) whose target is a tantivy index.
+    """Implements pipelines.sinks.contract.ParkingSink; the target of all tables is one tantivy index.
 
-    Effectively once: rows are placed by key and table position. Tables without a key are refused, for
-    a document needs a name; the one row that is refused alone is a partial image whose base is not there.
-    `fields` are the columns whose words can be searched; empty means every column of a text type.
-    `dead_letters` says how much of a table may be parked.
+    A batch that is applied twice has the effect of one. The sink refuses tables without a key, because each document
+    needs an id. It parks only partial images without a base row. fields: names of the columns whose words can be
+    searched; empty means every column of a text type. dead_letters: how many rows of a table may be parked.
     """
 
     parallel = 1
@@ -112,13 +111,13 @@ class SearchSink:
         self._pending: dict[int, PendingTable] = {}
 
     def attach(self, spark: SparkSession) -> None:
-        """Nothing: an index is written on the driver alone."""
+        """Ignore the Spark session, because the driver alone writes the index."""
 
     def open(self, log_id: str) -> Published | None:
-        """Take the writer and return the record of the last publication; what was applied after it is forgotten.
+        """Open the index for writing and return its published record, None if nothing was published.
 
-        Raises SinkUnavailable while another driver holds the index, SinkOfAnotherLog for an index
-        of another log or another layout.
+        Batches that were applied and not published are dropped. Raises SinkUnavailable if another process has the
+        writer of the index, and SinkOfAnotherLog for an index of another log or with another layout.
         """
         self.close()
         self._path.mkdir(parents=True, exist_ok=True)
@@ -154,7 +153,7 @@ class SearchSink:
         return 0
 
     def find_refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
-        """See ParkingSink.find_refused: of texts an index takes every one, so these are the rows without a base."""
+        """Return the partial images of the batch without a base row, not many more than `limit`; see ParkingSink."""
         if batch.rows is None or batch.is_copying:
             return []
         lacking = (number for number, base in self._bases(batch.schema, batch.rows) if base is None)
@@ -162,11 +161,11 @@ class SearchSink:
         return [RefusedRow(number, _no_base(batch.schema, batch.rows, number)) for number in found]
 
     def apply(self, batch: TableBatch) -> TableRecord:
-        """Check and remember one table's batch; a table that already stands at its end is left alone.
+        """Check the batch of one table, store it in memory until `publish`, and return the table's new record.
 
-        Raises MissingBase for a row whose unsent columns the index does not have, SchemaNotApplicable for
-        a table without a key; both concern this table alone, whose documents then stay as they are.
-        Several tables may be applied at once, from several threads.
+        A table that is already at the end of the batch, or has failed before it, keeps its record. Raises MissingBase
+        for a partial image without a base row, and SchemaNotApplicable for a table without a key. The documents of the
+        table then stay as they are.
         """
         relation = batch.schema.relation
         stands = self._stands(relation)
@@ -194,10 +193,10 @@ class SearchSink:
         )
 
     def publish(self, record: Published) -> None:
-        """Write what was applied and the record in one commit.
+        """Write the applied batches, their parked rows and the record in one commit of the index.
 
-        A table that the record does not list at its new position was given up by the driver: its rows
-        are not written. Raises SinkUnavailable, and the index is then as before.
+        A batch is not written if the record has its table at a lower position than the end of the batch. Raises
+        SinkUnavailable if the commit fails; the index is then unchanged. Raises SinkFenced if another driver published.
         """
         writer = self._held_writer()
         self._held_index().reload()
@@ -219,7 +218,7 @@ class SearchSink:
         self._record, self._published = content.encode(), record
 
     def pin(self, record: Published) -> str:
-        """Make the last publication readable later; returns the directory of its hard-linked copy."""
+        """Keep the published cut readable; returns the directory with hard links to the files of the index."""
         cut = self._cuts / str(record.position)
         shutil.rmtree(cut, ignore_errors=True)
         for _ in range(KEEP_ATTEMPTS):
@@ -232,17 +231,17 @@ class SearchSink:
         )
 
     def release(self, handle: str) -> None:
-        """Forget a kept cut; one that is gone already is fine."""
+        """Remove the directory that `pin` returned, if it still exists."""
         shutil.rmtree(handle, ignore_errors=True)
 
     def close(self) -> None:
-        """Give the writer back; what was applied and not published is forgotten."""
+        """Release the writer of the index; applied batches that were not published are dropped."""
         self._pending.clear()
         if self._writer is not None:
-            # an index that was removed under its driver has nothing to go back to
+            # rollback fails if the directory of the index was removed
             with suppress(ValueError, OSError):
                 self._writer.rollback()
-        # the lock goes with the writer object: tantivy-py has no other way to release it
+        # deleting the writer object releases its lock; tantivy-py has no other way
         self._writer = None
         self._index = None
 
@@ -305,7 +304,10 @@ class SearchSink:
         return rows
 
     def _are_new(self, relation: int, rows: pa.Table, floor: int) -> pa.ChunkedArray:
-        """Which rows the index does not have: those behind the floor, and parked ones that are tried again."""
+        """Return, as one bool per row, whether the index does not have the row yet.
+
+        These are the rows after position `floor`, and parked rows that are tried again.
+        """
         behind, held = pc.greater(rows["position"], floor), self.parked.rows_of(relation)
         if not held or pc.all(behind).as_py():
             return behind
@@ -317,14 +319,14 @@ class SearchSink:
         return pc.or_(behind, pa.chunked_array([parked], pa.bool_()))
 
     def _bases(self, schema: TableSchema, rows: pa.Table) -> Iterator[tuple[int, bytes | None]]:
-        """Of every incomplete upsert its number, and the stored image of its base as it is before this batch."""
+        """Yield, for each partial image, its row number and the stored image of its base row; None if there is none."""
         columns = zip(*(rows[c].to_pylist() for c in ("op", "complete", "key", "base")), strict=True)
         for number, (op, complete, key, base) in enumerate(columns):
             if op == "u" and not complete:
                 yield number, self._stored(document_id(schema.relation, base if base is not None else key))
 
     def _complete(self, batch: TableBatch, rows: pa.Table) -> dict[int, dict[int, str | None] | None]:
-        """Whole images of the incomplete upserts."""
+        """Return row number → complete image, for the partial images; None if the base row is not copied yet."""
         schema, completed = batch.schema, dict[int, dict[int, str | None] | None]()
         for number, stored in self._bases(schema, rows):
             if stored is None and batch.is_copying:
@@ -369,7 +371,7 @@ class SearchSink:
 
 
 def _is_listed(record: Published, pending: PendingTable) -> bool:
-    """Whether a record has a table where its batch brought it."""
+    """Return whether the record has the table at the end of its pending batch, or later."""
     listed = record.tables.get(pending.schema.relation)
     return listed is not None and listed.position >= pending.upto
 
@@ -380,7 +382,7 @@ def _no_base(schema: TableSchema, rows: pa.Table, number: int) -> MissingBase:
 
 
 def _refuses(stands: TableRecord, batch: TableBatch) -> bool:
-    """Whether a failed table would miss what came between its position and the batch."""
+    """Return whether the table has failed at a position before the start of the batch."""
     return stands.state == TargetState.FAILED and batch.after > stands.position
 
 
@@ -403,7 +405,7 @@ def _document(
     texts = {c.name: text for c in searched if (text := image.get(c.id)) is not None}
     for text in texts.values():
         document.add_text("_text", text)
-    # tantivy reads a text that begins like an RFC 3339 time as one, and panics at one beyond its calendar
+    # tantivy parses a text that begins like an RFC 3339 time, and panics if the time is out of its range
     document.add_json("_fields", {name: f" {text}" for name, text in texts.items()})
     return document
 
@@ -417,7 +419,7 @@ def _replace_reserved(writer: tantivy.IndexWriter, identity: str, content: str) 
 
 
 def _linked(index: Path, cut: Path) -> bool:
-    """Link the index's committed files; False when a merge took one away meanwhile."""
+    """Link the committed files of the index into `cut`; return False if tantivy removed one of them meanwhile."""
     meta = (index / "meta.json").read_bytes()
     segments = {segment["segment_id"].replace("-", "") for segment in json.loads(meta)["segments"]}
     try:
@@ -432,19 +434,19 @@ def _linked(index: Path, cut: Path) -> bool:
 
 
 class DeadLetterDocuments:
-    """The contract is pipelines.sinks.contract.ParkedRows.
+    """Implements pipelines.sinks.contract.ParkedRows: the parked rows of a search sink, as documents of its index.
 
-    An index has one commit for rows, record and what is parked, so that none of them is ever there without the others:
-    what `settle` says is in memory, as the rows are, until `put` hands it to the writer that publishes.
+    One commit of the index writes rows, published record and parked rows together. So changes of the parked rows stay
+    in memory until SearchSink.publish calls `put`.
     """
 
     def __init__(self) -> None:
         self._stored: dict[int, Mapping[Key, ParkedRow]] = {}
-        """As the index has it."""
+        """Relation → its parked rows as the index has them."""
         self._held: dict[int, Mapping[Key, ParkedRow]] = {}
 
     def load(self, stored: Mapping[int, Mapping[Key, ParkedRow]]) -> None:
-        """Begin with what the index has; what was settled and never published is forgotten."""
+        """Start with the parked rows that the index has, by relation and key; unpublished changes are dropped."""
         self._stored, self._held = dict(stored), dict(stored)
 
     def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
@@ -452,14 +454,14 @@ class DeadLetterDocuments:
         return self._held.get(relation, {})
 
     def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
-        """See ParkedRows.write: nothing yet, for the rows of the batch are not durable before `publish` either."""
+        """Do nothing, because the entries become durable in `publish`, together with the rows of the batch."""
 
     def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
         """See ParkedRows.confirm."""
         self._held[relation] = rows
 
     def put(self, writer: tantivy.IndexWriter, relation: int) -> None:
-        """Write what became of a table's parked rows since the last commit."""
+        """Add to the writer how the parked rows of a table changed since the last commit."""
         stored, held = self._stored.get(relation, {}), self.rows_of(relation)
         for key in stored.keys() | held.keys():
             row = held.get(key)
@@ -470,7 +472,7 @@ class DeadLetterDocuments:
                 writer.add_document(_parked_document(row))
 
     def committed(self, relations: Iterable[int]) -> None:
-        """What was put of these tables is durable."""
+        """Record that the commit with the parked rows of these tables succeeded."""
         self._stored |= {relation: self.rows_of(relation) for relation in relations}
 
 
