@@ -404,9 +404,10 @@ def _compact(target: DeltaTarget, ordering: ZOrdering) -> int:
 
 
 def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
-    """Set properties of a target so that other writers do not clean up its `_delta_log`, and so that a VACUUM by
-    another client keeps removed files as long as the sink does. A retention for removed files that is already set
-    stays.
+    """Set properties of a target: no other writer cleans up its `_delta_log`, and a VACUUM by another client spares
+    recently removed files.
+
+    A retention of removed files that is already set stays as it is.
     """
     if unsupported_features(target.table):
         return

@@ -3,8 +3,9 @@
 The sink opens and recovers the targets, passes each batch to the keeping strategy of its table, and publishes. The
 docstring of the package lists the functions that process a batch.
 
-The guarantee is effectively once. If two drivers write to the sink, `publish` refuses the second one. Between two
-publishes, on a store in which Spark cannot fence (local, S3), only the lease keeps a second driver from writing.
+The guarantee is effectively once. If two drivers write to the sink, `publish` refuses the second one. On a local or S3
+store, Spark cannot detect a commit that another driver makes at the same time. There, between two publishes, only the
+lease keeps a second driver from writing.
 """
 
 from __future__ import annotations

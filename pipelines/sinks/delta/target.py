@@ -274,15 +274,15 @@ class DeltaTarget:
 
     @property
     def changed_upto(self) -> int:
-        """The position up to which all changes are in the target; 0 if there are none. The truncates and finished
+        """The position up to which all changes are in the target; 0 if no range was merged. The truncates and finished
         copies up to this position may not have removed their rows yet.
         """
         return max(self.applied or 0, self.transaction(ROWS) or 0)
 
     @property
     def is_untouched(self) -> bool:
-        """Whether the target never had a row or a position, so that its columns may change freely. Always false for a
-        table's part of a shared target.
+        """Whether the target has no rows and no recorded position, so that its columns may change freely. Always false
+        for a table's part of a shared target.
         """
         if not self.part.has_own_columns or self.files()[0]:
             return False
