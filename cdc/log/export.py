@@ -128,7 +128,7 @@ def _wanted(rows: pa.Table, selected: ExportRange) -> pa.Table:
 
 @contextmanager
 def _draft(out: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `out`. Rename it to `out` after the block, or remove it if the block fails."""
+    """Yield a temporary path in the directory of `out`. Rename it to `out` after the block, or remove it on failure."""
     if out.exists():
         raise ConfigError(f"{str(out)!r} already exists", remedy="name a path that does not exist yet")
     if not out.parent.is_dir():

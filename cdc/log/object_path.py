@@ -34,7 +34,7 @@ REQUEST_LIMITS: Final[dict[str, str]] = {
     "timeout": "30s",
     "connect_timeout": "5s",
 }
-"""Time limits and number of retries of one request. A caller that can wait longer retries by itself."""
+"""Time limits and number of retries of one request. A caller that can wait longer repeats the request."""
 CLIENT: Final = frozenset({"allow_http", "timeout", "connect_timeout"})
 """Names of the options of the HTTP client; all other options belong to the store."""
 
@@ -68,7 +68,7 @@ class BucketPath:
     bucket: str
     """URL of the bucket with the scheme, such as `s3://lake`."""
     key: str
-    """Key inside the bucket, without slashes at both ends; "" for the bucket itself."""
+    """Key inside the bucket, without slashes at both ends; "" for the whole bucket."""
     options: Options = field(default=(), repr=False)
 
     def __str__(self) -> str:

@@ -132,7 +132,7 @@ def _describe_row_group(parquet: pq.ParquetFile, number: int, reason: str) -> Un
 def _column(parquet: pq.ParquetFile, number: int, name: str) -> pa.ChunkedArray | None:
     """Return the values of a column of one row group.
 
-    Return None if the column cannot be read, has fewer values than the group has rows, or lacks required values.
+    Return None if the column cannot be read, or if values are missing.
     """
     try:
         found = parquet.read_row_group(number, columns=[name], use_threads=False)[name]

@@ -44,9 +44,9 @@ class SegmentSummary:
     last: Position
     """Last position in the segment."""
     began_at: datetime | None
-    """Earliest commit time in the segment, truncated to milliseconds; None if the statistics lack it."""
+    """Earliest commit time in the segment, truncated to milliseconds; None without statistics."""
     ended_at: datetime | None
-    """Latest commit time in the segment, truncated to milliseconds; None if the statistics lack it."""
+    """Latest commit time in the segment, truncated to milliseconds; None without statistics."""
 
 
 def newest_rows(log: LogReader, wanted: Wanted, count: int, operations: frozenset[str] = frozenset()) -> pa.Table:

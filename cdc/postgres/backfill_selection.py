@@ -1,10 +1,10 @@
-"""Checks of the rows that a person selects for a backfill: a list of keys, or a predicate in the source's SQL.
+"""Checks of the rows that a person selects for a backfill: a list of keys, or a condition in the source's SQL.
 
-**Keys.** The text of a key may differ from what the server prints: `007` is the integer 7. A key has a row if the
-server considers the two equal, in the column's type and collation.
+**Keys.** The text of a key may differ from what Postgres prints: `007` is the integer 7. A key has a row if Postgres
+considers the two equal, in the column's type and collation.
 
-**Predicates** must have no side effects. The server checks that by the volatility of the functions it calls.
-Evaluating the predicate on rows would cause the side effects, and would prove nothing if no row reaches the function. A
+**Conditions** must have no side effects. Postgres checks that by the volatility of the functions that they call. To
+evaluate the condition on rows would cause the side effects, and would prove nothing if no row reaches the function. A
 read-only transaction with a time limit protects against functions with a wrong volatility declaration.
 """
 
@@ -32,12 +32,18 @@ _TYPES: Final = """
     WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
 """
 _INVALID: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError, UnicodeError)
-"""Errors for a text that is invalid for its column's type or domain."""
+"""Exceptions of psycopg for a text that is invalid for its column's type or domain."""
 PLANNED_WITHIN: Final = 10.0
-"""Seconds that planning may take. It takes milliseconds, but the planner evaluates constant expressions."""
+"""Maximum seconds for planning a condition.
+
+Planning takes milliseconds, but the planner also evaluates constant expressions.
+"""
 READ_WITHIN: Final = 3600.0
-"""Seconds that reading one chunk may take: a scan of several hundred GB. The snapshot delays VACUUM at the source for
-that time, and the watermark window of a busy table overflows in longer reads anyway."""
+"""Maximum seconds for reading one chunk with a condition; enough to scan several hundred GB.
+
+The snapshot delays VACUUM at the source for that time. A longer read would fail anyway, because the watermark window of
+a busy table would overflow.
+"""
 _PLAN: Final = "EXPLAIN SELECT FROM {} WHERE CASE WHEN {} THEN true END"
 # the server merges a query in WITH into its outer one unless it is volatile or locks rows (the manual's section on
 # WITH queries, "Common Table Expression Materialization")
@@ -46,7 +52,10 @@ _VOLATILE: Final = "SELECT DISTINCT proname FROM pg_proc WHERE provolatile = 'v'
 _CALLED: Final = re.compile(r"(\w+)\"?\s*\(")
 _READ_ONLY: Final = "(25006)"
 _CANCELED: Final = "(57014)"
-"""SQLSTATEs at the end of messages; the server's text may be in any language."""
+"""End of the message of a canceled statement, as `_READ_ONLY` of a refused write: the SQLSTATE in parentheses.
+
+The text of the message itself may be in any language.
+"""
 _WRITE_AS_WHERE: Final = "write the predicate as the source's SQL expects it after WHERE"
 _USE_STABLE: Final = (
     "use STABLE or IMMUTABLE functions, for example now() instead of clock_timestamp(); declare your own function that "
@@ -56,7 +65,10 @@ _SELECT_FEWER: Final = "select fewer rows: a range of keys (--keys FROM..TO), or
 
 
 def check_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key]) -> None:
-    """Raise ConfigError, which names the key, if a key is invalid for the table's key columns; reads no rows."""
+    """Raise ConfigError, with the key in its message, if a key is invalid for the table's key columns.
+
+    The check reads no rows.
+    """
     with map_errors():
         key_list = _KeyList(conn, schema)
         reason = key_list.error(keys)
@@ -73,7 +85,7 @@ def check_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key
 
 
 def missing_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key], publication: str) -> list[Key]:
-    """Distinct keys without a row that the publication sends, in the text form of the stream."""
+    """Return the keys for which the publication sends no row, distinct and in the text form of the stream."""
     with map_errors():
         equal = [
             sql.SQL("{} = {}").format(sql.Identifier(column.name), sql.Identifier("_listed", f"k{place}"))
@@ -89,7 +101,7 @@ def missing_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[K
 
 
 class _KeyList:
-    """Keys of one table as an SQL query."""
+    """Builds and runs SQL queries over a list of keys of one table."""
 
     def __init__(self, conn: psycopg.Connection, schema: TableSchema) -> None:
         self._conn = conn
@@ -99,7 +111,11 @@ class _KeyList:
         self._types = [types[column.name] for column in schema.key]
 
     def query(self, keys: Sequence[Key]) -> sql.Composed:
-        """SELECT of each value in its column's type without modifier, with modifier, and whether the two are equal."""
+        """Return a SELECT with one row per key.
+
+        The row has each value in its column's type without modifier, then each value with modifier, then whether they
+        are equal.
+        """
         places = range(len(self._types))
         arrays = sql.SQL(", ").join(
             sql.SQL("{}::text[]").format(sql.Literal([key[place] for key in keys])) for place in places
@@ -114,7 +130,7 @@ class _KeyList:
         return sql.SQL("SELECT _listed.*, {} FROM ({}) AS _listed").format(same, values)
 
     def error(self, keys: Sequence[Key]) -> str | None:
-        """The server's error message for one of the keys; None if all are valid."""
+        """Return the error message of Postgres for one of the keys; None if all keys are valid."""
         try:
             with self._conn.transaction():
                 self._conn.execute("SET TRANSACTION READ ONLY")
@@ -132,7 +148,10 @@ class _KeyList:
 
 
 def _texts(conn: psycopg.Connection, query: sql.Composed) -> list[list[str]]:
-    """The rows in the form of their types' output functions, which can differ from a cast to text."""
+    """Return the rows of a query as text from the output functions of the types.
+
+    This text can differ from a cast to text.
+    """
     result = conn.execute(query, prepare=False).pgresult
     assert result is not None  # noqa: S101 - it was executed
     fields = range(result.nfields)
@@ -140,7 +159,7 @@ def _texts(conn: psycopg.Connection, query: sql.Composed) -> list[list[str]]:
 
 
 def _as_printed(value: Sequence[str]) -> str:
-    """The value with the column's modifier if that does not change it; otherwise the value without it."""
+    """Return the value with the column's type modifier if that does not change it; otherwise without the modifier."""
     bare, whole, same = value
     return whole if same == "t" else bare
 
@@ -148,11 +167,12 @@ def _as_printed(value: Sequence[str]) -> str:
 def check_predicate(
     conn: psycopg.Connection, schema: TableSchema, where: str, *, within: float = PLANNED_WITHIN
 ) -> None:
-    """Raise ConfigError if planning the predicate fails or takes more than `within` seconds, or if it is volatile.
+    """Raise ConfigError if the condition is invalid, volatile, or not planned within `within` seconds.
 
-    Runs nothing but the planner's constant folding. The predicate is parsed between keywords, where unbalanced
-    parentheses and comments that hide the following text are syntax errors, so it cannot escape from parentheses in
-    later queries. Raises SourceUnreachable while another session has locked the table, or if the connection breaks.
+    Postgres only plans the condition and evaluates constant expressions. The condition is parsed between keywords.
+    Unbalanced parentheses there, and comments that hide the following text, are syntax errors. So the condition cannot
+    escape from parentheses in later queries. Raises SourceUnreachable while another session has locked the table, or if
+    the connection breaks.
     """
     table = sql.Identifier(schema.schema, schema.name)
     try:
@@ -172,9 +192,9 @@ def check_predicate(
 def bounded_read(
     conn: psycopg.Connection, schema: TableSchema, where: str | None, *, within: float = READ_WITHIN
 ) -> Iterator[None]:
-    """Limit the time of the block's statements, in a read-only transaction, if there is a predicate.
+    """Limit the time of the statements in the block if there is a condition; the transaction is read-only.
 
-    Raises ConfigError instead of the server's error for a predicate that writes or takes longer.
+    Raises ConfigError instead of the error of Postgres if the condition writes or takes longer than `within` seconds.
     """
     if where is None:
         yield

@@ -1,7 +1,7 @@
-"""Queries that read chunks of a table, under a snapshot that lists the transactions it sees.
+"""Queries that read chunks of a table, in a snapshot that lists the transactions it sees.
 
 A query selects a chunk by block range or by key range, never by OFFSET, so its cost does not depend on the position in
-the table. A key is a literal of unknown type with the text that Postgres printed, so the server parses it as a value of
+the table. A key is a literal of unknown type with the text that Postgres printed, so Postgres parses it as a value of
 the column's type.
 """
 
@@ -69,25 +69,25 @@ _FILTER: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Which transactions a snapshot sees: the value of `pg_current_snapshot()`."""
+    """The transactions that a snapshot sees: the value of `pg_current_snapshot()`."""
 
     xmin: int
-    """Committed transactions below it are visible."""
+    """Transaction id below which every committed transaction is visible."""
     xmax: int
-    """Transactions from it on are invisible."""
+    """Transaction id from which on every transaction is invisible."""
     running: frozenset[int]
-    """Invisible transactions between xmin and xmax."""
+    """Ids of the invisible transactions between `xmin` and `xmax`."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `xmin:xmax:xip,xip…`."""
+        """Parse the text `xmin:xmax:xip,xip…`, as `pg_current_snapshot()` prints it."""
         xmin, xmax, running = text.split(":")
         return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
 
     def sees(self, xids: np.ndarray) -> np.ndarray:
-        """Whether the snapshot sees each of these committed transactions, as a boolean array.
+        """Return a boolean array: whether the snapshot sees each of these committed transactions.
 
-        `xids` are int64 without the high 32 bits, as in the stream.
+        `xids` are int64 values without the high 32 bits, as in the stream.
         """
         # the transactions are recent, so of all xids with these low bits the one nearest to xmax is the right one
         whole = self.xmax + ((xids - self.xmax + _HALF) % _XIDS) - _HALF
@@ -96,52 +96,52 @@ class Visibility:
 
 @dataclass(frozen=True, slots=True)
 class KeyBounds:
-    """Rows of a key range that match an optional predicate."""
+    """Selection of rows by key range, by key list and by an optional condition."""
 
     after: tuple[str, ...] | None = None
-    """Exclusive lower bound; None: from the beginning."""
+    """Lower bound of the keys, not included; None for no such bound."""
     first: tuple[str, ...] | None = None
-    """Inclusive lower bound; ignored if `after` is set."""
+    """Lower bound of the keys, included; ignored if `after` is set."""
     last: tuple[str, ...] | None = None
-    """Inclusive upper bound; None: to the end."""
+    """Upper bound of the keys, included; None for no bound."""
     where: str | None = None
-    """Predicate in the source's SQL, evaluated in a read-only transaction."""
+    """Condition in the source's SQL, which runs in a read-only transaction; None for no condition."""
     keys: tuple[tuple[str, ...], ...] | None = None
-    """Only rows with these keys; None: all."""
+    """The only keys to select; None selects all keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """A relation that stores rows: an ordinary table, or a leaf partition."""
+    """A relation of Postgres that stores rows: an ordinary table, or a leaf partition."""
 
     oid: int
     name: TableName
     file: int
-    """`pg_class.relfilenode`; a rewrite changes it, and then block numbers are invalid."""
+    """`pg_class.relfilenode`. A rewrite changes it, and makes block numbers invalid."""
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRange:
-    """Rows in a range of blocks of a stored table."""
+    """The rows in a range of blocks of a stored table, or in a part of one block."""
 
     leaf: StoredTable
     first: int
     end: int
-    """Exclusive."""
+    """Number of the first block after the range."""
     lines: tuple[int, int] | None = None
-    """Line pointers within one block, the second exclusive; None: all."""
+    """First line pointer within the only block, and the one after the last; None for whole blocks."""
 
 
 @contextmanager
 def snapshot_transaction(
     conn: psycopg.Connection, schema: TableSchema, leaf: StoredTable | None = None
 ) -> Iterator[Visibility]:
-    """Open a read-only REPEATABLE READ transaction that locks the table, or only the leaf, on an autocommit connection.
+    """Open a read-only REPEATABLE READ transaction on an autocommit connection, and lock the table.
 
-    The transaction takes the lock before its snapshot, so no DDL can happen in between, and the catalogue describes the
-    rows that it reads. Raises SnapshotInvalidated if the name now belongs to another table or the leaf was rewritten,
-    UnknownRelation if the table does not exist.
+    With `leaf`, only this leaf partition is locked. The transaction takes the lock before its snapshot. So no DDL can
+    happen in between, and the system catalogs describe the rows that it reads. Raises SnapshotInvalidated if the name
+    now belongs to another table or the leaf was rewritten, UnknownRelation if the table does not exist.
     """
     oid, name = (schema.oid, TableName(schema.schema, schema.name)) if leaf is None else (leaf.oid, leaf.name)
     with map_errors(), conn.transaction():
@@ -160,7 +160,7 @@ def snapshot_transaction(
 
 
 def has_columns(conn: psycopg.Connection, schema: TableSchema) -> bool:
-    """Whether the catalogue, under the current snapshot, has the sent columns of the schema in the same order."""
+    """Return True if the table has the schema's sent columns, in the same order, in the current snapshot."""
     with map_errors():
         columns = conn.execute(_COLUMNS, [schema.oid]).fetchall()
     sent = [(column.name, column.type_oid) for column in schema.sent]
@@ -169,7 +169,10 @@ def has_columns(conn: psycopg.Connection, schema: TableSchema) -> bool:
 
 
 def stored_tables(conn: psycopg.Connection, oid: int) -> list[StoredTable] | None:
-    """The relations that store the rows of a table, by OID; None if one is not a heap and so has no block ranges."""
+    """Return the relations that store the rows of a table, sorted by OID.
+
+    Return None if one of them is not a heap, because it has no block ranges.
+    """
     with map_errors():
         found = conn.execute(_LEAVES, {"oid": oid}).fetchall()
     if not all(heap for _, _, _, _, heap, _ in found):
@@ -178,20 +181,23 @@ def stored_tables(conn: psycopg.Connection, oid: int) -> list[StoredTable] | Non
 
 
 def table_sizes(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, int]:
-    """Bytes of tables with their leaf partitions and TOAST, without indexes, by OID; 0 for a dropped table."""
+    """Return the bytes of tables with leaf partitions and TOAST, without indexes, by OID; 0 for a dropped table."""
     with map_errors():
         return dict(conn.execute(_SIZES, {"oids": list(oids)}).fetchall())
 
 
 def replay_lag(conn: psycopg.Connection, standby: str) -> int | None:
-    """Replay lag of a standby, by its `application_name`, in bytes of WAL; None if it is not connected."""
+    """Return the bytes of WAL that a standby has not applied yet; None if it is not connected.
+
+    `standby` is the `application_name` of the standby.
+    """
     with map_errors():
         row = conn.execute(_REPLAYED, [standby]).fetchone()
     return None if row is None else int(row[0])
 
 
 def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
-    """Visibility of a snapshot taken now, and the start time of the oldest open transaction."""
+    """Return what a snapshot taken now sees, and the start time of the oldest open transaction."""
     with map_errors():
         row = conn.execute(_OPEN).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
@@ -201,7 +207,7 @@ def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
 def key_range_query(
     conn: psycopg.Connection, schema: TableSchema, bounds: KeyBounds, limit: int, publication: str
 ) -> sql.Composed:
-    """SELECT of up to `limit` rows in key order, with the publication's row filter; for copy_rows."""
+    """Return a SELECT of up to `limit` rows in key order, with the publication's row filter; for `copy_rows`."""
     key = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.key)
     rows, where = select_table(conn, schema), _where(conn, schema, bounds, publication)
     return sql.SQL("{}{} ORDER BY {} LIMIT {}").format(rows, where, key, sql.Literal(limit))
@@ -210,7 +216,7 @@ def key_range_query(
 def block_range_query(
     conn: psycopg.Connection, schema: TableSchema, span: BlockRange, publication: str
 ) -> sql.Composed:
-    """SELECT of the rows in a block range, with the publication's row filter; for copy_rows."""
+    """Return a SELECT of the rows in a block range, with the publication's row filter; for `copy_rows`."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
     first, end = (span.first, 0), (span.end, 0)
     if span.lines is not None:
@@ -222,14 +228,14 @@ def block_range_query(
 
 
 def table_query(conn: psycopg.Connection, schema: TableSchema, publication: str) -> sql.Composed:
-    """SELECT of all rows, with the publication's row filter; for copy_rows."""
+    """Return a SELECT of all rows of a table, with the publication's row filter; for `copy_rows`."""
     filtered = row_filter(conn, schema, publication)
     where = sql.SQL(" WHERE {}").format(_all(filtered)) if filtered else sql.SQL("")
     return sql.SQL("{}{}").format(select_table(conn, schema), where)
 
 
 def estimate_rows(conn: psycopg.Connection, oid: int) -> int:
-    """The planner's estimate of the number of rows; 0 before the first ANALYZE."""
+    """Return the number of rows that the planner of Postgres estimates; 0 before the first ANALYZE."""
     with map_errors():
         row = conn.execute(_ESTIMATE, {"oid": oid}).fetchone()
     return int(row[0]) if row else 0
@@ -252,7 +258,7 @@ def _where(conn: psycopg.Connection, schema: TableSchema, bounds: KeyBounds, pub
 
 
 def row_filter(conn: psycopg.Connection, schema: TableSchema, publication: str) -> list[sql.Composable]:
-    """The publication's row filter for the table: one predicate, or an empty list."""
+    """Return the publication's row filter for the table as a list of one condition; empty without a filter."""
     row = conn.execute(_FILTER, [publication, schema.schema, schema.name]).fetchone()
     return [sql.SQL("({})").format(sql.SQL(row[0]))] if row is not None and row[0] is not None else []
 

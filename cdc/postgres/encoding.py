@@ -1,6 +1,6 @@
 """Encoding of the source database: SQL_ASCII databases, and the repair of their text.
 
-The server converts the text of a database with an encoding to UTF-8. It neither validates nor converts the text of an
+Postgres converts the text of a database with an encoding to UTF-8. It neither validates nor converts the text of an
 SQL_ASCII database, so the reader repairs it by the policy of the definition (`cdc.pgoutput.text_repair`).
 """
 
@@ -27,31 +27,34 @@ _RAW: Final = "SQL_ASCII"
 
 
 def unchanged(value: T) -> T:
-    """No repair, for databases with an encoding: the server converts their text to UTF-8."""
+    """Return the value without a repair, for databases whose text Postgres converts to UTF-8."""
     return value
 
 
 def frame_text_repair(dsn: str, policy: Undecodable, after: Position) -> RepairFrames:
-    """The repair of batches of plain frames, to be called before decoding; reads the server's encoding once."""
+    """Return the function that repairs batches of frames before they are decoded.
+
+    The database's encoding is read once, in this call.
+    """
     with connect(dsn, application_name="cdc encoding") as conn:
         return FrameTextRepair(policy, after) if is_sql_ascii(conn) else unchanged
 
 
 def copy_text_repair(dsn: str, policy: Undecodable) -> RepairLines:
-    """The repair of the lines of a COPY, by table."""
+    """Return a function that gets the schema of a table and returns the repair for the lines of its COPY."""
     with connect(dsn, application_name="cdc encoding") as conn:
         raw = is_sql_ascii(conn)
     return lambda schema: CopyTextRepair(policy, schema) if raw else unchanged
 
 
 def is_sql_ascii(conn: psycopg.Connection) -> bool:
-    """Whether the database has the encoding SQL_ASCII: the server does not validate or convert its text."""
+    """Return True if the database has the encoding SQL_ASCII, so that Postgres does not check or convert its text."""
     return conn.info.parameter_status("server_encoding") == _RAW
 
 
 def disable_encoding_conversion(conn: psycopg.Connection) -> None:
-    """Receive text as stored, although it may not be UTF-8; only for an SQL_ASCII database.
+    """Make this session receive text as stored, although it may not be UTF-8.
 
-    psycopg returns text of this session as bytes until `SET client_encoding TO UTF8`.
+    Only for an SQL_ASCII database. psycopg returns text of this session as bytes until `SET client_encoding TO UTF8`.
     """
     conn.execute(sql.SQL("SET client_encoding TO {}").format(sql.Literal(_RAW)))

@@ -1,8 +1,8 @@
 """Queries of key ranges at the source: their rows, their number, their digest, and the start of the next range.
 
-The server computes the digest, so that it does not have to send the rows. It hashes the columns of each row as text
-with SHA-256, and sums up two parts of the hashes, so that order and collation do not matter. The text of a value is
-that of its type's output function under the pinned settings, as in COPY and in the stream.
+Postgres computes the digest, so that it does not have to send the rows. It hashes the columns of each row as text with
+SHA-256, and sums up two parts of the hashes, so that the order of rows and the collation do not matter. The text of a
+value is that of its type's output function under the pinned settings, as in COPY and in the stream.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _WORD: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """A range of rows by one key column, in the order of the column's type."""
+    """A range of rows by one key column, sorted as the column's type is."""
 
     column: str
     first: str | None = None
-    """Inclusive lower bound, as the server prints it; None: from the beginning."""
+    """Lower bound, included, as Postgres prints it; None for no bound."""
     ended: str | None = None
-    """Exclusive upper bound; None: to the end."""
+    """Upper bound, not included, as Postgres prints it; None for no bound."""
 
 
 class DigestForm(Enum):
-    """The text form of a column in a digest, as an SQL template."""
+    """Text form of a column in a digest, as an SQL template."""
 
     #: As the server prints it; ::text differs for booleans, network addresses and padded characters.
     PRINTED = "concat({column})"
@@ -62,7 +62,7 @@ class DigestForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DigestColumn:
-    """One column of a digest."""
+    """One column of a digest, with its text form."""
 
     name: str
     form: DigestForm = DigestForm.PRINTED
@@ -70,7 +70,7 @@ class DigestColumn:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Digest of a multiset of rows: their number, and two sums modulo 2**64 of 64 bits of each row's SHA-256."""
+    """Digest of rows in any order: their number, and two sums modulo 2**64 of 64 bits of each row's SHA-256."""
 
     rows: int
     first: int
@@ -80,7 +80,7 @@ class Digest:
 def range_query(
     conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None
 ) -> sql.Composed:
-    """SELECT of the sent columns of a range, with the publication's row filter; for copy_rows."""
+    """Return a SELECT of the sent columns in a key range, with the publication's row filter; for `copy_rows`."""
     with map_errors():
         return select_table(conn, schema) + _where(conn, schema, publication, within)
 
@@ -88,12 +88,12 @@ def range_query(
 def range_rows(
     conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None
 ) -> Iterator[memoryview]:
-    """The rows of range_query, in the form of copy_table."""
+    """Yield the rows of `range_query`, in the form of `copy_table`."""
     yield from copy_rows(conn, range_query(conn, schema, publication, within), schema)
 
 
 def count_rows(conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None = None) -> int:
-    """Number of rows of a range that the publication sends; None means the whole table."""
+    """Return the number of rows in a key range that the publication sends; None means the whole table."""
     with map_errors():
         query = sql.SQL("SELECT count(*) FROM {}{}").format(
             from_clause(conn, schema), _where(conn, schema, publication, within)
@@ -103,7 +103,7 @@ def count_rows(conn: psycopg.Connection, schema: TableSchema, publication: str, 
 
 
 def can_digest(conn: psycopg.Connection) -> bool:
-    """Whether the server can convert text to UTF-8, as it cannot for SQL_ASCII."""
+    """Return True if Postgres can convert the database's text to UTF-8, which it cannot for SQL_ASCII."""
     return not is_sql_ascii(conn)
 
 
@@ -114,7 +114,7 @@ def digest_rows(
     columns: Sequence[DigestColumn],
     within: KeyRange | None = None,
 ) -> Digest:
-    """Digest of the rows of a range that the publication sends, over these columns in this order.
+    """Return the digest of the rows in a key range that the publication sends, over these columns in this order.
 
     The hash input of a row contains for every column the number of characters, a colon and the text, or a hyphen for
     NULL.
@@ -142,14 +142,17 @@ def digest_rows(
 
 
 def is_ordered_by_bytes(conn: psycopg.Connection, schema: TableSchema, column: str) -> bool:
-    """Whether the column's collation orders text by bytes, and so does the column's index."""
+    """Return True if the column's collation, and so its index, sorts text by bytes."""
     with map_errors():
         row = conn.execute(_COLLATION, [schema.oid, column]).fetchone()
     return row is not None and bool(row[0])
 
 
 def next_range_start(conn: psycopg.Connection, schema: TableSchema, after: KeyRange, rows: int) -> str | None:
-    """Exclusive end of the range that begins at `after.first` and has about `rows` rows; None: end of the table."""
+    """Return the end, not included, of the range from `after.first` with about `rows` rows.
+
+    Return None if the range reaches the end of the table.
+    """
     column = sql.Identifier(after.column)
     start = [sql.SQL("{} >= {}").format(column, sql.Literal(after.first))] if after.first is not None else []
     with map_errors():

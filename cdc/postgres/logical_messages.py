@@ -26,12 +26,12 @@ REWRITES: Final = {
     2: "a new column with values for existing rows",
     4: "a change of a column's type: its stored values may have changed",
 }
-"""Reasons of a table rewrite (`pg_event_trigger_table_rewrite_reason`) that change values; others change none."""
+"""Bit of `pg_event_trigger_table_rewrite_reason` → reason, for rewrites that can change values."""
 
 
 @dataclass(frozen=True, slots=True)
 class DdlMessage:
-    """One message: the new definition of a table, its removal, or the reason of a rewrite."""
+    """One DDL message: the new definition of a table, its removal, or the reason of a rewrite."""
 
     oid: int
     command: str
@@ -41,7 +41,7 @@ class DdlMessage:
 
 
 def parse_ddl_message(content: bytes) -> DdlMessage | None:
-    """Parse the message; None if it is malformed."""
+    """Parse the content of a DDL message; None if it is malformed."""
     try:
         fields = json.loads(content)
         return DdlMessage(
@@ -86,27 +86,28 @@ def _table(fields: Mapping[str, Any]) -> CatalogTable:
 
 
 def with_types(conn: psycopg.Connection, table: CatalogTable) -> CatalogTable:
-    """The table with the facts of its column types, as far as they still exist."""
+    """Return the table with the facts of its column types, as far as these types still exist."""
     with map_errors():
         known: dict[int, TypeFacts] = read_types(conn, [a.type_oid for a in table.live])
     return replace(table, attributes=tuple(replace(a, type=known.get(a.type_oid)) for a in table.attributes))
 
 
 def run_trigger_script(dsn: str, name: str) -> None:
-    """Run a trigger script at the source; raises PreflightFailed if the role does not have the privilege."""
+    """Run a trigger script at the source. Raises PreflightFailed without the privilege."""
     with connect(dsn, application_name="cdc source") as conn, map_errors():
         conn.execute(trigger_script(name).encode())
 
 
 def trigger_script(name: str) -> str:
-    """The SQL that creates (`install`) or drops (`remove`) the event triggers in the source database."""
+    """Return the SQL that creates (`install`) or drops (`remove`) the event triggers in the source database."""
     return files("migrations").joinpath("source", f"{name}.sql").read_text(encoding="utf-8")
 
 
 def emit_message(conn: psycopg.Connection, prefix: str, content: str) -> Lsn:
-    """Write one message in its own transaction; returns the LSN of the message, which is below that of the commit.
+    """Write one logical message in its own transaction, and return the LSN of the message.
 
-    Uses `synchronous_commit = local`, so that a hanging synchronous standby does not block the reader.
+    This LSN is below that of the commit. The transaction uses `synchronous_commit = local`, so that a hanging
+    synchronous standby does not block the reader.
     """
     with map_errors(), conn.transaction():
         conn.execute("SET LOCAL synchronous_commit = local")

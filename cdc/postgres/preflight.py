@@ -1,4 +1,4 @@
-"""Preflight checks of a source: all problems that prevent capture, each with the SQL that fixes it."""
+"""Preflight checks of a source: all problems that prevent capture, each with the SQL that solves it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName, match_tables, uncapturable_tables
 
 OLDEST: Final = 140000
-"""First server version whose pgoutput sends logical messages."""
+"""First version of Postgres whose pgoutput sends logical messages."""
 DECODING_STANDBY: Final = 160000
-"""First server version whose standbys support logical decoding."""
+"""First version of Postgres whose standbys support logical decoding."""
 _VIRTUAL: Final = "v"
-"""`pg_attribute.attgenerated` of a virtual generated column, which is never sent."""
+"""Value of `pg_attribute.attgenerated` for a virtual generated column, which is never sent."""
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}\Z", re.ASCII)
 _SETTINGS: Final = """
     SELECT current_setting('wal_level'), current_setting('max_replication_slots')::int,
@@ -78,7 +78,10 @@ _RIGHTS: Final = r"""
     ) u ON true
     WHERE c.oid = ANY(%(tables)s)
 """
-"""The subquery `u`: a generated column of the replica identity that is not sent, virtual ones first."""
+"""Query for the privileges and the replica identity of tables.
+
+Its subquery `u` returns a generated column of the replica identity that is not sent, virtual ones first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class SourceRequirements:
     patterns: Sequence[str]
     exclude: Sequence[str] = ()
     create_slot: bool = True
-    """Whether the pipeline may create the slot."""
+    """True if the pipeline may create the slot."""
     control: PublicationControl = field(default_factory=PublicationControl)
     """Whether the pipeline may create and alter the publication."""
 
@@ -100,15 +103,17 @@ class PreflightProblem:
     """One problem of the source."""
 
     code: str
-    """CDC-xxxx of the error that capture would raise."""
+    """Code CDC-xxxx of the error that capture would raise."""
     subject: str
-    """Object with the problem: `dsn`, a setting, `role NAME`, `slot NAME`, `publication NAME`, `schema.table` or
-    `tables`."""
+    """What has the problem, such as `dsn`, a setting, `role NAME`, `slot NAME` or `publication NAME`.
+
+    For a problem of a table this is `schema.table`, and `tables` if no table matches.
+    """
     message: str
     sql: str | None = None
-    """Statement that fixes it, for a role with the privilege; None if SQL cannot fix it."""
+    """SQL that solves the problem, for a role with the privilege; None if SQL cannot solve it."""
     fatal: bool = True
-    """False for a warning: capture works."""
+    """False for a warning, with which capture works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +142,10 @@ class _Source:
 
 
 def preflight(dsn: str, wants: SourceRequirements) -> list[PreflightProblem]:
-    """All problems of the source, fatal ones first; an empty list means that it can be captured.
+    """Return all problems of the source, fatal ones first; an empty list means that it can be captured.
 
-    Changes nothing. If the connection fails, only that and checks without a connection are reported.
+    The checks change nothing. If the connection fails, the result contains that failure and the checks without a
+    connection.
     """
     problems = list(_slot_name(wants))
     try:
@@ -287,7 +293,7 @@ def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterat
 
 
 def _computed(source: _Source, table: sql.Identifier, column: str, kind: str) -> tuple[str, sql.Composed | None]:
-    """Message and fix for a generated column of a table's replica identity that is not sent."""
+    """Return message and SQL for a generated column of a table's replica identity that is not sent."""
     what = f"has the generated column {column!r} in its replica identity, but the column is not sent: "
     if source.conn.info.server_version < COMPUTED_SENT:
         whole = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(table)

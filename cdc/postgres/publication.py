@@ -1,8 +1,9 @@
-"""The publication: its tables, columns and rows, and whether this pipeline may create and alter it.
+"""The publication in Postgres: its tables, columns and rows, and whether this pipeline may create and alter it.
 
 A publication may have other subscribers. A pipeline therefore never alters a publication that it did not create, unless
 the definition contains `source.publication.manage: always`. A comment on the publication records which pipeline created
-it. Earlier versions set no comment, so a publication with the default name, a table list and no comment also counts.
+it. Earlier versions of cdc set no comment. So a publication with the default name, a table list and no comment also
+counts as created by the pipeline.
 
 A copy must not contain columns that a column list hides. The schema that decodes the stream must list exactly the
 columns that the stream sends.
@@ -53,7 +54,7 @@ _OPEN_TRANSACTIONS: Final = """
 _POLL_INTERVAL: Final = 0.05
 """Seconds between two polls; SQL offers nothing to wait for the end of transactions."""
 NOT_ALTERED: Final = "is not altered by this pipeline (source.publication.manage)"
-"""Part of messages about publications that only their owner may alter."""
+"""Text in messages about publications that this pipeline may not alter."""
 # to_jsonb: column lists and filters came with version 15
 _SENT: Final = """
     SELECT c.oid::bigint, to_jsonb(t) -> 'attnames' FROM pg_publication_tables t
@@ -66,7 +67,7 @@ _FILTERED: Final = """
     WHERE t.pubname = %s AND to_jsonb(t) ->> 'rowfilter' IS NOT NULL
 """
 COMPUTED_SENT: Final = 180000
-"""First server version that can publish generated columns; 15 to 17 list them without sending them."""
+"""First version of Postgres that can send generated columns; 15 to 17 list them without sending them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,45 +76,48 @@ class PublicationControl:
 
     pipeline: str = ""
     create: bool = True
-    """Whether the pipeline may create the publication, and alter it if it created it."""
+    """True if the pipeline may create the publication, and alter it if it created it."""
     alter: bool | None = None
-    """Whether the pipeline may alter any publication; None: only one that it created."""
+    """True or False: whether the pipeline may alter any publication; None: only one that it created."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationFacts:
-    """One row of `pg_publication`."""
+    """Properties of one publication, from its row in `pg_publication`."""
 
     name: str
     everything: bool
-    """FOR ALL TABLES."""
+    """True if the publication is FOR ALL TABLES."""
     via_root: bool
     operations: bool
-    """Whether it publishes all of inserts, updates, deletes and truncates."""
+    """True if the publication contains all of inserts, updates, deletes and truncates."""
     owned: bool
-    """Whether the role has the privileges of the owner."""
+    """True if the connected role has the privileges of the publication's owner."""
     comment: str | None
 
     def is_made_for(self, pipeline: str) -> bool:
-        """Whether this pipeline created it; see the top of the module."""
+        """Return True if this pipeline created the publication, by the rules at the top of the module."""
         if self.comment is not None:
             return self.comment == ownership_comment(pipeline)
         return self.name == f"cdc_{pipeline}_pub" and self.via_root and not self.everything
 
     def is_alterable(self, control: PublicationControl) -> bool:
-        """Whether the definition lets the pipeline alter it, regardless of the role's privileges."""
+        """Return True if the definition lets the pipeline alter the publication.
+
+        The privileges of the role are not considered.
+        """
         if control.alter is not None:
             return control.alter
         return control.create and self.is_made_for(control.pipeline)
 
 
 def ownership_comment(pipeline: str) -> str:
-    """The comment of a publication that this pipeline created."""
+    """Return the comment of a publication that this pipeline created."""
     return f"made by cdc for pipeline {pipeline}"
 
 
 def read_publication(conn: psycopg.Connection, name: str) -> PublicationFacts | None:
-    """The publication of that name; None if there is none."""
+    """Return the properties of the publication with that name; None if it does not exist."""
     with map_errors():
         row = conn.execute(_PUBLICATION, [name]).fetchone()
     return None if row is None else PublicationFacts(name, *row)
@@ -127,22 +131,23 @@ def ensure_publication(
     control: PublicationControl = PublicationControl(),
     timeout: float = 10.0,
 ) -> None:
-    """Create the publication, or add missing tables; never drop any. Returns when a snapshot can be taken.
+    """Create the publication, or add missing tables to it, and wait until a snapshot can be taken.
 
-    Partitions are published under their root's name, so that moving a row between them is an update of one table.
-    `conn` is in autocommit mode. Raises PreflightFailed if the role does not own publication and tables, or if
-    `control` forbids the change. Raises SlotBlocked if older transactions are still open after `timeout` seconds; the
-    caller may retry.
+    No table is removed. Changes of partitions are sent under their root's name, so that moving a row between partitions
+    is an update of one table. `conn` is in autocommit mode. Raises PreflightFailed if the role does not own publication
+    and tables, or if `control` forbids the change. Raises SlotBlocked if older transactions are still open after
+    `timeout` seconds; the caller may try again.
     """
     _publish(conn, name, tables, control)
     wait_for_older_transactions(conn, timeout)
 
 
 def wait_for_older_transactions(conn: psycopg.Connection, timeout: float) -> None:
-    """Wait for the end of every transaction that has an xid now.
+    """Wait for the end of every transaction that has an xid now; `timeout` is in seconds.
 
-    Changes that such a transaction made before the table was published are not sent, although it commits later; a
-    snapshot taken before its end does not contain them either. Locking the tables would also work, but block writers.
+    Postgres does not send changes that such a transaction made before a table was added to the publication, even if it
+    commits later. A snapshot taken before its end does not contain these changes either. Locking the tables would also
+    work, but block writers. Raises SlotBlocked after the timeout.
     """
     deadline = time.monotonic() + timeout
     with map_errors():
@@ -161,7 +166,7 @@ def wait_for_older_transactions(conn: psycopg.Connection, timeout: float) -> Non
 
 
 def _xids(conn: psycopg.Connection) -> tuple[int, int]:
-    """The oldest open xid, and the next xid to be assigned."""
+    """Return the oldest open xid, and the next xid to be assigned."""
     row = conn.execute(_XIDS).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row
     return int(row[0]), int(row[1])
@@ -214,14 +219,14 @@ def _refuse(name: str, missing: Sequence[TableName], by_leaf: Sequence[TableName
 
 
 def partitioned_tables(conn: psycopg.Connection, tables: Sequence[TableName]) -> list[TableName]:
-    """The partitioned ones among the tables."""
+    """Return those of the tables that are partitioned."""
     with map_errors():
         found = {TableName(*row) for row in conn.execute(_PARTITIONED)}
     return [table for table in tables if table in found]
 
 
 def missing_tables(conn: psycopg.Connection, name: str, tables: Sequence[TableName]) -> list[TableName]:
-    """The tables that a publication contains neither by name nor by schema."""
+    """Return those of the tables that a publication contains neither by name nor by schema."""
     listed = {TableName(*row) for row in conn.execute(_LISTED, [name])}
     schemas: set[str] = set()
     if conn.info.server_version >= 150000:  # noqa: PLR2004 - FOR TABLES IN SCHEMA came with 15
@@ -230,7 +235,7 @@ def missing_tables(conn: psycopg.Connection, name: str, tables: Sequence[TableNa
 
 
 def drop_table(conn: psycopg.Connection, name: str, table: TableName) -> None:
-    """Drop a table from the publication's table list; no effect if it is not listed."""
+    """Remove a table from the publication's table list; do nothing if it is not in the list."""
     with map_errors():
         if table in {TableName(*row) for row in conn.execute(_LISTED, [name])}:
             statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE ONLY {}")
@@ -238,12 +243,12 @@ def drop_table(conn: psycopg.Connection, name: str, table: TableName) -> None:
 
 
 def creation_sql(name: str, tables: Sequence[TableName], pipeline: str) -> str:
-    """The statements that create the publication of a pipeline, for an operator to run."""
+    """Return the SQL that creates the publication of a pipeline, for an operator to run."""
     return f"{_creation(name, tables).as_string(None)}; {comment_sql(name, pipeline)}"
 
 
 def comment_sql(name: str, pipeline: str) -> str:
-    """The statement that records in a comment which pipeline created the publication."""
+    """Return the SQL that records in a comment which pipeline created the publication."""
     return _comment(name, pipeline).as_string(None) + ";"
 
 
@@ -254,13 +259,13 @@ def _comment(name: str, pipeline: str) -> sql.Composed:
 
 
 def addition_sql(name: str, tables: Sequence[TableName]) -> str:
-    """The statement that adds the tables, for an operator to run."""
+    """Return the SQL that adds the tables to the publication, for an operator to run."""
     statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {};").format(sql.Identifier(name), _table_list(tables))
     return statement.as_string(None)
 
 
 def via_root_sql(name: str) -> str:
-    """The statement that publishes partitions under their root's name, for an operator to run."""
+    """Return the SQL after which changes of partitions are sent under their root's name, for an operator to run."""
     return _via_root(name).as_string(None) + ";"
 
 
@@ -283,13 +288,19 @@ def _table_list(tables: Sequence[TableName]) -> sql.Composed:
 def published_schema(
     conn: psycopg.Connection, oid: int, publication: str, relation: int | None = None
 ) -> TableSchema | None:
-    """Schema of one table with its published columns; `relation` defaults to the OID; None without such a table."""
+    """Return the schema of one table with the columns that the publication sends; None without such a table.
+
+    `relation` is the log's number of the table, by default its OID.
+    """
     schema = published_schemas(conn, [oid], publication).get(oid)
     return schema if schema is None or relation is None else replace(schema, relation=relation)
 
 
 def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication: str) -> dict[int, TableSchema]:
-    """Schemas of tables with their published columns, by OID; with all columns if the table is not published."""
+    """Return the schemas of tables with the columns that the publication sends, by OID.
+
+    A table that is not in the publication has all its columns.
+    """
     schemas = read_schemas(conn, oids, publication=publication)
     with map_errors():
         found = conn.execute(_SENT, [publication, list(oids)]).fetchall()
@@ -304,7 +315,10 @@ def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication
 
 
 def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[TableSchema], Iterator[memoryview]]:
-    """A function that copies the published rows of a table; it reads once which tables have row filters."""
+    """Return a function that copies the rows of a table that the publication sends.
+
+    Row filters are read once, in this call.
+    """
     with map_errors():
         filtered = {TableName(*row) for row in conn.execute(_FILTERED, [publication])}
 
@@ -319,14 +333,17 @@ def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[Tabl
 
 
 def _without_unsent_key(schema: TableSchema) -> TableSchema:
-    """Without key if REPLICA IDENTITY is FULL and a key column is not sent: then whole rows identify rows."""
+    """Return the schema without a key if REPLICA IDENTITY is FULL and a key column is not sent.
+
+    Whole rows then identify rows.
+    """
     if schema.replica_identity is not ReplicaIdentity.FULL or not any(column.generated for column in schema.key):
         return schema
     return replace(schema, columns=tuple(replace(column, key=None) for column in schema.columns))
 
 
 def _sent(columns: Sequence[Column], listed: Collection[str], *, computed: bool) -> tuple[Column, ...]:
-    """The listed columns, and generated ones, which the schema contains even if they are not sent."""
+    """Return the listed columns, and the generated ones, which the schema contains even if they are not sent."""
     return tuple(
         replace(column, generated=column.generated and not (computed and column.name in listed))
         for column in columns

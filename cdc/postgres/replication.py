@@ -1,17 +1,17 @@
-"""The replication stream: receives frames in batches, and confirms positions to the server.
+"""The replication stream: receives frames in batches, and confirms positions to Postgres.
 
 psycopg has no replication cursor, so this module implements the loop over COPY BOTH:
 
 - The walsender sends every message separately and wakes the reader for each. To avoid a system call and a thread switch
   per message, the reader waits READ_DELAY seconds after the first input. Then libpq reads all input, and one compiled
   loop extracts the messages.
-- While the reader is behind, it waits LONG_READ_DELAY seconds. If the server is on the same machine and uses TCP, the
-  reader also limits its receive buffer to RECEIVE_BUFFER. Further messages wait in the server's send buffer, where the
-  kernel joins them to large packets. One packet per message costs the server twice as much, and the server is the
+- While the reader is behind, it waits LONG_READ_DELAY seconds. If Postgres is on the same machine and uses TCP, the
+  reader also limits its receive buffer to RECEIVE_BUFFER. Further messages wait in the send buffer of Postgres, where
+  the kernel joins them to large packets. One packet per message costs Postgres twice as much, and Postgres is the
   bottleneck.
 - One thread uses libpq and this class. The caller owns the returned frames.
-- A timer sends status updates, with or without input. They contain the confirmed position, never the received one; so
-  does the reply to a keepalive.
+- A timer sends status updates, with or without input. They contain the confirmed position, never the received one. The
+  reply to a keepalive contains the same.
 - The same timer detects a dead peer, for example behind a firewall that lost the connection: after some silence status
   updates request a reply, and a missing reply ends the stream.
 """
@@ -43,45 +43,55 @@ from cdc.postgres.sqlstate import classify_message, map_errors
 READ_DELAY: Final = 0.001
 """Seconds between the first input and the read, so that one read gets all messages of a small transaction."""
 LONG_READ_DELAY: Final = 0.010
-"""The same while the reader is behind."""
+"""Seconds between the first input and the read while the reader is behind."""
 BEHIND_BYTES: Final = 16 << 10
-"""Bytes in a batch from which on the reader is behind: more than a hundred messages arrived within one delay."""
+"""Size of a batch in bytes from which on the reader counts as behind.
+
+More than a hundred messages then arrived within one delay.
+"""
 RECEIVE_BUFFER: Final = 64 << 10
-"""Bytes of the receive buffer of a TCP connection to the same machine; the kernel doubles it. Measured with 64 to
-256 KiB and delays of 1 to 20 ms, under BBR and CUBIC: 420,000 frames a second in every run instead of 180,000. Over a
-network a small window would limit the rate by the round-trip time, and packets are joined anyway."""
+"""Size in bytes of the receive buffer of a TCP connection to the same machine; the kernel doubles it.
+
+Measured with 64 to 256 KiB and delays of 1 to 20 ms, under BBR and CUBIC: 420,000 frames a second in every run instead
+of 180,000. Over a network a small buffer would limit the rate by the round-trip time, and packets are joined anyway.
+"""
 READS: Final = 64
 """Maximum number of socket reads before messages are extracted; the first ones make libpq's buffer grow."""
 CONFIRM_INTERVAL: Final = 0.05
 """Minimum seconds between two status updates that only report a new confirmed position."""
 TIMEOUT_FRACTION: Final = 3
-"""Status updates per `wal_sender_timeout`, so that two may be lost."""
+"""Number of status updates per `wal_sender_timeout`, so that two may be lost."""
 SILENCE: Final = 60.0
-"""Seconds without input after which the stream fails, as `wal_receiver_timeout` of Postgres' own subscribers. If
-`wal_sender_timeout` is longer, that applies: the server may be decoding changes that it does not send."""
+"""Seconds without input after which the stream fails, as `wal_receiver_timeout` of Postgres' own subscribers.
+
+A longer `wal_sender_timeout` applies instead, because Postgres may be decoding changes that it does not send.
+"""
 SILENCE_FRACTION: Final = 6
-"""Status updates per silence limit; they request a reply after a third of it, which leaves half of it for the reply."""
+"""Number of status updates per silence limit.
+
+They request a reply after a third of the limit, which leaves half of it for the reply.
+"""
 PARALLEL_SINCE: Final = 160_000
-"""First server version with protocol 4 and the option `origin`."""
+"""First version of Postgres with protocol 4 and the option `origin`."""
 
 _POSTGRES_EPOCH: Final = 946_684_800_000_000
-"""2000-01-01 in microseconds since 1970."""
+"""The time 2000-01-01 in microseconds since 1970."""
 _STATUS: Final = struct.Struct(">cQQQQB")
 
 
 @dataclass(frozen=True, slots=True)
 class SystemIdentity:
-    """The result of IDENTIFY_SYSTEM."""
+    """Result of IDENTIFY_SYSTEM: identity and WAL end of the source server."""
 
     system_id: str
     timeline: int
     wal_end: Lsn
-    """End of the flushed WAL."""
+    """LSN at which the flushed WAL of Postgres ends."""
     database: str
 
 
 class LargeTransactions(Enum):
-    """When the server sends a transaction that exceeds its `logical_decoding_work_mem`."""
+    """When Postgres sends a transaction that exceeds `logical_decoding_work_mem`."""
 
     #: While it runs, in blocks (protocol 2; from server 16 on protocol 4, whose aborts contain LSN and time).
     STREAMED = "streamed"
@@ -90,7 +100,7 @@ class LargeTransactions(Enum):
 
 
 class OriginFilter(StrEnum):
-    """Transactions to send by their replication origin."""
+    """Which transactions Postgres sends, by their replication origin."""
 
     #: All transactions.
     ANY = "any"
@@ -105,18 +115,19 @@ class StreamOptions:
     slot: str
     publication: str
     start: Lsn
-    """Start position; the server starts at the slot's confirmed position if that is later."""
+    """Start position; Postgres starts at the slot's confirmed position if that is later."""
     status_interval: float = 10.0
-    """Maximum seconds between status updates; shorter if `wal_sender_timeout` is short."""
+    """Maximum seconds between two status updates; shorter if `wal_sender_timeout` is short."""
     silence: float = SILENCE
     """Seconds without input after which the stream fails; longer if `wal_sender_timeout` is longer."""
     large: LargeTransactions = LargeTransactions.STREAMED
     origin: OriginFilter = OriginFilter.ANY
 
     def command(self, server: int) -> str:
-        """START_REPLICATION for a server of this version (as `server_version_num`); raises PreflightFailed.
+        """Return the START_REPLICATION command for this version of Postgres (`server_version_num`).
 
-        Never sets `two_phase`: the server would send a prepared transaction once, before it is known to commit.
+        The command never sets `two_phase`, because Postgres would send a prepared transaction before it is known to
+        commit. Raises PreflightFailed if this version does not support the origin filter.
         """
         settings = {"publication_names": publication_names_option([self.publication]), "messages": "'true'"}
         if self.large is LargeTransactions.WHOLE:
@@ -137,7 +148,7 @@ class StreamOptions:
 
 
 def identify_system(dsn: str) -> SystemIdentity:
-    """Run IDENTIFY_SYSTEM."""
+    """Run IDENTIFY_SYSTEM, and return its result."""
     with connect(dsn, replication=True, application_name="cdc identify", timeout=ANSWER_TIMEOUT) as conn, map_errors():
         row = conn.execute(b"IDENTIFY_SYSTEM").fetchone()
     assert row is not None  # noqa: S101 - the protocol promises one row
@@ -145,7 +156,7 @@ def identify_system(dsn: str) -> SystemIdentity:
 
 
 class ReplicationStream:
-    """Stream of one walsender; a context manager, for one thread only."""
+    """Stream of frames from one walsender; a context manager, for one thread only."""
 
     def __init__(self, conn: psycopg.Connection, floor: Lsn, interval: float, silence: float) -> None:
         self._conn, self._pgconn = conn, conn.pgconn
@@ -163,7 +174,7 @@ class ReplicationStream:
 
     @classmethod
     def open(cls, dsn: str, options: StreamOptions) -> Self:
-        """Connect and start streaming; raises SlotInUse, SlotMissing, SlotInvalidated and other source errors."""
+        """Connect and start streaming. Raises SlotInUse, SlotMissing, SlotInvalidated and other source errors."""
         copy_data_receiver.load_functions()
         conn = connect(dsn, replication=True, application_name=f"cdc {options.slot}", timeout=ANSWER_TIMEOUT)
         try:
@@ -185,10 +196,10 @@ class ReplicationStream:
         return stream
 
     def receive(self, timeout: float) -> FrameBatch | None:
-        """Receive the available frames, about 4 MiB at most; None if none arrived within timeout seconds.
+        """Return the available frames, about 4 MiB at most; None if none arrived within `timeout` seconds.
 
-        Raises SourceUnreachable when the stream ended or the peer has been silent for too long, UndecodableWal and
-        other errors of the server. Frames that arrived before the error are returned first.
+        Raises SourceUnreachable when the stream has ended or Postgres has been silent for too long, UndecodableWal and
+        other errors of Postgres. Frames that arrived before the error are returned first.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -204,7 +215,7 @@ class ReplicationStream:
                 return self._take()
 
     def confirm(self, flushed: Lsn) -> None:
-        """Confirm that everything below `flushed` is durable, so that the server can remove its WAL.
+        """Confirm that everything below `flushed` is durable, so that Postgres can remove its WAL.
 
         A position below an earlier one, or below the slot's position at the start, is ignored.
         """
@@ -213,12 +224,12 @@ class ReplicationStream:
         self.tick()
 
     def tick(self) -> None:
-        """Send a status update if one is due; for a caller that is not inside receive()."""
+        """Send a status update if one is due; for a caller that is not inside `receive`."""
         if time.monotonic() >= self._next_report_at():
             self._report()
 
     def close(self) -> None:
-        """Report the last confirmed position and close the connection; the server releases the slot shortly after."""
+        """Report the last confirmed position, and close the connection; Postgres then releases the slot."""
         if self._conn.closed:
             return
         try:
@@ -254,7 +265,7 @@ class ReplicationStream:
         return None
 
     def _wait_and_read(self, seconds: float) -> None:
-        """Wait for input, wait a little longer for more, and read it."""
+        """Wait for input, wait a little longer for more input, and read all of it."""
         if self._poll.poll(seconds * 1000):
             self._input_at, self._reply_requested_at = time.monotonic(), None
             time.sleep(LONG_READ_DELAY if self._behind else READ_DELAY)
@@ -287,7 +298,7 @@ class ReplicationStream:
         return self._sent_at + (min(CONFIRM_INTERVAL, self._interval) if moved else self._interval)
 
     def _report(self) -> None:
-        """Send a status update; what the socket does not accept now is sent with the next flush."""
+        """Send a status update; bytes that the socket does not accept now go out with the next flush."""
         clock = time.time_ns() // 1000 - _POSTGRES_EPOCH
         now = time.monotonic()
         requests_reply = now - self._input_at >= self._silence / 3
@@ -303,7 +314,7 @@ class ReplicationStream:
             self._reply_requested_at = now
 
     def _end_of_stream(self) -> CdcError:
-        """The error that ended the stream."""
+        """Return the error that ended the stream."""
         if self._pgconn.status == pq.ConnStatus.OK:
             while (answer := self._pgconn.get_result()) is not None:
                 if answer.status == pq.ExecStatus.FATAL_ERROR:
@@ -316,7 +327,7 @@ class ReplicationStream:
 
 
 def _limit_receive_buffer(descriptor: int) -> None:
-    """Limit the receive buffer of a TCP connection to RECEIVE_BUFFER if the server is on this machine."""
+    """Limit the receive buffer of a TCP connection to RECEIVE_BUFFER if Postgres is on this machine."""
     with socket.socket(fileno=os.dup(descriptor)) as connected:
         if (
             connected.family in {socket.AF_INET, socket.AF_INET6}
@@ -326,7 +337,10 @@ def _limit_receive_buffer(descriptor: int) -> None:
 
 
 def _intervals(conn: psycopg.Connection, options: StreamOptions) -> tuple[float, float]:
-    """Interval of status updates, at most a third of `wal_sender_timeout`, and silence limit, at least that timeout."""
+    """Return the interval of status updates and the silence limit, both in seconds.
+
+    The interval is at most a third of `wal_sender_timeout`, and the silence limit is at least that timeout.
+    """
     with map_errors():
         # pg_settings has milliseconds, SHOW a text with a unit
         timeout = conn.execute(b"SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'").fetchone()
@@ -337,7 +351,7 @@ def _intervals(conn: psycopg.Connection, options: StreamOptions) -> tuple[float,
 
 
 def _confirmed_flush(conn: psycopg.Connection, slot: str) -> Lsn:
-    """The slot's confirmed position; 0 if there is no such slot, which START_REPLICATION reports."""
+    """Return the slot's confirmed position; 0 if the slot does not exist, which START_REPLICATION reports."""
     query = f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = {quote_literal(slot)}"
     with map_errors():
         row = conn.execute(query.encode()).fetchone()
@@ -345,7 +359,7 @@ def _confirmed_flush(conn: psycopg.Connection, slot: str) -> Lsn:
 
 
 def error_from_result(answer: pq.abc.PGresult) -> CdcError:
-    """The error of this project for a failed libpq result."""
+    """Return the CdcError for a failed libpq result."""
     sqlstate = (answer.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
     message = (answer.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
     return classify_message(sqlstate, message)
@@ -356,19 +370,19 @@ def error_from_result(answer: pq.abc.PGresult) -> CdcError:
 
 
 def quote_identifier(name: str) -> str:
-    """`"name"`; raises InvalidDefinition for an empty name or a zero byte."""
+    """Return `"name"` with doubled quotes. Raises InvalidDefinition for an empty name or a zero byte."""
     if not name or "\0" in name:
         raise InvalidDefinition(f"malformed name: expected text without a zero byte, got {name!r}")
     return '"' + name.replace('"', '""') + '"'
 
 
 def quote_literal(text: str) -> str:
-    """`'text'`; raises InvalidDefinition for a zero byte."""
+    """Return `'text'` with doubled quotes. Raises InvalidDefinition for a zero byte."""
     if "\0" in text:
         raise InvalidDefinition(f"malformed text: expected no zero byte, got {text!r}")
     return "'" + text.replace("'", "''") + "'"
 
 
 def publication_names_option(names: Sequence[str]) -> str:
-    """The value of pgoutput's `publication_names`: a list of identifiers inside one literal."""
+    """Return the value of pgoutput's option `publication_names`: identifiers inside one literal."""
     return quote_literal(",".join(quote_identifier(name) for name in names))

@@ -23,9 +23,9 @@ from cdc.postgres.sqlstate import map_errors
 PLUGIN: Final = "pgoutput"
 
 BLOCKED_AFTER: Final = 10.0
-"""Seconds that creating a slot may take before SlotBlocked names the transactions that block it."""
+"""Maximum seconds for creating a slot; then SlotBlocked names the transactions that prevent it."""
 FAILOVER_SINCE: Final = 170000
-"""First server version with failover slots."""
+"""First version of Postgres with failover slots."""
 
 # to_jsonb: columns that came with later versions are null in older ones
 _STATUS: Final = """
@@ -62,63 +62,66 @@ _USE: Final = """
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """One row of `pg_replication_slots`."""
+    """Status of one replication slot, from its row in `pg_replication_slots`."""
 
     name: str
     plugin: str | None
-    """None for a physical slot."""
+    """Name of the output plugin; None for a physical slot."""
     database: str | None
     active: bool
     active_pid: int | None
     restart_lsn: Lsn | None
-    """None once the slot is invalidated."""
+    """LSN from which Postgres keeps WAL for the slot; None once the slot is invalidated."""
     confirmed_flush: Lsn | None
     wal_status: str | None
-    """`reserved`, `extended`, `unreserved`, `lost`."""
+    """State of the WAL that the slot needs: `reserved`, `extended`, `unreserved` or `lost`."""
     safe_wal_size: int | None
-    """Bytes that may still be written before the slot is in danger; None without a limit."""
+    """Bytes of WAL that may be written before the slot is in danger of invalidation; None without a limit."""
     invalidation_reason: str | None
-    """From version 17."""
+    """Why the slot was invalidated; None if it was not, and before Postgres 17."""
     retained_bytes: int
-    """Bytes of WAL that the server keeps for this slot."""
+    """Bytes of WAL that Postgres keeps for this slot."""
     wal_end: Lsn
-    """End of the server's WAL when the status was read."""
+    """LSN at which the WAL of Postgres ended when the status was read."""
     failover: bool = False
-    """Whether standbys synchronize the slot; from version 17."""
+    """True if standbys synchronize the slot; always False before Postgres 17."""
     inactive_since: str | None = None
-    """From version 17."""
+    """Time since which the slot is inactive; None while it is active, and before Postgres 17."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """A snapshot of the database at the slot's consistent point."""
+    """A snapshot of the database at the consistent point of a new slot."""
 
     consistent_point: Lsn
-    """Transactions that committed below it are in the snapshot; the slot sends all others."""
+    """LSN that separates snapshot and slot.
+
+    Transactions that committed below it are in the snapshot; the slot sends all others.
+    """
     name: str
     """Name for SET TRANSACTION SNAPSHOT; valid until the exporting connection runs another command."""
 
 
 def slot_status(conn: psycopg.Connection, name: str) -> SlotStatus | None:
-    """The slot of that name, of any plugin and database; None if there is none."""
+    """Return the status of the slot with that name, of any plugin and database; None if it does not exist."""
     return next(iter(_statuses(conn, name)), None)
 
 
 def all_slots(conn: psycopg.Connection) -> list[SlotStatus]:
-    """All slots of the cluster, physical ones too, by name."""
+    """Return the status of all slots of the cluster, physical ones too, sorted by name."""
     return _statuses(conn, None)
 
 
 def slot_limits(conn: psycopg.Connection) -> dict[str, str]:
-    """Server settings that can invalidate a slot, as far as this version has them, with their units."""
+    """Return the settings of Postgres that can invalidate a slot, as far as this version has them, with units."""
     with map_errors():
         return {str(name): str(value) for name, value in conn.execute(_LIMITS)}
 
 
 def drop_slot(conn: psycopg.Connection, name: str, *, confirmed: Lsn | None = None) -> None:
-    """Drop the slot if it exists; raises SlotInUse while it is active.
+    """Drop the slot if it exists. Raises SlotInUse while it is active.
 
-    confirmed: drop the slot only at this confirmed position; None for any.
+    With `confirmed`, drop the slot only if this is its confirmed position.
     """
     with map_errors():
         conn.execute(
@@ -129,9 +132,9 @@ def drop_slot(conn: psycopg.Connection, name: str, *, confirmed: Lsn | None = No
 
 
 def advance_slot(conn: psycopg.Connection, name: str, upto: Lsn) -> Lsn:
-    """Advance the slot without streaming; returns its new position.
+    """Advance the slot without streaming, and return its new position.
 
-    Raises SlotInUse while the slot is active, SlotInvalidated and SourceError for errors of the server.
+    Raises SlotInUse while the slot is active, SlotInvalidated and SourceError for errors of Postgres.
     """
     with map_errors():
         row = conn.execute(
@@ -143,7 +146,7 @@ def advance_slot(conn: psycopg.Connection, name: str, upto: Lsn) -> Lsn:
 
 @contextmanager
 def copy_lock(conn: psycopg.Connection, name: str) -> Iterator[None]:
-    """Take the advisory lock for copies of a slot; the end of the connection releases it.
+    """Hold the advisory lock for copies of a slot during the block; the end of the connection releases it, too.
 
     Raises SlotInUse while another session has the lock.
     """
@@ -164,8 +167,8 @@ def create_slot(
 ) -> Iterator[ExportedSnapshot]:
     """Create a pgoutput slot; its snapshot can be used inside the block.
 
-    A permanent slot remains after the block, a temporary one does not. The server finishes creation after the end of
-    every transaction that is open now. After `timeout` seconds SlotBlocked names the open ones, and no slot remains.
+    A permanent slot remains after the block, a temporary one does not. Postgres completes the slot only after the end
+    of every transaction that is open now. After `timeout` seconds SlotBlocked names the open ones, and no slot remains.
     Raises PreflightFailed without privilege or free slot, SourceError (42710) if the name exists.
     """
     with connect(dsn, replication=True, application_name="cdc slot") as conn:
@@ -182,8 +185,9 @@ def create_recorded_slot(
 ) -> Iterator[ExportedSnapshot]:
     """Create a permanent slot as the copy of a temporary one; its snapshot can be used inside the block.
 
-    `record` is called with the future slot before it exists. So a process that is killed leaves either no slot, or one
-    whose positions are recorded. Needs two free slots until the block ends. Raises the errors of create_slot.
+    `record` is called with the status of the new slot before that slot exists. So a process that is killed leaves
+    either no slot, or one whose positions are recorded. Two free slots are needed until the block ends. Raises the
+    errors of `create_slot`.
     """
     draft = f"cdc_draft_{uuid.uuid4().hex[:12]}"
     with create_slot(dsn, draft, temporary=True) as snapshot:
@@ -201,7 +205,7 @@ def create_recorded_slot(
 
 
 def _enable_failover(dsn: str, name: str) -> None:
-    """Set the failover property, which a copied slot does not inherit."""
+    """Set the failover property of a slot, which a copied slot does not inherit."""
     with connect(dsn, replication=True, application_name="cdc slot") as conn, map_errors():
         conn.execute(f"ALTER_REPLICATION_SLOT {quote_identifier(name)} (FAILOVER)".encode())
 
@@ -233,7 +237,7 @@ def _wait_readable(conn: psycopg.Connection, seconds: float) -> None:
 
 
 def _blocked(conn: psycopg.Connection, dsn: str, timeout: float) -> SlotBlocked:
-    """The error that names the blocking transactions; cancelling the command removes the incomplete slot."""
+    """Cancel the creation, which removes the incomplete slot, and return the error that names the open transactions."""
     with connect(dsn, application_name="cdc slot") as other, map_errors():
         rows = other.execute(_BLOCKERS, {"own": conn.info.backend_pid}).fetchall()
     conn.cancel_safe()
@@ -263,17 +267,17 @@ class SlotUse:
 
     wal_end: Lsn
     slot: SlotStatus | None
-    """None if there is no slot of that name."""
+    """Status of the slot; None if it does not exist."""
     reply_at: str | None
-    """Time of the last status update, by the clock of its sender; None before the first one."""
+    """Time of the reader's last status update, by the clock of the reader's machine; None before the first."""
     reply_age: float | None
-    """Seconds since then by the server's clock; includes the difference of the two clocks."""
+    """Seconds since `reply_at` by the clock of Postgres, so it includes the difference of the clocks."""
     inactive_seconds: float | None
-    """Seconds since the slot was last active; from version 17."""
+    """Seconds since the slot was last active; None while it is active, and before Postgres 17."""
 
 
 def read_slot_use(conn: psycopg.Connection, name: str) -> SlotUse:
-    """Read the status with two short queries that take no locks."""
+    """Read the status of a slot and its walsender with two short queries that take no locks."""
     slot = slot_status(conn, name)
     with map_errors():
         row = conn.execute(_USE, [name]).fetchone()
@@ -283,6 +287,9 @@ def read_slot_use(conn: psycopg.Connection, name: str) -> SlotUse:
 
 
 def log_standby_snapshot(conn: psycopg.Connection) -> None:
-    """Log the running transactions, so that a slot on a standby can be created; ignored without the privilege."""
+    """Make Postgres log the running transactions, so that a slot on a standby can be created.
+
+    Nothing happens without the privilege, or if this version does not have the function.
+    """
     with map_errors(), suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
         conn.execute("SELECT pg_log_standby_snapshot()")

@@ -1,4 +1,4 @@
-"""Identity of the source: system identifier, timeline, slot and publication, to compare with those of a log."""
+"""Identity of the source, with slot and publication, to compare with what the log has recorded."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class PublicationStatus:
 
     name: str
     oid: int
-    """Changes when the publication is dropped and recreated."""
+    """OID of the publication; another one after the publication was dropped and created again."""
     missing: tuple[str, ...]
-    """`schema.table` of captured tables that still exist and are not published."""
+    """`schema.table` of captured tables that still exist but are not in the publication."""
     by_leaf: tuple[str, ...] = ()
-    """`schema.table` of captured partitioned tables whose changes are sent under the names of their partitions."""
+    """`schema.table` of captured partitioned tables whose changes are sent under partitions' names."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """State of the source, which is compared with a log before capture continues it."""
+    """State of the source that is compared with a log before capture continues the log."""
 
     identity: SystemIdentity
     slot: SlotStatus | None
@@ -68,7 +68,7 @@ def read_source_state(dsn: str, slot: str, publication: str, tables: Collection[
 
 
 def publication_status(conn: psycopg.Connection, name: str, tables: Collection[int]) -> PublicationStatus | None:
-    """The publication of that name; None if there is none."""
+    """Return the status of the publication with that name; None if it does not exist."""
     with map_errors():
         # read the publication last: if it is dropped in between, report that and not missing tables
         parameters = {"tables": sorted(tables), "name": name}

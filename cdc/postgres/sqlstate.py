@@ -1,4 +1,4 @@
-"""Classification of Postgres errors into the errors of this project, by SQLSTATE and, where necessary, by text."""
+"""Classification of Postgres errors into errors of cdc, by SQLSTATE and, where necessary, by text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdc.errors import CdcError
 
 
 class ErrorCourse(StrEnum):
-    """Reaction to an error of the source."""
+    """How cdc reacts to an error of the source."""
 
     #: A transient cause: retry at once, then with growing pauses.
     RETRY_FAST = "retry fast"
@@ -28,12 +28,15 @@ class ErrorCourse(StrEnum):
 
 
 class ErrorRule(NamedTuple):
-    """One rule; the first whose SQLSTATE prefix and text match applies."""
+    """One rule of the classification; the first rule whose SQLSTATE prefix and text match applies."""
 
     sqlstate: str
-    """A complete SQLSTATE, a class of two characters, or "" for any."""
+    """A complete SQLSTATE, its first characters, or "" for any."""
     text: str
-    """Part of the server's English message, "" for any; for messages in other languages the general rule applies."""
+    """Text that the English message of Postgres contains, or "" for any.
+
+    For messages in other languages a rule without a text applies.
+    """
     course: ErrorCourse
     error: type[CdcError]
     remedy: str | None = None
@@ -105,7 +108,7 @@ RULES: Final = (
     ErrorRule("22P05", "", _SLOW, errors.UndecodableWal),
     ErrorRule("58", "", _FAST, errors.SourceUnreachable),
 )
-"""All rules in order; an error that matches none becomes SourceError."""
+"""All rules in the order in which they are tried; an error that matches none becomes SourceError."""
 
 _FATAL: Final = re.compile(r"(?:FATAL|ERROR):\s+(.+)")
 _REFUSALS: Final = (
@@ -120,13 +123,13 @@ _REFUSALS: Final = (
     ("too many c", "53300"),
     ("remaining connection slots are reserved", "53300"),
 )
-"""SQLSTATE by part of the server's message, because psycopg has no SQLSTATE for failed connections."""
+"""Text in the message of Postgres → SQLSTATE, because psycopg has no SQLSTATE for failed connections."""
 
 
 def classify(error: psycopg.Error) -> CdcError:
-    """The error for a failed statement; the caller raises it from the original.
+    """Return the CdcError for a failed statement; the caller raises it with the original error as the cause.
 
-    Its text is the server's primary message, never the detail, which contains row values.
+    Its text is the primary message of Postgres, never the detail, which contains row values.
     """
     if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
         return errors.SourceUnreachable(f"the connection to the source broke: {_first_line(str(error))}")
@@ -136,7 +139,7 @@ def classify(error: psycopg.Error) -> CdcError:
 
 
 def classify_message(sqlstate: str, message: str) -> CdcError:
-    """The error for a SQLSTATE and the server's primary message."""
+    """Return the CdcError for a SQLSTATE and a primary message of Postgres."""
     for rule in RULES:
         if sqlstate.startswith(rule.sqlstate) and rule.text in message:
             return rule.error(f"{message} ({sqlstate})", remedy=rule.remedy)
@@ -144,7 +147,7 @@ def classify_message(sqlstate: str, message: str) -> CdcError:
 
 
 def connection_failure(error: psycopg.Error, *, secrets: Sequence[str] = ()) -> CdcError:
-    """The error for a failed connection attempt; secrets in its text are masked."""
+    """Return the CdcError for a failed connection attempt; `secrets` in its text are masked."""
     text = str(error)
     for secret in secrets:
         text = text.replace(secret, "***")
@@ -158,7 +161,7 @@ def connection_failure(error: psycopg.Error, *, secrets: Sequence[str] = ()) -> 
 
 @contextmanager
 def map_errors() -> Iterator[None]:
-    """Replace errors of psycopg by errors of this project; the original is the cause."""
+    """Replace errors of psycopg inside the block by errors of cdc; the original error is the cause."""
     try:
         yield
     except psycopg.Error as error:

@@ -1,4 +1,4 @@
-"""Definitions of tables in `pg_class`, `pg_attribute`, `pg_index` and `pg_type`, read in one consistent statement."""
+"""Definitions of tables in the system catalogs of Postgres, read in one consistent statement."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ WITNESS: Final = """
     FROM pg_event_trigger t WHERE t.evtname IN ('cdc_ddl_end', 'cdc_drop', 'cdc_rewrite') AND t.evtenabled = 'A'
     HAVING count(*) = 3
 """
-"""The event triggers of `migrations/source`, by OID and xmin; no row unless all exist and are ENABLE ALWAYS."""
+"""Subquery for OID and xmin of the event triggers of `migrations/source`.
+
+It returns no row unless all of them exist and are ENABLE ALWAYS.
+"""
 # a deferrable key cannot identify a row: two rows may have it until the end of a transaction
 _CLASS: Final = f"""
     SELECT c.oid, n.nspname, c.relname, c.relreplident::text, k.columns, k.size,
@@ -85,7 +88,7 @@ _TYPES: Final = _TYPE + " WHERE t.oid = ANY(%s)"
 
 
 class TypeFacts(NamedTuple):
-    """One row of `pg_type`, with the base type of domains."""
+    """Facts about a data type, from its row in `pg_type`, with the base type of a domain."""
 
     name: str
     kind: str
@@ -95,19 +98,19 @@ class TypeFacts(NamedTuple):
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Self:
-        """Create from a row of the query: name, kind, base type, its modifier and labels."""
+        """Build the facts from a query row: name, kind, base type, modifier of the base type, enum labels."""
         name, kind, base, base_typmod, labels = row
         return cls(name, kind, base, -1 if base_typmod is None else base_typmod, tuple(labels or ()))
 
 
 def unknown_type(oid: int) -> TypeFacts:
-    """Placeholder for a type that no longer exists."""
+    """Return placeholder facts for a type that no longer exists."""
     return TypeFacts(f"oid {oid}", "b", None, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One row of `pg_attribute`, which may be dropped: dropped attributes keep their number."""
+    """A column of a table, from its row in `pg_attribute`; a dropped column keeps its number."""
 
     number: int
     name: str
@@ -117,18 +120,18 @@ class Attribute:
     not_null: bool
     generated: bool
     has_default: bool
-    """Whether it currently has a default expression or is an identity column."""
+    """True if the column now has a default expression or is an identity column."""
     default: str | None
     type: TypeFacts | None
     missing: str | None
 
     @property
     def wire(self) -> tuple[str, int, int]:
-        """Name, type OID and modifier, which a Relation message contains."""
+        """Name, type OID and type modifier, as a Relation message contains them."""
         return self.name, self.type_oid, self.typmod
 
     def column(self, identifier: int, key: int | None) -> Column:
-        """The attribute as a column of a table schema."""
+        """Return the attribute as a column of a table schema, with this id and this place in the key."""
         facts = self.type or unknown_type(self.type_oid)
         return Column(
             id=identifier,
@@ -150,21 +153,24 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:
-    """The definition of one table in the catalogue."""
+    """Definition of one table in the system catalogs of Postgres."""
 
     schema: str
     name: str
     replica_identity: ReplicaIdentity
     attributes: tuple[Attribute, ...]
-    """All attributes by number, including dropped ones."""
+    """All attributes in the order of their numbers, including dropped ones."""
     key: tuple[int, ...]
-    """Attribute numbers of the key columns, in index order."""
+    """Attribute numbers of the key columns, in the order of the index."""
     root: int | None = None
-    """See TableSchema.root."""
+    """OID of the topmost partitioned table, as `TableSchema.root`; None without partitioning."""
     listed: bool = False
-    """Whether a publication has a column list for the table."""
+    """True if a publication has a column list for the table."""
     witness: str | None = None
-    """OID and xmin of the event triggers that report DDL; changes if a trigger was disabled in between."""
+    """OID and xmin of the event triggers that report DDL, as text; None if they are not all enabled.
+
+    The text changes if a trigger was disabled in between.
+    """
 
     @property
     def live(self) -> tuple[Attribute, ...]:
@@ -173,7 +179,7 @@ class CatalogTable:
 
 
 def read_catalog_tables(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, CatalogTable]:
-    """Read the definitions of tables, by OID; dropped relations and other kinds are left out."""
+    """Return the definitions of tables, by OID; dropped tables and other kinds of relations are left out."""
     rows = conn.execute(_TABLES, {"relations": list(oids)}).fetchall()
     return {oid: _catalogued([row[1:] for row in of_table]) for oid, of_table in groupby(rows, itemgetter(0))}
 
@@ -202,5 +208,5 @@ def _attribute(row: tuple[Any, ...]) -> Attribute:
 
 
 def read_types(conn: psycopg.Connection, oids: list[int]) -> dict[int, TypeFacts]:
-    """Read the types with these OIDs, as far as they exist."""
+    """Return the facts of the types with these OIDs, as far as they exist."""
     return {row[0]: TypeFacts.of(row[1:]) for row in conn.execute(_TYPES, [oids]).fetchall()}

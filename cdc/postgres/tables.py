@@ -1,8 +1,8 @@
-"""Tables of the source: pattern matching, and schemas from the catalogue and for Relation messages.
+"""Tables of the source: pattern matching, and table schemas from system catalogs and Relation messages.
 
-pgoutput sends no attribute numbers. The catalogue contains the current state, but the stream may be behind. So
-`column_identity` compares a message with the catalogue and the previous schema. It flags a schema that cannot be proved
-as NEEDS_RESYNC.
+pgoutput sends no attribute numbers. The system catalogs of Postgres contain the current state, but the stream may be
+behind. So `column_identity` compares a Relation message with the system catalogs and the previous schema. It flags a
+schema that cannot be proved as NEEDS_RESYNC.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ _INSERTED: Final = """
 
 @dataclass(frozen=True, slots=True)
 class CatalogView:
-    """Definitions of tables, read from the catalogue at one time."""
+    """Definitions and states of tables, read from the system catalogs of Postgres at one time."""
 
     upto: Lsn
-    """Transactions that committed up to this LSN did not see a later version of the catalogue."""
+    """LSN up to which no committed transaction saw a later version of the system catalogs."""
     tables: Mapping[int, CatalogTable]
-    """Table definitions by OID."""
+    """Definition of each table, by OID."""
     states: Mapping[int, CatalogState]
-    """Table states by OID; see `unstreamed_changes`."""
+    """State of each table, by OID, to find changes missing in the stream (see `unstreamed_changes`)."""
 
     def is_partition(self, oid: int) -> bool:
-        """Whether the table is a partition of another one."""
+        """Return True if the table is a partition of another table."""
         root = self.tables[oid].root if oid in self.tables else None
         return root is not None and root != oid
 
 
 class TableName(NamedTuple):
-    """A table's name in two parts, unquoted."""
+    """Schema and name of a table, unquoted."""
 
     schema: str
     name: str
@@ -74,21 +74,22 @@ class TableName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UncapturableTable:
-    """A table that a rule matches and that cannot be captured."""
+    """A table that a rule matches but that cannot be captured."""
 
     oid: int
     name: TableName
     reason: str
     sql: str | None
-    """Statement after which it can be captured; None if there is none."""
+    """SQL after which the table can be captured; None if there is none."""
 
 
 def uncapturable_tables(
     conn: psycopg.Connection, patterns: Sequence[str], exclude: Sequence[str] = ()
 ) -> list[UncapturableTable]:
-    """Matched tables that cannot be captured: unlogged and foreign tables, and partitions without their root.
+    """Return the matched tables that cannot be captured.
 
-    A partition is not reported if a rule matches or excludes its root.
+    These are unlogged and foreign tables, and partitions. A partition is left out if a rule matches or excludes its
+    root.
     """
     with map_errors():
         found = conn.execute(_UNCAPTURABLE).fetchall()
@@ -116,9 +117,10 @@ def _uncapturable(table: TableName, kind: str) -> tuple[str, str | None]:
 def match_tables(
     conn: psycopg.Connection, patterns: Sequence[str], exclude: Sequence[str] = ()
 ) -> list[tuple[int, TableName]]:
-    """(OID, name) of the ordinary and partitioned tables that match a pattern and no exclusion, sorted by name.
+    """Return OID and name of the tables that match a pattern and no exclusion, sorted by name.
 
-    Patterns are case-sensitive globs over the topic, `schema.table`. Partitions are not included.
+    Only ordinary and partitioned tables are considered, no partitions. Patterns are case-sensitive globs over the
+    topic, `schema.table`.
     """
     with map_errors():
         found = [(row[0], TableName(row[1], row[2])) for row in conn.execute(_TABLES)]
@@ -126,7 +128,7 @@ def match_tables(
 
 
 def matched_schemas(dsn: str, patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[TableSchema]:
-    """Schemas of the tables that match, sorted by name."""
+    """Return the schemas of the tables that match a pattern and no exclusion, sorted by name."""
     with connect(dsn, application_name="cdc tables") as conn:
         oids = [oid for oid, _ in match_tables(conn, patterns, exclude)]
         with map_errors():
@@ -137,10 +139,10 @@ def matched_schemas(dsn: str, patterns: Sequence[str], exclude: Sequence[str] = 
 def read_schema(
     conn: psycopg.Connection, oid: int, *, relation: int | None = None, publication: str | None = None
 ) -> TableSchema | None:
-    """Read the schema of a table, with attribute numbers as column ids; None if there is no such table.
+    """Read the schema of a table, with attribute numbers as column ids; None if the table does not exist.
 
-    `relation` is the log's relation id, by default the OID as in the first epoch. `publication` is the one whose later
-    changes are to be detected.
+    `relation` is the log's number of the table, by default the OID as in the first epoch. `publication` is the
+    publication whose later changes are to be detected.
     """
     schema = read_schemas(conn, [oid], publication=publication).get(oid)
     return schema if schema is None or relation is None else replace(schema, relation=relation)
@@ -149,7 +151,7 @@ def read_schema(
 def read_schemas(
     conn: psycopg.Connection, oids: Sequence[int], *, publication: str | None = None
 ) -> dict[int, TableSchema]:
-    """Read the schemas of several tables, by OID, with the OID as relation id; dropped tables are left out."""
+    """Return the schemas of several tables, by OID, with the OID as relation; dropped tables are left out."""
     seen = read_catalog_view(conn, oids, publication)
     return {
         oid: replace(table_schema(seen.tables[oid], oid, oid), standing=seen.states[oid].fingerprint)
@@ -159,7 +161,7 @@ def read_schemas(
 
 
 def table_schema(now: CatalogTable, oid: int, relation: int) -> TableSchema:
-    """The schema of a catalogue table, with attribute numbers as column ids."""
+    """Return the schema of a table in the system catalogs, with attribute numbers as column ids."""
     places = {number: ordinal for ordinal, number in enumerate(now.key)}
     return TableSchema(
         relation=relation,
@@ -174,7 +176,7 @@ def table_schema(now: CatalogTable, oid: int, relation: int) -> TableSchema:
 
 
 def read_catalog_view(conn: psycopg.Connection, oids: Sequence[int], publication: str | None) -> CatalogView:
-    """Read definitions and states of tables."""
+    """Read definitions and states of tables from the system catalogs of Postgres."""
     with map_errors():
         row = conn.execute(_INSERTED).fetchone()
         tables = read_catalog_tables(conn, oids)
@@ -189,11 +191,11 @@ def resolve_relation(
     epoch: int = 0,
     seen: CatalogView | None = None,
 ) -> TableSchema:
-    """The schema version that a Relation message announces, with the column ids of the log.
+    """Return the schema version that a Relation message announces, with the column ids of the log.
 
-    `known` is the previous version, None for a new table; `epoch` is part of the relation id of a new table; `seen` is
-    a catalogue view that contains the table, by default a new one. A version that cannot be proved is flagged
-    NEEDS_RESYNC with the reason; its unproved columns have ids that no attribute can have.
+    `known` is the previous version, None for a new table. `epoch` is part of the relation number of a new table. `seen`
+    is a view of the system catalogs that contains the table; by default they are read now. A version that cannot be
+    proved is flagged NEEDS_RESYNC with the reason, and its unproved columns have ids that no attribute can have.
     """
     now = (seen or read_catalog_view(conn, [message.oid], None)).tables.get(message.oid)
     facts = {a.type_oid: a.type for a in now.live if a.type is not None} if now else {}

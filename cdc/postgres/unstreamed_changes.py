@@ -1,4 +1,4 @@
-"""Unstreamed changes: changes of rows at the source that the stream does not contain, found by catalogue comparison.
+"""Unstreamed changes: changes of rows at the source that are missing in the stream, found in the system catalogs.
 
 One query reads the state of all tables. A pure function compares the state of a table with the previous one.
 
@@ -86,37 +86,40 @@ _STATES: Final = f"""
 """
 _SCHEMAS_PUBLISHED: Final = 150000
 _MEMBER: Final = 4
-"""Index of the membership in `CatalogFingerprint.published`, after OID, xmin, name and owner, actions."""
+"""Index of the membership in `CatalogFingerprint.published`, after OID, xmin, name with owner, and actions."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogState:
-    """State of one table in the catalogue: its fingerprint, and facts that explain a difference."""
+    """State of one table in the system catalogs: a fingerprint, and facts that explain a difference."""
 
     schema: str
     name: str
     fingerprint: CatalogFingerprint
     labels: Mapping[int, tuple[str, ...]]
-    """Enum labels by attnum."""
+    """Enum labels of columns, by attribute number."""
     filled: frozenset[int]
-    """Attnums of columns that may have been added with values for old rows, without `attmissingval`."""
+    """Attribute numbers of columns that may have been added with values for old rows, without `attmissingval`."""
     emptied: Mapping[int, str]
-    """Leaves without statistics (`reltuples` = -1), as after TRUNCATE, with the xmin of their `pg_class` row."""
+    """Leaf partitions without statistics (`reltuples` = -1), as after TRUNCATE → xmin of their `pg_class` row."""
     attached: frozenset[int]
-    """Leaves that contain rows and were separate tables before."""
+    """Leaf partitions that contain rows and were separate tables before."""
     stored: frozenset[int]
-    """Attnums of columns that are not generated."""
+    """Attribute numbers of columns that are not generated."""
     unlogged: bool
     publication: str
     sent_as: str | None
-    """The partitioned table under whose name the publication sends its changes; None if under its own."""
+    """Partitioned table under whose name the table's changes are sent; None if under its own name."""
     witness: str | None
 
 
 def read_catalog_states(
     conn: psycopg.Connection, oids: Sequence[int], publication: str | None
 ) -> dict[int, CatalogState]:
-    """States of the tables that still exist, by OID; read in one statement, so that they are consistent."""
+    """Return the states of the tables that still exist, by OID.
+
+    One statement reads them, so that they are consistent.
+    """
     schema = _BY_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else "NULL"
     published_schema = _IN_SCHEMA if conn.info.server_version >= _SCHEMAS_PUBLISHED else ""
     query = _STATES.replace("{schema}", schema).replace("{published_schema}", published_schema)
@@ -153,7 +156,7 @@ def _state(row: Sequence[Any], publication: str) -> CatalogState:
 
 
 def find_divergence(known: TableSchema, now: CatalogState) -> str | None:
-    """The reason why rows of the log may differ from the source; None if there is no sign of it.
+    """Return the reason why rows of the log may differ from the source; None if there is no sign of that.
 
     `known.standing` is the previous fingerprint. Without it, only the current state is checked.
     """

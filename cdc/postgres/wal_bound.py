@@ -1,18 +1,19 @@
-"""WalBound: the end of the server's WAL as an upper bound of commit positions, read over a separate SQL connection.
+"""WalBound: the end of the WAL of Postgres as an upper bound of commit positions, read over a separate SQL connection.
 
-A wrong position in the log cannot be removed, so the reader does not trust the stream alone. Before a commit of the
-log it queries the end of the server's WAL (on a standby: the replay position, which bounds decoding). The query runs
-after the frames arrived, so its result is above every commit that a correct server has sent. A position that is not
-below the result is an error, and nothing is written. `cdc/pgoutput/lsn_check.py` compares fields of the stream with
+A wrong position in the log cannot be removed, so the reader does not trust the stream alone. Before each commit of the
+log it queries where the WAL of Postgres ends. On a standby this is the applied WAL, which bounds decoding. The query
+runs after the frames arrived, so its result is above every commit that a correct Postgres has sent. A position that is
+not below the result is an error, and nothing is written. `cdc/pgoutput/lsn_check.py` compares fields of the stream with
 each other and finds wrong positions below that bound.
 
-A reader that is behind rarely queries: the last result bounds its commits for a long time. A reader that has caught up
-queries once per commit, while another thread writes the commit's data files. So the round trip adds no latency.
+A reader that is behind rarely queries, because the last result bounds its commits for a long time. A reader that has
+caught up queries once per commit, while another thread writes the commit's data files. So the round trip adds no
+latency.
 
-The same connection detects a shutdown of the server: the server ends all SQL sessions first, and then waits until the
-walsenders' clients have confirmed all WAL. The reader cannot confirm WAL after the last commit, and cannot confirm
+The same connection detects a shutdown of Postgres. Postgres ends all SQL sessions first, and then waits until the
+clients of walsenders have confirmed all WAL. The reader cannot confirm WAL after the last commit, and cannot confirm
 anything while the log's disk is full. Therefore a reader that loses its session and gets no new one closes its stream.
-Nothing is lost: the server sends unconfirmed changes again.
+Nothing is lost, because Postgres sends unconfirmed changes again.
 """
 
 from __future__ import annotations
@@ -37,10 +38,13 @@ _WAL_END: Final = """
 
 
 class WalBound:
-    """Upper bound of one session; a context manager. One thread calls `ask` and `require`, another `check_session`."""
+    """Upper bound of commit positions for one session; a context manager.
+
+    One thread calls `ask` and `require`, another one calls `check_session`.
+    """
 
     def __init__(self, dsn: str) -> None:
-        """Connect; raises as `connect` does."""
+        """Connect to Postgres; raises the errors of `connect`."""
         self._dsn, self._lock = dsn, Lock()
         self._wal_end = Lsn(0)
         self._conn = self._connected()
@@ -48,12 +52,15 @@ class WalBound:
         self._answer: Future[Lsn] | None = None
 
     def ask(self, lsn: Lsn) -> None:
-        """Ask the server without waiting, unless its last answer covers this LSN; `require` waits for the answer."""
+        """Query the WAL end without waiting for the result, unless the last result is already above this LSN.
+
+        `require` waits for the result.
+        """
         if lsn >= self._wal_end and self._answer is None:
             self._answer = self._thread.submit(self._current_wal_end)
 
     def require(self, lsn: Lsn) -> None:
-        """Raise PositionBeyondWal if the server's WAL ends at or before this LSN, so that no commit can be there.
+        """Raise PositionBeyondWal if the WAL of Postgres ends at or before this LSN, so that no commit can be there.
 
         Raises SourceUnreachable and the other errors of `connect` if the query fails.
         """
@@ -67,9 +74,10 @@ class WalBound:
             )
 
     def check_session(self) -> None:
-        """Reconnect if the server ended the session; raises as `connect` if that fails, as during a shutdown.
+        """Reconnect if Postgres has ended the session; raises the errors of `connect`, as during a shutdown.
 
-        Returns at once while the other thread queries the server: then that thread detects the lost session.
+        The method returns at once while the other thread queries Postgres, because that thread then detects a lost
+        session.
         """
         if not self._lock.acquire(blocking=False):
             return

@@ -61,7 +61,7 @@ class BackfillStatus(CopyProgress):
     """Time of the request as ISO 8601 text."""
     finished_at: str | None
     command: str
-    """Command line that requests the same; in it LIST stands for a file with one key per line."""
+    """Command line that requests the same; in it LIST means a file with one key per line."""
     keys: int | None = None
     """Number of keys in the key list; None without a list. `request` contains only the first of them."""
 
@@ -134,7 +134,7 @@ def is_part(request: BackfillRequest) -> bool:
 
 
 def command_of(request: BackfillRequest) -> str:
-    """Return the shell command that requests the same; in it FILE stands for the path of the definition."""
+    """Return the shell command that requests the same; in it FILE means the path of the definition."""
     words = ["cdc", *(("tables", "resync") if request.resync else ("backfill",)), *request.tables]
     if request.where is not None:
         words += ["--where", request.where]

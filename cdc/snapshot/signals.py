@@ -1,10 +1,10 @@
 """Signals: translates Debezium signals into backfill requests and actions.
 
 `execute-snapshot` of type `incremental` becomes one backfill per table, so that each has its own filter and can be
-stopped separately. `stop-`, `pause-` and `resume-snapshot` become actions on all pending backfills, whoever requested
-them. A command of kind SIGNAL records the result of each signal in the catalog. If the processing of a signal is
-interrupted, the id of this command shows which commands were already stored. So the signal is completed without
-duplicates.
+stopped separately. `stop-`, `pause-` and `resume-snapshot` become actions on all pending backfills, also on those that
+were requested by other means. A command of kind SIGNAL records the result of each signal in the catalog. If the
+processing of a signal is interrupted, the id of this command shows which commands were already stored. So the signal is
+completed without duplicates.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from cdc.table import TableSchema
 Place = tuple[int, int]
 """Position and ordinal of a row."""
 _NO_RELATION: Final = np.iinfo(np.int64).max
-"""Number that stands for the missing relation of a message; it is the greatest one, so messages sort last."""
+"""Number used as the missing relation of a message; it is the greatest one, so messages sort last."""
 _MILLISECOND: Final = 1_000
 """Microseconds in a millisecond; times in statistics are truncated to milliseconds."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -213,7 +213,7 @@ class SchemaVersions:
         return [number for number in sorted(self._topics) if relations[0] <= number <= relations[1]]
 
     def faults(self, contents: FileContents) -> Iterator[tuple[int, Place, str]]:
-        """Yield (relation, its first row in the file, message) for each table whose rows lack a schema."""
+        """Yield (relation, its first row in the file, message) for each table without a schema for its rows."""
         for relation, place in contents.firsts.items():
             known = self._first.get(relation)
             if known is None or known > place:
@@ -249,7 +249,7 @@ class Transactions:
     """
 
     def __init__(self, after: Position) -> None:
-        """Transactions at or below `after` may lack rows, because a part of them may have been trimmed."""
+        """Transactions at or below `after` may be incomplete, because a part of them may have been trimmed."""
         self._after = after
         self._open = np.empty((0, 4), np.int64)
 
