@@ -246,7 +246,7 @@ def _with_new_ids(ids: Sequence[int | None], reason: str, before: Mapping[int, W
 
 @dataclass(frozen=True, slots=True)
 class _ColumnFacts:
-    """Facts about columns that a message does not contain: from the system catalogs, the previous version, or the type."""
+    """Facts that a message does not contain: from the system catalogs, the previous version, or the type."""
 
     live: Mapping[int, Attribute]
     known: TableSchema | None
