@@ -17,7 +17,7 @@ from cdc.position import Position
 KEEP_ALL_FOR: Final = 60
 """Seconds for which every cut is kept."""
 KEEP_ALL_AT_MOST: Final = 1_000
-"""Maximum of those cuts; only a clock that was set back can produce more."""
+"""Maximum number of cuts of the last minute that are kept."""
 MINUTE: Final = 60
 HOUR: Final = 3600
 _MICRO: Final = 1_000_000
@@ -25,7 +25,7 @@ _MICRO: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ListedCut:
-    """A kept cut, without its tables."""
+    """The position and times of one kept cut of a sink."""
 
     position: int
     committed_at: int
@@ -44,9 +44,9 @@ def format_time(micros: int) -> str:
 
 
 def kept_cuts(published_at: Sequence[int], now: int, retain: float) -> list[int]:
-    """The times whose cuts are kept at `now`: always the newest, and none older than retain.
+    """Return the publish times of the cuts to keep at `now`: always the newest, and no other one older than `retain`.
 
-    published_at: times of the cuts in order, in µs. retain: seconds. A cut that is not kept now is never kept later.
+    published_at: publish times of the cuts, sorted, in µs. now: µs. retain: seconds.
     """
     last_of: dict[tuple[int, int], int] = {}
     first_of_all = len(published_at) - KEEP_ALL_AT_MOST
@@ -58,7 +58,11 @@ def kept_cuts(published_at: Sequence[int], now: int, retain: float) -> list[int]
 
 
 def _interval(instant: int, age: float, *, alone: bool) -> tuple[int, int]:
-    """The interval of which only the last cut is kept."""
+    """Return the interval of a cut; only the last cut of each interval is kept.
+
+    instant: when the cut was published, in µs. age: its age in seconds. alone: a cut of the last minute has its own
+    interval.
+    """
     if alone and age < KEEP_ALL_FOR:
         return 0, instant
     span = MINUTE if age < HOUR else HOUR
@@ -66,7 +70,7 @@ def _interval(instant: int, age: float, *, alone: bool) -> tuple[int, int]:
 
 
 def find_cut(cuts: Sequence[ListedCut], moment: Position | datetime, now: datetime) -> ListedCut:
-    """The last of the cuts (in order) that contains no change after the moment.
+    """Return the last of the cuts, sorted by time, that contains no change after the moment.
 
     Raises CutUnavailable for a moment before the oldest cut, after the newest position, or in the future.
     """

@@ -55,7 +55,7 @@ _LOST: Final = "the row of the dead letter is no longer stored with the sink"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedChange:
-    """One waiting change of a parked key, or a truncate or generation end that removes the row of the key."""
+    """One change of a parked key that is not merged yet, or a truncate or end of a full copy that removes its row."""
 
     op: str
     """The operation, a letter as in the log."""
@@ -67,7 +67,7 @@ class ParkedChange:
     """For a delete: the columns of the old row that were sent."""
     complete: bool = True
     began: int | None = None
-    """For a generation end: it removes rows older than this position."""
+    """For the end of a full copy: the position at which the copy began; it removes older rows."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -124,7 +124,7 @@ class ParkedRow:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterEntry:
-    """One row of the table."""
+    """One entry of the dead-letter table: it parks a row, replaces a parked row, or unparks a key."""
 
     row: ParkedRow
     parked: bool = True
@@ -153,7 +153,7 @@ class DeadLetterEntry:
 
 
 def read_entries(table: DeltaTable) -> list[DeadLetterEntry]:
-    """Every entry, oldest batch first."""
+    """Read every entry of a dead-letter table, those of the oldest batch first."""
     entries = [DeadLetterEntry.from_json(row) for row in pa.table(table.scan()).to_pylist()]
     return sorted(entries, key=lambda entry: entry.row.upto)
 

@@ -58,7 +58,7 @@ _T = TypeVar("_T")
 
 
 class ReadAt(StrEnum):
-    """Which state of the tables a query sees, unless it names a moment in the past."""
+    """Which present state of the tables a query reads; a Moment selects a past state instead."""
 
     #: The last published cut: all tables at one position.
     PUBLISHED = "published"
@@ -67,7 +67,7 @@ class ReadAt(StrEnum):
 
 
 Moment = Position | datetime
-"""A position or a time (UTC without a zone); it selects the last kept cut without a change after it."""
+"""A position or a time; it selects the last kept cut without a later change. A time without a zone is UTC."""
 
 
 def parse_at(text: str) -> ReadAt | Moment:
@@ -91,7 +91,7 @@ def _zoned(moment: datetime) -> datetime:
 
 
 class Lake:
-    """One Delta sink's targets, opened for reading; every call sees what is published now."""
+    """Reads the Delta targets of one sink; every call reads the published record again."""
 
     def __init__(self, template: str, rules: TargetRules | None = None) -> None:
         self._template, self._rules = template, rules
@@ -99,7 +99,10 @@ class Lake:
 
     @classmethod
     def open(cls, template: str, rules: TargetRules | None = None) -> Self:
-        """The lake at a path template; reads nothing yet. rules: a query refuses rows that do not follow them."""
+        """Make a Lake from the sink's path template, without reading anything.
+
+        rules: the current rules of the sink; queries refuse targets whose rows were written under other rules.
+        """
         return cls(template, rules)
 
     def published(self) -> Published | None:
@@ -135,7 +138,7 @@ class Lake:
         return record
 
     def tables(self) -> list[TableRecord]:
-        """The tables of the published record, by topic."""
+        """Return the tables of the published record, sorted by topic."""
         record = self.published()
         return sorted(record.tables.values(), key=lambda table: table.topic) if record else []
 
@@ -277,7 +280,7 @@ class Lake:
 
 
 def tables_by_shared_target(tables: Iterable[TableRecord]) -> dict[str, list[TableRecord]]:
-    """Name of the directory → tables, for every target that several of the tables share."""
+    """Return directory name → tables, for each target that several of the tables share."""
     found: dict[str, list[TableRecord]] = {}
     for table in tables:
         found.setdefault(table.target, []).append(table)
@@ -285,7 +288,7 @@ def tables_by_shared_target(tables: Iterable[TableRecord]) -> dict[str, list[Tab
 
 
 def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Sequence[TableRecord]) -> None:
-    """Register the rows of some tables of a target; other tables of a shared target may be ahead of the cut."""
+    """Register a target in the query engine under `alias`; of a shared target, only the rows of the tables `parts`."""
     if RELATION_COLUMN not in [field.name for field in table.schema().fields]:
         builder.register(alias, table)
         return
@@ -297,7 +300,7 @@ def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Seque
 
 
 def _topic_and_schema(part: TableRecord, known: Mapping[int, TableSchema]) -> tuple[str, TableSchema | None]:
-    """(the topic by which rules are found, the schema of the last published record)."""
+    """Return the topic by which rules match a table, and its schema in the last published record, None if unknown."""
     schema = known.get(part.relation)
     return part.topic if schema is None else schema.topic, schema
 

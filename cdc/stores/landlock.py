@@ -22,7 +22,7 @@ _WRITE_FILE: Final = 1 << 1
 _WRITES: Final = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
 """The rights of version 1: write, remove and create files of every kind."""
 _ADDED: Final = {2: 1 << 13, 3: 1 << 14}
-"""Version → the right that it adds: move between directories, truncate."""
+"""Version of Landlock → the right that this version added: 2: move between directories; 3: truncate."""
 
 
 def kernel_version() -> int:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final, Self
 
 RECORD_FORMAT: Final = 1
-"""Version of the JSON; an older reader refuses a newer version."""
+"""Version of the JSON format of a published record; a reader refuses any other version."""
 
 
 class TargetState(StrEnum):
@@ -61,7 +61,7 @@ class Published:
     committed_at: int
     """Commit time of the transaction at position, µs since 1970 UTC; 0 if unknown."""
     tables: Mapping[int, TableRecord] = field(default_factory=dict)
-    """By relation."""
+    """Relation → record of its table."""
 
     @property
     def versions(self) -> dict[str, int]:
@@ -73,7 +73,7 @@ class Published:
         return found
 
     def to_json(self) -> str:
-        """Text with sorted keys, so that equal records are equal text."""
+        """Return the record as JSON with sorted keys, so that equal records have equal text."""
         # asdict copies every value, and would take half the time of a publish of fifty tables
         tables = [
             {name: getattr(table, name) for name in TableRecord.__slots__} for _, table in sorted(self.tables.items())

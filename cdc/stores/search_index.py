@@ -49,7 +49,7 @@ def layout() -> tantivy.Schema:
 
 
 def document_id(relation: int, key: Sequence[str | None]) -> str:
-    """The unique term of a row."""
+    """Return the `_id` of the document of a row."""
     term = f"{relation}\0{json.dumps(list(key), ensure_ascii=False)}"
     if len(term.encode()) <= TERM_BYTES:
         return term
@@ -57,7 +57,7 @@ def document_id(relation: int, key: Sequence[str | None]) -> str:
 
 
 def parked_id(relation: int, key: Sequence[str | None]) -> str:
-    """The unique term of a parked row."""
+    """Return the `_id` of the document of a parked row."""
     return f"{PARKED_TOPIC}\0{document_id(relation, key)}"
 
 

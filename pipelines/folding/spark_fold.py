@@ -221,7 +221,7 @@ def _compare_order(left: Column, right: Column) -> Column:
 
 
 def _overlay(older: Column, newer: Column) -> Column:
-    """Return the older image with the columns of the newer image laid over it."""
+    """Return the columns of both images; where both have a column, the value of the newer image."""
     return F.map_concat(F.map_filter(older, lambda column, _: ~F.map_contains_key(newer, column)), newer)
 
 

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 ImageMask = Callable[[Image], Image]
-"""Makes of a row image what may be stored next to a target: only its columns, masked as they are there."""
+"""A function that converts a row image: it keeps only the columns of the target, masked as in the target."""
 
 NONE_PARKED: Final = DeadLetterSettings(stop_at=0)
 """The limits of a table that stops at the first row that its target refuses."""
@@ -63,9 +63,9 @@ class TableBatch:
     rows: pa.Table | None
     frame: DataFrame | None
     after: int
-    """Position, exclusive; the loop has already passed everything up to it to the target."""
+    """Position after which the range begins; earlier batches have passed everything up to it to the target."""
     upto: int
-    """Position, inclusive."""
+    """Position at which the range ends; the range includes it."""
     truncated: tuple[int, int] | None = None
     """(position, ordinal) of the last truncate in the range, which removes every older row of the target."""
     generation: int | None = None
@@ -173,7 +173,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """One row of a batch that its target refuses."""
+    """A row of a batch that the target refuses, with the error."""
 
     row: int
     """Index among the batch's rows."""

@@ -1,4 +1,4 @@
-"""Column defaults: the values of rows older than ADD COLUMN … DEFAULT, as SQL literals for DataFusion."""
+"""Column defaults: the default of a new column as a SQL expression for delta-rs, for rows older than the column."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _SPELLING: Final = {
 
 
 def new_defaults(shape: RowShape, known: Iterable[Column]) -> dict[str, str]:
-    """Delta column → SQL expression, for the columns with a default that are not among the known ones."""
+    """Return Delta column → SQL expression of its default, for the new columns of a table that have a default.
+
+    known: the columns that the target already has.
+    """
     ids = {column.id for column in known}
     return {
         column_name(column.name): default_expression(column, shape.default_of(column) or "", shape.policy)
@@ -40,7 +43,10 @@ def new_defaults(shape: RowShape, known: Iterable[Column]) -> dict[str, str]:
 
 
 def default_expression(column: Column, text: str, policy: Policy) -> str:
-    """The value of a new column in rows that are older, as an expression; raises ValueNotRepresentable."""
+    """Return the default `text` of a new column as a SQL expression of the column's Delta type.
+
+    Raises ValueNotRepresentable if the type cannot represent the default.
+    """
     family = family_of(column, policy)
     try:
         family.convert(pa.array([text], pa.string()))
@@ -55,7 +61,7 @@ def default_expression(column: Column, text: str, policy: Policy) -> str:
 
 
 def default_literal(text: str, arrow: pa.DataType) -> str:
-    """`Column.missing`, a text as Postgres prints it, as an expression of exactly the type `arrow`."""
+    """Return a SQL expression with exactly the type `arrow` for a value that Postgres printed as `text`."""
     if pa.types.is_list(arrow):
         inner = [_literal(element, arrow.value_type) for element in parse_array(text)]
         return f"arrow_cast(make_array({', '.join(inner)}), 'List({_spelling(arrow.value_type)})')"

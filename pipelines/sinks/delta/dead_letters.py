@@ -25,9 +25,9 @@ from pipelines.sinks.delta.table_plan import RowShape
 from pipelines.types.typed_rows import typed_keys
 
 STALE: Final = 500
-"""Superseded entries above which the table is rewritten."""
+"""Minimum number of superseded entries before the table is rewritten without them."""
 _KEPT_FOR: Final = 1
-"""Hours for which removed files stay, for readers of the table."""
+"""Hours for which files that left the table stay on disk for its readers."""
 _PROPERTIES: Final = {
     "delta.checkpointInterval": "100",
     "delta.enableExpiredLogCleanup": "true",
@@ -44,15 +44,15 @@ class DeadLetterTable:
         self._table: DeltaTable | None = None
         self._parked: dict[int, Mapping[Key, ParkedRow]] = {}
         self._unlisted: dict[int, list[DeadLetterEntry]] = {}
-        """By relation: entries of tables that were never published; they count up to the position of the target."""
+        """Relation → entries of its table, for tables that were never published and are not loaded yet."""
         self._entries = 0
         self._unconfirmed: set[int] = set()
         self._lock = Lock()
 
     def load(self, record: Published, positions: Mapping[int, int]) -> None:
-        """Read the rows that are parked at the positions of the targets, and delete entries of batches never merged.
+        """Read the parked rows of the sink, and delete the entries of batches that were never merged.
 
-        positions: by relation, the position of the target of each table of the record.
+        positions: relation → position of its target, for each table of the published record.
         """
         self._parked, self._unlisted, self._unconfirmed, self._entries = {}, {}, set(), 0
         self._table = DeltaTable(self._uri) if DeltaTable.is_deltatable(self._uri) else None
@@ -67,7 +67,7 @@ class DeadLetterTable:
                 self._unlisted.setdefault(entry.row.relation, []).append(entry)
 
     def load_unpublished(self, relation: int, position: int) -> None:
-        """As load, for a table that was never published and whose target is at a position."""
+        """Read the parked rows of a table that was never published; position: that of its target."""
         entries = self._unlisted.pop(relation, [])
         self._parked |= parked_at(entries, Published(0, 0), {relation: position})
         self._delete_after(relation, position, entries)
@@ -106,7 +106,7 @@ class DeadLetterTable:
             self._parked[relation] = rows
 
     def compact(self) -> None:
-        """Rewrite the table once most of its entries are superseded; called between two batches."""
+        """Rewrite the table without superseded entries if these are the majority; call it between two batches."""
         live = [row for rows in self._parked.values() for row in rows.values()]
         if self._table is None or self._unconfirmed or self._unlisted or self._entries <= STALE + 2 * len(live):
             return
@@ -117,7 +117,7 @@ class DeadLetterTable:
         self._entries = len(rows)
 
     def rewrite(self, record: Published) -> None:
-        """Keep only the rows that are parked at the record, in the table's files and in its log."""
+        """Remove every entry except those of rows that are parked at the record, also from earlier versions."""
         self.load(record, {})
         if self._table is None:
             return
@@ -128,9 +128,9 @@ class DeadLetterTable:
         erase_earlier(self._uri, DeltaTable(self._uri).version())
 
     def add_rebuilt(self, rows: Iterable[ParkedRow], upto: int, instead_of: Collection[int] = ()) -> None:
-        """Add the rows that a rebuild of targets up to a position parked, before the new targets replace the old.
+        """Add the rows that a replay up to position `upto` parked; call it before the new targets replace the old.
 
-        instead_of: tables whose earlier entries are removed.
+        instead_of: relations of the tables whose earlier entries are removed.
         """
         entries = [DeadLetterEntry(replace(row, upto=upto)).to_json() for row in rows]
         if not entries and not (instead_of and DeltaTable.is_deltatable(self._uri)):
@@ -145,7 +145,7 @@ class DeadLetterTable:
         write_deltalake(table, pa.concat_tables([others, added]), mode="overwrite")
 
     def _add_new_columns(self, table: DeltaTable) -> None:
-        """Add the columns that an older table does not have."""
+        """Add the columns of PARKED_SCHEMA that a table of an older version of cdc does not have."""
         present = {field.name for field in table.schema().fields}
         missing = [field for field in DeltaSchema.from_arrow(PARKED_SCHEMA).fields if field.name not in present]
         if missing:
@@ -171,9 +171,10 @@ def _is_after(relation: int, position: int) -> str:
 
 
 def refused_rows(images: pa.Table, bases: BaseLookup, shape: RowShape, limit: int) -> list[RefusedRow]:
-    """The folded rows (op `u` and `d`) of a table with a key that the target refuses, about `limit` at most.
+    """Return the folded rows that the target refuses, not many more than `limit`.
 
-    A delete is refused if the target cannot represent its key; there is then nothing to delete.
+    images: folded rows with op `u` or `d` of a table with a key. The target refuses a value or key that it cannot
+    represent, and a partial image without a base row.
     """
     found = _failing(images, lambda part: source_rows(part, shape), limit)
     partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
@@ -184,9 +185,9 @@ def refused_rows(images: pa.Table, bases: BaseLookup, shape: RowShape, limit: in
 
 
 def refused_changes(batch: TableBatch, shape: RowShape, limit: int) -> list[RefusedRow]:
-    """The rows of a batch for a history target with a value or key that does not fit, about `limit` at most.
+    """Return the rows of a batch with a value or key that a target with history cannot represent.
 
-    Rows of `unparked` are numbered after the others.
+    Returns not many more than `limit` rows. The rows of `batch.unparked` are numbered after those of `batch.rows`.
     """
     images = [rows for rows in (batch.rows, batch.unparked) if rows is not None]
     found = _failing(pa.concat_tables(images), lambda part: _typed(part, shape), limit) if images else {}
@@ -216,7 +217,7 @@ def _missing_base(shape: RowShape, position: int) -> CdcError:
 
 
 def _failing(rows: pa.Table, convert: Callable[[pa.Table], object], limit: int) -> dict[int, CdcError]:
-    """The rows that cannot be converted, with the error of each; stops soon after `limit` of them."""
+    """Return row number → error, for the rows that `convert` refuses; not many more than `limit` rows."""
     found: dict[int, CdcError] = {}
     left = [(0, rows.num_rows)]
     while left and len(found) <= limit:

@@ -37,7 +37,7 @@ class TargetFolder:
 
 
 def statistics(rows: pa.Table, columns: Sequence[str]) -> str:
-    """The statistics of a file with these rows, for those of the columns that it has."""
+    """Return the Delta statistics of a file with these rows as JSON; columns that `rows` does not have are left out."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -55,7 +55,10 @@ def statistics(rows: pa.Table, columns: Sequence[str]) -> str:
 
 
 def delta_bounds(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
-    """Bounds in the text of Delta, None where it has none; None for types that JSON cannot express exactly."""
+    """Convert least or greatest values of a column to the form that Delta statistics contain.
+
+    A single value becomes None if Delta cannot express it. Returns None if JSON cannot express the type exactly.
+    """
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_string(kind):
         whole: list[Any] = values.to_pylist()

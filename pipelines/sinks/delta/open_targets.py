@@ -1,7 +1,7 @@
-"""Open targets: the Delta tables that a driver has open, found or created by the rule of their table.
+"""Open targets: opens or creates the Delta target of a table, by the rule of the table, and keeps it open.
 
-A target is checked each time a batch needs it: it belongs to this log and to this table, and its rows were written
-under the current rules. Tables that share a target are written one after the other, under one lock.
+Each time a batch needs a target, three things are checked. The target belongs to this log and to this table, and its
+rows were written under the current rules. Tables that share a target are written one after the other, under one lock.
 """
 
 from __future__ import annotations
@@ -43,34 +43,35 @@ class OpenTargets:
     def __init__(self, settings: DeltaSettings, plans: TablePlans, writers: Writers, published: LastPublished) -> None:
         self.log_id = ""
         self.by_uri: dict[str, DeltaTarget] = {}
-        """Whole targets, also those that several tables share."""
+        """URI → open target; a target that several tables share is one entry."""
         self._settings, self._plans, self._writers, self._published = settings, plans, writers, published
         self._locks: dict[str, RLock] = {}
-        """By URI."""
+        """URI of a target → the lock for writing to it."""
         self._erased: dict[int, int] = {}
-        """By relation."""
+        """Relation → the result of `erased_upto`, once read from the target."""
 
     def shape(self, schema: TableSchema) -> RowShape:
-        """The columns and types of a table's target; raises as TablePlans.of and with_selected_columns do."""
+        """Return the columns and types of a table's target; raises as TablePlans.of and with_selected_columns do."""
         selected = with_selected_columns(schema, self._settings.of(schema.topic))
         return self._plans.of(selected, self._settings.types_of(schema.topic))
 
     @contextmanager
     def lock(self, schema: TableSchema) -> Iterator[None]:
-        """Inside the block no other thread merges into the target of this table."""
+        """Lock the target of this table, so that no other thread merges into it during the block."""
         with self._locks.setdefault(self._uri(schema), RLock()):
             yield
 
     @contextmanager
     def writing(self, schema: TableSchema) -> Iterator[None]:
-        """As lock; raises TargetUnusable if the protocol of the target makes a reader or writer refuse it."""
+        """Lock the target as `lock` does; raises TargetUnusable if delta-rs or Spark refuses its table features."""
         with self.lock(schema), translate_refusals(self._settings.uri_of(schema)):
             yield
 
     def open_for(self, batch: TableBatch) -> DeltaTarget:
-        """The target of a batch, as open does.
+        """Open or create the target of the batch's table, as `open` does.
 
-        An attempt before a crash may have created it for a longer range; columns of that range are then removed.
+        An attempt before a crash may have created the target for a longer range of the log. The columns of that range
+        are then removed.
         """
         target = self.open(batch.schema)
         if batch.schema.relation not in self._published.records and target.is_untouched:
@@ -82,7 +83,7 @@ class OpenTargets:
         return target
 
     def open(self, schema: TableSchema) -> DeltaTarget:
-        """The target of a table at its newest version, created if there is none.
+        """Return the target of a table at its newest version; create it if it does not exist.
 
         Raises TargetUnusable, SchemaNotApplicable, TransformFailed or TargetRulesChanged if it cannot be used.
         """
@@ -102,10 +103,10 @@ class OpenTargets:
         return self._writers.writable(target, layout)
 
     def check_columns(self, target: DeltaTarget, batch: TableBatch, *, replaced: bool) -> None:
-        """Raise SchemaNotApplicable for a change that needs a full copy; record by which columns rows are found.
+        """Check the columns of the target against those of the batch, and set the key columns of the target.
 
-        replaced: the batch ends a full copy that replaces every row. Raises TargetRulesChanged for a target with a
-        column that the rules leave out.
+        replaced: the batch ends a full copy that replaces every row. Raises SchemaNotApplicable for a schema change
+        that needs a full copy. Raises TargetRulesChanged if the target has a column that the rules leave out.
         """
         self._settings.target_rules.check_left_out(target.uri, target.columns, batch.schema)
         before = self._published.schema_of(batch.schema.relation)
@@ -115,7 +116,7 @@ class OpenTargets:
             check_left_out(self.shape(batch.schema).schema, before, target.columns)
 
     def in_target_columns(self, target: DeltaTarget, batch: TableBatch) -> TableBatch:
-        """The batch with the columns and types of its rows in this target; a transform names its own columns."""
+        """Return the batch with its schema changed to the columns and types that the target has for them."""
         shape = self.shape(batch.schema)
         # an attempt before a crash may have given the target the columns of a longer range
         ahead = target.columns_changed_upto > batch.upto
@@ -128,14 +129,17 @@ class OpenTargets:
         return replace(batch, schema=with_target_types(batch.schema, target.columns, changes, shape.policy))
 
     def erased_upto(self, target: DeltaTarget, relation: int) -> int:
-        """The end of the range whose truncate or copy last deleted rows, while later rows may be missing; 0: none."""
-        # the log is read once: later erasures are this driver's own
+        """Return the end of the last batch of which a truncate or copy deleted rows of this table; 0 if there is none.
+
+        Rows up to that position may be missing in the target after a crash.
+        """
+        # the target's `txn` is read once: later erasures are this driver's own
         if relation not in self._erased:
             self._erased[relation] = target.transaction(ERASED) or 0
         return self._erased[relation]
 
     def record_erasure(self, relation: int, upto: int) -> None:
-        """Record that a range ending at upto deletes rows of a table before it merges."""
+        """Record that the batch that ends at `upto` deletes rows of this table before it merges its own rows."""
         self._erased[relation] = upto
 
     def close(self) -> None:
@@ -144,9 +148,9 @@ class OpenTargets:
         self._erased.clear()
 
     def _uri(self, schema: TableSchema) -> str:
-        """The path of the rule, or the path that the table's target had before the table was renamed.
+        """Return the URI of the table's target.
 
-        Only a replay moves a target.
+        This is the path that the rule gives, or the earlier path if the target was created under another table name.
         """
         named, known = self._settings.uri_of(schema), self._published.records.get(schema.relation)
         if known is None or known.target in {"", named}:
@@ -158,7 +162,7 @@ class OpenTargets:
         return named
 
     def _shared_part(self, whole: DeltaTarget, schema: TableSchema, layout: TargetLayout) -> DeltaTarget:
-        """A table's part of a shared target; a new table is added to the target."""
+        """Return the rows of one table in a shared target as a target; add the table to `whole` if it is new."""
         whole.check_log(self.log_id)
         whole.check_layout(layout)
         self.by_uri[whole.uri] = self._writers.writable(whole, layout)
@@ -178,7 +182,7 @@ class OpenTargets:
         return DeltaTarget.create(uri, self.log_id, shape.schema, columns, layout)
 
     def _check_new(self, schema: TableSchema) -> None:
-        """Raise TargetUnusable for a table that had a target: the rest of the log does not have all of its rows."""
+        """Raise TargetUnusable if the table was published with a target before, because its files are then lost."""
         known = self._published.records.get(schema.relation)
         if known is not None and known.version is not None:
             raise TargetUnusable(

@@ -1,4 +1,4 @@
-"""Spark writer: Spark as a writer of Delta: what a session can write, its `txn`, and targets that only Spark writes."""
+"""Spark writer: checks whether a Spark session can write Delta, sets the `txn` of its commits, and SparkTarget."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _TXN_APP: Final = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION: Final = "spark.databricks.delta.write.txnVersion"
 _WANTED: Final = "_wanted"
 _AGAIN: Final = "/again"
-"""Suffix of a `txn` identity: the version of the target at which an earlier erasure was repeated."""
+"""Suffix of a `txn` application id, whose version is the target's version when a deletion was repeated."""
 
 
 @contextmanager
 def transaction(spark: SparkSession, app_id: str, version: int) -> Iterator[None]:
-    """Let every Delta write of the session in the block carry this `txn`; Spark skips it if the table has it.
+    """Add this `txn` action to every Delta commit of the session during the block.
 
-    The caller has ONE_SPARK_WRITE.
+    Spark skips a write if the table already has the `txn`. The caller must have acquired ONE_SPARK_WRITE.
     """
     spark.conf.set(_TXN_APP, app_id)
     # a position prints itself as Postgres does
@@ -48,7 +48,7 @@ def transaction(spark: SparkSession, app_id: str, version: int) -> Iterator[None
 
 
 def can_write_delta(spark: SparkSession | None) -> bool:
-    """Whether a session can write Delta: its extension is configured and its jar loaded."""
+    """Return whether the session can write Delta: the Delta extension is configured and the Delta jar is loaded."""
     if spark is None:
         return False
     if "DeltaSparkSessionExtension" not in (spark.conf.get("spark.sql.extensions", "") or ""):
@@ -58,7 +58,7 @@ def can_write_delta(spark: SparkSession | None) -> bool:
 
 
 def has_file_system(spark: SparkSession, path: str) -> bool:
-    """Whether Spark's Hadoop has a file system for the scheme of a path; always for a directory."""
+    """Return whether Hadoop in Spark can access the scheme of a path, such as `s3a`; always true for a local path."""
     scheme, separator, _ = path.partition("://")
     if not separator:
         return True
@@ -71,14 +71,14 @@ def has_file_system(spark: SparkSession, path: str) -> bool:
 
 
 def require_delta(spark: SparkSession | None) -> SparkSession:
-    """The session, if it can write Delta; raises DeltaJarMissing."""
+    """Return the session if it can write Delta, otherwise raise DeltaJarMissing."""
     if spark is None or not can_write_delta(spark):
         raise DeltaJarMissing("writer 'spark' cannot write Delta tables, because the Spark session has no Delta jar")
     return spark
 
 
 def frame_of(spark: SparkSession, rows: pa.Table) -> DataFrame:
-    """Rows as a frame of the same types; by default Spark reads a timestamp without a zone as one with a zone."""
+    """Convert Arrow rows to a Spark frame with the same types; a timestamp without a zone stays without a zone."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return spark.createDataFrame(rows, from_arrow_schema(rows.schema, prefer_timestamp_ntz=True))
@@ -92,7 +92,10 @@ class SparkRowReader:
     uri: str
 
     def __call__(self, version: int, columns: Sequence[str], key: str | None, values: pa.Array) -> pa.RecordBatchReader:
-        """Some columns of a version; with a key, of rows whose key column has one of the values."""
+        """Read some columns of a version of the target.
+
+        key: name of a column; only rows whose value in it is one of `values` are read. None: all rows are read.
+        """
         frame = self.spark.read.format("delta").option("versionAsOf", version).load(self.uri)
         if key is not None:
             wanted = self.spark.createDataFrame(pa.table({_WANTED: pc.unique(values)}))
@@ -101,10 +104,11 @@ class SparkRowReader:
 
 
 class SparkTarget(DeltaTarget):
-    """A target of one table with table features that delta-rs cannot write: Spark makes its commits.
+    """A target of one table that Spark writes, because delta-rs cannot write its table features.
 
-    delta-rs still reads its files and their bounds, its properties and applied position, and mostly its rows. Its
-    columns cannot change, because Spark's DDL cannot set the id by which the log knows a column.
+    delta-rs still reads the list of files, their bounds, the properties and the applied position. It also reads the
+    rows unless a table feature prevents that. The columns of the target cannot change, because Spark's DDL cannot set
+    the column id of the log.
     """
 
     def __init__(self, whole: DeltaTarget, spark: SparkSession) -> None:

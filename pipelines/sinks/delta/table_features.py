@@ -1,7 +1,7 @@
-"""Errors for table features that a client added to a target and that its writer does not support.
+"""Table features: errors for Delta table features that the writer of a target does not support.
 
-Targets are created with features that both writers support. ALTER TABLE may add one with which delta-rs cannot commit.
-From then on Spark writes the target, or its table stops alone.
+cdc creates targets with features that delta-rs and Spark both support. Another client may add a feature that delta-rs
+cannot write. From then on Spark writes the target. Without Spark, only the table of this target stops.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _APPEND_ONLY: Final = re.compile(r"append-only|APPEND_ONLY")
 
 
 def unsupported(uri: str, features: tuple[str, ...], operation: str = "", *, remedy: str = BY_SPARK) -> TargetUnusable:
-    """The error of a target with features that delta-rs does not write; operation: what is impossible with them."""
+    """Make the error for a target with features that delta-rs does not write.
+
+    operation: a clause for the message that says what the features make impossible.
+    """
     names = ", ".join(map(repr, features))
     return TargetUnusable(
         f"target {uri!r} has table features that delta-rs does not write ({names})" + (operation and f"; {operation}"),
@@ -39,7 +42,7 @@ def unsupported(uri: str, features: tuple[str, ...], operation: str = "", *, rem
 
 @contextmanager
 def translate_refusals(uri: str) -> Iterator[None]:
-    """Raise TargetUnusable where the protocol of a target makes a reader or writer refuse it in the block."""
+    """Raise TargetUnusable if delta-rs or Spark refuses the table features of the target at `uri` during the block."""
     try:
         yield
     except (DeltaError, Py4JJavaError, PySparkException) as exc:

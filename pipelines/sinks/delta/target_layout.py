@@ -1,7 +1,7 @@
-"""Target layout: the partitions and properties that the rule of a table fixes when its target is created.
+"""Target layout: the partition columns and table properties that a rule sets when a Delta target is created.
 
-A value of a partition column becomes the name of a directory. Both writers therefore refuse a text that Delta would
-read back as another value, or that no directory name can contain.
+A value of a partition column becomes the name of a directory. So both writers refuse a text that Delta would read back
+as another value, and a text that is too long for a directory name.
 """
 
 from __future__ import annotations
@@ -46,38 +46,41 @@ MODE_COLUMNS: Final[Mapping[HistoryMode, pa.Schema]] = {
     ),
     HistoryMode.MARKED: pa.schema([(DELETED_COLUMN, pa.bool_()), (COMMITTED_COLUMN, _TIME)]),
 }
-"""The columns that a history mode adds after `_position` and `_ordinal`."""
+"""History mode → the columns that a target in this mode has after `_position` and `_ordinal`."""
 
 _UNREADABLE: Final = {
     "": "an empty text, but Delta reads an empty partition value as NULL",
     "__HIVE_DEFAULT_PARTITION__": "the text that Delta writers use for a partition value of NULL",
 }
-"""Text → why Delta reads it back as another value."""
+"""Text that cannot be a partition value → the reason, as part of an error message."""
 _TOO_LONG: Final = "a text that is too long for a directory name, but each partition value has its own directory"
 _NAME_BYTES: Final = 255
-"""Bytes of `column=text` in a path: NAME_MAX of the file systems of Linux and macOS; object stores allow more."""
+"""Maximum bytes of a directory name `column=text`: NAME_MAX of the file systems of Linux and macOS."""
 _ESCAPED: Final = r"[^A-Za-z0-9._~-]"
-"""Bytes that delta-rs writes as three, as in RFC 3986; Spark escapes fewer."""
+"""Pattern of the characters that delta-rs percent-encodes in a directory name, with three bytes for each byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetLayout:
-    """What is fixed when a target is created, and the order of rows in its files, which may change."""
+    """The settings with which a target is created, and the sort columns of its files, which may change later."""
 
     partition_by: tuple[str, ...] = ()
-    """Delta names of columns."""
+    """Delta names of the partition columns."""
     properties: Mapping[str, str] = field(default_factory=dict)
     transform: str = ""
     """Fingerprint of the transform that makes the rows."""
     history_mode: HistoryMode = HistoryMode.LATEST
     cluster_by: tuple[str, ...] = ()
-    """Delta names of columns; no property of the target, because maintenance follows the current rule."""
+    """Delta names of the columns by which maintenance sorts the rows in files; not a property of the target."""
     is_shared: bool = False
     """Whether several tables share the target."""
 
     @classmethod
     def of(cls, configuration: Mapping[str, str | None], partitions: Sequence[str], other: Collection[str]) -> Self:
-        """The layout of a table with that configuration; other: properties that are no part of a layout."""
+        """Return the layout of an existing Delta table, from its properties and its partition columns.
+
+        other: names of `delta.` properties that do not belong to a layout.
+        """
         known = {name: value for name, value in configuration.items() if value is not None}
         properties = {name: value for name, value in known.items() if name.startswith("delta.") and name not in other}
         mode = HistoryMode(known.get(MODE) or HistoryMode.LATEST.value)
@@ -86,13 +89,17 @@ class TargetLayout:
 
     @property
     def configuration(self) -> dict[str, str]:
-        """The layout as properties of the table."""
+        """The Delta table properties that this layout sets, by name."""
         mode = {} if self.history_mode is HistoryMode.LATEST else {MODE: self.history_mode.value}
         shared = {SHARED: "true"} if self.is_shared else {}
         return {**self.properties, **({TRANSFORM: self.transform} if self.transform else {}), **mode, **shared}
 
     def check(self, uri: str, configuration: Mapping[str, str | None], partitions: Sequence[str]) -> None:
-        """Raise TransformFailed for a target with another layout, TargetRulesChanged for rows of other rules."""
+        """Raise an error if an existing target, with this configuration and these partitions, has another layout.
+
+        Raises TargetRulesChanged if its rows were written in another history mode or with another transform, and
+        TransformFailed for any other difference.
+        """
         if (mode := configuration.get(MODE) or HistoryMode.LATEST.value) != self.history_mode.value:
             raise TargetRulesChanged(
                 f"target {uri!r} was created with mode {mode!r}, but its rule has mode {self.history_mode.value!r}"
@@ -124,24 +131,27 @@ class TargetLayout:
 
 
 def is_partition_type(kind: pa.DataType) -> bool:
-    """Whether a column of that type can partition files; for other types Delta's text has more than one spelling."""
+    """Return whether a column of this type can be a partition column.
+
+    These are the types of which Delta writes each value as exactly one text.
+    """
     return pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_boolean(kind)
 
 
 def has_bounds(kind: pa.DataType) -> bool:
-    """Whether files have the least and greatest value of a column of that type; see target.described_columns."""
+    """Return whether Delta file statistics contain the least and greatest value of a column of this type."""
     return not (pa.types.is_floating(kind) or pa.types.is_nested(kind) or pa.types.is_binary(kind))
 
 
 def partition_text(value: str | int | date | bool | None) -> str | None:  # noqa: FBT001 - a value of a column
-    """A value of a partition column as Delta's log spells it (protocol, section Partition Value Serialization)."""
+    """Return a value of a partition column as the `_delta_log` contains it: as text, or None for NULL."""
     if value is None:
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_partition_values(rows: pa.Table, columns: tuple[str, ...], topic: str) -> None:
-    """Raise ValueNotRepresentable for a text in one of these partition columns that cannot name a directory."""
+    """Raise ValueNotRepresentable if one of these partition columns contains a text that cannot name a directory."""
     for name in columns:
         if reason := _refusal(rows[name], _text_bytes(name)):
             raise ValueNotRepresentable(
@@ -151,7 +161,7 @@ def check_partition_values(rows: pa.Table, columns: tuple[str, ...], topic: str)
 
 
 def checked_partition_column(name: str) -> Column:
-    """The column of that name in Spark; a row with a text that cannot name a directory fails the frame."""
+    """Return a Spark column that raises an error for a row whose text in this column cannot name a directory."""
     from pyspark.sql import functions as F
 
     column = checked = F.col(backticked(name))
@@ -179,12 +189,12 @@ def _text_bytes(name: str) -> int:
 
 
 def double_quoted(name: str) -> str:
-    """An identifier for DataFusion (delta-rs)."""
+    """Quote a column name as an identifier in SQL of delta-rs."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def backticked(name: str) -> str:
-    """An identifier for Spark SQL."""
+    """Quote a column name as an identifier in Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
