@@ -13,9 +13,9 @@ from typer.main import get_command
 
 from cdc.cli.app import application
 from cdc.cli.options import Invocation
+from cdc.command_output import discard_output, error_to_report, fail
 from cdc.errors import CdcError, ConfigError, ExitCode, complete_remedy, process_exit_code
 from cdc.private_files import product_umask
-from cdc.terminal_output import discard_output, error_to_report, fail
 
 INTERRUPTED: Final = 130
 """128 + SIGINT, the exit status that shells use."""

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from cdc import DEFAULT_CONFIG
 from cdc.cluster.spark_job import ONCE, checked_trigger, chosen_sinks
+from cdc.command_output import Envelope, ErrorReport, LineMark, emit, error_to_report, fail, line
 from cdc.config import Definition, issues_in_file, load_definition
 from cdc.config.job_options import Against, VerifyMode
 from cdc.config.units import seconds
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, complete_remedy, process_exit_code
 from cdc.private_files import product_umask
 from cdc.process_logs import configure_by_environment
-from cdc.terminal_output import Envelope, ErrorReport, LineMark, emit, error_to_report, fail, line
 
 INTERRUPTED: Final = 130
 """Exit status after SIGINT: 128 + 2, as shells report it."""

@@ -18,16 +18,16 @@ from pyspark.sql import DataFrame, SparkSession
 from cdc.errors import CdcError, LogTrimmed, Reaction
 from cdc.failpoint import hit
 from cdc.position import Position
-from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.dead_letters.quarantine import Quarantine
-from pipelines.fold_range import SMALL, RangeFolder
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.folded_batch import Boundary, ControlEvents, FoldedBatch
+from pipelines.range_folder import SMALL, RangeFolder
 from pipelines.runtime.cut_requests import CutRequests, PendingCut
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import Sink, TableBatch
-from pipelines.sinks.table_records import (
+from pipelines.sinks.table_outcome import (
     check_captured,
     failed_record,
     log_trimmed_error,

@@ -1,7 +1,7 @@
 """The apply process: its Spark session, one thread per sink, signals and the way the process ends.
 
-What happens to one sink is in `runner.py`. Two processes may fill different sinks of one pipeline; when both name the
-same sink, the second waits for the lease of the first (`runtime/sink_lease.py`).
+What happens to one sink is in `sink_runner.py`. Two processes may fill different sinks of one pipeline; when both name
+the same sink, the second waits for the lease of the first (`runtime/sink_lease.py`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from cdc.config import Definition
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown, LogInaccessible, as_cdc_error
 from cdc.log.reader import LogReader
 from pipelines.compaction.compaction_worker import CompactionWorker
-from pipelines.opened_sink import SinkParts
-from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import ProgressReporter
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.session import SparkSettings, spark_session
 from pipelines.runtime.sink_lease import SinkLeases
 from pipelines.sink_factory import without_throttle
+from pipelines.sink_runner import SinkRunner
+from pipelines.sink_stream import SinkParts
 from pipelines.source.data_source import register
 
 POLL: Final = 0.5

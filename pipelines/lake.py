@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from cdc.config import DeltaSinkDefinition
 from cdc.position import Position
 from cdc.stores.lake import Lake, Moment, ReadAt, aliases, parse_at, tables_by_shared_target
-from cdc.stores.published import Published, TableRecord, TargetState
-from cdc.stores.target_rules import TargetRules
+from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.stores.target_rule_changes import TargetRules
 from cdc.target_names import RELATION_COLUMN
-from pipelines.sinks.delta.spark_writer import require_delta
+from pipelines.sinks.delta.spark_target import require_delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ def at(
     are kept as long as the cut.
 
     Tables that were being copied or had stopped at the cut are left out. With a sink of a definition, so are tables
-    whose rows were written under other rules (`cdc.stores.target_rules`).
+    whose rows were written under other rules (`cdc.stores.target_rule_changes`).
     Raises as `cut`, and DeltaJarMissing for a session without Delta.
     """
     record = moment if isinstance(moment, Published) else cut(sink, moment)

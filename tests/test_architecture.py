@@ -19,8 +19,8 @@ TOP_LEVEL = {
 }  # fmt: skip
 GENERATED = {".git", "uv.lock"}
 PURE = (
-    "cdc.lsn", "cdc.position", "cdc.table", "cdc.change", "cdc.errors", "cdc.metrics",
-    "cdc.target_names", "cdc.pgoutput", "cdc.log.layout", "cdc.log.ranges", "pipelines.folding.range_statistics",
+    "cdc.lsn", "cdc.position", "cdc.table", "cdc.log_row", "cdc.errors", "cdc.metrics",
+    "cdc.target_names", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.ranges", "pipelines.folding.range_statistics",
     "pipelines.folding.fold", "pipelines.types",
 )  # fmt: skip
 # the policy for text that is not UTF-8 is an enumeration of a definition
@@ -86,15 +86,15 @@ WIDE = {
     "cdc.service.api.app": 17,
     "pipelines.apply": 13,
     "pipelines.driver": 15,
-    "pipelines.opened_sink": 19,
+    "pipelines.sink_stream": 19,
     # commands: each imports what it calls when it is called
-    "cdc.cli.log": 13,
-    "cdc.cli.log_retention": 14,
+    "cdc.cli.log_changes": 13,
+    "cdc.cli.log_segments": 14,
     "cdc.cli.tables": 15,
     # to be divided
     "cdc.capture.decode_stage": 18,
     "cdc.capture.initial_snapshot": 27,
-    "cdc.capture.recovery": 19,
+    "cdc.capture.recovery_commands": 19,
     "cdc.capture.startup_checks": 26,
     "cdc.capture.status_reporter": 13,
     "cdc.log.audit.drop_file": 18,
@@ -116,7 +116,7 @@ LOOP_LINES = 260
 FILE_LINES = 600
 TABLES = {"cdc/errors.py"}
 """Files that are one table: every error with its code, reaction and remedy is found in one place."""
-COMMAND_TOP = ("cdc.cli", "cdc.errors", "cdc.terminal_output", "cdc.DEFAULT_CONFIG")
+COMMAND_TOP = ("cdc.cli", "cdc.errors", "cdc.command_output", "cdc.DEFAULT_CONFIG")
 """What a module of a command may import before its command runs: each import costs every command its time."""
 BODY_LINES = 60
 PARAMETERS = 5

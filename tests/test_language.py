@@ -52,7 +52,7 @@ RIGHT: Final[dict[tuple[str, str], str]] = {
     ("cdc/service/log_status.py", "held"): "`holds_bytes` is a JSON field",
     ("cdc/service/log_status_reader.py", "held"): "`holds_bytes` is a JSON field",
     ("cdc/service/page/templates/log.html", "held"): "`holds_bytes` is a JSON field",
-    ("cdc/terminal_output.py", "flaw"): "`flaws` is a JSON field",
+    ("cdc/command_output.py", "flaw"): "`flaws` is a JSON field",
     ("config/shop.yaml", "beside"): "`snapshot.beside` is a key of definitions",
     ("deploy/RUNBOOK.md", "held"): "names of metrics",
     ("deploy/guides/monitor.md", "held"): "names of metrics",

@@ -24,11 +24,11 @@ import pyarrow as pa
 
 from cdc import metrics
 from cdc.byte_queue import QueueClosed
-from cdc.change import LOG_SCHEMA
 from cdc.failpoint import hit
-from cdc.log.layout import CommitInfo, CommitSource
+from cdc.log.disk_format import CommitInfo, CommitSource
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.writer import EncodedFile, StagedFile, encode_files
+from cdc.log_row import LOG_SCHEMA
 from cdc.metrics import Metrics
 from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.position import Position

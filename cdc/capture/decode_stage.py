@@ -23,9 +23,9 @@ from cdc.pgoutput.frames import FrameBatch, parse_frame
 from cdc.pgoutput.kernel import BEGIN
 from cdc.pgoutput.lsn_check import LsnCheck
 from cdc.pgoutput.messages import BeginMessage, Keepalive
-from cdc.pgoutput.streamed_transactions import kind_set, next_of, readonly_arrays
+from cdc.pgoutput.stream_blocks import kind_set, next_of, readonly_arrays
 from cdc.position import Position
-from cdc.postgres.encoding import RepairFrames, frame_text_repair, unchanged
+from cdc.postgres.sql_ascii import RepairFrames, frame_text_repair, unchanged
 from cdc.snapshot.signal_queue import SignalQueue
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableSchema

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final
 
+from cdc.capture.out_of_stream_commit import SnapshotCommit
 from cdc.capture.resume_checks import lineage_of
 from cdc.capture.settings import SourceSettings
 from cdc.capture.slot_checks import SlotClaim, check_adopted, check_replaceable
-from cdc.capture.snapshot_commit import SnapshotCommit
 from cdc.config.source import Snapshot
 from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit
@@ -39,11 +39,11 @@ from cdc.postgres.chunk_snapshot import table_sizes
 from cdc.postgres.column_identity import EPOCH_SHIFT, UNPROVED
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, lock_tables
-from cdc.postgres.encoding import copy_text_repair
 from cdc.postgres.publication import ensure_publication, published_rows, published_schemas
 from cdc.postgres.replication import SystemIdentity, identify_system
 from cdc.postgres.slot import ExportedSnapshot, SlotStatus, copy_lock, create_recorded_slot, drop_slot, slot_status
-from cdc.postgres.source_identity import read_source_state
+from cdc.postgres.source_state import read_source_state
+from cdc.postgres.sql_ascii import copy_text_repair
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import match_tables
 from cdc.table import TableSchema, TableState

@@ -24,7 +24,7 @@ from cdc import metrics
 from cdc.back_off import BackOff
 from cdc.capture.decode_stage import StreamObservers
 from cdc.capture.reader import Reader, ReaderContext
-from cdc.capture.recovery import declare_next_epoch
+from cdc.capture.recovery_commands import declare_next_epoch
 from cdc.capture.resume_checks import DISCONTINUED
 from cdc.capture.settings import reader_settings
 from cdc.capture.startup_checks import check_log, exposure_problems
@@ -34,7 +34,7 @@ from cdc.config.source import SnapshotMode
 from cdc.errors import CdcError, ExitCode, Reaction, SlotInUse, SourceRejectsConnection, UndecodableWal, as_cdc_error
 from cdc.log.retrying_writer import classify_storage_error
 from cdc.snapshot.backfill_worker import BackfillWorker
-from cdc.snapshot.signals import Signals
+from cdc.snapshot.signal_processor import Signals
 
 GRACE: Final = 8.0
 """Seconds for a drain. A longer drain waits for a server or disk that does not answer; the process then exits. That is

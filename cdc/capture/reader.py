@@ -23,7 +23,7 @@ from cdc.capture.settings import ReaderSettings
 from cdc.capture.slot_checks import check_resume
 from cdc.errors import SourceError
 from cdc.failpoint import hit
-from cdc.log.layout import LogIdentity
+from cdc.log.disk_format import LogIdentity
 from cdc.log.reader import LogReader
 from cdc.log.retention_worker import RetentionWorker
 from cdc.log.retrying_writer import RetryingWriter
@@ -35,7 +35,7 @@ from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.load_kernels import load_kernels
 from cdc.position import Position
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
-from cdc.postgres.source_identity import read_source_state
+from cdc.postgres.source_state import read_source_state
 from cdc.postgres.wal_bound import WalBound
 from cdc.snapshot.chunk_sender import ReaderLink
 

@@ -19,12 +19,12 @@ from cdc.errors import (
     TimelineChanged,
     complete_remedy,
 )
-from cdc.log.layout import CommitInfo, CommitSource, LogIdentity
+from cdc.log.disk_format import CommitInfo, CommitSource, LogIdentity
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.publication import addition_sql, via_root_sql
 from cdc.postgres.slot import PLUGIN, SlotStatus
-from cdc.postgres.source_identity import PublicationStatus, SourceState
+from cdc.postgres.source_state import PublicationStatus, SourceState
 from cdc.postgres.tables import TableName
 from cdc.table import TableSchema, TableState, split_topic
 

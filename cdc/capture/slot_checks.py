@@ -16,8 +16,8 @@ from typing import Final, Self
 
 from cdc.capture.resume_checks import check_slot_kind, check_source, lsn_to_confirm
 from cdc.errors import SlotInUse, SlotNotCreated, SlotNotOwned, UnexpectedSlot
+from cdc.log.disk_format import CommitInfo
 from cdc.log.epoch_records import SlotRecord, read_slot_record, write_slot_record
-from cdc.log.layout import CommitInfo
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
@@ -25,7 +25,7 @@ from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import PLUGIN, SlotStatus
-from cdc.postgres.source_identity import SourceState
+from cdc.postgres.source_state import SourceState
 
 ALIGNMENT: Final = 8
 """WAL records begin at multiples of it; a cdc reader confirms one byte more, see `lsn_to_confirm`."""

@@ -22,7 +22,7 @@ import numpy as np
 from cdc.errors import LogUnwritable
 from cdc.failpoint import hit
 from cdc.pgoutput.frames import FrameBatch, malformed
-from cdc.pgoutput.streamed_transactions import (
+from cdc.pgoutput.stream_blocks import (
     ABORT,
     COMMIT,
     KEEPALIVE,

@@ -24,7 +24,6 @@ from cdc import metrics
 from cdc.capture.reader import ReaderStart
 from cdc.capture.resume_checks import captured_oids, check_publication
 from cdc.catalog import REFUSED, Catalog, ProcessReport, TableProgress
-from cdc.change import HEARTBEAT_PREFIX
 from cdc.config import Definition
 from cdc.config.source import OnWalBudget
 from cdc.errors import (
@@ -40,10 +39,11 @@ from cdc.errors import (
     WalBudgetExceeded,
 )
 from cdc.log.reader import LogReader
+from cdc.log_row import HEARTBEAT_PREFIX
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect, is_standby
 from cdc.postgres.logical_messages import emit_message
 from cdc.postgres.slot import SlotStatus, log_standby_snapshot, slot_status
-from cdc.postgres.source_identity import publication_status
+from cdc.postgres.source_state import publication_status
 from cdc.table import TableSchema, TableState
 
 CHECK_PUBLICATION_EVERY: Final = 5.0

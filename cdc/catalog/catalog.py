@@ -17,7 +17,7 @@ from sqlalchemy import delete, select
 from cdc.catalog import revision
 from cdc.catalog.commands import Commands
 from cdc.catalog.database import Database, upsert
-from cdc.catalog.dead_letters import DeadLetterStore
+from cdc.catalog.dead_letter_mirror import DeadLetterStore
 from cdc.catalog.models import AuditRow, LeaseRow, PipelineRow
 from cdc.catalog.reported_state import Processes, Sinks, TableStore
 from cdc.catalog.verified_ranges import VerifiedRangeStore

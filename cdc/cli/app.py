@@ -14,8 +14,8 @@ from typing import Annotated, Final
 import typer
 
 from cdc.cli.options import JsonOption
+from cdc.command_output import echo, emit
 from cdc.errors import CdcError, ConfigError, all_error_classes
-from cdc.terminal_output import echo, emit
 
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "demo": ("demo",),
@@ -27,7 +27,7 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "tables": ("tables",),
     "slots": ("slots",),
     "source": ("source",),
-    "log": ("log", "tail"),
+    "log_changes": ("log", "tail"),
     "consumers": ("consumers",),
     "query": ("query",),
     "search": ("search",),

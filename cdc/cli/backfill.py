@@ -9,8 +9,8 @@ from typer.core import TyperGroup
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
+from cdc.command_output import LineMark, echo, emit, line
 from cdc.errors import CdcError, ConfigError, ExitCode, all_error_classes
-from cdc.terminal_output import LineMark, echo, emit, line
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
+from cdc.command_output import echo_source, emit
 from cdc.errors import ConfigError
-from cdc.terminal_output import echo_source, emit
 
 
 def register(app: typer.Typer) -> None:

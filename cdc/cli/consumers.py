@@ -8,7 +8,7 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption, YesOption, audit, confirm
-from cdc.terminal_output import LineMark, aligned, echo, emit, line
+from cdc.command_output import LineMark, aligned, echo, emit, line
 
 if TYPE_CHECKING:
     from cdc.service.log_status import ConsumerLine
@@ -34,7 +34,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     from dataclasses import asdict
     from datetime import UTC, datetime
 
-    from cdc.cli.log_retention import open_log
+    from cdc.cli.log_segments import open_log
     from cdc.service import number_format
     from cdc.service.log_status_reader import log_status
 
@@ -80,7 +80,7 @@ def forget(
 
 
 def _cells(one: ConsumerLine) -> tuple[str, ...]:
-    from cdc.cli.log_retention import lag_text
+    from cdc.cli.log_segments import lag_text
     from cdc.service import number_format
 
     retained = number_format.format_size(one.holds_bytes) if one.holds_bytes else "nothing"

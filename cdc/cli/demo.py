@@ -15,8 +15,8 @@ from typing import Annotated
 
 import typer
 
+from cdc.command_output import echo, emit
 from cdc.errors import ExitCode, InvalidDefinition
-from cdc.terminal_output import echo, emit
 
 INTERRUPTED = 128 + signal.SIGINT
 

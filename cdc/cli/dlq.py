@@ -8,8 +8,8 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
+from cdc.command_output import LineMark, echo, emit, line
 from cdc.errors import ConfigError, ExitCode
-from cdc.terminal_output import LineMark, echo, emit, line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cdc.catalog.dead_letter_requests import DeadLetterAction
     from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
     from cdc.stores.dead_letter_rows import ParkedRow
-    from cdc.stores.published import Published
+    from cdc.stores.published_record import Published
 
 IdArgument = Annotated[
     str,
@@ -165,7 +165,7 @@ def _send_request(
 def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, dict[int, str]]:
     """The parked row of a dead letter, and the names of its columns by id."""
     from cdc.stores.lake import Lake
-    from cdc.stores.target_rules import TargetRules
+    from cdc.stores.target_rule_changes import TargetRules
     from cdc.table import TableSchema
 
     sink = next((sink for sink in definition.sinks if sink.name == letter.sink), None)

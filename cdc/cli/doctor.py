@@ -11,8 +11,8 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
+from cdc.command_output import Envelope, ErrorReport, LineMark, echo, echo_source, line
 from cdc.errors import ChildFailed, ConfigIssue, ExitCode, InvalidDefinition, SinkUnavailable
-from cdc.terminal_output import Envelope, ErrorReport, LineMark, echo, echo_source, line
 
 if TYPE_CHECKING:
     from cdc.config import Definition

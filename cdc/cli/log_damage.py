@@ -11,8 +11,8 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption, YesOption, audit, confirm
+from cdc.command_output import Envelope, ErrorReport, LineMark, echo, emit, line
 from cdc.errors import ExitCode, LogDamaged
-from cdc.terminal_output import Envelope, ErrorReport, LineMark, echo, emit, line
 
 if TYPE_CHECKING:
     from cdc.config import Definition

@@ -9,8 +9,8 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
+from cdc.command_output import echo_source, emit
 from cdc.errors import ConfigError
-from cdc.terminal_output import echo_source, emit
 
 if TYPE_CHECKING:
     from cdc.catalog.database import Database

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cdc.command_output import LineMark, line
 from cdc.errors import CdcError, ConfigError
-from cdc.terminal_output import LineMark, line
 
 if TYPE_CHECKING:
     from cdc.config import Definition

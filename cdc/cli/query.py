@@ -10,14 +10,14 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
+from cdc.command_output import echo, emit, escaped_for_terminal
 from cdc.errors import ConfigError
-from cdc.terminal_output import echo, emit, escaped_for_terminal
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from cdc.config import Definition, DeltaSinkDefinition
-    from cdc.stores.published import Published
+    from cdc.stores.published_record import Published
 
 Sql = Annotated[
     str,
@@ -65,7 +65,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     if context.obj.owns_process:
         deny_file_writes()  # the second barrier; the first is the engine's parser
     from cdc.stores.lake import Lake, ReadAt, parse_at
-    from cdc.stores.target_rules import TargetRules
+    from cdc.stores.target_rule_changes import TargetRules
 
     read_at = parse_at(at)
     wanted = _find_delta_sink(definition, config, sink)

@@ -9,8 +9,8 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
+from cdc.command_output import LineMark, emit, fail, line
 from cdc.errors import ChildFailed, ExitCode
-from cdc.terminal_output import LineMark, emit, fail, line
 
 
 class ProcessName(StrEnum):

@@ -9,8 +9,8 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
+from cdc.command_output import echo, emit, escaped_for_terminal
 from cdc.errors import ConfigError, UnknownName
-from cdc.terminal_output import echo, emit, escaped_for_terminal
 
 if TYPE_CHECKING:
     from cdc.config import Definition

@@ -9,8 +9,8 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption, YesOption, audit, confirm
+from cdc.command_output import LineMark, echo, emit, line
 from cdc.errors import CdcError, ConfigError, ExitCode
-from cdc.terminal_output import LineMark, echo, emit, line
 
 if TYPE_CHECKING:
     from cdc.service.source_observation import SourceObservation
@@ -123,7 +123,7 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     Stop the reader first. If the command is killed, run it again; the next start of the reader also completes a new
     epoch. The command marks the tables of --resync needs_resync; --new-epoch copies every table.
     """
-    from cdc.capture.recovery import begin_epoch, skip_to_lsn
+    from cdc.capture.recovery_commands import begin_epoch, skip_to_lsn
     from cdc.config import load_definition
     from cdc.lsn import Lsn
 
@@ -186,7 +186,7 @@ def adopt(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: J
     The log then begins at the slot's position, and the reader copies every table while the stream runs. No other
     client may read the slot.
     """
-    from cdc.capture.recovery import adopt_slot
+    from cdc.capture.recovery_commands import adopt_slot
     from cdc.config import load_definition
 
     definition = load_definition(config)

@@ -11,7 +11,7 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
-from cdc.terminal_output import echo_source, emit
+from cdc.command_output import echo_source, emit
 
 PrintOption = Annotated[
     bool, typer.Option("--print", help="Print the SQL instead of running it, so that another role can run it.")

@@ -16,10 +16,10 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli import log_retention, replay
+from cdc.cli import log_segments, replay
 from cdc.cli.options import ConfigOption
+from cdc.command_output import echo_source
 from cdc.errors import ConfigError
-from cdc.terminal_output import echo_source
 
 if TYPE_CHECKING:
     from cdc.cluster.spark_job import SparkJob, SparkSubmit
@@ -292,5 +292,5 @@ def _apply() -> None:
 VERBS: Final[dict[str, Callable[..., None]]] = {
     "apply": _apply,
     "replay": replay.replay,
-    "compact": log_retention.compact,
+    "compact": log_segments.compact,
 }

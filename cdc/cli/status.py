@@ -9,8 +9,8 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import ConfigOption, JsonOption
+from cdc.command_output import LineMark, echo, emit, line
 from cdc.errors import ExitCode
-from cdc.terminal_output import LineMark, echo, emit, line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +95,7 @@ def _print_status(
 
 
 def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
-    from cdc.cli.log_retention import retention_line
+    from cdc.cli.log_segments import retention_line
     from cdc.service.status import RUNNING
     from cdc.snapshot.backfill_progress import progress_text, tables_text
 

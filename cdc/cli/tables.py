@@ -9,8 +9,8 @@ import typer
 from cdc import DEFAULT_CONFIG
 from cdc.cli.backfill import RateOption, TablesArgument, WaitOption, reader_state, submit_backfill
 from cdc.cli.options import ConfigOption, JsonOption
+from cdc.command_output import LineMark, echo, echo_source, emit, line
 from cdc.errors import CdcError, ExitCode
-from cdc.terminal_output import LineMark, echo, echo_source, emit, line
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog

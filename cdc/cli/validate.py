@@ -10,8 +10,8 @@ import typer
 
 from cdc import DEFAULT_CONFIG
 from cdc.cli.options import JsonOption
+from cdc.command_output import Envelope, ErrorReport, LineMark, echo, line
 from cdc.errors import ConfigError, ConfigIssue, ExitCode, InvalidDefinition
-from cdc.terminal_output import Envelope, ErrorReport, LineMark, echo, line
 
 Paths = Annotated[list[Path] | None, typer.Argument(help="Check these definition files, or all in these directories.")]
 Named = Annotated[

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from cdc.config.definition import Definition
 from cdc.config.field_types import fixed_part, is_remote, placeholders
+from cdc.config.object_store import storage_keys
 from cdc.config.sinks import (
     EXCLUSIVE_KEYS,
     DeltaSinkDefinition,
@@ -18,7 +19,6 @@ from cdc.config.sinks import (
     TableSettings,
     settings_with_rule,
 )
-from cdc.config.storage import storage_keys
 from cdc.config.yaml_document import Key
 from cdc.table import matches
 

@@ -30,10 +30,10 @@ from cdc.config.field_types import (
     is_remote,
     sibling_path,
 )
+from cdc.config.object_store import Storage, log_root
 from cdc.config.secret import HIDDEN, Secret
 from cdc.config.sinks import Sink
 from cdc.config.source import Snapshot, Source
-from cdc.config.storage import Storage, log_root
 from cdc.config.units import Bytes, Seconds
 from cdc.errors import ServiceUnprotected
 from cdc.log.object_path import Root

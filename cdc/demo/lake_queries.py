@@ -11,7 +11,7 @@ from cdc.demo.workspace import Workspace
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.stores.lake import Lake, ReadAt
-from cdc.stores.published import Published
+from cdc.stores.published_record import Published
 
 
 @dataclass(frozen=True, slots=True)

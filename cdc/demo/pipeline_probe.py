@@ -13,14 +13,14 @@ from typing import Any, Final
 import pyarrow.compute as pc
 
 from cdc.catalog import Catalog
-from cdc.change import Operation
 from cdc.demo.workspace import Workspace
 from cdc.errors import LogError
 from cdc.log.reader import LogReader, read_file
+from cdc.log_row import Operation
 from cdc.metrics import COMPILING, SLOT_RETAINED, SOURCE_LAG_SECONDS
 from cdc.position import Position
-from cdc.service.machine_load import LoadMeter, MachineLoad
 from cdc.service.position_history import PositionHistory
+from cdc.service.processor_load import LoadMeter, MachineLoad
 from cdc.service.status import REPORT_MAX_AGE, report_age
 
 PIPELINE: Final = "shop"

@@ -27,7 +27,7 @@ from cdc.errors import PositionNotReached
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
-from cdc.service.machine_load import LAG_THRESHOLD
+from cdc.service.processor_load import LAG_THRESHOLD
 from cdc.service.supervisor import pipeline_children
 
 POLL_INTERVAL: Final = 0.1

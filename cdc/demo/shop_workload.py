@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
-from cdc.change import HEARTBEAT_PREFIX
+from cdc.log_row import HEARTBEAT_PREFIX
 from cdc.lsn import Lsn
 from cdc.postgres.connection import connect
 from cdc.postgres.logical_messages import emit_message

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.change import LOG_SCHEMA, Operation
 from cdc.demo.processes import last_line, pipelines_command
 from cdc.demo.shop_workload import script
 from cdc.demo.workspace import Workspace
 from cdc.errors import ChildFailed
 from cdc.log.reader import LogReader
+from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.table import TableSchema

@@ -20,8 +20,17 @@ from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import removed_files
+from cdc.log.disk_format import (
+    CHANGES,
+    COMPACTED,
+    LogFile,
+    LogIdentity,
+    floor_id,
+    format_of,
+    log_file_of_action,
+    segment_of,
+)
 from cdc.log.fenced_table import FencedTable, sync_commit
-from cdc.log.layout import CHANGES, COMPACTED, LogFile, LogIdentity, floor_id, format_of, log_file_of_action, segment_of
 from cdc.log.object_path import BucketPath, Root, as_root
 from cdc.log.storage import is_table, last_commit_info, open_table
 from cdc.position import Position
@@ -37,7 +46,7 @@ class WrittenFile:
     size: int
     """Size of the file in bytes."""
     statistics: str
-    """Delta statistics of the file as JSON text, from `cdc.log.layout.delta_statistics`."""
+    """Delta statistics of the file as JSON text, from `cdc.log.disk_format.delta_statistics`."""
 
 
 @dataclass(frozen=True, slots=True)

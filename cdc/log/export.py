@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError, LogTrimmed
-from cdc.log.layout import GROUP, PARQUET
+from cdc.log.disk_format import GROUP, PARQUET
 from cdc.log.queries import rows_between
 from cdc.log.reader import LogReader, read_file
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 
 FILE_ROWS: Final = 1_000_000

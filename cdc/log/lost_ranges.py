@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.position import Position
 
 PREFIX: Final = "lost-"

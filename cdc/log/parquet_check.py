@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.object_path import BucketPath, Root, as_root
 from cdc.log.storage import can_read_in_threads, parquet_file
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 
 _BROKEN: Final = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)

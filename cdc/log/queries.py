@@ -11,9 +11,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import LOG_SCHEMA
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.reader import LogReader, read_file
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 
 OUTLINE: Final = ("position", "ordinal", "xid", "committed_at", "relation", "topic", "op", "key", "old_key", "payload")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.position import Position
 from cdc.table import matches
 

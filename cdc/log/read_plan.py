@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from cdc.errors import LogTrimmed
 from cdc.log import lost_ranges, ranges
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.position import Position
 
 _ZERO = Position(0)

@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt, LogError
 from cdc.log import read_plan
 from cdc.log.compacted_state import CompactedState, read_compacted_state
-from cdc.log.layout import (
+from cdc.log.disk_format import (
     CHANGES,
     COMPACTED,
     CommitInfo,
@@ -35,6 +34,7 @@ from cdc.log.object_path import BucketPath, Root, as_root, storage_errors
 from cdc.log.parquet_check import unreadable_file_error
 from cdc.log.ranges import EVERY_ROW, TableSelection
 from cdc.log.storage import can_read_in_threads, is_table, last_commit_info, open_data_file, open_table, parquet_file
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, matches
 

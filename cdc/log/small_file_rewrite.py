@@ -22,7 +22,7 @@ import structlog
 
 from cdc.errors import LogCorrupt
 from cdc.log import lost_ranges
-from cdc.log.layout import CHANGES, GROUP, ORDER, SMALL_GROUP, LogFile, delta_statistics
+from cdc.log.disk_format import CHANGES, GROUP, ORDER, SMALL_GROUP, LogFile, delta_statistics
 from cdc.log.object_path import Root, as_root
 from cdc.log.reader import LogReader, read_file
 from cdc.log.storage import write_parquet

@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 
 from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogInaccessible
-from cdc.log.layout import GROUP, PARQUET, commit_file
+from cdc.log.disk_format import GROUP, PARQUET, commit_file
 from cdc.log.object_path import BucketPath, Options, Root, as_root, options_of, storage_errors
 
 _LOG: Final = "_delta_log"

@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from cdc.log import consumers, removed_files
 from cdc.log.boot_clock import SECOND, BootTimestamp
+from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo
 from cdc.log.fenced_table import FencedTable
-from cdc.log.layout import CHANGES, COMPACTED, CommitInfo
 from cdc.log.object_path import Root, as_root
 from cdc.log.removed_files import RemovedFiles
 from cdc.log.retention import Retention

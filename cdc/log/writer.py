@@ -16,15 +16,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc import atomic_file
-from cdc.change import LOG_SCHEMA, Operation
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import removed_files
 from cdc.log.compacted_state import secured_horizon
+from cdc.log.disk_format import (
+    CHANGES,
+    COMPACTED,
+    ORDER,
+    CommitInfo,
+    LogIdentity,
+    delta_statistics,
+    segment_of,
+    trimmed_id,
+)
 from cdc.log.fenced_table import TOKEN, FencedTable, repair_torn_commit
-from cdc.log.layout import CHANGES, COMPACTED, ORDER, CommitInfo, LogIdentity, delta_statistics, segment_of, trimmed_id
 from cdc.log.object_path import Root, as_root
 from cdc.log.storage import encode, write_encoded
+from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.position import Position
 
 

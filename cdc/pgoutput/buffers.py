@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
-from cdc.change import LOG_SCHEMA, Operation
+from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.pgoutput.arrays import Rows, Texts, Values
 from cdc.pgoutput.kernel import OPERATIONS, ROWS, STATE_SIZE, end_row, start_row
 

@@ -8,8 +8,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from cdc.change import DDL_PREFIX, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.errors import SourceError, UnknownRelation
+from cdc.log_row import DDL_PREFIX, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.pgoutput import kernel
 from cdc.pgoutput.arrays import IGNORED, TupleLayout, pack_layouts, with_layout, without_layout
 from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, new_values

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from cdc.pgoutput.arrays import Layouts, Rows, Texts, Values
-from cdc.pgoutput.byte_ops import load_word, lowest_bit, store_word
+from cdc.pgoutput.word_ops import load_word, lowest_bit, store_word
 
 # why a kernel stopped
 DONE: Final = 0

@@ -13,7 +13,7 @@ from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.lsn_check import LsnCheck
-from cdc.pgoutput.streamed_transactions import kind_set, next_of, readonly_arrays, unwrap
+from cdc.pgoutput.stream_blocks import kind_set, next_of, readonly_arrays, unwrap
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
 

@@ -29,7 +29,7 @@ from cdc.errors import ContradictoryLsn
 from cdc.lsn import Lsn
 from cdc.pgoutput.frames import FrameBatch
 from cdc.pgoutput.kernel import BEGIN, BEGIN_SIZE, COMMIT, COMMIT_SIZE, HEADER, WAL, kernel
-from cdc.pgoutput.streamed_transactions import readonly_arrays
+from cdc.pgoutput.stream_blocks import readonly_arrays
 
 _MESSAGE: Final = ord("M")
 _LSN_SIZE: Final = 8

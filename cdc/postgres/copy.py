@@ -11,8 +11,8 @@ from psycopg import generators, pq, sql
 from cdc.errors import CdcError, SnapshotInvalidated, UndecodableWal, UnknownRelation, UnreadableRow
 from cdc.errors import complete_remedy as remedy_of
 from cdc.postgres import copy_data_receiver
-from cdc.postgres.encoding import disable_encoding_conversion, is_sql_ascii
 from cdc.postgres.replication import error_from_result, quote_identifier
+from cdc.postgres.sql_ascii import disable_encoding_conversion, is_sql_ascii
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName
 from cdc.table import TableSchema

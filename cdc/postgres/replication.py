@@ -37,7 +37,7 @@ from cdc.lsn import Lsn
 from cdc.pgoutput.frames import FrameBatch
 from cdc.postgres import copy_data_receiver
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect
-from cdc.postgres.encoding import disable_encoding_conversion, is_sql_ascii
+from cdc.postgres.sql_ascii import disable_encoding_conversion, is_sql_ascii
 from cdc.postgres.sqlstate import classify_message, map_errors
 
 READ_DELAY: Final = 0.001

@@ -20,7 +20,7 @@ from cdc.postgres.column_identity import identify_columns
 from cdc.postgres.connection import connect
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.system_catalog import CatalogTable, read_catalog_tables, read_types
-from cdc.postgres.unstreamed_changes import CatalogState, read_catalog_states
+from cdc.postgres.unreplicated_changes import CatalogState, read_catalog_states
 from cdc.table import TableSchema, matches, topic
 
 # partitions are published under their root's name; unlogged and temporary tables write no WAL

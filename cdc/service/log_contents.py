@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from cdc.errors import LogError, UnknownName
 from cdc.log.compacted_state import read_compacted_state
-from cdc.log.layout import CHANGES, LogFile
-from cdc.log.message_formats import MessageFormat, SchemaInForce, SourceBlock, messages
+from cdc.log.disk_format import CHANGES, LogFile
+from cdc.log.json_messages import MessageFormat, SchemaInForce, SourceBlock, messages
 from cdc.log.object_path import Root, as_root
 from cdc.log.queries import SegmentListing, SegmentSummary, outline
 from cdc.log.reader import LogReader

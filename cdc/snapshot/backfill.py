@@ -30,7 +30,7 @@ from cdc.snapshot.backfill_state import BackfillRequest, BackfillState, TableBac
 from cdc.snapshot.chunk_plan import BlockPlan, ChunkPlan, ChunkResult, KeyListPlan, KeyRangePlan
 from cdc.snapshot.chunk_reader import ChunkReader, CopyContext, CopyStopped
 from cdc.snapshot.chunk_sender import end_of_copy_chunk, schema_chunk, schema_from_catalog, with_state
-from cdc.snapshot.log_queries import keys_without_base, moved_keys_without_base
+from cdc.snapshot.missing_base_rows import keys_without_base, moved_keys_without_base
 from cdc.snapshot.watermark_window import Chunk
 from cdc.table import ADDED, CAPTURED, TableSchema, TableState
 

@@ -23,16 +23,16 @@ from cdc.config.source import Snapshot, SnapshotMode
 from cdc.errors import CatalogUnavailable, CdcError, Reaction
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.encoding import copy_text_repair
+from cdc.postgres.sql_ascii import copy_text_repair
 from cdc.snapshot.backfill import Backfill, BackfillControl, BackfillDirective
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, BackfillState, check_request
 from cdc.snapshot.chunk_plan import ChunkLimits
 from cdc.snapshot.chunk_reader import CHUNKS_AHEAD, CopyContext, CopyStopped
 from cdc.snapshot.chunk_sender import ChunkSender, ReaderLink
 from cdc.snapshot.copy_limits import CopyRateLimit, PauseGate
-from cdc.snapshot.log_queries import unconfirmed_xids
+from cdc.snapshot.missing_base_rows import unconfirmed_xids
 from cdc.snapshot.publication_sync import PublicationSync, PublicationSyncWorker, duplicate_topics
-from cdc.snapshot.signals import Signals
+from cdc.snapshot.signal_processor import Signals
 from cdc.table import TableState, matches
 
 POLL: Final = 1.0

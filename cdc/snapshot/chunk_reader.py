@@ -16,10 +16,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from cdc.change import LOG_SCHEMA, Operation
 from cdc.errors import ConfigError, SnapshotInvalidated
 from cdc.failpoint import hit
 from cdc.log.object_path import Root
+from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
 from cdc.postgres.backfill_selection import bounded_read, missing_keys
@@ -33,8 +33,8 @@ from cdc.postgres.chunk_snapshot import (
 )
 from cdc.postgres.connection import is_standby
 from cdc.postgres.copy import copy_rows
-from cdc.postgres.encoding import RepairLines
 from cdc.postgres.publication import published_schema
+from cdc.postgres.sql_ascii import RepairLines
 from cdc.snapshot.chunk_plan import IDLE_FACTOR, ChunkLimits, ChunkPlan, ChunkRange, ChunkResult
 from cdc.snapshot.chunk_sender import (
     WATERMARK_TIMEOUT,

@@ -15,8 +15,8 @@ from threading import Event, Lock
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
-from cdc.change import LOG_SCHEMA, WATERMARK_PREFIX
 from cdc.errors import ConfigError, SnapshotInvalidated
+from cdc.log_row import LOG_SCHEMA, WATERMARK_PREFIX
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import replay_lag
 from cdc.postgres.column_identity import EPOCH_SHIFT

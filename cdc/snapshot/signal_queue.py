@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 import structlog
 
 from cdc import atomic_file
-from cdc.change import Operation
 from cdc.errors import ConfigError, LogCorrupt, LogUnwritable
 from cdc.failpoint import hit
 from cdc.log.object_path import BucketPath, Root
+from cdc.log_row import Operation
 from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.table import TableSchema
 

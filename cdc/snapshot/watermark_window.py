@@ -18,8 +18,8 @@ from typing import Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from cdc.change import Operation, RowOrder, control_row
 from cdc.errors import SnapshotInvalidated
+from cdc.log_row import Operation, RowOrder, control_row
 from cdc.pgoutput.decoder_events import DecodedRows, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility

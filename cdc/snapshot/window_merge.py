@@ -34,7 +34,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import LOG_SCHEMA, Operation, RowOrder
+from cdc.log_row import LOG_SCHEMA, Operation, RowOrder
 from cdc.postgres.chunk_snapshot import Visibility
 
 KEYED_COLUMNS: Final = ("op", "key", "after", "partial")

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from cdc.target_names import parked_uri, published_uri
 
 Key = tuple[str, ...]

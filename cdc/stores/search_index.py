@@ -20,7 +20,7 @@ import tantivy
 from cdc.errors import SinkUnavailable
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Key, ParkedRow, parked_at
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from cdc.table import TableSchema
 
 PUBLISHED_ID: Final = "\0published"

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
-from cdc.log.layout import ORDER
+from cdc.log.disk_format import ORDER
+from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from pipelines.folding.fold import (
     fold_lives,
     has_base_key,

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import LOG_SCHEMA
 from cdc.log.compacted_state import Run
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.reader import read_file
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact_rows import partial_moves
 

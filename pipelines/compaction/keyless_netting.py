@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import ROW_OPERATIONS, Operation
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.ranges import TableSelection
 from cdc.log.reader import read_file, stream_file
+from cdc.log_row import ROW_OPERATIONS, Operation
 from cdc.position import Position
 from cdc.table import TableSchema
 from pipelines.folding.fold import remove_fenced_rows

@@ -22,19 +22,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from cdc.log.compacted_state import WrittenFile
-from cdc.log.layout import ORDER, LogFile, delta_statistics
+from cdc.log.disk_format import ORDER, LogFile, delta_statistics
 from cdc.log.object_path import Root, as_root
 from cdc.log.ranges import split
 from cdc.log.reader import read_file, stream_file
 from cdc.log.storage import write_parquet
+from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from cdc.position import Position
 from pipelines.compaction.compact_rows import NARROW_COLUMNS, compact_rows, needed_row_numbers, remove_tombstones
 from pipelines.compaction.key_partitions import from_ipc, split_by_part, to_ipc
 from pipelines.compaction.keyless_netting import remove_cancelled_halves
 from pipelines.folding.fold import split_keyless, split_partial
-from pipelines.runtime.spark_workers import worker_error
+from pipelines.runtime.executor_code import worker_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

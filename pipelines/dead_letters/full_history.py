@@ -16,8 +16,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import Operation
 from cdc.errors import CdcError, MissingBase
+from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import Key, ParkedChange, ParkedRow
 from cdc.table import TableSchema

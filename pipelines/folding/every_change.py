@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import ROW_OPERATIONS, Operation
+from cdc.log_row import ROW_OPERATIONS, Operation
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.range_statistics import addressed_to
 

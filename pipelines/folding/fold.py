@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import LOG_SCHEMA, ROW_OPERATIONS, Operation
+from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from pipelines.folding.range_statistics import Fence, add_fences, addressed_to, fence_rows, is_fenced
 
 FOLDED_ARROW: Final = pa.schema(

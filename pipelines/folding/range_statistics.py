@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import ROW_OPERATIONS, Operation
+from cdc.log_row import ROW_OPERATIONS, Operation
 
 STATISTICS_COLUMNS: Final = ("position", "ordinal", "relation", "op", "key", "old_key", "partial", "payload", "address")
 """Log columns that `collect_statistics` reads."""

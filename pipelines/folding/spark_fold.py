@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from cdc.change import ROW_OPERATIONS, Operation
+from cdc.log_row import ROW_OPERATIONS, Operation
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.range_statistics import Fence, RangeStatistics, add_fences
 

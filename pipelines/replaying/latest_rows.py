@@ -29,7 +29,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.ranges import split
 from cdc.log.reader import read_file
 from cdc.position import Position

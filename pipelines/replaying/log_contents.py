@@ -13,9 +13,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import ROW_OPERATIONS
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.reader import LogReader, read_file
+from cdc.log_row import ROW_OPERATIONS
 from cdc.position import Position
 from cdc.table import TableSchema, matches
 from pipelines.folding.range_statistics import STATISTICS_COLUMNS, RangeStatistics, addressed_to, collect_statistics

@@ -21,13 +21,13 @@ import pyarrow.fs as pafs
 from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
 from cdc.config.field_types import fixed_part, placeholders
 from cdc.errors import ConfigError, SinkError
-from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema
 from pipelines.sink_factory import build_sink, delta_settings
 from pipelines.sinks.contract import Sink
 from pipelines.sinks.delta.staged_targets import StagedDelta
 from pipelines.sinks.search.staged_index import StagedSearch
-from pipelines.sinks.table_records import with_progress_state
+from pipelines.sinks.table_outcome import with_progress_state
 
 UNFINISHED: Final = "_unfinished_replay"
 """Marker file in a directory that a replay is filling; it contains the owner."""

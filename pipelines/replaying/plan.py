@@ -15,7 +15,7 @@ from cdc.log import queries
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake import Lake
-from cdc.stores.published import Published
+from cdc.stores.published_record import Published
 from cdc.stores.search_index import SearchIndex
 from cdc.table import exact_glob, matches_name
 from pipelines.replaying.log_contents import TableContents, read_contents

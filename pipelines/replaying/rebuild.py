@@ -23,25 +23,25 @@ import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from cdc.change import LOG_SCHEMA
 from cdc.errors import CdcError, Reaction, ValueNotRepresentable
 from cdc.failpoint import hit
 from cdc.log.reader import LogReader
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from cdc.table import matches
 from pipelines.dead_letters.quarantine import Quarantine
-from pipelines.fold_range import RangeFolder
 from pipelines.folding.every_change import as_copied_rows
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import ControlEvents, split_by_table
+from pipelines.range_folder import RangeFolder
 from pipelines.replaying.large_table_fold import collect_parts, fold_table
 from pipelines.replaying.latest_rows import LatestRowsQuery, latest_rows_frame, write_latest_files
 from pipelines.replaying.log_contents import TableContents
 from pipelines.sinks.contract import ParkingSink, Sink, SparkAwaited, TableBatch
 from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.table_records import check_captured, failed_record, with_progress_state
+from pipelines.sinks.table_outcome import check_captured, failed_record, with_progress_state
 from pipelines.source.data_source import rows_between
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from cdc.config import Definition, DeltaSinkDefinition
 from cdc.errors import ConfigError
 from cdc.failpoint import hit
 from cdc.position import Position
-from cdc.stores.published import Published
+from cdc.stores.published_record import Published
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.replaying.log_contents import TableContents
 from pipelines.replaying.new_target import (
     StagedTarget,
@@ -43,7 +43,7 @@ from pipelines.runtime.session import SparkSettings, has_delta, spark_session
 from pipelines.sink_factory import keeps_history
 from pipelines.sinks.contract import Sink, SparkAwaited
 from pipelines.sinks.delta.settings import Writer
-from pipelines.sinks.delta.spark_writer import has_file_system
+from pipelines.sinks.delta.spark_target import has_file_system
 from pipelines.source.data_source import register
 
 MAX_ROWS: Final = 200_000

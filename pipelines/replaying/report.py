@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from cdc.position import Position
-from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.stores.published_record import Published, TableRecord, TargetState
 from pipelines.replaying.log_contents import TableContents
 from pipelines.replaying.plan import ReplayPlan
 from pipelines.replaying.rebuild import LARGE

@@ -10,7 +10,7 @@ import structlog
 
 from cdc.catalog import Catalog
 from cdc.errors import CdcError
-from cdc.stores.published import Published
+from cdc.stores.published_record import Published
 
 CUT: Final = "cut"
 RELEASE: Final = "release"

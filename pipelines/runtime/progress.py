@@ -15,7 +15,7 @@ import structlog
 from cdc import metrics
 from cdc.catalog import AWAITS_SPARK, Catalog, DeadLetter, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import CdcError, complete_remedy
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from pipelines.runtime.throttle import BatchThrottle, CommitRate
 
 REPORT_EVERY: Final = 0.5

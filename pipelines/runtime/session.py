@@ -20,7 +20,7 @@ from cdc.cluster.spark_job import DELTA_PACKAGE, SHIPPED_BY_SPARK
 from cdc.config import Definition
 from cdc.errors import SparkUnavailable
 from cdc.private_files import configured_umask
-from pipelines.runtime.spark_workers import ship
+from pipelines.runtime.executor_code import ship
 
 NEEDED_JARS: Final = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")
 """The jars that Delta's create, append, MERGE, DML, OPTIMIZE, history and streaming reads load, found by experiment.

@@ -20,7 +20,7 @@ import pyarrow as pa
 from cdc.config import DeadLetterSettings
 from cdc.errors import CdcError
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Image, Key, ParkedRow
-from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.folding.every_change import GenerationEnd
 

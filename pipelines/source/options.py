@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from cdc.config.storage import Storage, log_root
+from cdc.config.object_store import Storage, log_root
 from cdc.errors import InvalidDefinition, LogTrimmed
 from cdc.log import queries
 from cdc.log.ranges import TableSelection

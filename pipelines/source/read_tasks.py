@@ -24,12 +24,12 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from cdc.change import LOG_SCHEMA, Operation
 from cdc.errors import InvalidDefinition
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.ranges import TableSelection, split
 from cdc.log.read_plan import HistoryPlan
 from cdc.log.reader import LogReader, RowSpan, read_file, row_spans, select_rows, stream_file
+from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, matches
 from pipelines.compaction.compact_rows import compact_rows
@@ -53,7 +53,7 @@ BATCH_ROWS: Final = 32_768
 """Rows of one Arrow batch for the JVM, which keeps two batches in memory."""
 
 SCHEMA: Final = from_arrow_schema(LOG_SCHEMA)
-"""The log row (`cdc.change.LOG_SCHEMA`) in Spark's types."""
+"""The log row (`cdc.log_row.LOG_SCHEMA`) in Spark's types."""
 
 _ARROW: Final = to_arrow_schema(SCHEMA, timezone="UTC")
 _FOR_BASELINE: Final = ("op", "key")

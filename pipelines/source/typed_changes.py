@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from cdc.change import LOG_SCHEMA, Operation
 from cdc.errors import InvalidDefinition, SchemaNotApplicable
 from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader
+from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, TableState
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, column_name

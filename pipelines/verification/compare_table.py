@@ -11,7 +11,7 @@ import pyarrow as pa
 from cdc.config.job_options import VerifyMode
 from cdc.errors import SinkUnavailable
 from cdc.postgres.key_ranges import KeyRange, is_ordered_by_bytes
-from cdc.stores.published import TableRecord, TargetState
+from cdc.stores.published_record import TableRecord, TargetState
 from cdc.table import Column, TableSchema
 from pipelines.verification.canonical_text import literal_text, source_text
 from pipelines.verification.checksum import digest_of

@@ -24,9 +24,9 @@ from cdc.position import Position
 from cdc.postgres.key_ranges import KeyRange, next_range_start
 from cdc.snapshot.backfill_state import KEYS
 from pipelines.verification.compare_table import TableComparison, TableVerdict
+from pipelines.verification.consistent_cut import ConsistentCut, consistent_cut
 from pipelines.verification.expected_rows import RateLimitedRows, ReadRateLimit
 from pipelines.verification.repair import Key, RepairResult, RepairRun, SinkTable, mismatched_keys
-from pipelines.verification.source_cut import ConsistentCut, consistent_cut
 from pipelines.verification.verify import (
     VerifyOptions,
     comparison_at,

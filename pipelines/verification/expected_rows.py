@@ -24,7 +24,7 @@ from pipelines.transform.table_transform import TableTransform
 from pipelines.verification.canonical_text import source_batch, text_batch
 from pipelines.verification.checksum import digest_column
 from pipelines.verification.compare_rows import ComparedColumns, Rows
-from pipelines.verification.source_cut import ConsistentCut
+from pipelines.verification.consistent_cut import ConsistentCut
 
 Masking = Callable[[pa.Array], pa.Array]
 """Converts an array of text to the masked text, of the same length."""

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import LOG_SCHEMA
 from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import PositionNotReached
 from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.postgres.key_ranges import Digest, KeyRange
 from cdc.stores.lake import Lake
-from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema
 from pipelines.folding.fold import FOLDED_ARROW, fold

@@ -25,7 +25,7 @@ from cdc.snapshot.reader_commands import request_backfill
 from cdc.table import exact_glob
 from pipelines.verification.compare_rows import LISTED
 from pipelines.verification.compare_table import TableVerdict
-from pipelines.verification.source_cut import SILENT_AFTER
+from pipelines.verification.consistent_cut import SILENT_AFTER
 from pipelines.verification.verify import VerifyOptions, VerifyReport, verify
 
 ROUNDS: Final = 3

@@ -1,6 +1,6 @@
 """Verification: whether every row and column of every sink equals the source at one position, or the change log.
 
-The comparison is exact while changes continue: `source_cut.py` ends a batch of every sink at the position of a
+The comparison is exact while changes continue: `consistent_cut.py` ends a batch of every sink at the position of a
 snapshot of the source, and `compare_table.py` compares each table there. Against the log, each sink is compared at the
 position that it has published. No code of the sinks converts the values, so an error there is not repeated here.
 """
@@ -23,14 +23,14 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.publication import published_schema
 from cdc.postgres.tables import match_tables
-from cdc.stores.published import TableRecord, TargetState
+from cdc.stores.published_record import TableRecord, TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema, matches, matches_name
 from pipelines.verification.compare_rows import LISTED
 from pipelines.verification.compare_table import TableComparison, TableVerdict, refused
+from pipelines.verification.consistent_cut import ConsistentCut, CutRequest, KeptCutAt, consistent_cut
 from pipelines.verification.expected_rows import ExpectedSchema, SourceRows
 from pipelines.verification.log_rows import LARGE, FoldedLog, LogRows, SinkAtRest, open_at_rest, targets_at_rest
-from pipelines.verification.source_cut import ConsistentCut, CutRequest, KeptCutAt, consistent_cut
 from pipelines.verification.target_rows import SearchTargetRows, TargetRows, delta_target, refusal_reason
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc.change import LOG_SCHEMA
-from cdc.log.layout import CommitInfo
+from cdc.log.disk_format import CommitInfo
 from cdc.log.writer import LogWriter
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.log.rows import IDENTITY, LIMITS

@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from cdc.change import HEARTBEAT_PREFIX, ROW_OPERATIONS
-from cdc.log.layout import CHANGES
+from cdc.log.disk_format import CHANGES
 from cdc.log.reader import LogReader
+from cdc.log_row import HEARTBEAT_PREFIX, ROW_OPERATIONS
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres import logical_messages

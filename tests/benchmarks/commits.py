@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc.change import Operation
-from cdc.log.layout import CHANGES
+from cdc.log.disk_format import CHANGES
+from cdc.log_row import Operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ import pyarrow as pa
 
 from cdc import metrics
 from cdc.catalog import Catalog
-from cdc.change import HEARTBEAT_PREFIX, Operation
 from cdc.config import load_definition
 from cdc.errors import ExitCode
 from cdc.log.reader import LogReader
+from cdc.log_row import HEARTBEAT_PREFIX, Operation
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres import logical_messages
@@ -39,7 +39,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import drop_slot
 from cdc.stores.lake import Lake
-from cdc.stores.published import Published, TargetState
+from cdc.stores.published_record import Published, TargetState
 from tests.benchmarks import workloads
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.peers import Reader, ReaderPlace, until

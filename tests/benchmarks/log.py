@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc.change import LOG_SCHEMA
 from cdc.log.checkpoint import HINT
 from cdc.log.compacted_state import read_compacted_state
+from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
-from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.log.retention_worker import RetentionWorker
 from cdc.log.writer import LogWriter, SegmentLimits
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from pipelines.runtime.session import SparkSettings, spark_session

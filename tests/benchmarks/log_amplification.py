@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import LOG_SCHEMA
 from cdc.log import consumers
 from cdc.log.consumers import Consumer
-from cdc.log.layout import CHANGES, COMPACTED
+from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention, plan_trim
 from cdc.log.small_file_rewrite import SmallFileRewriter
 from cdc.log.writer import LogWriter, SegmentLimits
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from pipelines.folding.fold import fold

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import LOG_SCHEMA
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.log.retention_worker import REWRITE_EVERY, RetentionWorker
 from cdc.log.writer import LogWriter, SegmentLimits
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.log_reading import Rows

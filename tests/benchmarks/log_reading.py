@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from cdc.log.layout import CHANGES
+from cdc.log.disk_format import CHANGES
 from cdc.log.writer import LogWriter, SegmentLimits
 from pipelines.source.data_source import register
 from tests.benchmarks.figures import Figure

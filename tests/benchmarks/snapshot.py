@@ -19,8 +19,8 @@ from statistics import quantiles
 from threading import Event
 from typing import Any, Final
 
-from cdc.change import HEARTBEAT_PREFIX, Operation
 from cdc.log.reader import LogReader
+from cdc.log_row import HEARTBEAT_PREFIX, Operation
 from cdc.lsn import Lsn
 from cdc.postgres import logical_messages
 from cdc.postgres.connection import connect

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc.stores.published import Published
-from pipelines.sinks.delta.published import CLEAN_EVERY, PublishedTable
+from cdc.stores.published_record import Published
+from pipelines.sinks.delta.published_table import CLEAN_EVERY, PublishedTable
 from tests.benchmarks.publications import Publications
 
 PUBLISHES = 2 * CLEAN_EVERY + 10

@@ -17,7 +17,7 @@ from cdc.capture.commit_batcher import (
     DurablePosition,
     PendingRows,
 )
-from cdc.change import LOG_SCHEMA
+from cdc.log_row import LOG_SCHEMA
 from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.position import Position
 from tests.log.rows import row, table

@@ -10,7 +10,7 @@ import pytest
 from cdc.capture.decode_stage import DecodeStage, ResumePoint, StreamObservers
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.spool import Spool
-from cdc.change import SIGNAL_PREFIX
+from cdc.log_row import SIGNAL_PREFIX
 from cdc.lsn import Lsn
 from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.pgoutput.frames import FrameBatch

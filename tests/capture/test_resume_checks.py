@@ -21,12 +21,12 @@ from cdc.errors import (
     SourceReplaced,
     TimelineChanged,
 )
-from cdc.log.layout import CommitInfo, LogIdentity
+from cdc.log.disk_format import CommitInfo, LogIdentity
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import SlotStatus
-from cdc.postgres.source_identity import PublicationStatus, SourceState
+from cdc.postgres.source_state import PublicationStatus, SourceState
 
 LOG = LogIdentity(system_id="7", database="shop")
 LAST = CommitInfo(last=Position(1000), committed_at=0, timeline=1)

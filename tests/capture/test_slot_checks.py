@@ -16,15 +16,15 @@ from cdc.capture.slot_checks import (
     check_slot_name,
 )
 from cdc.errors import CdcError, SlotInUse, SlotNotCreated, SlotNotOwned, SlotUnsuitable, UnexpectedSlot
+from cdc.log.disk_format import CommitInfo, LogIdentity
 from cdc.log.epoch_records import SlotRecord, read_slot_record
-from cdc.log.layout import CommitInfo, LogIdentity
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import SlotStatus
-from cdc.postgres.source_identity import PublicationStatus, SourceState
+from cdc.postgres.source_state import PublicationStatus, SourceState
 
 SOURCE = SystemIdentity(system_id="7", timeline=1, wal_end=Lsn(5000), database="shop")
 SLOT = SlotStatus(

@@ -14,7 +14,7 @@ from cdc.catalog.dead_letter_requests import (
     request_action,
 )
 from cdc.errors import UnknownName
-from tests.catalog.test_dead_letters import letter
+from tests.catalog.test_dead_letter_mirror import letter
 
 RETRY = DeadLetterRequest(DeadLetterAction.RETRY, "ann")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.stores.published import Published
+from cdc.stores.published_record import Published
 from pipelines.sinks.search.sink import SearchSink
 from tests.cli.command import run
 from tests.config.definitions import SOUND, write

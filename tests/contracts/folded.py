@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc.change import LOG_SCHEMA
+from cdc.log_row import LOG_SCHEMA
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from pipelines.sinks.contract import TableBatch
 

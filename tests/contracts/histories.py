@@ -15,10 +15,10 @@ from cdc.config.sinks import HistoryMode
 from cdc.position import Position
 from cdc.stores.lake import read_target
 from cdc.table import ReplicaIdentity, TableSchema
-from pipelines.fold_range import single_changes
 from pipelines.folding.every_change import every_change
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import split_by_table
+from pipelines.range_folder import single_changes
 from pipelines.sinks.contract import Published, TableBatch, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink

@@ -17,7 +17,7 @@ from cdc.errors import CutUnavailable, SchemaNotApplicable, TransformFailed
 from cdc.position import Position
 from cdc.stores.lake import Lake as Reading
 from cdc.stores.lake import read_target
-from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import Column, TableSchema, TableState
 from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.schema_evolution import ColumnChange

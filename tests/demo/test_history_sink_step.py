@@ -15,7 +15,7 @@ from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import LAKE
 from cdc.demo.terminal import Terminal
 from cdc.demo.workspace import Workspace
-from cdc.stores.published import Published
+from cdc.stores.published_record import Published
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ID, ORDERS, PRICE, Row, batch, column

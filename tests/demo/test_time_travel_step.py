@@ -13,7 +13,7 @@ from cdc.demo.terminal import Terminal
 from cdc.demo.time_travel_step import COLUMN, TimeTravelStep
 from cdc.demo.workspace import Workspace
 from cdc.position import Position
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink

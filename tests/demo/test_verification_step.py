@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from cdc.change import LOG_SCHEMA
 from cdc.demo.step_results import DemoReport, Step
 from cdc.demo.verification_step import TableVerification, by_table, fold_live_keys
+from cdc.log_row import LOG_SCHEMA
 
 
 def row(position: int, op: str, key: str | None, payload: bytes | None = None) -> dict[str, object]:

@@ -13,11 +13,11 @@ from cdc.capture.decode_stage import StreamObservers
 from cdc.capture.initial_snapshot import ensure_initial_snapshot
 from cdc.capture.reader import Reader, ReaderContext
 from cdc.capture.settings import reader_settings
-from cdc.change import Operation
 from cdc.config import Definition, load_definition
-from cdc.log.layout import LogIdentity
+from cdc.log.disk_format import LogIdentity
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
+from cdc.log_row import Operation
 from cdc.lsn import Lsn
 from cdc.metrics import Metrics
 from cdc.position import Position

@@ -16,8 +16,8 @@ from typing import Any, Final
 from cdc.log import consumers, removed_files
 from cdc.log.checkpoint import KEEP
 from cdc.log.consumers import Consumer
+from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
-from cdc.log.layout import CHANGES, COMPACTED
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention, plan_trim
 from cdc.log.retrying_writer import RetryingWriter

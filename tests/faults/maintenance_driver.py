@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from cdc.config import SinkRule
-from cdc.stores.published import Published
+from cdc.stores.published_record import Published
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings, ZOrdering
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink

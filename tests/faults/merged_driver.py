@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from cdc.config import SinkRule
 from cdc.stores.lake import read_target
-from cdc.stores.published import Published
+from cdc.stores.published_record import Published
 from cdc.table import TableSchema
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import ControlEvents, split_by_table
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.table_records import with_progress_state
+from pipelines.sinks.table_outcome import with_progress_state
 from tests.contracts.folded import column
 from tests.contracts.histories import TABLE, Table, image_of, whole
 from tests.pipelines.fold_model import SINK, Image, Row, log_row, to_arrow

@@ -14,7 +14,7 @@ from tests.source_tree import ROOT
 WORK = """
 import os, sys
 from threading import Thread
-from cdc.config.storage import Storage, log_root
+from cdc.config.object_store import Storage, log_root
 from cdc.log import storage
 from cdc.log.writer import LogWriter
 from cdc.log.reader import LogReader

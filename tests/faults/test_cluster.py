@@ -25,7 +25,7 @@ from cdc.catalog import Catalog
 from cdc.demo.shop_workload import Workload
 from cdc.errors import LogFenced
 from cdc.log.compacted_state import read_compacted_state
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.postgres.connection import connect

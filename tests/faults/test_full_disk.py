@@ -12,12 +12,12 @@ from threading import Event
 import pyarrow as pa
 import pytest
 
-from cdc.change import LOG_SCHEMA
 from cdc.errors import LogUnwritable
-from cdc.log.layout import CommitInfo
+from cdc.log.disk_format import CommitInfo
 from cdc.log.reader import LogReader
 from cdc.log.retrying_writer import RetryingWriter, is_storage_failure
 from cdc.log.writer import LogWriter
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres

@@ -10,7 +10,7 @@ import pytest
 
 from cdc.log import consumers
 from cdc.log.audit.drop_file import DamagedFile, DroppedFile, RecoveryWay
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.backfill_state import BackfillRequest

@@ -9,9 +9,9 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
-from cdc.change import Operation
 from cdc.config.source import Snapshot
 from cdc.log.reader import LogReader
+from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.snapshot.backfill_state import BACKFILL
 from cdc.snapshot.chunk_reader import CHUNKS_AHEAD

@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc.change import LOG_SCHEMA
 from cdc.failpoint import VARIABLE
 from cdc.log import removed_files
 from cdc.log.compacted_state import CompactedState, read_compacted_state
-from cdc.log.layout import COMPACTED
+from cdc.log.disk_format import COMPACTED
 from cdc.log.reader import LogReader
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from tests.faults.test_kill_reader import KILLED

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.change import Operation
 from cdc.log.reader import LogReader
+from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_state import BACKFILL

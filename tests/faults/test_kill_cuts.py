@@ -14,7 +14,7 @@ from cdc.errors import CutUnavailable
 from cdc.failpoint import VARIABLE
 from cdc.position import Position
 from cdc.stores.lake import Lake
-from cdc.stores.published import TargetState
+from cdc.stores.published_record import TargetState
 from pipelines.sinks.delta.settings import Writer
 from tests.faults.capture import Captured
 from tests.faults.driven_lake import lake_in

@@ -8,12 +8,12 @@ from collections import Counter
 import pytest
 
 from cdc.catalog import Catalog, Command
-from cdc.change import Operation
 from cdc.log.reader import LogReader
+from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.snapshot.backfill_state import BACKFILL
+from cdc.snapshot.signal_processor import SIGNAL
 from cdc.snapshot.signal_queue import FOLDER
-from cdc.snapshot.signals import SIGNAL
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import run_sql
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import LogFenced
-from cdc.log.layout import CHANGES, COMPACTED, commit_file
+from cdc.log.disk_format import CHANGES, COMPACTED, commit_file
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.log.vacuum import vacuum

@@ -9,7 +9,7 @@ import pytest
 from cdc.log import removed_files
 from cdc.log.compacted_state import read_compacted_state
 from cdc.log.consumers import Consumer, forget, register
-from cdc.log.layout import COMPACTED
+from cdc.log.disk_format import COMPACTED
 from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position

@@ -13,8 +13,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cdc.change import Operation
 from cdc.errors import PreflightFailed, SourceRejectsConnection
+from cdc.log_row import Operation
 from cdc.lsn import Lsn
 from cdc.pgoutput.messages import Insert
 from cdc.position import Position

@@ -16,8 +16,8 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.errors import LogFenced
+from cdc.log.disk_format import CHANGES, COMPACTED, commit_file
 from cdc.log.fenced_table import CHECKPOINT_EVERY
-from cdc.log.layout import CHANGES, COMPACTED, commit_file
 from cdc.log.reader import LogReader
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.vacuum import remove_staged_files

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc.change import LOG_SCHEMA, Operation
-from cdc.log.layout import CommitInfo, LogIdentity
+from cdc.log.disk_format import CommitInfo, LogIdentity
 from cdc.log.writer import SegmentLimits
+from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc.change import LOG_SCHEMA
 from cdc.log.compacted_state import CompactedWriter, WrittenFile
-from cdc.log.layout import delta_statistics
+from cdc.log.disk_format import delta_statistics
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file
 from cdc.log.storage import write_parquet
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from tests.log.rows import table
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cdc.log.compacted_state import read_compacted_state
-from cdc.log.layout import CHANGES, COMPACTED
+from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.retrying_writer import RetryingWriter

@@ -10,8 +10,8 @@ import pytest
 
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.log.compacted_state import CompactedWriter, Run, WrittenFile, read_compacted_state
+from cdc.log.disk_format import COMPACTED, LogIdentity
 from cdc.log.fenced_table import CHECKPOINT_EVERY
-from cdc.log.layout import COMPACTED, LogIdentity
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position

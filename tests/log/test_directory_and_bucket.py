@@ -14,8 +14,8 @@ from cdc.log.audit.verify import verify
 from cdc.log.checkpoint import checkpoint
 from cdc.log.compacted_state import CompactedWriter, read_compacted_state
 from cdc.log.consumers import Consumer
+from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, commit_file, segment_of
 from cdc.log.epoch_records import PendingEpoch, read_pending_epoch, remove_pending_epoch, write_pending_epoch
-from cdc.log.layout import CHANGES, COMPACTED, FORMAT, commit_file, segment_of
 from cdc.log.migrate import MigrationResult, migrate_log
 from cdc.log.object_path import Root
 from cdc.log.reader import PROBE_EVERY, LogReader

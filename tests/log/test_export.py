@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError, LogTrimmed
 from cdc.log.export import ExportResult, export_range, write_lines, write_parquet
 from cdc.log.reader import LogReader
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from tests.log.sample_log import RESTORED, build_sample_log
 

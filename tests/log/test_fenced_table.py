@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.log.compacted_state import read_compacted_state
-from cdc.log.layout import CHANGES, COMPACTED, commit_file
+from cdc.log.disk_format import CHANGES, COMPACTED, commit_file
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position

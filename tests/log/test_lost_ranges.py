@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.log import lost_ranges
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.lost_ranges import LostRange
 from cdc.position import Position
 

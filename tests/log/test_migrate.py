@@ -12,7 +12,7 @@ from cdc.errors import LogError, LogFenced, LogFormatUnknown
 from cdc.log.audit.delta_tables import parse_commit
 from cdc.log.audit.verify import verify
 from cdc.log.compacted_state import CompactedWriter, read_compacted_state
-from cdc.log.layout import CHANGES, COMPACTED, FORMAT, LogIdentity, commit_file, format_of
+from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, LogIdentity, commit_file, format_of
 from cdc.log.migrate import STEPS, MigrationResult, describe, migrate_log
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.log import parquet_check
-from cdc.log.layout import PARQUET
+from cdc.log.disk_format import PARQUET
 from cdc.log.parquet_check import tables_suffix
 from tests.log.file_damage import flip_byte, page_of
 from tests.log.rows import row, table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.ranges import MAX_BYTES, boundary, overlapping, split
 from cdc.position import Position
 

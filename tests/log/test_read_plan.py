@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import LogTrimmed
 from cdc.log import lost_ranges, read_plan
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.read_plan import LogSnapshot
 from cdc.log.retention import trimmable
 from cdc.position import Position

@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt, LogFenced, LogTrimmed
 from cdc.log.consumers import Consumer, forget, register
-from cdc.log.layout import CommitInfo
+from cdc.log.disk_format import CommitInfo
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention, plan_trim
 from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter, SegmentLimits
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from tests.fixtures.waiting import until

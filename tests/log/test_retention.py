@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.consumers import Consumer
-from cdc.log.layout import COMPACTED, LogFile
+from cdc.log.disk_format import COMPACTED, LogFile
 from cdc.log.removed_files import RemovedFiles
 from cdc.log.retention import trimmable
 from cdc.log.vacuum import deletable

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc.log import removed_files
-from cdc.log.layout import CHANGES, CommitInfo
+from cdc.log.disk_format import CHANGES, CommitInfo
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.vacuum import remove_staged_files

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.change import LOG_SCHEMA
-from cdc.log.layout import PARQUET, LogFile
+from cdc.log.disk_format import PARQUET, LogFile
 from cdc.log.ranges import TableSelection
 from cdc.log.reader import LogReader, read_file
 from cdc.log.writer import LogWriter
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.table import matches
 from tests.fixtures.examples import examples

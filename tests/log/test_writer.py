@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown, LogUnwritable
+from cdc.log.disk_format import LogIdentity
 from cdc.log.fenced_table import CHECKPOINT_EVERY
-from cdc.log.layout import LogIdentity
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position

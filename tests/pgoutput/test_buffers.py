@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from cdc.change import LOG_SCHEMA, Operation
+from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.pgoutput import kernel
 from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder

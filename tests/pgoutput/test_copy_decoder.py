@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from cdc.change import LOG_SCHEMA
 from cdc.errors import MalformedFrame
+from cdc.log_row import LOG_SCHEMA
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
 from tests.fixtures.examples import examples

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from cdc.change import DDL_PREFIX, LOG_SCHEMA, SIGNAL_PREFIX
+from cdc.log_row import DDL_PREFIX, LOG_SCHEMA, SIGNAL_PREFIX
 from cdc.lsn import Lsn
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, SignalSeen
 from cdc.pgoutput.frames import FrameBatch

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cdc.change import HEARTBEAT_PREFIX, Operation
 from cdc.errors import MalformedFrame, MalformedPosition, UnknownRelation
+from cdc.log_row import HEARTBEAT_PREFIX, Operation
 from cdc.lsn import Lsn
 from cdc.pgoutput.decoder_events import DecodedRows, RelationSeen
 from cdc.pgoutput.frames import FrameBatch

@@ -20,7 +20,7 @@ from cdc.log.reader import LogReader
 from cdc.stores.search_index import document_id, layout
 from pipelines.__main__ import main
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sink_factory import build_sink, keeps_history

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc.change import LOG_SCHEMA
+from cdc.log_row import LOG_SCHEMA
 
 Key = tuple[str, ...]
 Image = dict[int, str | None]

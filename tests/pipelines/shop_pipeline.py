@@ -19,7 +19,7 @@ from cdc.stores.lake import Lake, read_target
 from cdc.stores.search_index import SearchIndex
 from cdc.table import TableSchema
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sink_factory import build_sink

@@ -12,7 +12,7 @@ from cdc.catalog import Catalog, CommandState
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sink_factory import build_sink

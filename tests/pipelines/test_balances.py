@@ -18,10 +18,10 @@ from cdc.position import Position
 from cdc.postgres.embedded_server import find_binaries
 from cdc.snapshot.backfill_state import BackfillRequest
 from cdc.stores.lake import Lake, read_target
-from cdc.stores.published import Published, TargetState
+from cdc.stores.published_record import Published, TargetState
 from cdc.table import TableState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.delta.settings import DeltaSettings

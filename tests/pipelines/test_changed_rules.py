@@ -16,7 +16,7 @@ from cdc.config import DeltaSinkDefinition, load_definition
 from cdc.failpoint import VARIABLE
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import read_parked
-from cdc.stores.published import TableRecord, TargetState
+from cdc.stores.published_record import TableRecord, TargetState
 from pipelines.dead_letters.requests import to_dead_letter
 from pipelines.lake import at as frames_at
 from tests.cli.command import Outcome, run

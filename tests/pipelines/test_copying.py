@@ -16,11 +16,11 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
-from cdc.stores.published import Published, TableRecord, TargetState
+from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import TableState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import Sink

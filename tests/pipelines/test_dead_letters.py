@@ -17,11 +17,11 @@ from cdc.errors import SinkUnavailable
 from cdc.log.reader import LogReader
 from cdc.snapshot.backfill_state import BACKFILL
 from cdc.stores.lake import Lake, read_target
-from cdc.stores.published import TableRecord
+from cdc.stores.published_record import TableRecord
 from cdc.stores.search_index import SearchIndex
 from pipelines.apply import SinkLoop
 from pipelines.dead_letters.requests import DeadLetterCommands
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import ProgressReporter, SinkFigures
 from pipelines.sink_factory import build_sink

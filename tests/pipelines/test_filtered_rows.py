@@ -11,7 +11,7 @@ from cdc.config import DeadLetterSettings
 from cdc.log.reader import LogReader
 from cdc.stores.lake import read_target
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import Sink

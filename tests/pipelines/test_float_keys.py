@@ -16,9 +16,9 @@ from cdc.catalog import Catalog
 from cdc.config.sinks import HistoryMode
 from cdc.log.reader import LogReader
 from cdc.stores.lake import read_target
-from cdc.stores.published import TargetState
+from cdc.stores.published_record import TargetState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.contract import TableBatch

@@ -13,10 +13,10 @@ from cdc.catalog import Catalog
 from cdc.log.audit.drop_file import DamagedFile
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
-from cdc.stores.published import TargetState
+from cdc.stores.published_record import TargetState
 from cdc.table import TableSchema, TableState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sink_factory import build_sink

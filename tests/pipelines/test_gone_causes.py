@@ -14,9 +14,9 @@ from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
-from cdc.stores.published import TableRecord, TargetState
+from cdc.stores.published_record import TableRecord, TargetState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.delta.settings import DeltaSettings

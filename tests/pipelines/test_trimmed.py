@@ -14,16 +14,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.catalog import Catalog
-from cdc.change import LOG_SCHEMA
 from cdc.errors import ConfigError, LogTrimmed
 from cdc.log import consumers
 from cdc.log.consumers import Consumer
 from cdc.log.reader import LogReader
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.service.status import pipeline_status
-from cdc.stores.published import TargetState
+from cdc.stores.published_record import TargetState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from pipelines.runtime.consumer_registration import REPLAY, registered_for_replay, target_uuid

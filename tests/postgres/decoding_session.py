@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, LiteralString
 
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
-from cdc.change import Operation
+from cdc.log_row import Operation
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen

@@ -16,7 +16,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from cdc.change import LOG_SCHEMA
+from cdc.log_row import LOG_SCHEMA
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder

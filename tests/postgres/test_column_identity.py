@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from psycopg import sql
 
-from cdc.change import Operation
+from cdc.log_row import Operation
 from cdc.postgres.column_identity import UNPROVED
 from cdc.postgres.connection import connect
 from cdc.postgres.logical_messages import trigger_script

@@ -12,7 +12,7 @@ from cdc.errors import PreflightFailed
 from cdc.lsn import Lsn
 from cdc.pgoutput.frames import parse_frame
 from cdc.pgoutput.messages import Insert, Keepalive, Message, Relation, Type
-from cdc.pgoutput.streamed_transactions import START, kind_of
+from cdc.pgoutput.stream_blocks import START, kind_of
 from cdc.postgres.connection import connect
 from cdc.postgres.logical_messages import emit_message
 from cdc.postgres.publication import ensure_publication

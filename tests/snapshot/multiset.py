@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdc.change import LOG_SCHEMA
+from cdc.log_row import LOG_SCHEMA
 from cdc.postgres.chunk_snapshot import Visibility
 
 RELATION = 7

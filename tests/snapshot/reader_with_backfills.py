@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
-from cdc.change import Operation
+from cdc.log_row import Operation
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.snapshot.backfill_worker import BackfillWorker
-from cdc.snapshot.signals import Signals
+from cdc.snapshot.signal_processor import Signals
 from cdc.snapshot.watermark_window import WatermarkWindows
 from tests.faults.capture import Captured, Reading
 

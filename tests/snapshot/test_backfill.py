@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.change import Operation
 from cdc.errors import ConfigError
 from cdc.log.reader import LogReader
+from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.postgres.backfill_selection import READ_WITHIN
 from cdc.postgres.connection import connect

@@ -10,7 +10,7 @@ from typing import Any, LiteralString
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.change import Operation
+from cdc.log_row import Operation
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest
 from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableState

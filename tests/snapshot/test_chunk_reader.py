@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc.change import LOG_SCHEMA
+from cdc.log_row import LOG_SCHEMA
 from cdc.snapshot.chunk_reader import deletion_rows
 from tests.pgoutput.streams import ORDERS, table
 

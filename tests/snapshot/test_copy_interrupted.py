@@ -10,9 +10,9 @@ from typing import Any, LiteralString
 
 import pytest
 
-from cdc.capture.recovery import begin_epoch
+from cdc.capture.recovery_commands import begin_epoch
 from cdc.catalog import Catalog
-from cdc.change import Operation
+from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest

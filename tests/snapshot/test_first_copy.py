@@ -11,7 +11,7 @@ from threading import Event, Thread
 import psycopg
 import pytest
 
-from cdc.change import Operation
+from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest

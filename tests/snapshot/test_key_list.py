@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.change import Operation
 from cdc.errors import ConfigError
+from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_state import BACKFILL, KEYS, BackfillRequest, check_request

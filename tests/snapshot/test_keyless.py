@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from cdc import metrics
-from cdc.change import LOG_SCHEMA, WATERMARK_PREFIX
+from cdc.log_row import LOG_SCHEMA, WATERMARK_PREFIX
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility, snapshot_transaction
@@ -24,7 +24,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.logical_messages import emit_message
-from cdc.snapshot.log_queries import unconfirmed_xids
+from cdc.snapshot.missing_base_rows import unconfirmed_xids
 from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import TableSchema
 from tests.faults.capture import Captured, Reading

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cdc import metrics
-from cdc.capture.recovery import skip_to_lsn
+from cdc.capture.recovery_commands import skip_to_lsn
 from cdc.catalog import Catalog
 from cdc.catalog.commands import CommandState
 from cdc.log.reader import LogReader
@@ -16,10 +16,10 @@ from cdc.position import Position
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from cdc.snapshot.reader_commands import SKIP_TABLES, request_skip
 from cdc.stores.lake import Lake, read_target
-from cdc.stores.published import TableRecord, TargetState
+from cdc.stores.published_record import TableRecord, TargetState
 from cdc.table import TableState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sinks.delta.settings import DeltaSettings

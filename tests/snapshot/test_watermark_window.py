@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.change import LOG_SCHEMA
 from cdc.errors import SnapshotInvalidated
+from cdc.log_row import LOG_SCHEMA
 from cdc.pgoutput.decoder_events import DecodedRows, WatermarkSeen
 from cdc.position import Position
 from cdc.postgres.chunk_snapshot import Visibility

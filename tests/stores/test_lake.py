@@ -12,7 +12,7 @@ import pytest
 from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable
 from cdc.position import Position
 from cdc.stores.lake import Lake, ReadAt, bind_tables, parse_at
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, put

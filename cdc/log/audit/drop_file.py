@@ -20,20 +20,20 @@ from typing import Final
 import pyarrow as pa
 from deltalake.transaction import AddAction, RemoveAction
 
-from cdc.change import Operation, RowOrder, control_row
 from cdc.errors import ConfigError, LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import lost_ranges, parquet_check, removed_files
 from cdc.log.audit import delta_tables
 from cdc.log.audit.rows import CommitClaim, FileContents
 from cdc.log.compacted_state import CompactedWriter, read_compacted_state, secured_horizon
+from cdc.log.disk_format import CHANGES, COMPACTED, ORDER, CommitInfo, LogFile, delta_statistics
 from cdc.log.fenced_table import FencedTable
-from cdc.log.layout import CHANGES, COMPACTED, ORDER, CommitInfo, LogFile, delta_statistics
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file
 from cdc.log.retention import oldest_copy_start
 from cdc.log.storage import is_table, write_parquet
 from cdc.log.writer import LogWriter, SegmentLimits
+from cdc.log_row import Operation, RowOrder, control_row
 from cdc.position import Position
 from cdc.table import TableSchema, TableState
 

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import Operation
 from cdc.log.audit.finding import DamageKind
-from cdc.log.layout import STATISTICS
+from cdc.log.disk_format import STATISTICS
+from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.table import TableSchema
 

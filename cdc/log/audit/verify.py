@@ -20,7 +20,7 @@ from cdc.log.audit import delta_tables
 from cdc.log.audit.delta_tables import FOREIGN_WRITER_REMEDY, RESTORE_REMEDY, LogTables
 from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim, FileContents, Gap, Place, SchemaVersions, Transactions
-from cdc.log.layout import CHANGES, COMPACTED
+from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.parquet_check import UnreadablePart
 from cdc.log.storage import is_table

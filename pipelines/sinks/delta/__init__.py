@@ -36,7 +36,7 @@ that delta-rs writes. An indented function is called by the function above it.
     record, publish
         DeltaSink.record                   sink.py              return position, version and state of the table
     DeltaSink.publish                                           called when all tables of the range are merged
-      PublishedTable.write                 published.py         add one row in one commit
+      PublishedTable.write                 published_table.py   add one row in one commit
         check                                                   check that no other driver published since
 
 A target with history differs after in_target_columns: History.merge (history.py) evolves the columns, and HistoryMerge

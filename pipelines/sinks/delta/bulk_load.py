@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cdc.stores.published import TableRecord
+from cdc.stores.published_record import TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.spark_writer import ONE_SPARK_WRITE
+from pipelines.sinks.delta.spark_target import ONE_SPARK_WRITE
 from pipelines.sinks.delta.table_plan import OP
 from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.writers import TxnMarker, merge_with_spark

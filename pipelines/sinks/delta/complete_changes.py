@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from cdc.change import Operation
 from cdc.errors import MissingBase
+from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.table import TableState
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN

@@ -16,10 +16,10 @@ from deltalake import Schema as DeltaSchema
 from cdc.errors import CdcError, MissingBase, ValueNotRepresentable
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import PARKED_SCHEMA, DeadLetterEntry, Key, ParkedRow, parked_at, read_entries
-from cdc.stores.published import Published
+from cdc.stores.published_record import Published
 from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.complete_changes import typed_changes
-from pipelines.sinks.delta.delta_log import erase_earlier
+from pipelines.sinks.delta.delta_log_cleanup import erase_earlier
 from pipelines.sinks.delta.merge_source import BaseLookup, has_no_base, source_rows
 from pipelines.sinks.delta.table_plan import RowShape
 from pipelines.types.typed_rows import typed_keys

@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 import structlog
 from deltalake.fs import DeltaStorageHandler
 
-from cdc.log.layout import commit_file
+from cdc.log.disk_format import commit_file
 from pipelines.runtime.progress import ExternalCommit, ExternalCommitReport
 from pipelines.sinks.delta.target import APP_ID, DeltaTarget
 

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.change import Operation
 from cdc.config import TableSettings
 from cdc.config.sinks import HistoryMode
+from cdc.log_row import Operation
 from cdc.table import TableSchema
 from cdc.target_names import (
     COMMITTED_COLUMN,

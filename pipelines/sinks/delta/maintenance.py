@@ -23,8 +23,8 @@ from deltalake.fs import DeltaStorageHandler
 from cdc.failpoint import hit
 from cdc.stores.table_features import unsupported_features
 from cdc.target_names import RELATION_COLUMN
-from pipelines.sinks.delta.delta_log import expired_log_files, paths_of, remove_old_commits
-from pipelines.sinks.delta.published import KeptCut
+from pipelines.sinks.delta.delta_log_cleanup import expired_log_files, paths_of, remove_old_commits
+from pipelines.sinks.delta.published_table import KeptCut
 from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.target_layout import partition_text
 

@@ -15,7 +15,7 @@ from cdc.config import SchemaChanges
 from cdc.errors import TargetUnusable
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.published import LastPublished
+from pipelines.sinks.delta.published_table import LastPublished
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
     check_left_out,

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cdc.errors import TargetRulesChanged, TargetUnusable, complete_remedy
-from cdc.stores.published import Published, TableRecord, TargetState
-from cdc.stores.target_rules import TargetRules
+from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.stores.target_rule_changes import TargetRules
 from cdc.table import TableSchema, TableState
 from cdc.target_names import parked_uri
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
-from pipelines.sinks.delta.delta_log import erase_earlier, is_marked
+from pipelines.sinks.delta.delta_log_cleanup import erase_earlier, is_marked
 from pipelines.sinks.delta.open_targets import OpenTargets
-from pipelines.sinks.delta.published import PublishedTable
+from pipelines.sinks.delta.published_table import PublishedTable
 from pipelines.sinks.delta.target import DeltaTarget
-from pipelines.sinks.table_records import failure_reason, with_progress_state
+from pipelines.sinks.table_outcome import failure_reason, with_progress_state
 
 
 def open_part(uri: str, relation: int) -> DeltaTarget | None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from cdc.config import DeadLetterSettings, SinkRule, TableSettings, rule_of, table_settings
 from cdc.config.sinks import HistoryMode, target_path
-from cdc.stores.target_rules import TargetRules
+from cdc.stores.target_rule_changes import TargetRules
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.contract import NONE_PARKED

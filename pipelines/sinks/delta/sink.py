@@ -25,12 +25,12 @@ from pipelines.sinks.contract import DeadLetterSettings, ImageMask, Published, R
 from pipelines.sinks.delta.history import History
 from pipelines.sinks.delta.latest_state import LatestState
 from pipelines.sinks.delta.maintenance import TargetMaintenance
-from pipelines.sinks.delta.published import PublishedTable
+from pipelines.sinks.delta.published_table import PublishedTable
 from pipelines.sinks.delta.recovery import follow_rules, parked_upto, readable_versions, with_target_position
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.strategy import DeltaSinkParts, KeepingStrategy
 from pipelines.sinks.delta.target import DeltaTarget, rewritten_bytes
-from pipelines.sinks.table_records import applied_state
+from pipelines.sinks.table_outcome import applied_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

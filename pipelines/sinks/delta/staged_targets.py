@@ -26,15 +26,15 @@ from cdc.errors import SchemaNotApplicable, SinkFenced
 from cdc.failpoint import hit
 from cdc.stores.current_rows import MODE
 from cdc.stores.path_ownership import STAGED
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from cdc.stores.table_features import unsupported_features
-from cdc.stores.target_rules import TRANSFORM, TargetRules
+from cdc.stores.target_rule_changes import TRANSFORM, TargetRules
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
-from pipelines.sinks.delta.delta_log import erase_earlier, is_marked, mark_to_erase
+from pipelines.sinks.delta.delta_log_cleanup import erase_earlier, is_marked, mark_to_erase
 from pipelines.sinks.delta.file_statistics import delta_bounds
-from pipelines.sinks.delta.published import PublishedTable
+from pipelines.sinks.delta.published_table import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table_features import MOVE_AND_REBUILD, unsupported

@@ -15,7 +15,7 @@ from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.external_commits import ExternalCommitWatch
 from pipelines.sinks.delta.open_targets import OpenTargets
-from pipelines.sinks.delta.published import LastPublished
+from pipelines.sinks.delta.published_table import LastPublished
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.table_plan import TablePlans
 from pipelines.sinks.delta.target import DeltaTarget

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from cdc.config.sinks import HistoryMode
 from cdc.errors import TargetRulesChanged, TransformFailed, ValueNotRepresentable
 from cdc.stores.current_rows import MODE
-from cdc.stores.target_rules import TRANSFORM
+from cdc.stores.target_rule_changes import TRANSFORM
 from cdc.target_names import (
     COMMITTED_COLUMN,
     DELETED_COLUMN,

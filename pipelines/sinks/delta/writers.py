@@ -26,7 +26,7 @@ from cdc.stores.table_features import unsupported_features
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.contract import SparkAwaited, TableBatch
 from pipelines.sinks.delta.settings import Writer
-from pipelines.sinks.delta.spark_writer import (
+from pipelines.sinks.delta.spark_target import (
     ONE_SPARK_WRITE,
     SparkTarget,
     can_write_delta,

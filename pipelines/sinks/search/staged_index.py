@@ -19,7 +19,7 @@ from typing import Final
 from cdc import atomic_file
 from cdc.config import DeadLetterSettings
 from cdc.failpoint import hit
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from cdc.table import TableSchema
 from pipelines.sinks.contract import NONE_PARKED
 from pipelines.sinks.search.sink import SearchSink

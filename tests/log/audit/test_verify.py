@@ -13,7 +13,6 @@ from random import Random
 import pyarrow.parquet as pq
 import pytest
 
-from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown
 from cdc.log import consumers, parquet_check, removed_files
 from cdc.log.audit.delta_tables import read_log_tables
@@ -21,12 +20,13 @@ from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim, FileContents
 from cdc.log.audit.verify import AuditReport, AuditScope, verify
 from cdc.log.consumers import Consumer
-from cdc.log.layout import FORMAT
+from cdc.log.disk_format import FORMAT
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.log.storage import open_table
 from cdc.log.vacuum import remove_orphan_files, vacuum
 from cdc.log.writer import LogWriter
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from tests.log.file_damage import flip_byte, page_of

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.change import LOG_SCHEMA
 from cdc.log import consumers
 from cdc.log.compacted_state import CompactedState, read_compacted_state
 from cdc.log.consumers import Consumer
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.log.reader import LogReader, read_file
 from cdc.log.writer import LogWriter, SegmentLimits
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits, CompactionResult, compact, is_large
 from tests.benchmarks import log_amplification

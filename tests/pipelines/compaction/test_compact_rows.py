@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.change import LOG_SCHEMA
+from cdc.log_row import LOG_SCHEMA
 from pipelines.compaction.compact_rows import (
     NARROW_COLUMNS,
     compact_rows,

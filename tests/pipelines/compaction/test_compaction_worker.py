@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.catalog.commands import COMPACT, Command, CommandState
-from cdc.change import LOG_SCHEMA
 from cdc.config import Definition
 from cdc.log.compacted_state import read_compacted_state
-from cdc.log.layout import COMPACTED
+from cdc.log.disk_format import COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.retention import REQUEST_FILE
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits
 from pipelines.compaction.compaction_worker import CompactionWorker, Spark

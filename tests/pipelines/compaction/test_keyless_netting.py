@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from cdc.change import LOG_SCHEMA
 from cdc.log import consumers
 from cdc.log.audit.verify import verify
 from cdc.log.compacted_state import read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits, compact
 from pipelines.compaction.keyless_netting import CANCELLED_SCHEMA, remove_cancelled_halves

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.log import small_file_rewrite
-from cdc.log.layout import LogFile
+from cdc.log.disk_format import LogFile
 from cdc.position import Position
 from pipelines.compaction.compact import MOST_RUNS, cold_end, first_run_to_merge
 

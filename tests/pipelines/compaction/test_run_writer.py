@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.change import LOG_SCHEMA
 from cdc.errors import LogCorrupt
 from cdc.log.reader import LogReader
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits, compact
 from pipelines.compaction.compact_rows import compact_rows

@@ -17,7 +17,7 @@ from cdc.position import Position
 from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
 from pipelines.apply import SinkLoop
 from pipelines.dead_letters.requests import AGAIN_AFTER, DeadLetterCommands
-from pipelines.fold_range import RangeFolder
+from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sink_factory import build_sink

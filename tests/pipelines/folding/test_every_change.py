@@ -14,10 +14,10 @@ from cdc.config import DeltaSinkDefinition
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake import read_target
-from cdc.stores.published import Published, TargetState
+from cdc.stores.published_record import Published, TargetState
 from pipelines.apply import SinkLoop
-from pipelines.fold_range import RangeFolder
 from pipelines.folding.folded_batch import FoldedBatch
+from pipelines.range_folder import RangeFolder
 from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.published import Published
+from cdc.stores.published_record import Published
 from cdc.table import TableState
 from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.stores.published import TargetState
+from cdc.stores.published_record import TargetState
 from cdc.stores.search_index import SearchIndex
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.search.sink import SearchSink

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.published import TargetState
+from cdc.stores.published_record import TargetState
 from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext, group_tables
 from pipelines.runtime.session import has_delta

@@ -18,15 +18,15 @@ from cdc.config import DeltaSinkDefinition, SchemaChanges, load_definition
 from cdc.errors import ConfigError, SinkInUse
 from cdc.stores.dead_letter_rows import read_parked
 from cdc.stores.lake import read_target
-from cdc.stores.published import TargetState
+from cdc.stores.published_record import TargetState
 from cdc.stores.search_index import SearchIndex
 from cdc.table import Column
-from pipelines.opened_sink import SinkParts
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
-from pipelines.runner import SinkRunner
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses, paused, sole_replay
+from pipelines.sink_runner import SinkRunner
+from pipelines.sink_stream import SinkParts
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.types.families import TypePolicy

@@ -6,7 +6,7 @@ import pytest
 
 from cdc import metrics
 from cdc.errors import SinkUnavailable
-from cdc.stores.published import Published
+from cdc.stores.published_record import Published
 from pipelines.runtime.progress import SinkFigures
 
 

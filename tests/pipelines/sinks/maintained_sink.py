@@ -7,10 +7,10 @@ from pathlib import Path
 
 from cdc.position import Position
 from cdc.stores.lake import Lake, read_target
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from cdc.target_names import published_uri
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
-from pipelines.sinks.delta.published import PublishedTable
+from pipelines.sinks.delta.published_table import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target import DeltaTarget

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.stores.lake import read_target
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink

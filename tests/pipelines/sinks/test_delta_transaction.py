@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from cdc.position import Position
-from pipelines.sinks.delta.spark_writer import transaction
+from pipelines.sinks.delta.spark_target import transaction
 
 
 def test_a_position_is_a_number_to_delta(spark: SparkSession) -> None:

@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from cdc.stores.lake import read_target
-from cdc.stores.published import TableRecord
+from cdc.stores.published_record import TableRecord
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.latest_state import LatestState
 from pipelines.sinks.delta.merge_source import BaseLookup

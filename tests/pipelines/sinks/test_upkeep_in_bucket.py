@@ -8,10 +8,10 @@ from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.stores.lake import read_target
-from cdc.stores.published import Published
+from cdc.stores.published_record import Published
 from cdc.target_names import published_uri
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
-from pipelines.sinks.delta.published import PublishedTable
+from pipelines.sinks.delta.published_table import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target import DeltaTarget

@@ -12,9 +12,9 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from cdc.change import LOG_SCHEMA
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.table import exact_glob
 from pipelines.source.data_source import LogStreamReader, rows_between

@@ -12,7 +12,6 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from cdc.change import LOG_SCHEMA
 from cdc.errors import LogTrimmed
 from cdc.log import consumers
 from cdc.log.compacted_state import CompactedState, read_compacted_state
@@ -20,6 +19,7 @@ from cdc.log.consumers import Consumer
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention, plan_trim
 from cdc.log.vacuum import vacuum
+from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from pipelines.source.data_source import LogStreamReader

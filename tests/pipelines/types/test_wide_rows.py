@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from cdc.change import LOG_SCHEMA
+from cdc.log_row import LOG_SCHEMA
 from pipelines.folding.fold import fold
 from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import typed_rows

@@ -9,7 +9,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.config import load_definition
-from cdc.log.layout import CommitInfo, LogIdentity
+from cdc.log.disk_format import CommitInfo, LogIdentity
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.postgres.connection import connect

@@ -18,7 +18,7 @@ from cdc.catalog import Catalog, ProcessReport
 from cdc.config import Definition, load_definition
 from cdc.postgres.connection import connect
 from cdc.postgres.tables import match_tables, read_schema
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from pipelines.verification.compare_table import TableVerdict
 from pipelines.verification.verify import VerifyOptions, VerifyReport, verify
 

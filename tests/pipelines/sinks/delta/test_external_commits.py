@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 
 from cdc import metrics
 from cdc.config.sinks import HistoryMode
-from cdc.log.layout import commit_file
-from cdc.stores.published import Published, TableRecord
+from cdc.log.disk_format import commit_file
+from cdc.stores.published_record import Published, TableRecord
 from pipelines.folding.every_change import GenerationEnd
 from pipelines.runtime.progress import ExternalCommit, SinkFigures
 from pipelines.sinks.contract import TableBatch

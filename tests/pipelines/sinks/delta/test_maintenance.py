@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from pipelines.sinks.delta.maintenance import (
     AT_ONCE,
     COMPACT_ABOVE,
@@ -23,7 +23,7 @@ from pipelines.sinks.delta.maintenance import (
     TargetMaintenance,
     UpkeepSettings,
 )
-from pipelines.sinks.delta.published import KeptCut
+from pipelines.sinks.delta.published_table import KeptCut
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target import APP_ID, DeltaTarget

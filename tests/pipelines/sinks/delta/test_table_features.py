@@ -12,7 +12,7 @@ from deltalake.exceptions import DeltaError
 
 from cdc.config.sinks import WriterChoice
 from cdc.errors import Reaction, TargetUnusable
-from cdc.stores.published import Published, TargetState
+from cdc.stores.published_record import Published, TargetState
 from cdc.stores.table_features import WRITTEN, unsupported_features
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.delta.maintenance import UpkeepSettings

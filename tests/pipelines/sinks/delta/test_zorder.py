@@ -15,9 +15,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
 from cdc.errors import TransformFailed
-from cdc.stores.published import Published, TableRecord
+from cdc.stores.published_record import Published, TableRecord
 from pipelines.sinks.delta.maintenance import ORDERED, TargetMaintenance, UpkeepSettings, ZOrdering
-from pipelines.sinks.delta.published import KeptCut
+from pipelines.sinks.delta.published_table import KeptCut
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target import APP_ID, DeltaTarget

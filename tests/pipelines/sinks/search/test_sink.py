@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkFenced, SinkOfAnotherLog, SinkUnavailable
-from cdc.stores.published import TargetState
+from cdc.stores.published_record import TargetState
 from cdc.stores.search_index import PUBLISHED_ID, SearchIndex
 from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
 from pipelines.sinks.contract import Published, TableBatch, TableRecord

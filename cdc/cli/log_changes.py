@@ -1,0 +1,335 @@
+"""`cdc log` and `cdc tail`: inspect the change log, and print changes as they arrive."""
+
+from __future__ import annotations
+
+import json as encoder
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from cdc import DEFAULT_CONFIG
+from cdc.cli import log_damage, log_export, log_segments
+from cdc.cli.log_segments import open_log
+from cdc.cli.options import ConfigOption, JsonOption
+from cdc.command_output import echo, emit, escaped_for_terminal, json_text
+from cdc.errors import ConfigError, LogTrimmed, MalformedPosition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from cdc.config import Definition
+    from cdc.log.json_messages import Message, Row
+    from cdc.log.reader import LogReader
+    from cdc.position import Position
+
+POLL: Final = 0.1
+"""Seconds between two checks of the log for `tail -f`, equal to the log's linger."""
+DEFAULT_COUNT: Final = 20
+"""Changes that tail prints by default."""
+
+PositionArgument = Annotated[
+    str | None, typer.Argument(help="Show the rows of the transaction at this position, for example 16/B374D848.")
+]
+TableArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Print changes of this schema.table; * and ? match several, a name without schema matches in any schema."
+    ),
+]
+CountOption = Annotated[
+    int | None, typer.Option("-n", min=0, help="Print the last N changes [default: 20; with --since all].")
+]
+FollowOption = Annotated[
+    bool, typer.Option("-f", "--follow", help="Wait for new changes, and print them as they arrive.")
+]
+SinceOption = Annotated[str | None, typer.Option("--since", help="Begin at this position (included) or ISO 8601 time.")]
+OperationsOption = Annotated[
+    str, typer.Option("--op", help="Print only these operations, separated by commas, for example c,u,d.")
+]
+FormatOption = Annotated[str, typer.Option("--format", help="Print messages in this format: cdc, debezium or flat.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `log` and `tail`."""
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Inspect, check, export and compact the change log.",
+        rich_markup_mode=None,
+    )
+    looks = (log_segments.ls, inspect, log_damage.verify, log_export.export)
+    for command in (*looks, log_segments.compact, log_segments.gc, log_damage.drop_file):
+        group.command()(command)
+    app.add_typer(group, name="log")
+    app.command()(tail)
+
+
+def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
+    """Show the log's identity and counts; with POSITION show the rows of that transaction."""
+    definition, log = open_log(config)
+    if position is not None:
+        _inspect_transaction(log, definition, position, json=json)
+        return
+    from cdc.log.queries import count_rows
+
+    found = count_rows(log)
+    tables = {topic: operations for topic, operations in found.items() if topic}
+    result = {
+        "log_id": log.log_id,
+        "system_id": log.system_id,
+        "database": log.identity.database,
+        "durable": _text(log.durable),
+        "committed_at": _time(log.committed_at(log.durable)) if log.durable is not None else None,
+        "delta_version": log.version,
+        "files": len(log.every_file()),
+        "oldest": _text(log.oldest or None),
+        "tables": tables,
+    }
+    summary = f"log {log.log_id} of {log.identity.database!r} at {log.durable}"
+    if json:
+        emit("log inspect", json=True, summary=summary, result=result)
+        return
+    for name, value in result.items():
+        if name != "tables":
+            echo(f"{name + ':':15}{value}")
+    for topic, operations in tables.items():
+        echo(f"  {escaped_for_terminal(topic)}:", "  ".join(f"{op} {count:,}" for op, count in operations.items()))
+
+
+def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
+    table: TableArgument,
+    count: CountOption = None,
+    follow: FollowOption = False,
+    since: SinceOption = None,
+    op: OperationsOption = "",
+    form: FormatOption = "cdc",
+    config: ConfigOption = DEFAULT_CONFIG,
+    json: JsonOption = False,
+) -> None:
+    """Print the changes of tables in log order, newest last.
+
+    With --json or another format the command prints one JSON object per change; --json without -f prints one envelope.
+    Integers and booleans are JSON values; every other value is the text that Postgres sent.
+    """
+    from cdc.log.json_messages import SchemaInForce
+
+    printer = _Printer(form, op, json=json, follow=follow)
+    definition, log = open_log(config)
+    view = _LogMessages(log, definition, _topic_filter(table), printer)
+    start = _parse_since(log, since)
+    if count is None:
+        count = DEFAULT_COUNT if start is None else -1
+    rows = view.newest(count, printer.operations) if start is None else view.since(*start)
+    if not rows.num_rows:
+        _check_table_exists(log, table)
+    tables = SchemaInForce(view.schemas_before(rows))
+    printer.show(view.messages(rows, tables), count)
+    seen = log.durable
+    while follow:
+        time.sleep(POLL)
+        log.refresh()
+        if log.durable is not None and log.durable != seen:
+            from cdc.position import Position
+
+            for part in view.parts(seen or Position(0), log.durable):
+                printer.show(view.messages(part, tables), -1)
+            seen = log.durable
+
+
+class _LogMessages:
+    """Some topics of a log as messages of one format."""
+
+    def __init__(
+        self, log: LogReader, definition: Definition, wanted: Callable[[str], bool], printer: _Printer
+    ) -> None:
+        from importlib.metadata import version
+
+        from cdc.log.json_messages import SourceBlock
+
+        self._log, self._wanted, self._printer = log, wanted, printer
+        self._source = SourceBlock(definition.name, log.identity.database, version("cdc"))
+
+    def newest(self, count: int, operations: frozenset[str]) -> pa.Table:
+        """At least the last `count` rows, sorted."""
+        from cdc.log.queries import newest_rows
+
+        return newest_rows(self._log, self._wanted, count, operations)
+
+    def since(self, after: Position, earliest: datetime | None) -> pa.Table:
+        """The rows after a position that were committed at `earliest` or later, sorted."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = list(self.parts(after, self._log.durable or after))
+        rows = pa.concat_tables(found) if found else pa.table({})
+        if earliest is None or not rows.num_rows:
+            return rows
+        return rows.filter(pc.greater_equal(rows["committed_at"], pa.scalar(earliest, pa.timestamp("us", tz="UTC"))))
+
+    def parts(self, after: Position, upto: Position) -> Iterator[pa.Table]:
+        """The rows in (after, upto], sorted, a few files at a time; raises LogTrimmed if some are trimmed."""
+        from cdc.log.queries import rows_between
+
+        _check_not_trimmed(self._log, after)
+        return rows_between(self._log, self._wanted, after, upto)
+
+    def schemas_before(self, rows: pa.Table) -> dict[int, Any]:
+        """The schemas in force before the first row."""
+        from cdc.position import Position
+
+        return self._log.schemas(Position(rows["position"][0].as_py()) if rows.num_rows else None)
+
+    def messages(self, rows: pa.Table, tables: Any) -> Iterator[tuple[Row, Message]]:
+        """The rows, each with its message."""
+        from cdc.log.json_messages import messages
+
+        stream = (row for batch in rows.to_batches(max_chunksize=1024) for row in batch.to_pylist())
+        return messages(stream, tables, self._printer.form, self._source)
+
+
+class _Printer:
+    """Prints messages as lines for people, as JSON lines, or in one envelope."""
+
+    def __init__(self, form: str, operations: str, *, json: bool, follow: bool) -> None:
+        from cdc.log.json_messages import MessageFormat
+        from cdc.log_row import Operation
+
+        if form not in tuple(MessageFormat):
+            raise ConfigError(
+                f"unknown format {form!r}", remedy=f"write --format with one of {', '.join(MessageFormat)}"
+            )
+        self.form = MessageFormat(form)
+        self.operations = frozenset(part.strip() for part in operations.split(",") if part.strip())
+        if unknown := self.operations - {member.value for member in Operation}:
+            known = ", ".join(f"{member.value} {member.name.lower()}" for member in Operation)
+            raise ConfigError(f"unknown operation {min(unknown)!r}", remedy=f"write --op with {known}")
+        self._envelope = json and not follow
+        self._people = self.form is MessageFormat.CDC and not json
+
+    def show(self, found: Iterator[tuple[Row, Message]], count: int) -> None:
+        """Print the last `count` messages of the wanted operations, all for -1."""
+        from cdc.log.json_messages import filter_messages
+
+        wanted = deque(filter_messages(found, self.operations), maxlen=None if count < 0 else count)
+        if self._envelope:
+            emit("tail", json=True, summary=f"{len(wanted):,} changes", result={"changes": list(wanted)})
+            return
+        for message in wanted:
+            echo(_line(message) if self._people else json_text(message))
+        if wanted:
+            echo(end="", flush=True)
+
+
+def _line(message: Message) -> str:
+    prefix = f"{message['position']}#{message['ordinal']}"
+    parts = [f"{prefix:20}", message["committed_at"], message["op"], message["topic"] or ""]
+    if "schema" in message:
+        return " ".join([*parts, "columns", ", ".join(c["name"] for c in message["schema"]["columns"])])
+    # the key is shown where the image does not repeat it
+    names = ("old_key", *(() if message.get("after") else ("key",)), "before", "after", "unchanged", "older_than")
+    parts += [f"{name}={encoder.dumps(message[name], ensure_ascii=False)}" for name in names if name in message]
+    return escaped_for_terminal(" ".join(parts))
+
+
+def _inspect_transaction(log: LogReader, definition: Definition, position: str, *, json: bool) -> None:
+    from cdc.log.json_messages import MessageFormat, SchemaInForce
+    from cdc.log.queries import transaction
+    from cdc.position import Position
+
+    wanted = Position.parse(position)
+    _check_not_trimmed(log, Position(max(0, wanted - 1)))
+    rows = transaction(log, wanted)
+    if not rows.num_rows:
+        raise ConfigError(
+            f"the log has no rows at position {position!r}", remedy="run 'cdc tail' to see positions that have rows"
+        )
+    view = _LogMessages(
+        log, definition, lambda _topic: True, _Printer(MessageFormat.CDC.value, "", json=json, follow=False)
+    )
+    found = [message for _, message in view.messages(rows, SchemaInForce(log.schemas(wanted)))]
+    summary = f"{len(found):,} rows of transaction {found[0]['xid']} at {wanted}, committed {found[0]['committed_at']}"
+    if json:
+        emit("log inspect", json=True, summary=summary, result={"position": str(wanted), "changes": found})
+        return
+    for message in found:
+        echo(_line(message))
+    echo(summary)
+
+
+def _check_table_exists(log: LogReader, glob: str) -> None:
+    """Raise ConfigError if no table of the log matches the glob."""
+    from difflib import get_close_matches
+
+    topics = sorted({schema.topic for schema in log.schemas().values()})
+    if any(map(_topic_filter(glob), topics)):
+        return
+    names = {topic.partition(".")[2]: topic for topic in topics} | {topic: topic for topic in topics}
+    near = get_close_matches(glob, names, n=1)
+    fix = f"did you mean {names[near[0]]!r}? " if near else ""
+    raise ConfigError(f"the log has no table {glob!r}", remedy=f"{fix}run 'cdc tables ls' to see the tables")
+
+
+def _topic_filter(glob: str) -> Callable[[str], bool]:
+    from cdc.table import matches_name
+
+    return lambda topic: matches_name(topic, (glob,))
+
+
+def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime | None] | None:
+    """--since as an exclusive position and the earliest commit time."""
+    if text is None:
+        return None
+    from cdc.log.queries import approximate_position_at
+    from cdc.position import Position
+
+    try:
+        return Position(max(0, Position.parse(text) - 1)), None
+    except MalformedPosition:
+        pass
+    except ValueError as error:  # an epoch with a malformed LSN
+        if "/" in text:
+            raise ConfigError(f"malformed position {text!r}", remedy="write the position as 16/B374D848") from error
+    try:
+        since = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"malformed --since {text!r}", remedy="write a position as 16/B374D848 or a time as 2026-01-31T12:00:00Z"
+        ) from error
+    since = since if since.tzinfo else since.replace(tzinfo=UTC)
+    if log.oldest and since < (earliest := _oldest_commit_time(log)):
+        raise LogTrimmed(
+            f"--since is too early: changes up to {log.oldest!s} are trimmed, so the log begins at "
+            f"{earliest.isoformat()}",
+            remedy=f"write --since {earliest.isoformat()} or later",
+        )
+    return approximate_position_at(log, since), since
+
+
+def _oldest_commit_time(log: LogReader) -> datetime:
+    """Commit time of the oldest single change that the log still has."""
+    import pyarrow.compute as pc
+
+    from cdc.log.reader import read_file
+
+    first = min(log.every_file(), key=lambda file: file.first)  # the newest segment is never trimmed
+    found: datetime = pc.min(read_file(first, log.oldest, first.last, ["committed_at"])["committed_at"]).as_py()
+    return found
+
+
+def _check_not_trimmed(log: LogReader, after: Position) -> None:
+    if after < log.oldest:
+        raise LogTrimmed(
+            f"single changes up to {log.oldest!s} are trimmed, and only their compacted state is kept",
+            remedy="choose a later position",
+        )
+
+
+def _text(position: Position | None) -> str | None:
+    return None if position is None else str(position)
+
+
+def _time(micros: int) -> str | None:
+    return datetime.fromtimestamp(micros / 1e6, UTC).isoformat() if micros else None

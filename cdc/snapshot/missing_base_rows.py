@@ -1,0 +1,90 @@
+"""Queries of a copy to the log: keys without a base row, and transactions that no snapshot sees yet.
+
+A row that changes during a copy arrives through the stream, in full or without its unchanged TOAST columns. A partial
+image needs a base row in the log. A copy in key order reads the row later, unless it moved to a key that was already
+read. A copy in block order may never read the row, because the update can move it to a block that was already read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.log.object_path import Root
+from cdc.log.reader import LogReader, read_file
+from cdc.log_row import Operation
+from cdc.position import Position
+from cdc.postgres.chunk_snapshot import open_transactions
+
+CLOCK_SLACK: Final = timedelta(minutes=1)
+"""Maximum time by which commit times may decrease from one commit to the next."""
+_COLUMNS: Final = ["relation", "key", "old_key", "partial"]
+
+
+def keys_without_base(
+    root: Root, relation: int, after: Position, upto: Position, *, moved: bool
+) -> list[tuple[str, ...]]:
+    """Return the distinct keys of the relation's partial images in (after, upto], sorted.
+
+    With `moved`, only images of rows that changed their key count.
+    """
+    log, keys = LogReader(root), set[tuple[str, ...]]()
+    for file in log.files(after, upto):
+        if not file.partial:  # most files have none
+            continue
+        rows = read_file(file, after, upto, _COLUMNS)
+        wanted = pc.and_(pc.equal(rows["relation"], relation), rows["partial"])
+        if moved:
+            wanted = pc.and_(wanted, pc.is_valid(rows["old_key"]))
+        keys.update(map(tuple, rows["key"].filter(wanted).to_pylist()))
+    return sorted(keys)
+
+
+def moved_keys_without_base(
+    root: Root, relation: int, after: Position, upto: Position, keys: Collection[tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """Return the keys to which rows of `keys` moved in (after, upto] before their base row arrived.
+
+    A row may have moved several times.
+    """
+    log, bare, found = LogReader(root), set(keys), set[tuple[str, ...]]()
+    deleted_key: tuple[str, ...] | None = None
+    for file in sorted(log.files(after, upto), key=lambda file: file.last):
+        rows = read_file(file, after, upto, [*_COLUMNS, "op", "position", "ordinal"])
+        rows = rows.filter(pc.and_(pc.equal(rows["relation"], relation), pc.is_valid(rows["key"])))
+        for row in rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
+            key, old = tuple(row["key"]), tuple(row["old_key"] or ())
+            # a key change is a delete of the old key, directly followed by the image under the new key
+            moves = row["partial"] and bool(old) and (old in bare or old == deleted_key)
+            deleted_key = key if row["op"] == Operation.DELETE and key in bare else None
+            if moves:
+                bare.add(key)
+                found.add(key)
+            elif not row["partial"]:
+                bare.discard(key)
+                found.discard(key)
+    return sorted(found)
+
+
+def unconfirmed_xids(conn: Any, root: Root) -> np.ndarray:
+    """Return the xids that the log contains and a snapshot taken now does not see, distinct; usually none.
+
+    A transaction in the stream may still be invisible, for example while it waits for a synchronous standby. Such a
+    transaction committed after the oldest open transaction began, so only the newest files are read.
+    """
+    visibility, oldest = open_transactions(conn)
+    log, found, since = LogReader(root), [np.empty(0, np.int64)], pa.scalar(oldest - CLOCK_SLACK)
+    upto = log.durable or Position(0)
+    for file in sorted(log.every_file(), key=lambda file: file.last, reverse=True):
+        rows = read_file(file, Position(0), upto, ["xid", "committed_at"])
+        late = rows.filter(pc.greater_equal(rows["committed_at"], since))
+        if rows.num_rows and not late.num_rows:
+            break
+        xids = late["xid"].unique().to_numpy()
+        found.append(xids[~visibility.sees(xids)])
+    return np.unique(np.concatenate(found))

@@ -1,0 +1,183 @@
+"""Folds one range of the log for one sink: in this process if that is faster than a Spark job, otherwise in Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cdc.failpoint import hit
+from cdc.log.ranges import TableSelection
+from cdc.log.reader import LogReader, read_file
+from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS
+from cdc.position import Position
+from cdc.table import matches
+from pipelines.folding.every_change import as_copied_rows, every_change
+from pipelines.folding.fold import fold
+from pipelines.folding.folded_batch import FoldedBatch, split_by_table
+from pipelines.folding.range_statistics import STATISTICS_COLUMNS, collect_statistics
+from pipelines.folding.spark_fold import fold_frame
+from pipelines.source.data_source import rows_between
+
+SMALL: Final = 50_000
+"""Maximum rows in the log files of a range that is folded on the driver."""
+WHOLE_BYTES: Final = 192 << 20
+"""Maximum bytes in the log files of a range without partial images; its number of rows does not matter.
+
+Two million rows take three seconds here, and ten seconds in Spark on two cores. In memory they are three times as
+large as on disk. Ranges with partial images are excluded because they are folded row by row."""
+_ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
+
+
+class RangeFolder:
+    """Folds ranges of one log for one sink; the caller refreshes the log reader."""
+
+    def __init__(
+        self,
+        change_log: LogReader,
+        sink: str,
+        tables: tuple[str, ...],
+        keeps_history: Callable[[str], bool] | None = None,
+    ) -> None:
+        """keeps_history: predicate over topics, whether the sink wants every change of a table; None: of no table."""
+        self.log, self._sink, self._tables = change_log, sink, tables
+        self._keeps_history = keeps_history
+        self.small = SMALL
+        """Maximum rows of a range without Spark, and of a part of a range with history."""
+        self.whole_bytes = WHOLE_BYTES
+        """Maximum bytes of a range without partial images that is folded without Spark."""
+
+    def is_small(self, after: Position, upto: Position) -> bool:
+        """Whether the range (after, upto] needs no Spark."""
+        files = self.log.files(after, upto)
+        if sum(file.rows for file in files) <= self.small:
+            return True
+        return not any(file.partial for file in files) and sum(file.size for file in files) <= self.whole_bytes
+
+    def __call__(
+        self, rows: DataFrame | SparkSession | None, after: Position, upto: Position, relation: int | None = None
+    ) -> FoldedBatch:
+        """Fold the range (after, upto].
+
+        rows: a frame of the log that contains the range, or a session to read it with; a small range needs neither.
+        relation: fold at least this relation; None: all.
+        """
+        since = self._since(after)
+        if self.is_small(after, upto):
+            return self._fold_here(self.log.rows(after, upto, topics=self._is_selected), after)
+        if rows is not None:
+            kept = self._with_history_at(upto)
+            folded = self._in_spark(self._frame(rows, after, upto, relation), (after, upto), kept, since)
+            found = self._single_changes((after, upto), kept if relation is None else kept & {relation}, since)
+        else:
+            raise ValueError(f"range ({after}, {upto}] of sink {self._sink!r} is too large to fold without a frame")
+        return self._to_batch(folded, found, kept, after)
+
+    def _fold_here(self, read: Iterable[pa.RecordBatch], after: Position) -> FoldedBatch:
+        rows = pa.Table.from_batches(read, LOG_SCHEMA)
+        kept = self._with_history(latest_topics(rows))
+        single = single_changes(rows, kept, self._since(after))
+        folded = fold(rows.filter(pc.invert(single)), sink=self._sink)
+        return self._to_batch(folded, rows.filter(single), kept, after)
+
+    def _to_batch(self, folded: pa.Table, single: pa.Table, kept: AbstractSet[int], after: Position) -> FoldedBatch:
+        hit("after_fold")
+        if kept:
+            folded = pa.concat_tables([with_copied(folded, kept), every_change(single, sink=self._sink)])
+        since = self._since(after)
+        return replace(split_by_table(folded), since=0 if since == after else int(since))
+
+    def _since(self, after: Position) -> Position:
+        """The position after which the log has single changes; before it, only the compacted state."""
+        trimmed = self.log.compacted if after < self.log.oldest else None
+        return after if trimmed is None else trimmed.horizon
+
+    def slices(
+        self, session: SparkSession | None, after: Position, upto: Position, relation: int
+    ) -> Iterator[tuple[FoldedBatch, int]]:
+        """Yield the range of one relation as batches with their end positions; a table with history has several.
+
+        Each of several batches has about SMALL rows, or a single transaction, so they need no session.
+        """
+        if relation not in self._with_history_at(upto):
+            yield self(session, after, upto, relation), int(upto)
+            return
+        only = TableSelection(relations=(relation, relation))
+        while after < upto:
+            small = self.log.latest_boundary(after, self.small)
+            end = min(upto, small) if small > after else upto
+            yield self._fold_here(self.log.rows(after, end, topics=self._is_selected, only=only), after), int(end)
+            after = end
+
+    def _frame(
+        self, rows: DataFrame | SparkSession, after: Position, upto: Position, relation: int | None
+    ) -> DataFrame:
+        # a frame planned before a trim has other rows than those that the statistics describe
+        if not isinstance(rows, DataFrame):
+            rows = rows_between(rows, self.log, self._tables, after, upto)
+        elif after < self.log.oldest:
+            rows = rows_between(rows.sparkSession, self.log, self._tables, after, upto)
+        return rows if relation is None else rows.where(F.col("relation") == relation)
+
+    def _in_spark(
+        self, rows: DataFrame, within: tuple[Position, Position], kept: AbstractSet[int], since: Position
+    ) -> pa.Table:
+        """Fold the range, without the single changes of tables with history."""
+        after, upto = within
+        rows = rows.where((F.col("position") > int(after)) & (F.col("position") <= int(upto)))
+        if kept:
+            single = F.col("relation").isin(*kept) & F.col("op").isin(*ROW_OPERATIONS)
+            rows = rows.where(~(single & ((F.col("position") > int(since)) | F.col("key").isNull())))
+        narrow = (read_file(file, after, upto, list(STATISTICS_COLUMNS)) for file in self.log.files(after, upto))
+        return fold_frame(rows, sink=self._sink, statistics=collect_statistics(narrow, sink=self._sink)).toArrow()
+
+    def _single_changes(self, within: tuple[Position, Position], kept: AbstractSet[int], since: Position) -> pa.Table:
+        if not kept:
+            return LOG_SCHEMA.empty_table()
+        read = self.log.rows(*within, topics=self._is_selected, only=TableSelection(relations=(min(kept), max(kept))))
+        found = [rows.filter(single_changes(rows, kept, since)) for rows in read]
+        return pa.Table.from_batches(found, LOG_SCHEMA)
+
+    def _with_history_at(self, upto: Position) -> AbstractSet[int]:
+        if self._keeps_history is None:
+            return frozenset()
+        return self._with_history({r: schema.topic for r, schema in self.log.schemas(upto).items()})
+
+    def _with_history(self, topics: Mapping[int, str]) -> AbstractSet[int]:
+        """Relations whose history the sink keeps."""
+        wanted = self._keeps_history
+        return frozenset(() if wanted is None else (r for r, topic in topics.items() if wanted(topic)))
+
+    def _is_selected(self, topic: str) -> bool:
+        return matches(topic, self._tables)
+
+
+def latest_topics(rows: pa.Table) -> dict[int, str]:
+    """Relation → topic, from the latest row of each relation."""
+    named = rows.select(["relation", "topic", "position"]).filter(pc.is_valid(rows["relation"]))
+    found = named.group_by(["relation", "topic"]).aggregate([("position", "max")]).sort_by("position_max")
+    return dict(zip(found["relation"].to_pylist(), found["topic"].to_pylist(), strict=True))
+
+
+def single_changes(rows: pa.Table | pa.RecordBatch, kept: AbstractSet[int], since: Position) -> Any:
+    """A mask of the log rows that are not folded: changes of the relations `kept` after the position `since`.
+
+    Their rows without a key are never folded, because equal rows may occur more than once.
+    """
+    of_kept = pc.and_(pc.is_in(rows["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(rows["op"], _ROWS))
+    return pc.and_(of_kept, pc.or_(pc.greater(rows["position"], int(since)), pc.is_null(rows["key"])))
+
+
+def with_copied(folded: pa.Table, kept: AbstractSet[int]) -> pa.Table:
+    """Folded rows, where rows of the relations `kept` look like rows of a snapshot of the table."""
+    state = pc.and_(
+        pc.is_in(folded["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(folded["op"], pa.array(["u", "d"]))
+    )
+    state = pc.fill_null(state, fill_value=False)
+    return pa.concat_tables([folded.filter(pc.invert(state)), as_copied_rows(folded.filter(state))])

@@ -1,0 +1,353 @@
+"""The runner of one sink: a state machine that opens it, applies the log to it, and opens it again after a failure.
+
+A sink does not wait for Spark: until the first batch of its streaming query begins, the runner itself applies ranges of
+the log that are small enough to be folded and merged in this process.
+
+    state            sink     what a step does
+    ---------------  -------  ------------------------------------------------------------------------
+    CLOSED           closed   open the sink once the back-off after a failure is over
+    STANDBY          closed   ask for the lease, which another apply process has
+    PAUSED           closed   confirm to the replay that the sink is closed
+    HALTED           closed   nothing: another attempt would fail in the same way
+    DIRECT           open     apply small ranges; start the query when the session is there
+    AWAITING_SPARK   open     start the query when the session is there: the next range needs it
+    WARMING          open     apply small ranges until the first batch of the query begins
+    AWAITING_BATCH   open     nothing: the next range needs Spark, and the first batch has not begun
+    STREAMING        open     nothing: Spark calls the loop
+
+                      OPENED             RANGE_NEEDS_SPARK
+      CLOSED ───────────────▶ DIRECT ───────────────────▶ AWAITING_SPARK
+        ▲                       │ QUERY_STARTED               │ QUERY_STARTED
+        │ FAILED, REOPEN,       ▼     RANGE_NEEDS_SPARK       ▼
+        │ STOPPED            WARMING ───────────────────▶ AWAITING_BATCH
+        │ (every open state)    │ FIRST_BATCH                 │ FIRST_BATCH
+        └───────────────────────┴────────▶ STREAMING ◀────────┘
+
+      CLOSED, every open state   FAILED_FOR_GOOD ▶ HALTED
+      every state but STANDBY    LEASE_LOST      ▶ STANDBY   LEASE_GAINED ▶ CLOSED
+      every other state          REPLAY_BEGAN    ▶ PAUSED    REPLAY_ENDED ▶ CLOSED
+
+In every open state a step also releases cuts that verification no longer reads, answers commands about dead letters and
+registers the applied position. `_fire` is the one place that changes the state: it looks the event up in
+`TRANSITIONS`, closes the sink when the new state is a closed one, and does what entering that state requires.
+A pair that is not in the table is a defect and raises KeyError.
+
+Only the runner's own thread fires events. Spark's thread leaves facts on the `OpenedSink` that the next step reads, and
+the main thread reads `is_standby`, `final_error` and `has_applied`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+
+from cdc.back_off import BackOff
+from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
+from cdc.errors import CdcError, LogTrimmed, Reaction, SinkError, SinkInUse
+from cdc.position import Position
+from pipelines.dead_letters.requests import DeadLetterCommands
+from pipelines.runtime.executor_code import worker_error
+from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_lease import LEASE
+from pipelines.sink_factory import needs_spark
+from pipelines.sink_stream import OpenedSink, SinkParts
+from pipelines.sinks.contract import SparkAwaited
+from pipelines.sinks.table_outcome import failure_reason, log_trimmed_error
+
+ATTEMPTS: Final = 5
+"""Failures in a row after which a run that is to end gives the sink up."""
+BACK_OFF: Final = BackOff(1.0, 30.0)
+"""Between attempts to open a sink."""
+
+log = structlog.get_logger("apply")
+
+
+class State(Enum):
+    """States of a runner; the table in the module's docstring says what each does."""
+
+    CLOSED = auto()
+    STANDBY = auto()
+    PAUSED = auto()
+    HALTED = auto()
+    DIRECT = auto()
+    AWAITING_SPARK = auto()
+    WARMING = auto()
+    AWAITING_BATCH = auto()
+    STREAMING = auto()
+
+
+class Event(Enum):
+    """Events that change the state of a runner."""
+
+    LEASE_LOST = auto()
+    LEASE_GAINED = auto()
+    REPLAY_BEGAN = auto()
+    REPLAY_ENDED = auto()
+    OPENED = auto()
+    RANGE_NEEDS_SPARK = auto()
+    QUERY_STARTED = auto()
+    FIRST_BATCH = auto()
+    REOPEN = auto()
+    """A stopped table can continue: the sink is opened again, and the table catches up."""
+    FAILED = auto()
+    FAILED_FOR_GOOD = auto()
+    """As FAILED, but another attempt would fail in the same way."""
+    STOPPED = auto()
+
+
+OPEN: Final = frozenset({State.DIRECT, State.AWAITING_SPARK, State.WARMING, State.AWAITING_BATCH, State.STREAMING})
+"""States in which the sink is open."""
+WITH_QUERY: Final = frozenset({State.WARMING, State.AWAITING_BATCH, State.STREAMING})
+"""States in which a streaming query has been started."""
+_APPLIES_DIRECTLY: Final = frozenset({State.DIRECT, State.WARMING})
+_BEFORE_FIRST_BATCH: Final = frozenset({State.WARMING, State.AWAITING_BATCH})
+_AWAITS_SPARK: Final = frozenset({State.AWAITING_SPARK, State.AWAITING_BATCH})
+
+_FROM_CLOSED: Final = {
+    Event.LEASE_LOST: State.STANDBY,
+    Event.REPLAY_BEGAN: State.PAUSED,
+    Event.FAILED: State.CLOSED,
+    Event.FAILED_FOR_GOOD: State.HALTED,
+}
+_FROM_OPEN: Final = {**_FROM_CLOSED, Event.REOPEN: State.CLOSED, Event.STOPPED: State.CLOSED}
+
+TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
+    {
+        State.CLOSED: {**_FROM_CLOSED, Event.OPENED: State.DIRECT},
+        State.STANDBY: {Event.LEASE_GAINED: State.CLOSED},
+        State.PAUSED: {Event.LEASE_LOST: State.STANDBY, Event.REPLAY_ENDED: State.CLOSED},
+        State.HALTED: {Event.LEASE_LOST: State.STANDBY, Event.REPLAY_BEGAN: State.PAUSED},
+        State.DIRECT: {
+            **_FROM_OPEN,
+            Event.RANGE_NEEDS_SPARK: State.AWAITING_SPARK,
+            Event.QUERY_STARTED: State.WARMING,
+        },
+        State.AWAITING_SPARK: {**_FROM_OPEN, Event.QUERY_STARTED: State.AWAITING_BATCH},
+        State.WARMING: {
+            **_FROM_OPEN,
+            Event.RANGE_NEEDS_SPARK: State.AWAITING_BATCH,
+            Event.FIRST_BATCH: State.STREAMING,
+        },
+        State.AWAITING_BATCH: {**_FROM_OPEN, Event.FIRST_BATCH: State.STREAMING},
+        State.STREAMING: _FROM_OPEN,
+    }
+)
+"""The state that follows, by state and event."""
+
+
+@dataclass(slots=True)
+class Failures:
+    """Failures in a row of one sink, and when the next attempt is due."""
+
+    error: CdcError | None = None
+    """The last one."""
+    is_final: bool = False
+    """Whether another attempt would fail in the same way."""
+    attempts: int = 0
+    due: float = 0.0
+    """On the monotonic clock."""
+
+    def count(self) -> None:
+        """Count a failed attempt and put the next one off."""
+        self.attempts += 1
+        self.due = time.monotonic() + BACK_OFF.seconds(self.attempts)
+
+    def reset(self) -> None:
+        """Forget the failures, because the sink gets a new record to start from."""
+        self.is_final, self.attempts, self.due = False, 0, 0.0
+
+
+class SinkRunner:
+    """Keeps one sink applying the log; its states are described at the top of this module."""
+
+    def __init__(
+        self, definition: Definition, sink: DeltaSinkDefinition | SearchSinkDefinition, parts: SinkParts
+    ) -> None:
+        self._definition, self._settings, self._parts = definition, sink, parts
+        self.progress = SinkFigures(definition.name, sink.name, parts.figures)
+        self._requests = None if parts.catalog is None else DeadLetterCommands(definition, parts.catalog, self.progress)
+        self._state = State.CLOSED
+        self._opened: OpenedSink | None = None
+        """Set in the open states, and in no other."""
+        self._failures = Failures()
+        self._standby_since = 0.0
+        """On the monotonic clock, in STANDBY."""
+
+    @property
+    def state(self) -> State:
+        """The current state."""
+        return self._state
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether another apply process has the lease of the sink."""
+        return self._state is State.STANDBY
+
+    @property
+    def final_error(self) -> CdcError | None:
+        """The error for which a run that is to end gives the sink up; None while another attempt may succeed."""
+        if self._state is State.STANDBY and time.monotonic() - self._standby_since > LEASE:
+            return SinkInUse(
+                f"another apply process has the lease of sink {self._settings.name!r}: {self._other_process}",
+                remedy="let the other process continue, or stop the other process and start this one again",
+            )
+        failures = self._failures
+        return failures.error if failures.is_final or failures.attempts >= ATTEMPTS else None
+
+    def has_applied(self, goal: Position) -> bool:
+        """Whether every table that still runs has all of the log up to goal, or the sink has been given up."""
+        if self.final_error is not None:
+            return True
+        opened = self._opened
+        if opened is None or opened.loop.position < goal:
+            return False
+        return self._state in WITH_QUERY or not opened.loop.lagging_tables
+
+    def step(self) -> None:
+        """Do what the state requires now; called again and again, from one thread."""
+        self._follow_lease()
+        if self._state is not State.STANDBY:
+            self._follow_replay()
+        if self._parts.has_spark_failed:
+            return
+        if self._opened is not None and self._opened.has_stopped_query:
+            self._attempt(self._opened.raise_query_error)
+        elif self._opened is not None and self._opened.loop.needs_reopen:
+            self._fire(Event.REOPEN)
+        else:
+            self._step_closed()
+            self._step_open()
+
+    def apply_small_range(self) -> bool:
+        """Apply the next range if it needs no Spark and no query applies it; return whether the position advanced."""
+        opened = self._opened
+        if opened is None:
+            return False
+        if opened.has_first_batch and self._state in _BEFORE_FIRST_BATCH:
+            self._fire(Event.FIRST_BATCH)
+        if self._state not in _APPLIES_DIRECTLY or opened.is_throttled:
+            return False
+        before = opened.loop.position
+        self._attempt(lambda: self._advance(opened))
+        return self._opened is opened and opened.loop.position > before
+
+    def stop(self) -> None:
+        """Stop between two batches and close the sink."""
+        if self._state in OPEN:
+            self._fire(Event.STOPPED)
+
+    def _fire(self, event: Event) -> None:
+        state = TRANSITIONS[self._state][event]
+        if self._opened is not None and state not in OPEN:
+            self._opened.close()
+            self._opened = None
+        if state is State.STANDBY:
+            self._standby_since = time.monotonic()
+        if state is State.PAUSED:
+            self._failures.reset()
+        self._state = state
+        self.progress.awaits_spark = state in _AWAITS_SPARK
+
+    def _follow_lease(self) -> None:
+        leases = self._parts.leases
+        if leases is not None and not leases.try_acquire(self._settings.name):
+            if self._state is not State.STANDBY:
+                self._fire(Event.LEASE_LOST)
+        elif self._state is State.STANDBY:
+            self._fire(Event.LEASE_GAINED)
+
+    def _follow_replay(self) -> None:
+        pauses, name = self._parts.pauses, self._settings.name
+        if pauses.is_paused(name):
+            if self._state is not State.PAUSED:
+                self._fire(Event.REPLAY_BEGAN)
+            with suppress(CdcError):
+                pauses.confirm(name)
+        elif self._state is State.PAUSED:
+            self._fire(Event.REPLAY_ENDED)
+
+    def _step_closed(self) -> None:
+        if self._state is not State.CLOSED:
+            return
+        if self._failures.is_final:  # halted before another process had the lease
+            self._fire(Event.FAILED_FOR_GOOD)
+        elif time.monotonic() >= self._failures.due and self._can_open:
+            self._attempt(self._open)
+
+    def _step_open(self) -> None:
+        opened = self._opened
+        if opened is None:
+            return
+        starts = self._state not in WITH_QUERY and self._parts.starting.done()
+        if starts and self._parts.first_batch.enter(opened):
+            self._attempt(lambda: self._start_query(opened))
+        self.apply_small_range()
+        if self._opened is None:
+            return  # closed by a failure
+        if opened.has_progress:
+            self._failures.attempts = 0
+        for handle in self._parts.cuts.pop_releases(self._settings.name):
+            opened.sink.release(handle)
+        if self._requests is not None:
+            self._requests.process(opened.loop.quarantine)
+        opened.register()
+
+    @property
+    def _can_open(self) -> bool:
+        return not needs_spark(self._settings) or self._parts.starting.done()
+
+    @property
+    def _other_process(self) -> str:
+        return "" if self._parts.leases is None else self._parts.leases.other_holder(self._settings.name)
+
+    def _open(self) -> None:
+        self._opened = OpenedSink(self._definition, self._settings, self._parts, self.progress)
+        self._fire(Event.OPENED)
+        self._opened.register(at_once=True)
+
+    def _start_query(self, opened: OpenedSink) -> None:
+        opened.start_query(self._parts.starting.result())
+        self._fire(Event.QUERY_STARTED)
+
+    def _advance(self, opened: OpenedSink) -> None:
+        try:
+            opened.loop.advance()
+        except SparkAwaited:
+            self._fire(Event.RANGE_NEEDS_SPARK)
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        """Act; after a failure close the sink and put the next attempt off, or halt."""
+        try:
+            act()
+        except Exception as exc:
+            error, is_final = self._classify(exc)
+            self._failures.error, self._failures.is_final = error, is_final
+            self._fire(Event.FAILED_FOR_GOOD if is_final else Event.FAILED)
+            self._failures.count()
+            self.progress.record_failure(error)
+            log.exception(
+                "sink stopped",
+                sink=self._settings.name,
+                reason=failure_reason(error),
+                halted=is_final,
+                exc_info=not isinstance(exc, CdcError),
+            )
+
+    def _classify(self, exc: Exception) -> tuple[CdcError, bool]:
+        """(the error to report for an exception, whether another attempt would fail in the same way)."""
+        if isinstance(exc, LogTrimmed):
+            # the end of the batch may have been trimmed, although the sink can continue from its own position
+            is_final = self._opened is not None and self._opened.is_trimmed()
+            return log_trimmed_error(exc, self._settings.name), is_final
+        if isinstance(exc, CdcError):
+            return exc, exc.reaction is Reaction.HALT
+        if (unread := worker_error(exc)) is not None:
+            return unread, True
+        return SinkError(f"sink {self._settings.name!r} failed with {type(exc).__name__}: {str(exc)[:300]}"), False

@@ -1,0 +1,232 @@
+"""An opened sink: its loop over the change log, its streaming query, and its registration as a consumer of the log.
+
+`SinkRunner` creates an `OpenedSink` when it opens the sink, and closes it once; it never opens the same one again.
+The runner's thread calls the methods, except for `_apply_micro_batch`, which a thread of Spark calls. That thread
+stores two facts for the runner: the first batch has begun, and which exception ended a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from cdc import metrics
+from cdc.catalog import Catalog
+from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
+from cdc.errors import LogError, LogTrimmed, SinkError
+from cdc.failpoint import hit
+from cdc.log.reader import LogReader
+from cdc.position import Position
+from cdc.private_files import make_private_directory
+from pipelines.apply import SinkLoop
+from pipelines.range_folder import RangeFolder
+from pipelines.runtime.consumer_registration import ConsumerRegistration, pinned_in
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.replay_pause import ReplayPauses
+from pipelines.runtime.sink_lease import SinkLeases
+from pipelines.runtime.throttle import ThrottleState
+from pipelines.sink_factory import build_sink, keeps_history
+from pipelines.sinks.delta.sink import DeltaSink as DeltaTarget
+from pipelines.source.options import tables_option
+
+MAX_ROWS: Final = 200_000
+"""Rows per micro-batch: about half a second of folding on two cores."""
+
+
+class FirstBatchGate:
+    """Lets one streaming query at a time run its first batch: two in a cold session take three times as long."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._owner: object = None
+
+    def enter(self, owner: object) -> bool:
+        """Enter the gate if it is free; return whether the owner has it, now or from an earlier call."""
+        with self._lock:
+            self._owner = self._owner or owner
+            return self._owner is owner
+
+    def leave(self, owner: object) -> None:
+        """Free the gate, because the first batch has begun or the sink is closed; no effect for another owner."""
+        with self._lock:
+            if self._owner is owner:
+                self._owner = None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkParts:
+    """Services that all sinks of an apply process share."""
+
+    cuts: CutRequests
+    pauses: ReplayPauses
+    figures: metrics.Metrics
+    starting: Future[SparkSession]
+    """The Spark session; its JVM takes seconds to start."""
+    leases: SinkLeases | None = None
+    """None: no other process can fill the same sinks."""
+    catalog: Catalog | None = None
+    """Where commands about dead letters arrive and backfills are requested; None: neither."""
+    first_batch: FirstBatchGate = field(default_factory=FirstBatchGate)
+    batch_rows: int = MAX_ROWS
+    """Approximate maximum of rows per micro-batch."""
+
+    @property
+    def has_spark_failed(self) -> bool:
+        """Whether Spark did not start, which ends the process."""
+        return self.starting.done() and self.starting.exception() is not None
+
+
+class OpenedSink:
+    """One opened sink with everything that has to be closed together with it."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        sink: DeltaSinkDefinition | SearchSinkDefinition,
+        parts: SinkParts,
+        progress: SinkFigures,
+    ) -> None:
+        self._definition, self._settings, self._parts, self._progress = definition, sink, parts, progress
+        self.sink = build_sink(sink)
+        try:
+            if parts.starting.done():
+                self.sink.attach(parts.starting.result())
+            self._log = LogReader(definition.log.root)
+            fold = RangeFolder(self._log, sink.name, sink.tables, keeps_history(sink))
+            self.loop = SinkLoop(self.sink, fold, parts.cuts, progress)
+            self.loop.open()
+            self._registration = ConsumerRegistration(definition.log.root, self._log.log_id, sink)
+        except BaseException:
+            self.sink.close()
+            raise
+        if isinstance(self.sink, DeltaTarget):
+            progress.commit_rate, progress.external_commits = self.sink.commit_rate, self.sink.external_commits
+        self._throttle = (
+            None if progress.commit_rate is None else ThrottleState(progress.commit_rate, self._is_batch_urgent)
+        )
+        self._query: StreamingQuery | None = None
+        self._checkpoint: Path | None = None
+        self._batch_error: Exception | None = None
+        self.has_first_batch = False
+        """Whether Spark has begun the first batch of the query; set by Spark's thread."""
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether the next batch has to wait because the tables were rewritten too fast."""
+        return self._throttle is not None and self._throttle.is_waiting
+
+    @property
+    def has_stopped_query(self) -> bool:
+        """Whether the streaming query has ended, although the runner did not stop it."""
+        return self._query is not None and not self._query.isActive
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether the streaming query has completed a batch."""
+        return self._query is not None and bool(self._query.lastProgress)
+
+    def register(self, *, at_once: bool = False) -> None:
+        """Register the position that every table has reached, so that retention can trim the log below it."""
+        applied = self.loop.consumed_position
+        self._registration.report(applied, pinned_in(self._log, applied), at_once=at_once)
+
+    def start_query(self, session: SparkSession) -> None:
+        """Catch up the tables that are behind the sink's position, then start the streaming query from there."""
+        self.sink.attach(session)
+        for table in self.loop.lagging_tables:
+            self.loop.catch_up(table, session)
+        base = Path(self._definition.spark.checkpoint.removeprefix("file://"))
+        make_private_directory(base)
+        self._checkpoint = Path(tempfile.mkdtemp(prefix=f"{self._settings.name}-", dir=base))
+        rows = (
+            session.readStream.format("cdc")
+            .option("path", self._definition.log.path)
+            .option("storage", self._definition.log.storage.to_json())
+            .option("tables", tables_option(self._settings.tables))
+            .option("boundaries", "true")  # a batch also when only the position moved
+            .option("maxRowsPerTrigger", str(self._parts.batch_rows))
+            .option("startingPosition", str(self.loop.position))
+            .load()
+        )
+        self._query = (
+            rows.writeStream.foreachBatch(self._apply_micro_batch)
+            # on this machine, even if a cluster has another default store; unquoted, because Hadoop does not decode %20
+            .option("checkpointLocation", f"file://{self._checkpoint}")
+            .queryName(f"{self._definition.name}-{self._settings.name}")
+            .trigger(processingTime=f"{int(self._definition.spark.trigger * 1000)} milliseconds")
+            .start()
+        )
+
+    def raise_query_error(self) -> None:
+        """Raise the error that ended the streaming query."""
+        raised = self._query.exception() if self._query else None
+        raise (
+            self._batch_error
+            or raised
+            or SinkError(f"the streaming query of sink {self._settings.name!r} ended without an error message")
+        )
+
+    def is_trimmed(self) -> bool:
+        """Whether the log no longer contains the changes after the sink's position."""
+        try:
+            LogReader(self._definition.log.root).latest_boundary(self.loop.position)
+        except LogTrimmed:
+            return True
+        except LogError:
+            return False
+        return False
+
+    def close(self) -> None:
+        """Wait for the batch that runs, stop the query, close the sink, remove the query's checkpoint."""
+        if self._throttle is not None:
+            self._throttle.stop()
+        self.loop.drain()
+        if self._query is not None:
+            self._query.stop()
+        self.register(at_once=True)
+        self.sink.close()
+        if self._checkpoint is not None:
+            shutil.rmtree(self._checkpoint, ignore_errors=True)
+        self._parts.first_batch.leave(self)
+
+    def _is_batch_urgent(self) -> bool:
+        """Whether the next batch must not be throttled: a request waits for it, or it has its maximum size already."""
+        if self.loop.quarantine.requested_relations or self._parts.cuts.has_requests(self._settings.name):
+            return True
+        try:
+            self._log.refresh()
+            full = self._log.latest_boundary(self.loop.position, self._parts.batch_rows)
+            return full < self._log.latest_boundary(self.loop.position)
+        except LogError:
+            return True  # the batch itself raises the error
+
+    def _apply_micro_batch(self, rows, batch_id):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - Spark inspects it
+        self.has_first_batch = True
+        self._progress.awaits_spark = False
+        self._parts.first_batch.leave(self)
+        hit("after_offsets")
+        try:
+            end = _end_of_batch(self._checkpoint, batch_id)  # type: ignore[arg-type]
+            self.loop(rows, end)
+            hit("before_commits")
+            if self._throttle is not None:
+                # inside the batch, so that Spark plans the next one afterwards, with all rows that are durable then
+                self._throttle.wait()
+        except Exception as exc:
+            self._batch_error = exc  # Spark forwards only its text
+            raise
+
+
+def _end_of_batch(checkpoint: Path, batch: int) -> Position:
+    """The last position of a batch, from the offset log that Spark wrote before it ran it (one line per source)."""
+    return Position(json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])["position"])

@@ -1,0 +1,79 @@
+"""Table state: the state and record of one table of a sink after a batch or a failure, and the lag of a batch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.errors import RESYNC, CdcError, LogTrimmed, SchemaNotApplicable, complete_remedy
+from cdc.stores.published_record import TableRecord, TargetState
+from cdc.table import CAPTURED, TableSchema, TableState
+from pipelines.sinks.contract import TableBatch
+
+NO_LONGER_CAPTURED: Final = (
+    "nothing to do: the target keeps the rows; if the table was created again, run 'cdc replay SINK --tables TABLE'"
+)
+"""Remedy for a table that was dropped at the source or is no longer captured."""
+
+
+def check_captured(schema: TableSchema) -> None:
+    """Raise SchemaNotApplicable for a table of which the log does not have all changes."""
+    if schema.state not in CAPTURED:
+        copied_again = schema.state == TableState.NEEDS_RESYNC
+        raise SchemaNotApplicable(
+            f"table {schema.topic!r} is {schema.state}: {schema.reason}",
+            remedy=RESYNC if copied_again else NO_LONGER_CAPTURED,
+        )
+
+
+def applied_state(batch: TableBatch, before: TableRecord | None, *, complete: bool) -> TargetState:
+    """The state of a target after a batch was merged.
+
+    before: the record that was published last. complete: whether a full copy has ended in the target.
+    """
+    waits = before is not None and before.state == TargetState.SNAPSHOTTING and batch.generation is None
+    return TargetState.STREAMING if complete and not waits and not batch.is_copying else TargetState.SNAPSHOTTING
+
+
+def with_progress_state(record: TableRecord, upto: int) -> TableRecord:
+    """The record as STREAMING or CATCHING_UP, by its position relative to a cut at upto; other states stay."""
+    whole = record.state in {TargetState.STREAMING, TargetState.CATCHING_UP}
+    if not whole:
+        return record
+    return replace(record, state=(TargetState.STREAMING if record.position == upto else TargetState.CATCHING_UP).value)
+
+
+def log_trimmed_error(exc: LogTrimmed, sink: str) -> LogTrimmed:
+    """The error with a remedy: the log no longer has the changes that follow the position of the sink or of a table."""
+    return LogTrimmed(exc.message, remedy=f"rebuild the sink: 'cdc replay {sink}'")
+
+
+def failure_reason(exc: CdcError) -> str:
+    """Code, message and remedy of an error as one line of text."""
+    return f"{exc.code} {exc.message} → {exc.fix}"
+
+
+def failed_record(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:
+    """The record of a table that failed with exc: its position stays, the reason is that of the error."""
+    target, position, version = (before.target, before.position, before.version) if before else ("", 0, None)
+    return TableRecord(
+        relation=schema.relation,
+        topic=schema.topic,
+        target=target,
+        position=position,
+        version=version,
+        state=TargetState.FAILED.value,
+        reason=complete_remedy(failure_reason(exc), topic=schema.topic),
+        schema=before.schema if before else schema.to_json().decode(),
+        parked=before.parked if before else (),
+    )
+
+
+def median_lag(images: pa.Table) -> float | None:
+    """Seconds from commit at the source to now, for the median row of a batch; None for a batch without rows."""
+    middle = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
+    return None if middle is None else max(0.0, time.time() - middle / 1e6)

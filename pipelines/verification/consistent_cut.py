@@ -1,0 +1,184 @@
+"""A consistent cut: one position at which both the source and the sinks can be read, while changes continue.
+
+The exported snapshot of a temporary replication slot sees exactly the transactions whose commit record is below the
+slot's consistent point c. It does not see a commit at c itself, so a sink that ends a batch at c - 1 has the same rows.
+A command asks the apply process for such a batch, and a heartbeat moves the log past c, so that the batch can end.
+A sink that published beyond c - 1 before it read the command cannot go back; then another snapshot is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from cdc.catalog import Catalog
+from cdc.catalog.commands import Command, CommandState
+from cdc.errors import PositionNotReached, SnapshotInvalidated
+from cdc.log_row import HEARTBEAT_PREFIX
+from cdc.position import Position
+from cdc.postgres import logical_messages
+from cdc.postgres.connection import connect
+from cdc.postgres.copy import begin_snapshot, lock_tables
+from cdc.postgres.publication import published_rows
+from cdc.postgres.slot import create_slot
+from cdc.postgres.tables import match_tables
+from cdc.stores.published_record import Published
+from cdc.table import TableSchema
+
+ATTEMPTS: Final = 10
+"""Maximum number of snapshots, if a sink has passed each one before."""
+SILENT_AFTER: Final = 10.0
+"""Seconds without a report after which a process counts as stopped; it reports every second."""
+POLL: Final = 0.05
+"""Seconds between two reads of the commands, which another process answers in the catalog."""
+PASSED: Final = "passed"
+"""Reason of a refused command: the sink had published beyond the cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCutAt:
+    """One sink at the cut, which is kept until it is released."""
+
+    record: Published
+    handle: str
+    """Identifies the kept versions to the sink; the release command returns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistentCut:
+    """The source and the sinks at one position."""
+
+    position: Position
+    source: Any
+    """A connection inside a transaction that sees the snapshot; for one thread."""
+    sinks: Mapping[str, KeptCutAt]
+    publication: str
+    """The publication, which decides which columns and rows the sinks should contain."""
+    rows_of: Callable[[TableSchema], Iterator[memoryview]]
+    """Reads the published rows of a table in the format of COPY."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutRequest:
+    """The source tables and the sinks of a cut."""
+
+    pipeline: str
+    dsn: str
+    sinks: Sequence[str]
+    patterns: Sequence[str]
+    exclude: Sequence[str]
+    publication: str
+    epoch: int
+    timeout: float
+    """Maximum seconds of all attempts together."""
+
+
+@contextmanager
+def consistent_cut(catalog: Catalog, request: CutRequest) -> Iterator[ConsistentCut]:
+    """Take a cut that stays readable inside the block; raises PositionNotReached after the timeout."""
+    deadline = time.monotonic() + request.timeout
+    for _ in range(ATTEMPTS):
+        require_apply(catalog, request.pipeline)
+        with connect(request.dsn, autocommit=False, application_name="cdc verify") as source:
+            commands: dict[str, int] = {}
+            try:
+                position = _request_batches(catalog, request, source, commands)
+                kept = _wait_for_sinks(catalog, request, commands, deadline)
+                if kept is not None:
+                    yield ConsistentCut(
+                        position, source, kept, request.publication, published_rows(source, request.publication)
+                    )
+                    return
+            except SnapshotInvalidated:
+                continue  # a TRUNCATE was committed between snapshot and lock
+            finally:
+                _release(catalog, request.pipeline, commands)
+    raise PositionNotReached(
+        f"each of {ATTEMPTS} snapshots was too old, because a sink had already published a later position",
+        remedy="verify again when the load is lower",
+    )
+
+
+def require_apply(catalog: Catalog, pipeline: str) -> None:
+    """Raise PositionNotReached if the apply process, which ends the batches, has not reported recently."""
+    seen = next((p.reported_at for p in catalog.processes.ls(pipeline) if p.process == "apply"), None)
+    if seen is None:
+        raise PositionNotReached(
+            f"the apply process of pipeline {pipeline!r} has never run", remedy="start 'cdc run', then verify again"
+        )
+    age = (datetime.now(UTC) - seen).total_seconds()
+    if age > SILENT_AFTER:
+        raise PositionNotReached(
+            f"the apply process of pipeline {pipeline!r} is not running: its last report is {age:.0f} s old",
+            remedy="start 'cdc run', then verify again",
+        )
+
+
+def _request_batches(catalog: Catalog, request: CutRequest, source: Any, commands: dict[str, int]) -> Position:
+    """Open a snapshot in `source` and request a batch end of every sink; adds each command to `commands` at once."""
+    with create_slot(request.dsn, f"cdc_verify_{uuid.uuid4().hex[:12]}", temporary=True) as exported:
+        position = Position.of(exported.consistent_point - 1, request.epoch)
+        # first of all, because a sink may pass the cut at any moment
+        for sink in request.sinks:
+            commands[sink] = catalog.commands.post(request.pipeline, "cut", {"sink": sink, "position": int(position)})
+        begin_snapshot(source, exported.name)
+        lock_tables(source, match_tables(source, request.patterns, request.exclude))
+    with connect(request.dsn, application_name="cdc verify") as conn:
+        logical_messages.emit_message(conn, HEARTBEAT_PREFIX, "verify")
+    return position
+
+
+def _wait_for_sinks(
+    catalog: Catalog, request: CutRequest, commands: Mapping[str, int], deadline: float
+) -> dict[str, KeptCutAt] | None:
+    """Wait until all sinks are at the cut; return them, or None if one of them had passed it."""
+    while True:
+        found = {sink: _finished(catalog, command) for sink, command in commands.items()}
+        refused = {sink: c for sink, c in found.items() if c is not None and c.state is CommandState.FAILED}
+        for sink, command in refused.items():
+            reason = (command.result or {}).get("reason")
+            if reason != PASSED:
+                raise PositionNotReached(f"sink {sink!r} cannot end a batch at the cut: {reason}")
+        if refused:
+            return None
+        if all(found.values()):
+            return {sink: _kept(command) for sink, command in found.items() if command is not None}
+        if time.monotonic() >= deadline:
+            raise PositionNotReached(
+                _timeout_message(catalog, request, [sink for sink, command in found.items() if command is None])
+            )
+        require_apply(catalog, request.pipeline)
+        time.sleep(POLL)
+
+
+def _finished(catalog: Catalog, command: int) -> Command | None:
+    found = catalog.commands.get(command)
+    return found if found is not None and found.state is not CommandState.PENDING else None
+
+
+def _kept(command: Command) -> KeptCutAt:
+    result = command.result or {}
+    return KeptCutAt(Published.from_json(json.dumps(result["record"])), str(result["handle"]))
+
+
+def _timeout_message(catalog: Catalog, request: CutRequest, sinks: Sequence[str]) -> str:
+    states = {
+        sink.sink: f" ({sink.state}: {sink.reason})" for sink in catalog.sinks.ls(request.pipeline) if sink.reason
+    }
+    names = ", ".join(f"{sink!r}{states.get(sink, '')}" for sink in sinks)
+    return f"these sinks ended no batch at the cut within {request.timeout:.0f} s: {names}"
+
+
+def _release(catalog: Catalog, pipeline: str, commands: Mapping[str, int]) -> None:
+    for sink, command in commands.items():
+        catalog.commands.finish(command, {"reason": "abandoned"}, ok=False)  # no effect on a finished command
+        found = catalog.commands.get(command)
+        if found is not None and found.state is CommandState.DONE:
+            handle = (found.result or {})["handle"]
+            catalog.commands.post(pipeline, "release", {"sink": sink, "handle": handle})

@@ -1,0 +1,69 @@
+"""Which fold a range takes, and that the choice changes nothing but the time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc.log.reader import LogReader
+from cdc.log.writer import LogWriter
+from cdc.position import Position
+from pipelines.range_folder import SMALL, WHOLE_BYTES, RangeFolder
+from tests.log.rows import IDENTITY, LIMITS, info, row, table
+
+LARGE = Position(20)  # the range up to here has more than SMALL rows
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with a small commit at 10 and one of more than SMALL rows, of 100 keys, at 20."""
+    root = tmp_path_factory.mktemp("folding") / "log"
+    writer = LogWriter.open(root, IDENTITY, LIMITS)
+    elsewhere = {"relation": 2, "topic": "sales.items"}
+    writer.commit(writer.stage(table(row(10), row(10, 1, **elsewhere))), info(10))
+    many = pa.concat_tables([table(*(row(LARGE, n, key=[str(n % 100)]) for n in range(SMALL + 100)))])
+    writer.commit(writer.stage(many), info(LARGE))
+    return root
+
+
+def folding(root: Path, whole_bytes: int = 0) -> RangeFolder:
+    found = RangeFolder(LogReader(root), "lake", ("shop.*",))
+    found.whole_bytes = whole_bytes
+    return found
+
+
+def latest(images: pa.Table) -> dict[str, int]:
+    return {row["key"][0]: row["ordinal"] for row in images.to_pylist()}
+
+
+def test_a_small_range_is_folded_without_a_frame_and_only_its_tables(root: Path) -> None:
+    batch = folding(root)(None, Position(0), Position(10))
+
+    assert batch.relations == [16384]
+    assert batch.images["position"].to_pylist() == [10]
+
+
+def test_a_large_range_asks_for_a_frame(root: Path) -> None:
+    assert not folding(root).is_small(Position(10), LARGE)
+    with pytest.raises(ValueError, match="without a frame"):
+        folding(root)(None, Position(10), LARGE)
+
+
+def test_a_large_range_is_folded_in_spark_within_its_ends(spark: SparkSession, root: Path) -> None:
+    frame = spark.read.format("cdc").option("path", str(root)).option("tables", "shop.*").load()
+
+    images = folding(root)(frame, Position(10), LARGE).images
+    assert latest(images) == {str(n): SMALL + n for n in range(100)}
+    here = folding(root, WHOLE_BYTES)(None, Position(10), LARGE).images
+    assert here.num_rows == images.num_rows
+    assert latest(here) == latest(images)
+
+
+def test_a_large_range_with_a_partial_image_is_sparks(root: Path) -> None:
+    assert folding(root, WHOLE_BYTES).is_small(Position(10), LARGE)
+    writer = LogWriter(root, LIMITS)
+    writer.commit(writer.stage(table(row(21, op="u", partial=True))), info(21))
+    assert not folding(root, WHOLE_BYTES).is_small(Position(10), Position(21))
