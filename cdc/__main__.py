@@ -18,9 +18,9 @@ from cdc.errors import CdcError, ConfigError, ExitCode, complete_remedy, process
 from cdc.private_files import product_umask
 
 INTERRUPTED: Final = 130
-"""128 + SIGINT, the exit status that shells use."""
+"""Exit status after an interrupt: 128 + SIGINT, as shells use it."""
 _LONG_RUNNING: Final = frozenset({"reader", "server"})
-"""Commands whose standard error is a process log, which contains tracebacks."""
+"""Commands that write log messages to standard error, including tracebacks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _escape_unprintable() -> None:
-    """Print characters that the terminal's encoding does not have as escapes."""
+    """Make output print characters as escapes that the terminal's encoding does not have."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -71,7 +71,7 @@ def _report_error(command: Any, given: list[str], error: CdcError) -> int:
 
 
 def _definition_path(given: list[str]) -> str | None:
-    """The definition file named on the command line; None otherwise, for the next command finds the default too."""
+    """Return the path of the definition on the command line; None if it names none."""
     own = given[: given.index("--")] if "--" in given else given
     for index, word in enumerate(own[:-1]):
         if word in {"-c", "--config"}:
@@ -92,7 +92,7 @@ def _report_usage_error(command: Any, given: list[str], error: Any) -> int:
 
 
 def _command_name(command: Any, given: list[str]) -> str:
-    """The names of command and subcommand at the start of the arguments, such as `migrate up`."""
+    """Return command and subcommand from the start of the arguments, such as `migrate up`."""
     words = []
     for argument in given:
         command = getattr(command, "commands", {}).get(argument)

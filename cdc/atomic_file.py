@@ -19,8 +19,8 @@ class StoredObject(Protocol):
 def replace(path: Path | StoredObject, content: bytes) -> None:
     """Replace the content of a file atomically; after an OSError the file has either the old or the new content.
 
-    On a disk the content is first written to a hidden file in the same directory; only a killed process leaves that
-    file. An object store replaces every object atomically; raises LogUnreachable and LogInaccessible there.
+    On a disk the content is first written to a hidden file in the same directory. This file remains only if the process
+    is killed. An object store replaces every object atomically; errors there are LogUnreachable and LogInaccessible.
     """
     if not isinstance(path, Path):
         path.write_bytes(content)
@@ -52,9 +52,9 @@ def probe_writable(folder: Path) -> None:
 
 
 def sync(path: Path | StoredObject) -> None:
-    """Fsync a file or a directory; raises OSError.
+    """Fsync a file or a directory. Raises OSError.
 
-    Nothing to do in an object store, which shows only durable content.
+    In an object store this does nothing, because only durable content is visible there.
     """
     if not isinstance(path, Path):
         return

@@ -10,15 +10,18 @@ from tenacity import RetryCallState, Retrying, wait_exponential
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """Seconds between attempts: the first pause, doubled after each failure up to the longest."""
+    """Pauses between attempts in seconds: the first pause, doubled after each failure up to the longest pause."""
 
     first: float
     longest: float
     jitter: float = 0.0
-    """Greatest random addition, so that processes that failed together do not try again together."""
+    """Maximum random addition to a pause, so that processes that failed together do not all retry together."""
 
     def seconds(self, failures: int) -> float:
-        """The pause after this many failures in a row, from 1; jitter does not make it longer than the longest."""
+        """Return the pause after this number of failures in a row (at least 1).
+
+        Jitter does not make the pause longer than the longest one.
+        """
         attempts = RetryCallState(Retrying(), None, (), {})
         attempts.attempt_number = max(1, failures)
         pause = wait_exponential(multiplier=self.first, max=self.longest)(attempts)

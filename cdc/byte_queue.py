@@ -12,11 +12,14 @@ T = TypeVar("T")
 
 
 class QueueClosed(Exception):
-    """The queue was closed: no more items arrive, or the consumer stopped."""
+    """The queue was closed: no more items arrive, or the consumer has stopped."""
 
 
 class ByteQueue(Generic[T]):
-    """FIFO queue; put blocks while limit bytes are queued. An empty queue accepts one item of any size."""
+    """First-in, first-out queue in which `put` blocks while `limit` bytes are queued.
+
+    An empty queue accepts one item of any size.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -27,18 +30,18 @@ class ByteQueue(Generic[T]):
 
     @property
     def size(self) -> int:
-        """Queued bytes."""
+        """Number of queued bytes."""
         return self._size
 
     @property
     def has_items(self) -> bool:
-        """Whether any item is queued."""
+        """True if at least one item is queued."""
         return bool(self._items)
 
     def put(self, item: T, size: int, *, meanwhile: Callable[[], None] | None = None) -> None:
-        """Add an item of size bytes; while put blocks, it calls meanwhile about ten times a second.
+        """Add an item of `size` bytes; while the queue is full, call `meanwhile` about ten times a second.
 
-        Raises QueueClosed once the queue is closed: its consumer failed or stopped.
+        Raises QueueClosed once the queue is closed, because its consumer failed or stopped.
         """
         with self._changed:
             while not self._fits(size) and not self._closed:
@@ -52,7 +55,7 @@ class ByteQueue(Generic[T]):
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Make the current or next get return None if the queue is empty; raises QueueClosed once it is closed."""
+        """Make the current or next `get` return None if the queue is empty. Raises QueueClosed if it is closed."""
         with self._changed:
             if self._closed:
                 raise QueueClosed
@@ -60,7 +63,10 @@ class ByteQueue(Generic[T]):
             self._changed.notify_all()
 
     def get(self, timeout: float | None = None) -> T | None:
-        """The next item; None after timeout seconds or a call of wake. Raises QueueClosed if closed and empty."""
+        """Return the next item; None after `timeout` seconds or a call of `wake`.
+
+        Raises QueueClosed if the queue is closed and empty.
+        """
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._items:
@@ -77,7 +83,7 @@ class ByteQueue(Generic[T]):
             return item
 
     def close(self, *, discard: bool = False) -> None:
-        """Refuse further items; queued items can still be read unless discard is set."""
+        """Refuse further items; queued items can still be read unless `discard` is True."""
         with self._changed:
             self._closed = True
             if discard:

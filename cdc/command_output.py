@@ -20,7 +20,7 @@ from cdc.errors import CdcError, ConfigError, FileUnusable
 
 
 class LineMark(StrEnum):
-    """Symbol at the start of an output line."""
+    """Symbol at the beginning of an output line."""
 
     #: Success.
     GOOD = "✓"
@@ -34,7 +34,7 @@ _COLOURS: Final = {LineMark.GOOD: "32", LineMark.ADVICE: "33", LineMark.BAD: "31
 _PLAIN: Final = {LineMark.GOOD: "ok", LineMark.ADVICE: "!", LineMark.BAD: "x", "→": "->"}
 """ASCII replacements for terminals that cannot print the symbols."""
 _MARKS: Final = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000))
-"""Invisible characters that reorder or break text, and unpaired surrogates."""
+"""Code points of invisible characters that reorder or break text, and of unpaired surrogates."""
 _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {
     code: f"\\u{code:04x}" for code in _MARKS
 }
@@ -44,7 +44,7 @@ _CONTROL_IN_JSON: Final = {code: f"\\u{code:04x}" for code in (*range(127, 160),
 TRACEBACK: Final = "CDC_TRACEBACK"
 """Environment variable that makes commands print the traceback of an unexpected failure."""
 _OUTPUT_FAILS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""Errors of writing to the file to which the shell redirected the output."""
+"""Error numbers of a failed write to the file to which the shell redirected the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def emit(command: str, *, json: bool, summary: str, result: Any = None, ok: bool
 
 
 def line(mark: LineMark, text: str, *, fix: str | None = None, to: TextIO | None = None) -> None:
-    """Print one text line, and the remedy below it."""
+    """Print one line of text, and the remedy below it."""
     stream = to or sys.stdout
     sign = _sign(mark, stream)
     if _coloured(stream):
@@ -115,9 +115,9 @@ def fail(command: str, error: CdcError, *, json: bool) -> None:
 
 
 def error_to_report(error: BaseException, *, logs: bool = False) -> CdcError:
-    """The error to report. An unexpected one shows only type and line, because its text may contain row values.
+    """Return the error to report; an unexpected one shows only type and line, not row values in its text.
 
-    logs: whether standard error is a process log, to which the traceback is written.
+    `logs` is True if log messages go to standard error; the traceback is then written there.
     """
     if isinstance(error, CdcError):
         return error
@@ -138,12 +138,12 @@ def discard_output() -> None:
 
 
 def escaped_for_terminal(text: str) -> str:
-    """The text with control characters escaped, so that it is harmless to a terminal."""
+    """Return the text with control characters escaped, so that it is harmless to a terminal."""
     return text.translate(_CONTROL)
 
 
 def json_text(value: Any) -> str:
-    """One line of JSON that is harmless to a terminal."""
+    """Return the value as one line of JSON that is harmless to a terminal."""
     return encoder.dumps(value, ensure_ascii=False, default=str).translate(_CONTROL_IN_JSON)
 
 
@@ -158,7 +158,7 @@ def echo_source(text: str, *, end: str = "\n") -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Rows of cells as lines with aligned columns; right: indices of right-aligned columns."""
+    """Return rows of cells as lines with aligned columns; `right` has the indices of right-aligned columns."""
     texts = [[escaped_for_terminal(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     sides = [">" if index in right else "<" for index in range(len(widths))]

@@ -31,7 +31,7 @@ class Operation(StrEnum):
 
 
 ROW_OPERATIONS: Final = frozenset({Operation.CREATE, Operation.UPDATE, Operation.DELETE, Operation.READ})
-"""Operations that carry a row image; the others are control rows."""
+"""Operations whose rows have a row image; all other rows are control rows."""
 
 _TEXTS: Final = pa.list_(pa.field("element", pa.string()))
 _IMAGE: Final = pa.map_(pa.int32(), pa.string())
@@ -55,39 +55,39 @@ LOG_SCHEMA: Final = pa.schema(
         pa.field("address", pa.string()),
     ]
 )
-"""A log row without `segment`, which is the partition value of its file.
+"""Columns of a log row without `segment`, which is the partition of the row's file.
 
-An image is column id → text as Postgres sent it. A column absent from the map was not sent; a null
-value is SQL NULL. Units: positions as `Position`, `committed_at` in microseconds UTC.
+A row image maps column ids to the text that Postgres sent. A column that is missing in the map was not sent; a null
+value is NULL. Positions are as in `Position`, and `committed_at` is in microseconds UTC.
 """
 
 HEARTBEAT_PREFIX: Final = "cdc.heartbeat"
-"""Prefix of logical messages that advance the log's position; they leave no row."""
+"""Prefix of logical messages that advance the durable position; the log gets no row for them."""
 DDL_PREFIX: Final = "cdc.ddl"
 """Prefix of transactional messages from the event trigger at the source; they become `s` rows, not `m` rows."""
 WATERMARK_PREFIX: Final = "cdc.watermark"
-"""Prefix of transactional messages that mark the watermark window of a chunk; they leave no row."""
+"""Prefix of transactional messages that close a watermark window; the log gets no row for them."""
 SIGNAL_PREFIX: Final = "cdc.signal"
-"""Prefix of messages that are signals to the reader, in Debezium's format; they leave no row."""
+"""Prefix of messages that are signals to the reader, in Debezium's format; the log gets no row for them."""
 OWN_PREFIXES: Final = frozenset({HEARTBEAT_PREFIX, DDL_PREFIX, WATERMARK_PREFIX, SIGNAL_PREFIX})
 """Prefixes of cdc's own messages, which are not messages of an application."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """Order of a row in the log: its transaction and its ordinal in it."""
+    """Place of a row in the log: its transaction and its ordinal inside the transaction."""
 
     position: int
     ordinal: int
     xid: int
     committed_at: int
-    """Microseconds UTC."""
+    """Commit time of the transaction in microseconds UTC."""
 
 
 def control_row(
     order: RowOrder, operation: Operation, relation: int, topic: str, payload: bytes | None = None
 ) -> pa.RecordBatch:
-    """One row of LOG_SCHEMA without a row image: an `s`, `g` or `t` row of a relation."""
+    """Return one row of LOG_SCHEMA without a row image: an `s`, `g` or `t` row of a relation."""
     row: dict[str, Any] = dict.fromkeys(LOG_SCHEMA.names) | {
         "position": order.position,
         "ordinal": order.ordinal,

@@ -27,7 +27,7 @@ class Lsn(int):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``16/B374D848``; raises MalformedLsn for anything else."""
+        """Parse a text such as `16/B374D848`. Raises MalformedLsn for anything else."""
         match = _TEXT.match(text)
         if match is None:
             raise MalformedLsn(f"malformed lsn: expected two hexadecimal numbers as in '16/B374D848', got {text!r}")

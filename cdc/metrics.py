@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Final
 
 BUCKET: Final = "_bucket"
-"""Suffix of a histogram's count series; the last label is the upper bound of the bucket."""
+"""Suffix of the series with the counts of a histogram; their last label is the upper bound of the bucket."""
 SUM: Final = "_sum"
 """Suffix of the series with the sum of a histogram's values."""
 INFINITE: Final = "+Inf"
@@ -42,7 +42,7 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ("pipeline",)
     bounds: tuple[float, ...] = ()
-    """Ascending upper bounds of a histogram's buckets, without the infinite one."""
+    """Upper bounds of a histogram's buckets, ascending, without the infinite one."""
 
 
 _SINK: Final = ("pipeline", "sink")
@@ -50,9 +50,9 @@ _TABLE: Final = ("pipeline", "table")
 _TARGET: Final = ("pipeline", "sink", "table")
 _CONSUMER: Final = ("pipeline", "consumer")
 _DURATIONS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Seconds: an append takes 10 ms on a local disk, a merge of a large table half a minute."""
+"""Bucket bounds in seconds for durations: an append takes 10 ms, a merge of a large table half a minute."""
 _LATENCIES: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""Seconds: the latency of an idle machine is a tenth; above half an hour the exact value does not matter."""
+"""Bucket bounds in seconds for latencies, from below that of an idle machine to half an hour."""
 
 BUILD_INFO: Final = Metric(
     "cdc_build_info",
@@ -310,7 +310,7 @@ ERRORS: Final = Metric(
 )
 
 METRICS_BY_NAME: Final[Mapping[str, Metric]] = {m.name: m for m in list(globals().values()) if isinstance(m, Metric)}
-"""Metric by name."""
+"""Every metric by its name."""
 
 
 READ_AT_SOURCE: Final = frozenset(
@@ -332,7 +332,7 @@ READ_AT_SOURCE: Final = frozenset(
 
 
 MOMENTARY: Final = frozenset(metric.name for metric in (COMPILING, SPOOLED_BYTES, LOG_BLOCKED, CADENCE))
-"""Metrics of the current activity of a process; they are omitted once the process is silent or has ended."""
+"""Metrics of the current activity of a process; omitted once the process is silent or has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +341,7 @@ class MetricSample:
 
     metric: Metric
     labels: tuple[str, ...]
-    """In the order of metric.labels."""
+    """Values of the labels, in the order of `metric.labels`."""
     value: float
 
 
@@ -359,7 +359,10 @@ class HistogramValues:
         self._sum += value
 
     def series(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """(name suffix, upper bound label, value) of each series; bucket counts are cumulative."""
+        """Yield (suffix of the name, label with the upper bound, value) of each series.
+
+        The counts of buckets are cumulative.
+        """
         bounds = (*(str(bound) for bound in self._bounds), INFINITE)
         for bound, count in zip(bounds, accumulate(self._counts), strict=True):
             yield BUCKET, (bound,), float(count)
@@ -375,26 +378,26 @@ class Metrics:
         self._lock = Lock()
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:
-        """Put a gauge at value; labels in the order of metric.labels."""
+        """Set a gauge to a value; `labels` are in the order of `metric.labels`."""
         self._check(metric, labels)
         with self._lock:
             self._values[metric.name, labels] = value
 
     def add(self, metric: Metric, value: float, *labels: str) -> None:
-        """Move a counter (or a gauge) by value."""
+        """Increase a counter, or change a gauge, by a value."""
         self._check(metric, labels)
         with self._lock:
             place = metric.name, labels
             self._values[place] = self._values.get(place, 0.0) + value
 
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
-        """Count a value in a histogram."""
+        """Add a value to a histogram."""
         self._check(metric, labels)
         with self._lock:
             self._observed.setdefault((metric.name, labels), HistogramValues(metric)).add(value)
 
     def value(self, metric: Metric, *labels: str) -> float | None:
-        """The current value; None before it was first set."""
+        """Return the current value; None before it was first set."""
         with self._lock:
             return self._values.get((metric.name, labels))
 
@@ -404,7 +407,7 @@ class Metrics:
         return (MetricSample(METRICS_BY_NAME[name], labels, value) for (name, labels), value in values)
 
     def to_json(self) -> list[list[object]]:
-        """[[name, [label…], value]…] for the catalog; a histogram becomes its Prometheus series."""
+        """Return `[[name, [label…], value]…]` for the catalog; a histogram becomes its Prometheus series."""
         with self._lock:
             observed = [
                 [f"{name}{suffix}", [*labels, *bound], value]
@@ -427,9 +430,9 @@ class CommitMetrics:
     transactions: int
     nbytes: int
     seconds: float
-    """Duration of the commit."""
+    """Duration of the commit in seconds."""
     lag: float | None
-    """Seconds since its last transaction was committed at the source; None if unknown."""
+    """Seconds since the commit's last transaction was committed at the source; None if unknown."""
 
 
 def record_commit(metrics: Metrics, pipeline: str, position: int, added: CommitMetrics) -> None:

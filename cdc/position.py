@@ -13,9 +13,9 @@ from cdc.errors import MalformedPosition
 from cdc.lsn import Lsn
 
 LSN_BITS: Final = 52
-"""4 PiB of WAL inside one epoch: 40 years at 3 MB/s."""
+"""Number of bits for the LSN: 4 PiB of WAL inside one epoch, which is 40 years at 3 MB/s."""
 EPOCH_BITS: Final = 11
-"""2,048 epochs; together 63 bits, so that a position is a positive ``bigint``."""
+"""Number of bits for the epoch. With LSN_BITS they are 63 bits, so a position is a positive `bigint`."""
 
 _LSN_MASK: Final = (1 << LSN_BITS) - 1
 
@@ -32,7 +32,7 @@ class Position(int):
 
     @classmethod
     def of(cls, lsn: int, epoch: int = 0) -> Self:
-        """The position of the transaction whose commit record is at lsn, in the given epoch."""
+        """Return the position of the transaction whose commit record is at `lsn`, in the given epoch."""
         if not 0 <= lsn <= _LSN_MASK:
             raise MalformedPosition(f"lsn does not fit a position: expected below 2**52, got {int(lsn)!r}")
         if not 0 <= epoch < 1 << EPOCH_BITS:
@@ -41,7 +41,7 @@ class Position(int):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``16/B374D848`` or, with an epoch above 0, ``2:16/B374D848``."""
+        """Parse a text such as `16/B374D848` or, with an epoch above 0, `2:16/B374D848`."""
         epoch, colon, lsn = text.rpartition(":")
         if colon and not (epoch.isascii() and epoch.isdigit()):
             raise MalformedPosition(f"malformed position: expected 'epoch:lsn' as in '2:16/B374D848', got {text!r}")
@@ -49,12 +49,12 @@ class Position(int):
 
     @property
     def epoch(self) -> int:
-        """The source epoch, from 0."""
+        """Number of the epoch, from 0."""
         return int(self) >> LSN_BITS
 
     @property
     def lsn(self) -> Lsn:
-        """The LSN of the transaction's commit record."""
+        """LSN of the transaction's commit record."""
         return Lsn(int(self) & _LSN_MASK)
 
     def __str__(self) -> str:
@@ -68,11 +68,11 @@ class Position(int):
 
 
 class ChangePosition(NamedTuple):
-    """The position of one change; unique, with a total order over the whole log."""
+    """Position and ordinal, which identify one change and order all changes of the log."""
 
     position: Position
     ordinal: int
-    """0-based order inside the transaction; schema rows count."""
+    """Number of the change inside its transaction, from 0; schema rows count."""
 
     def __str__(self) -> str:
         return f"{self.position}#{self.ordinal}"

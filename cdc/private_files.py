@@ -27,7 +27,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 @contextmanager
 def product_umask() -> Iterator[None]:
-    """Set cdc's umask inside the block; child processes and the JVM inherit it. Raises ConfigError."""
+    """Set cdc's umask inside the block, so that child processes and the JVM inherit it. Raises ConfigError."""
     previous = os.umask(configured_umask())
     try:
         yield
@@ -36,7 +36,7 @@ def product_umask() -> Iterator[None]:
 
 
 def configured_umask() -> int:
-    """The umask from CDC_UMASK, by default the private one."""
+    """Return the umask from CDC_UMASK, by default the private one."""
     text = os.environ.get(VARIABLE, "")
     if text and not re.fullmatch("0?[0-7]{3}", text):
         raise ConfigError(
@@ -47,7 +47,7 @@ def configured_umask() -> int:
 
 
 def make_private_directory(path: Path) -> None:
-    """Create the directory and its missing parents."""
+    """Create the directory and its missing parents, with mode 0700."""
     path.mkdir(mode=_DIRECTORY, parents=True, exist_ok=True)
 
 
@@ -62,7 +62,7 @@ def make_private_file(path: Path) -> None:
 
 
 def is_exposed(path: Path) -> bool:
-    """Whether file modes let another account of this machine access the path."""
+    """Return True if the file modes let another account of this machine access the path."""
     try:
         is_open = path.stat().st_mode & _OTHERS
         return bool(is_open) and all(above.stat().st_mode & _ENTER for above in path.resolve().parents)

@@ -1,4 +1,4 @@
-"""Configuration of the process logs: structlog on standard error, for people or as JSON."""
+"""Configuration of log messages: structlog on standard error, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdc.errors import complete_remedy
 
 
 class LogFormat(StrEnum):
-    """Format of the lines of a process log."""
+    """Format of log messages."""
 
     #: For people: aligned, coloured on a terminal.
     CONSOLE = "console"
@@ -23,13 +23,13 @@ class LogFormat(StrEnum):
 
 
 REMEDIES: Final = ("fix", "reason")
-"""Log fields that may contain cdc commands."""
+"""Fields of a log message that may contain cdc commands."""
 
 
 def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO", *, file: str | None = None) -> None:
     """Configure structlog for this process, and route the standard library's loggers through it.
 
-    file: the definition file, which is inserted into commands in remedies.
+    `file` is the path of the definition, which is inserted into commands in remedies.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
     common: list[structlog.types.Processor] = [
@@ -63,7 +63,7 @@ def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO", *, file:
 
 
 class _Remedies:
-    """Fills the definition, sink and table of a log line into the commands of its remedy."""
+    """Inserts definition, sink and table of a log message into the commands of its remedy."""
 
     def __init__(self, file: str | None) -> None:
         self._file = file

@@ -22,7 +22,7 @@ _BARE: Final = re.compile(r'"(?:[^"]|"")+"|[^.]*', re.DOTALL)
 
 
 def topic(schema: str, name: str) -> str:
-    """`schema.table`; a name that contains a dot or a quote is quoted, so no two tables have the same topic.
+    """Return `schema.table`; a name that contains a dot or a quote is quoted, so no two tables have the same topic.
 
     `"s.x".y` is table `y` of schema `s.x`, `s."x.y"` is table `x.y` of schema `s`.
     """
@@ -30,7 +30,7 @@ def topic(schema: str, name: str) -> str:
 
 
 def split_topic(text: str) -> tuple[str, str]:
-    """(schema, name) of a topic; the schema is empty if the text is not one."""
+    """Return schema and name of a topic; the schema is "" if the text is not a topic."""
     found = _TOPIC.fullmatch(text)
     if found is None:
         return "", text
@@ -39,19 +39,22 @@ def split_topic(text: str) -> tuple[str, str]:
 
 
 def matches(topic: str, globs: Iterable[str]) -> bool:
-    """Whether a glob over `schema.table` matches the topic; case-sensitive."""
+    """Return True if one of the globs over `schema.table` matches the topic; case-sensitive."""
     return any(fnmatchcase(topic, glob) for glob in globs)
 
 
 def matches_name(topic: str, globs: Iterable[str]) -> bool:
-    """As `matches`, for globs that a user types: a name without a schema matches that table in every schema."""
+    """Return the result of `matches`, for globs that a person types.
+
+    A name without a schema matches the table of that name in every schema.
+    """
     found = _TOPIC.fullmatch(topic)
     name = topic if found is None else found[2]
     return any(fnmatchcase(name if _BARE.fullmatch(glob) else topic, glob) for glob in globs)
 
 
 def exact_glob(topic: str) -> str:
-    """The glob that matches only this topic."""
+    """Return the glob that matches only this topic."""
     return "".join(f"[{char}]" if char in "*?[" else char for char in topic)
 
 
@@ -90,9 +93,9 @@ class TableState(StrEnum):
 CAPTURED: Final = frozenset({TableState.LIVE, TableState.SNAPSHOTTING})
 """States of tables whose changes are all in the log."""
 REMOVED: Final = "no rule of the definition matches it any longer"
-"""Reason of a DROPPED table that still exists at the source and may still be published."""
+"""Reason of a DROPPED table that still exists at the source and may still be in the publication."""
 PARTITION_OF: Final = "it is a partition now of "
-"""Start of the reason of a DROPPED table whose changes are sent under the name of a partitioned table."""
+"""Beginning of the reason of a DROPPED table whose changes are sent under a partitioned table's name."""
 ADDED: Final = "added while the stream ran"
 """Reason of a SNAPSHOTTING table that was added after its epoch began."""
 
@@ -102,38 +105,38 @@ class Column:
     """One column of one version of a table."""
 
     id: int
-    """attnum when the column was first seen; columns that are new in a later epoch get ids above all used ones."""
+    """Attribute number when the column was first seen; a column that is new in a later epoch gets an unused id."""
     name: str
     type_oid: int
     type_name: str
-    """As `format_type` prints it without the modifier: `numeric`, `character varying`, `shop.mood`."""
+    """Name of the type without modifier, such as `numeric`, `character varying` or `shop.mood`."""
     typmod: int = -1
     key: int | None = None
-    """0-based index in the log key; None for other columns."""
+    """Place of the column in the key, from 0; None for other columns."""
     not_null: bool = False
     generated: bool = False
-    """Computed by the source and not sent by pgoutput."""
+    """True if the source computes the column and pgoutput does not send it."""
     type_kind: str = "b"
     """`pg_type.typtype`: b base, c composite, d domain, e enum, r range, m multirange, p pseudo."""
     base_type_oid: int | None = None
-    """The base type of a domain, through all nested domains; None otherwise."""
+    """OID of the base type of a domain, through all nested domains; None for other types."""
     base_typmod: int = -1
     """The type modifier of a domain's base type."""
     missing: str | None = None
-    """`attmissingval`: value of rows older than ADD COLUMN … DEFAULT, as text."""
+    """Value, as text, of rows that are older than ADD COLUMN … DEFAULT (`attmissingval`); None without one."""
     default: str | None = None
-    """The expression of the default, or of a generated column, as Postgres prints it."""
+    """Expression of the default, or of a generated column, as Postgres prints it; None without one."""
     labels: tuple[str, ...] = ()
-    """Labels of an enum (or of a domain over one or an array of one) in order."""
+    """Labels of an enum in its order; also for a domain over an enum and for an array of an enum."""
 
     def keeps_labels(self, labels: tuple[str, ...]) -> bool:
-        """Whether labels were only added to the enum; otherwise a label was renamed in every stored row."""
+        """Return True if labels were only added to the enum; False if a label was renamed."""
         rest = iter(labels)
         return not labels or all(label in rest for label in self.labels)
 
     @property
     def value_type(self) -> tuple[int, int]:
-        """(type OID, typmod) of the stored value; a domain is resolved to its base type."""
+        """OID and modifier of the type of the stored value; for a domain those of its base type."""
         if self.base_type_oid is not None:
             return self.base_type_oid, self.base_typmod
         return self.type_oid, self.typmod
@@ -141,20 +144,29 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogFingerprint:
-    """Values of the system catalog that differ after rows changed without changes in the stream; only compared."""
+    """Values from the system catalogs of Postgres that show changes of rows that the stream does not contain.
+
+    They are only compared with earlier ones.
+    """
 
     persistence: str
-    """`p`, or `u` if the table or a leaf of it writes no WAL."""
+    """`u` if the table or a leaf partition writes no WAL; otherwise `p`."""
     file: int
     """`pg_class.relfilenode`; 0 for a partitioned table."""
     attributes: tuple[tuple[int, str], ...] = ()
-    """(attnum, xmin) of the live `pg_attribute` rows without `attmissingval`, which any rewrite clears."""
+    """(attribute number, xmin) of the columns' `pg_attribute` rows without `attmissingval`.
+
+    Dropped columns are left out. Any rewrite clears `attmissingval`.
+    """
     leaves: tuple[tuple[int, int], ...] = ()
-    """(OID, relfilenode) of the leaves of a partitioned table, by OID."""
+    """(OID, relfilenode) of the leaf partitions of a partitioned table, sorted by OID."""
     links: tuple[tuple[int, str], ...] = ()
-    """(OID, xmins of the `pg_inherits` rows up to this table) of the leaves, by OID; empty in older rows."""
+    """(OID, xmins) of the leaf partitions, sorted by OID; empty in older rows.
+
+    The xmins are those of the `pg_inherits` rows from the leaf up to this table.
+    """
     published: tuple[str, ...] | None = None
-    """Settings of the table in the publication; None if it is not published or this was not read."""
+    """Settings of the table in the publication; None if it is not in it, or if this was not read."""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
@@ -177,62 +189,62 @@ class TableSchema:
     relation: int
     """The log's number of the table: epoch << 32 | OID, both as of when the table was first seen."""
     oid: int
-    """Current OID; equals the low half of relation inside the first epoch."""
+    """Current OID of the table; in its first epoch the low half of `relation` is the same."""
     schema: str
     name: str
     replica_identity: ReplicaIdentity
     columns: tuple[Column, ...]
-    """Live columns in attnum order, generated ones included."""
+    """Columns that are not dropped, in order of attribute numbers, including generated ones."""
     state: TableState = TableState.LIVE
     reason: str | None = None
-    """Why the state is not LIVE, for an operator."""
+    """Why the state is not LIVE, as text for an operator; None for LIVE."""
     root: int | None = None
     """OID of the topmost partitioned table: its own for a root, None for an ordinary table."""
     standing: CatalogFingerprint | None = None
-    """Fingerprint when the system catalog was last read; None in older rows."""
+    """Fingerprint when the system catalogs of Postgres were last read; None in older rows."""
     witness: str | None = None
-    """The event trigger that sent this version at its position in the WAL; None if the reader inferred it."""
+    """Identity of the event triggers that sent this version; None if the reader inferred the version."""
 
     @property
     def topic(self) -> str:
-        """`schema.table`, as `topic` writes it."""
+        """The table as `schema.table`, as the function `topic` writes it."""
         return topic(self.schema, self.name)
 
     @property
     def removed(self) -> bool:
-        """Whether the definition no longer includes the table; rows that are still sent are ignored."""
+        """True if the definition no longer includes the table; rows that are still sent are ignored."""
         return self.state is TableState.DROPPED and self.reason == REMOVED
 
     @property
     def is_partition_now(self) -> bool:
-        """Whether the table became a partition, so its changes are sent under another table's name."""
+        """True if the table became a partition, so its changes are sent under another table's name."""
         return self.state is TableState.DROPPED and (self.reason or "").startswith(PARTITION_OF)
 
     @property
     def key(self) -> tuple[Column, ...]:
-        """The columns of the log key in key order; empty for a keyless table."""
+        """Columns of the log's key, in key order; empty for a table without a key."""
         return tuple(sorted((c for c in self.columns if c.key is not None), key=lambda c: c.key or 0))
 
     @property
     def sent(self) -> tuple[Column, ...]:
-        """The columns that pgoutput sends, in the order it sends them."""
+        """Columns that pgoutput sends, in the order in which it sends them."""
         return tuple(c for c in self.columns if not c.generated)
 
     def column(self, name: str) -> Column | None:
-        """The live column of that name; None if there is none."""
+        """Return the column with that name; None if there is none."""
         return next((c for c in self.columns if c.name == name), None)
 
     def flagged(self, state: TableState, reason: str) -> Self:
-        """A copy with another state and its reason."""
+        """Return a copy with another state and its reason."""
         return replace(self, state=state, reason=reason)
 
     def to_json(self) -> bytes:
-        """The payload of an `s` row: UTF-8 JSON with sorted keys, so equal versions give equal bytes."""
+        """Return the payload of an `s` row: UTF-8 JSON with sorted keys, so equal versions give equal bytes."""
         return json.dumps({"format": SCHEMA_FORMAT, **asdict(self)}, sort_keys=True, ensure_ascii=False).encode()
 
     @classmethod
     def from_json(cls, payload: bytes | str) -> Self:
-        """Inverse of to_json; raises ValueError for a newer format."""
+        """Parse the result of `to_json`. Raises ValueError for a newer format."""
         return cls._from_fields(json.loads(payload))
 
     @classmethod

@@ -38,16 +38,16 @@ class PipelineSnapshot:
 
     durable: Position | None
     sinks: dict[str, Position]
-    """Published position by sink; absent before the first publication."""
+    """Position of the published cut of each sink; a sink is missing before its first cut."""
     lag: dict[str, float]
     """Lag in seconds by sink."""
     source_lag: float | None
     slot_retained: float | None
-    """Bytes."""
+    """Bytes of WAL that the source keeps for the slot; None if unknown."""
     versions: dict[tuple[str, str], tuple[int | None, int]]
-    """(sink, topic) → target version, rows."""
+    """(sink, topic) → version and number of rows of the target."""
     compiling: bool = False
-    """Whether the reader still compiles its decoder."""
+    """True while the reader compiles its decoder."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Reported reason why a sink is slow, by sink."""
     stalled: Mapping[str, float] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Freshness:
     _seen: dict[str, Position] = field(default_factory=dict)
 
     def add(self, snapshot: PipelineSnapshot) -> None:
-        """Add the batches that are new in a snapshot."""
+        """Add the lags of the batches that are new in a snapshot."""
         for sink, position in snapshot.sinks.items():
             if position == self._seen.get(sink):
                 continue
@@ -96,7 +96,7 @@ class PipelineProbe:
 
     @property
     def log(self) -> LogReader | None:
-        """The log, once it exists."""
+        """Return the reader of the log; None before the log exists."""
         if self._log is None:
             try:
                 self._log = LogReader(str(self._workspace.log))
@@ -145,7 +145,7 @@ class PipelineProbe:
         return self._load
 
     def copied(self, upto: Position) -> list[tuple[str, int]]:
-        """(topic, rows of its first copy) up to a position, by topic."""
+        """Return each topic with the number of rows of its first copy up to a position, sorted by topic."""
         log = self.log
         files = log.files(Position(0), upto) if log is not None else []
         counts: Counter[str] = Counter()

@@ -14,7 +14,7 @@ from cdc.errors import CdcError, ChildFailed
 from cdc.service.supervisor import Child, Supervisor
 
 MAX_RESTARTS: Final = 4
-"""Restarts of one child after which the demo gives up: no operator would fix the cause."""
+"""Number of restarts of one child after which the demo ends, because no operator would solve the cause."""
 
 
 class DemoProcesses:

@@ -37,11 +37,14 @@ SLOW_POLL_INTERVAL: Final = 0.5
 LAG_LINE_INTERVAL: Final = 2.0
 """Seconds between two lag lines."""
 ALTER_AFTER: Final = 30.0
-"""Seconds until the schema change of a demo without --seconds; with it, a third of them."""
+"""Seconds until the schema change of a demo without --seconds; otherwise it comes after a third of the time."""
 TOUR_AFTER: Final = 40.0
 """Seconds until the tour of a demo without --seconds."""
 DRAIN_SECONDS: Final = 180.0
-"""Seconds; a first batch on two cores with a cold JVM takes 20 s, and slower machines need more."""
+"""Maximum seconds for the sinks to apply the rest of the log.
+
+A first batch on two cores with a cold JVM takes 20 s, and slower machines need more.
+"""
 EXPLAIN_AFTER: Final = 3.0
 """Seconds of waiting for the log after which the wait is explained."""
 _MIB: Final = 1 << 20
@@ -74,7 +77,7 @@ class LivePhase:
     _slow: str | None = None
     """The last reason why this machine made sinks late."""
     _is_altered: bool = False
-    """Whether the workload has made its schema change."""
+    """True once the workload has made its schema change."""
     _position_before: Position | None = None
     """Position of the lake before the schema change."""
 

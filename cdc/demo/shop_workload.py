@@ -25,7 +25,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.logical_messages import emit_message
 
 REFILL_EVERY: Final = 400
-"""Transactions between two TRUNCATEs of the carts: about five seconds at the default rate."""
+"""Number of transactions between two TRUNCATEs of the carts: about five seconds at the default rate."""
 CARTS: Final = 50
 _SEEDED: Final = MappingProxyType({"customers": 1000, "products": 200, "orders": 5000, "notes": 60, "events": 2000})
 _WORDS: Final = (
@@ -34,19 +34,19 @@ _WORDS: Final = (
 )  # fmt: skip
 _CENT: Final = 100
 _BODY_BYTES: Final = (9_000, 20_000)
-"""Larger than the 8 kB page, so that a note's body is always stored out of line."""
+"""Least and greatest size of a note's body in bytes; above the 8 kB page, so it is always stored out of line."""
 _NAME: Final = re.compile(r"^-- name: (\w+)\n(?:--.*\n)+", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadCounters:
-    """Numbers of what the workload has committed so far."""
+    """Counts of what the workload has committed so far."""
 
     transactions: int
     changes: int
     """Rows inserted, updated and deleted, and one for each TRUNCATE."""
     altered: bool
-    """Whether the schema change has happened."""
+    """True once the schema change has happened."""
 
 
 class Workload:
@@ -80,7 +80,7 @@ class Workload:
 
     @property
     def counters(self) -> WorkloadCounters:
-        """The counters now; safe from any thread."""
+        """Return the current counters; safe from any thread."""
         with self._lock:
             return WorkloadCounters(self._transactions, self._changes, self._altered)
 
@@ -141,7 +141,7 @@ class Workload:
             self._changes += self._uncommitted
 
     def _do(self, name: str, /, **parameters: object) -> int | None:
-        """Run a named statement; returns the number that it returns, if any."""
+        """Run a named statement, and return the number that it returns, or None."""
         cursor = self._connection.execute(self._sql[name], parameters)
         self._uncommitted += max(
             cursor.rowcount, 1 if name == "empty_carts" else 0
@@ -182,7 +182,7 @@ class Workload:
         self._do("drop_order", order=order)
 
     def _some_order(self) -> int:
-        """Mostly a recent order; if it was cancelled, nothing happens."""
+        """Return the id of an order, mostly a recent one; the order may be cancelled already."""
         low = 1 if self._random.random() < 1 / 3 else max(1, self._orders - 500)
         return self._random.randint(low, self._orders)
 
@@ -297,17 +297,17 @@ class Workload:
 
 
 def script_text(name: str) -> str:
-    """The text of a file of this package."""
+    """Return the text of a file of this package."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def script(name: str) -> bytes:
-    """All statements of a file, for one `execute` without parameters."""
+    """Return all statements of a file, for one `execute` without parameters."""
     return script_text(f"{name}.sql").encode()
 
 
 def named_statements(name: str) -> dict[str, bytes]:
-    """The statements of a file by their `-- name:` lines."""
+    """Return the statements of a file by the names in their `-- name:` lines."""
     pieces = _NAME.split(script_text(f"{name}.sql"))[1:]
     return {title: text.strip().encode() for title, text in zip(pieces[::2], pieces[1::2], strict=True)}
 

@@ -32,9 +32,9 @@ class TimeTravelStep:
     before: Position | None
     """Position of the lake before the column was added; None if it is unknown."""
     altered: bool = True
-    """Whether the workload has added the column."""
+    """True if the workload has added the column."""
     wait_seconds: float = WAIT_SECONDS
-    """Seconds for the column to reach the lake."""
+    """Maximum seconds until the column is in the lake."""
 
     def run(self) -> list[Step]:
         """Run both parts; a part that raises an error counts as failed."""
@@ -72,7 +72,7 @@ class TimeTravelStep:
         return StepResult(text, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
 
     def _cut_before_column(self) -> Published | None:
-        """The cut before the column was added; None if it was removed or does not contain every table."""
+        """Return the cut before the column was added; None if it is gone or incomplete."""
         if self.before is None:
             return None
         try:
@@ -82,7 +82,7 @@ class TimeTravelStep:
         return found if _is_whole(found) else None
 
     def _middle_cut(self) -> Published:
-        """The middle one of the published cuts, among those that contain every table."""
+        """Return the middle one of the published cuts that contain every table."""
         lake = self.queries.lake
         kept = lake.cuts()
         for listed in [*kept[len(kept) // 2 :], *kept[: len(kept) // 2]]:

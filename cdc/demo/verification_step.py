@@ -21,7 +21,7 @@ from cdc.postgres.connection import connect
 from cdc.table import TableSchema
 
 VERIFY_SECONDS: Final = 180.0
-"""Seconds for a separate Spark session on two busy cores, with a margin."""
+"""Maximum seconds for a verification in a separate Spark session on two busy cores."""
 _REMOVE_ALL: Final = frozenset({Operation.TRUNCATE.value, Operation.GENERATION.value})
 
 LiveKeys = dict[int, dict[tuple[str | None, ...], int]]
@@ -29,14 +29,14 @@ LiveKeys = dict[int, dict[tuple[str | None, ...], int]]
 
 @dataclass(frozen=True, slots=True)
 class TableVerification:
-    """The result of one table."""
+    """Verification result of one table."""
 
     name: str
     """`schema.table`."""
     rows: int
     """Rows in the source."""
     equal: bool
-    """Whether every sink, or the log if there are none, equals the source."""
+    """True if every sink, or the log if there are no sinks, equals the source."""
 
 
 def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerification]:
@@ -67,7 +67,7 @@ def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerific
 
 
 def by_table(verdicts: Iterable[dict[str, Any]]) -> list[TableVerification]:
-    """Results by (sink, topic) as one per topic: equal only if every sink is."""
+    """Merge results by (sink, topic) into one per topic, which is equal only if every sink is equal."""
     found: dict[str, TableVerification] = {}
     for verdict in verdicts:
         before = found.get(verdict["topic"])
@@ -97,13 +97,13 @@ def compare_log(dsn: str, log: LogReader) -> list[TableVerification]:
 
 
 def live_keys(log: LogReader) -> LiveKeys:
-    """The live keys at the end of the log."""
+    """Return the keys of existing rows at the end of the log."""
     rows = pa.Table.from_batches(log.rows(Position(0), log.durable or Position(0)), LOG_SCHEMA)
     return fold_live_keys(rows.select(["position", "ordinal", "relation", "op", "key", "payload"]))
 
 
 def fold_live_keys(rows: pa.Table) -> LiveKeys:
-    """By relation, the live keys after these log rows, each with the position of its last write."""
+    """Return the keys that exist after these log rows, by relation, each with the position of its last write."""
     alive: LiveKeys = {}
     for row in rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
         keys = alive.setdefault(row["relation"], {})

@@ -26,19 +26,19 @@ from cdc.errors import CdcError, ChildFailed, StateConflict, VerifyMismatch
 from cdc.service.supervisor import die_with_parent, kill_group
 
 STOP_TIMEOUT: Final = 5.0
-"""Seconds that a child has to end when the server stops."""
+"""Maximum seconds for a child process to end when the server stops."""
 SEARCH_DEPTH: Final = 100
-"""Number of newest replays among which the last one of a sink is searched."""
+"""Number of the newest replays in which the last replay of a sink is searched."""
 
 log = structlog.get_logger("server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """Fields about the result, common to the status of every background job."""
+    """Fields about the result of a job; the status of every background job has them."""
 
     summary: str | None
-    """Result in one line; None while a local job runs, progress while a cluster job runs."""
+    """Result in one line; None while a local job runs, and the progress while a job in a cluster runs."""
     result: dict[str, Any] | None
     """The report that the command prints with --json: position and tables."""
     error: dict[str, Any] | None
@@ -50,7 +50,7 @@ class BackgroundJobs:
     """The jobs of one kind and pipeline; safe to call from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, kind: str, definition: Path | None) -> None:
-        """kind: the kind of the catalog's commands and the verb of the child process."""
+        """`kind` is the kind of the commands in the catalog and the subcommand that the child process runs."""
         self._catalog, self._pipeline, self._kind, self._definition = catalog, pipeline, kind, definition
         self._lock = Lock()
         self._stopping = Event()
@@ -84,12 +84,12 @@ class BackgroundJobs:
         return posted
 
     def newest(self, limit: int) -> list[Command]:
-        """The newest jobs, newest first."""
+        """Return the newest jobs, newest first."""
         self._unfinished()  # marks jobs whose lease expired as failed
         return self._catalog.commands.ls(self._pipeline, self._kind, limit=limit)
 
     def fail_unfinished(self) -> None:
-        """Mark the jobs that an earlier server left running as failed."""
+        """Mark the jobs as failed that an earlier server process left running."""
         for command in self._unfinished():
             if JOB_LEASE not in command.payload:
                 self._finish(command.id, _failed_outcome("the server stopped while the job ran"))
@@ -106,7 +106,7 @@ class BackgroundJobs:
                 self._thread.join(STOP_TIMEOUT)
 
     def _unfinished(self) -> list[Command]:
-        """The jobs that are not finished; a job whose lease expired is marked as failed here."""
+        """Return the unfinished jobs, after marking those whose lease has expired as failed."""
         pending = self._catalog.commands.pending(self._pipeline, self._kind)
         abandoned = [
             c for c in pending if JOB_LEASE in c.payload and self._catalog.leases.holder(c.payload[JOB_LEASE]) is None
@@ -152,7 +152,7 @@ class BackgroundJobs:
 
 
 def outcome_fields(command: Command) -> dict[str, Any]:
-    """The fields of JobOutcome from a command."""
+    """Return the fields of JobOutcome for the job of a command."""
     outcome = command.result or {}
     return {
         **{name: outcome.get(name) for name in ("summary", "result", "error")},
@@ -162,7 +162,7 @@ def outcome_fields(command: Command) -> dict[str, Any]:
 
 
 def _envelope(printed: str) -> dict[str, Any] | None:
-    """The last line of the output that is an envelope."""
+    """Return the last line of the output that is a JSON envelope; None if there is no such line."""
     for line in reversed(printed.splitlines()):
         with suppress(ValueError):
             found = json.loads(line)
@@ -178,7 +178,7 @@ def _failed_outcome(why: str, remedy: str = "read the log of the server and try 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """A requested replay, in the terms of `cdc replay`."""
+    """A requested replay, with the options of `cdc replay`."""
 
     sink: str
     start: str = "beginning"
@@ -211,13 +211,13 @@ class ReplayJobs:
         return replay_status(self.jobs.start(asdict(request), (*_replay_options(request), "--", request.sink), actor))
 
     def last(self, sink: str) -> ReplayStatus | None:
-        """The newest replay of a sink, started over the API or submitted to a cluster."""
+        """Return the newest replay of a sink, started over the API or submitted to a cluster; None if there is none."""
         newest = self.jobs.newest(SEARCH_DEPTH)
         return next((replay_status(c) for c in newest if c.payload["sink"] == sink), None)
 
 
 def replay_status(command: Command) -> ReplayStatus:
-    """The status that a command of kind REPLAY contains."""
+    """Return the status of the replay that a command of kind REPLAY describes."""
     states = {CommandState.PENDING: "running", CommandState.DONE: "done", CommandState.FAILED: "failed"}
     payload = {name: value for name, value in command.payload.items() if name != JOB_LEASE}
     request = ReplayRequest(**{**payload, "tables": tuple(payload["tables"])})
@@ -240,7 +240,7 @@ def _replay_options(request: ReplayRequest) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRequest:
-    """A requested verification, in the terms of `cdc verify`."""
+    """A requested verification, with the options of `cdc verify`."""
 
     tables: tuple[str, ...] = ()
     sinks: tuple[str, ...] = ()
@@ -270,12 +270,12 @@ class VerificationJobs:
         return verify_status(self.jobs.start(asdict(request), _verify_arguments(request), actor))
 
     def last(self) -> VerifyStatus | None:
-        """The newest verification that was started over the API."""
+        """Return the newest verification that was started over the API; None if there is none."""
         return next(map(verify_status, self.jobs.newest(1)), None)
 
 
 def verify_status(command: Command) -> VerifyStatus:
-    """The status that a command of kind VERIFY contains."""
+    """Return the status of the verification that a command of kind VERIFY describes."""
     payload = command.payload
     request = VerifyRequest(
         tables=tuple(payload["tables"]),

@@ -23,11 +23,11 @@ from cdc.table import TableSchema, TableState
 
 _NOT_READ: Final = {"before": None, "after": None, "partial": False}
 _NOWHERE: Final = SourceBlock("", "", "")
-"""A source block without content: only Debezium's format prints one."""
+"""A source block without content, because only Debezium's format prints this block."""
 
 
 def open_log(root: str | Root, log: LogReader | None = None) -> LogReader:
-    """Open the log under root, or refresh the given reader of it; raises LogError without a log."""
+    """Open the log under `root`, or refresh the given reader of it. Raises LogError if there is no log."""
     if log is None or not is_table(as_root(root) / CHANGES):  # an open reader does not notice that its log is gone
         return LogReader(root)
     log.refresh()
@@ -35,7 +35,10 @@ def open_log(root: str | Root, log: LogReader | None = None) -> LogReader:
 
 
 def tables_by_topic(log: str | Root) -> dict[str, TableSchema]:
-    """Topic → its table in the log, a dropped one only if no other has the name; empty without a log."""
+    """Return the schema of each table in the log by topic; empty without a log.
+
+    A dropped table is included only if no other table has its name.
+    """
     try:
         schemas = LogReader(log).schemas().values()
     except LogError:
@@ -50,7 +53,7 @@ def segment_lines(log: LogReader) -> list[SegmentLine]:
 
 
 def segment_line(segment: SegmentSummary) -> SegmentLine:
-    """The record of one segment."""
+    """Return the record that describes one segment."""
     return SegmentLine(
         segment=segment.segment,
         files=segment.files,
@@ -64,7 +67,7 @@ def segment_line(segment: SegmentSummary) -> SegmentLine:
 
 
 def files_of_segment(log: LogReader, segment: int) -> list[FileLine]:
-    """The files of one segment in order of position; raises UnknownName if there is no such segment."""
+    """Return the files of one segment in order of position. Raises UnknownName if the segment does not exist."""
     found = [file for file in log.every_file() if file.segment == segment]
     if not found:
         raise UnknownName(f"the log has no segment {segment}", remedy="run 'cdc log ls' to see the numbers")
@@ -72,7 +75,7 @@ def files_of_segment(log: LogReader, segment: int) -> list[FileLine]:
 
 
 def files_of_run(root: str | Root, log: LogReader, run: int) -> list[FileLine]:
-    """The files of one run of the compacted log; raises UnknownName if there is no such run."""
+    """Return the files of one run of the compacted log. Raises UnknownName if the run does not exist."""
     compacted = read_compacted_state(root, log.log_id)
     found = next((each for each in (compacted.runs if compacted else ()) if each.number == run), None)
     if found is None:
@@ -81,9 +84,9 @@ def files_of_run(root: str | Root, log: LogReader, run: int) -> list[FileLine]:
 
 
 def read_transaction(log: LogReader, text: str, most: int) -> Transaction:
-    """The transaction at a position, with at most its first `most` rows.
+    """Return the transaction at a position, with at most its first `most` rows.
 
-    Raises MalformedPosition, and UnknownName if there is no such transaction or it is trimmed.
+    Raises MalformedPosition, and UnknownName if no transaction is there or its single changes are trimmed.
     """
     position = Position.parse(text)
     if position <= log.oldest:

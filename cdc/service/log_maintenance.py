@@ -1,6 +1,7 @@
 """Maintenance of the log on request: compaction, vacuum, and a check of its newest files.
 
-Commands and API call it. Only the apply process compacts, and only the reader drops segments: they are asked to.
+Commands and API call this module. Only the apply process compacts, and only the reader drops segments. This module
+therefore sends requests to these processes.
 """
 
 from __future__ import annotations
@@ -23,19 +24,25 @@ if TYPE_CHECKING:
     from cdc.catalog.commands import Command
 
 MAX_FINDINGS: Final = 1_000
-"""Findings that one answer lists."""
+"""Maximum number of findings in one answer."""
 _POLL_INTERVAL: Final = 0.2
 
 
 def request_compaction(catalog: Catalog, pipeline: str, *, everything: bool) -> int | None:
-    """Post the command for the running apply process; None if none runs, and the caller may compact."""
+    """Store a command for the running apply process in the catalog, and return its id.
+
+    Return None if no apply process runs, so that the caller may compact.
+    """
     if not _is_apply_running(catalog, pipeline):
         return None
     return catalog.commands.post(pipeline, COMPACT, {"everything": everything})
 
 
 def wait_for_compaction(catalog: Catalog, pipeline: str, command: int) -> Command | None:
-    """Wait until the command is finished; None, with the command withdrawn, if the apply process ended."""
+    """Wait until the command is finished, and return it.
+
+    If the apply process has ended, withdraw the command and return None.
+    """
     never = Event()
     while True:
         found = catalog.commands.get(command)

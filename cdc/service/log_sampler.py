@@ -22,16 +22,19 @@ from cdc.service.problem import Problem
 SAMPLE_INTERVAL: Final = 5.0
 """Seconds from the start of one sample to the next, while a client asks."""
 BUCKET_SAMPLE_INTERVAL: Final = 20.0
-"""The same for a log in an object store, where a sample costs dozens of requests."""
+"""Seconds from the start of one sample to the next for a log in an object store.
+
+A sample there costs dozens of requests.
+"""
 MAX_AGE: Final = 120.0
-"""Seconds for which a sample is shown: longer than the interval between two scrapes of Prometheus."""
+"""Maximum age in seconds of a sample that is shown; longer than the interval between two scrapes of Prometheus."""
 ANSWER_TIMEOUT: Final = 15.0
-"""Seconds after which a sample that has not ended is reported as a problem."""
+"""Seconds after which an unfinished sample is reported as a problem."""
 _STOP_TIMEOUT: Final = 2.0
-"""Seconds to wait for a running sample when the server stops."""
+"""Maximum seconds to wait for a running sample when the server stops."""
 
 utc_now: Final = partial(datetime.now, UTC)
-"""The clock of a running process."""
+"""Clock that returns the current time in UTC."""
 
 
 class LogSampler:
@@ -45,7 +48,10 @@ class LogSampler:
         *,
         every: float | None = None,
     ) -> None:
-        """file: the definition as commands name it. every: seconds between samples; None picks by storage."""
+        """`file` is the definition's path as commands name it; `every` is the seconds between two samples.
+
+        With `every` None the storage of the log determines the interval.
+        """
         self._root, self._clock, self._file = root, clock, file
         default = BUCKET_SAMPLE_INTERVAL if isinstance(root, BucketPath) else SAMPLE_INTERVAL
         self._every = default if every is None else every
@@ -57,14 +63,14 @@ class LogSampler:
 
     @property
     def current(self) -> LogStatus | None:
-        """The last status; None before the first one, and when it is older than MAX_AGE."""
+        """Return the last status; None before the first sample, and if the last is older than MAX_AGE."""
         now = time.monotonic()
         if self._thread is not None and now - self._started_at > ANSWER_TIMEOUT:
             return self._not_answering(now - self._started_at)
         return self._status if now - self._read_at <= MAX_AGE else None
 
     def refresh(self) -> LogStatus | None:
-        """The last status; starts a sample if the last one began long enough ago."""
+        """Return the last status, and start a sample if the last one began long enough ago."""
         with self._lock:
             if self._thread is None and time.monotonic() - self._started_at >= self._every:
                 self._started_at = time.monotonic()
@@ -73,7 +79,7 @@ class LogSampler:
         return self.current
 
     def wait(self, seconds: float) -> LogStatus | None:
-        """The status once the running sample has ended, or a timeout problem after that many seconds."""
+        """Return the status after the running sample has ended; after a timeout, a status that reports it."""
         self.refresh()
         thread = self._thread
         if thread is not None:
@@ -83,7 +89,7 @@ class LogSampler:
         return self.current
 
     def stop(self) -> None:
-        """Wait a moment for a running sample."""
+        """Wait briefly for a running sample to end."""
         thread = self._thread
         if thread is not None:
             thread.join(_STOP_TIMEOUT)

@@ -28,7 +28,7 @@ from cdc.service.log_status import (
 from cdc.service.problem import Problem
 
 SILENT_AFTER: Final = 120.0
-"""Seconds without a heartbeat after which a consumer counts as silent; they send two per minute."""
+"""Seconds without a report after which a consumer counts as silent; consumers report twice a minute."""
 
 _Found = TypeVar("_Found")
 
@@ -42,14 +42,14 @@ def log_status(root: str | Root, log: LogReader, now: datetime, file: str = "FIL
 
 
 def consumer_lines(root: str | Root, now: datetime) -> tuple[ConsumerLine, ...]:
-    """Every consumer of the log under root with a readable file, by name."""
+    """Return every consumer of the log under `root` whose file can be read, sorted by name."""
     return _LogStatusBuilder(root, open_log(root), now, "FILE").status().consumers
 
 
 def find_consumer(root: str | Root, name: str) -> Consumer:
-    """The consumer with that name or UUID; raises ConfigError unless there is exactly one.
+    """Return the consumer with that name or UUID. Raises ConfigError unless exactly one matches.
 
-    A consumer whose file is unreadable is known only by its UUID; its position counts as 0.
+    A consumer whose file cannot be read matches only by its UUID, and its position counts as 0.
     """
     known, broken = consumers.list_readable_consumers(root)
     known += [Consumer(uuid, uuid, Position(0)) for uuid in broken]
@@ -66,7 +66,7 @@ def find_consumer(root: str | Root, name: str) -> Consumer:
 
 
 def seconds_since_seen(consumer: Consumer, now: datetime) -> float:
-    """Seconds since its last heartbeat."""
+    """Return the seconds since the consumer's last report."""
     return max(0.0, now.timestamp() - consumer.seen_at / 1e6)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 UNKNOWN: Final = "–"
 THIN_SPACE: Final = "\u202f"
-"""Separates thousands."""
+"""Character between groups of three digits."""
 _SIZES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 _THOUSAND: Final = 1000
 _MINUTE: Final = 60
@@ -15,7 +15,7 @@ _DAY: Final = 86400
 
 
 def duration_and_unit(value: float | None) -> tuple[str, str]:
-    """A duration as (number, unit): `0.42 s`, `12 s`, `3.5 min`, `2.0 h`."""
+    """Return a duration as number and unit, such as `0.42 s`, `12 s`, `3.5 min` or `2.0 h`."""
     if value is None:
         return UNKNOWN, ""
     if value < _MINUTE:
@@ -27,7 +27,7 @@ def duration_and_unit(value: float | None) -> tuple[str, str]:
 
 
 def size_and_unit(value: float | None) -> tuple[str, str]:
-    """Bytes as (number, unit) in powers of 1000."""
+    """Return a number of bytes as number and unit, in powers of 1000."""
     if value is None:
         return UNKNOWN, ""
     power = 0
@@ -37,45 +37,45 @@ def size_and_unit(value: float | None) -> tuple[str, str]:
 
 
 def format_count(value: float | None) -> str:
-    """A whole number with thin spaces between thousands."""
+    """Format a whole number with thin spaces between thousands."""
     return UNKNOWN if value is None else f"{value:,.0f}".replace(",", THIN_SPACE)
 
 
 def format_rate(value: float | None) -> str:
-    """Rows per second."""
+    """Format a rate in rows per second."""
     if value is None:
         return UNKNOWN
     return f"{value:.1f}" if 0 < value < 10 else format_count(value)  # noqa: PLR2004 - below ten the fraction matters
 
 
 def age_and_unit(value: float) -> tuple[str, str]:
-    """An age as (number, unit): as a duration, whole seconds below a minute."""
+    """Return an age as number and unit: as a duration, but in whole seconds below a minute."""
     return (f"{value:.0f}", "s") if round(value) < _MINUTE else duration_and_unit(value)
 
 
 def format_duration(value: float | None) -> str:
-    """A duration with its unit: `3.5 min`."""
+    """Format a duration with its unit, such as `3.5 min`."""
     return _with_unit(duration_and_unit(value))
 
 
 def format_size(value: float | None) -> str:
-    """Bytes with their unit: `16.8 MB`."""
+    """Format a number of bytes with its unit, such as `16.8 MB`."""
     return _with_unit(size_and_unit(value))
 
 
 def format_age(value: float) -> str:
-    """An age with its unit: `12 s`."""
+    """Format an age with its unit, such as `12 s`."""
     return _with_unit(age_and_unit(value))
 
 
 def format_lag(bytes_behind: int | None, seconds_behind: float | None) -> str:
-    """The distance between two positions in bytes of WAL and in time, as far as they are known."""
+    """Format the distance between two positions in bytes of WAL and in time, as far as these are known."""
     wal = "another epoch" if bytes_behind is None else format_size(bytes_behind)
     return wal if seconds_behind is None else f"{wal}, {format_duration(seconds_behind)}"
 
 
 def format_quantity(number: int, noun: str) -> str:
-    """`1 file`, `2 files`."""
+    """Format a number with its noun in singular or plural, such as `1 file` or `2 files`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

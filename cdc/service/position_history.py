@@ -1,4 +1,4 @@
-"""PositionHistory: when each value of a growing position was first seen, to compute lags from outside.
+"""PositionHistory: records when a growing position had which value, to compute lags from outside a process.
 
 A lag that a process reports about itself stays at its last value when the process hangs. A lag computed here grows as
 long as the process does not pass the position that the log had earlier.
@@ -11,9 +11,9 @@ from operator import itemgetter
 from typing import Final
 
 MAX_ENTRIES: Final = 512
-"""Number of entries above which the history is thinned out."""
+"""Number of entries above which some entries are removed from the history."""
 PRECISION: Final = 0.05
-"""Share of an age; of entries closer together than this only one is kept."""
+"""Share of an entry's age; of entries that are closer together than this, only one is kept."""
 
 
 class PositionHistory:
@@ -23,7 +23,7 @@ class PositionHistory:
         self._seen: list[tuple[float, int]] = []
 
     def add(self, at: float, position: int) -> None:
-        """Add a position; a position that went backwards, as after a failover, starts a new history."""
+        """Add a position; a position below the last one, as after a failover, begins a new history."""
         if self._seen and position < self._seen[-1][1]:
             self._seen = []
         if self._seen and position == self._seen[-1][1]:
@@ -33,7 +33,7 @@ class PositionHistory:
             self._thin_out(at)
 
     def forget(self, upto: int) -> None:
-        """Drop entries that every reader has passed."""
+        """Remove the entries that every reader has passed."""
         del self._seen[: bisect_right(self._seen, upto, key=itemgetter(1))]
 
     def _thin_out(self, now: float) -> None:
@@ -44,6 +44,6 @@ class PositionHistory:
         self._seen = kept
 
     def seconds_behind(self, position: int, now: float) -> float:
-        """How long the history has been beyond a position; 0 while it is not."""
+        """Return for how many seconds the history has been beyond a position; 0 if it is not."""
         first = bisect_right(self._seen, position, key=itemgetter(1))
         return max(0.0, now - self._seen[first][0]) if first < len(self._seen) else 0.0

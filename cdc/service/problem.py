@@ -25,9 +25,9 @@ class Problem:
 
 
 def problem_from_reason(subject: str, reason: str, otherwise: str) -> Problem:
-    """The problem that a reported reason describes: `CDC-3001 message → remedy`, or free text.
+    """Return the problem that a reported reason describes: `CDC-3001 message → remedy`, or free text.
 
-    otherwise: remedy of a reason that names neither a remedy nor a code.
+    `otherwise` is the remedy for a reason that contains neither a remedy nor a code.
     """
     match = _REASON.fullmatch(reason)
     if match is None:

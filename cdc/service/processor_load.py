@@ -1,7 +1,7 @@
 """Machine load: processor time of the pipeline's processes and of the whole machine, from `/proc`.
 
-A lag on a machine that is too small looks like a fault. It is none while the processes use nearly all processor time;
-the lag is then shown with that reason. Without `/proc` the load is unknown.
+A lag on a machine that is too small looks like a fault. While processes use nearly all processor time, the lag is not a
+fault, and it is shown with that reason. Without `/proc` the load is unknown.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 MEASURE_SPAN: Final = 10.0
-"""Seconds over which processor time is measured: some batches of a sink."""
+"""Seconds over which processor time is measured; a sink merges several batches in that time."""
 MIN_SPAN: Final = 2.0
-"""Minimum seconds between two samples: processor time is counted in hundredths of a second."""
+"""Minimum seconds between two samples, because processor time is counted in hundredths of a second."""
 BUSY_SHARE: Final = 0.85
-"""Share of the cores above which they count as busy; the source and the page need the rest."""
+"""Share of processor time above which the cores count as busy; source and page need the rest."""
 LAG_THRESHOLD: Final = 1.0
-"""Seconds of lag that need a reason; with two free cores the demo stays below."""
+"""Seconds of lag above which a reason is shown; with two free cores the demo stays below."""
 _PROC: Final = Path("/proc")
 _LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
 _PARENT, _USER, _SYSTEM, _STARTED = 1, 11, 12, 19
@@ -29,22 +29,22 @@ _PARENT, _USER, _SYSTEM, _STARTED = 1, 11, 12, 19
 _IDLE: Final = (3, 4)
 """Indices of the idle and iowait fields in the first line of `/proc/stat`."""
 _COUNTED: Final = 8
-"""Fields of that line that do not overlap; guest times are parts of others."""
+"""Number of fields in the first line of `/proc/stat` that do not overlap; later fields are parts of earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
-    """Processor time of the last seconds, in cores."""
+    """Processor time that was used in the last seconds, in cores."""
 
     cores: float
-    """Cores that this process may use: the machine's, or the limit of its cgroup."""
+    """Number of cores that this process may use: those of the machine, or the limit of its cgroup."""
     pipeline: float
     """Cores used by reader, apply with its JVM, and server, as far as they run on this machine."""
     busy_share: float
-    """Busy share of all cores of the machine, 0-1, by any process."""
+    """Share of the processor time of all cores that any process used, from 0 to 1."""
 
     def reason(self, lag_seconds: float | None) -> str | None:
-        """Why a lag is long, if the machine is the reason; None below LAG_THRESHOLD."""
+        """Return why a lag is long, if the machine is the reason; None for another reason or a short lag."""
         if lag_seconds is None or lag_seconds <= LAG_THRESHOLD:
             return None
         usage = f"the pipeline uses {self.pipeline:.1f} of {self.cores:g} cores"
@@ -69,7 +69,7 @@ class _Sample(NamedTuple):
 
     at: float
     ticks: Mapping[tuple[int, int], int]
-    """By (pid, start time) of each process of the pipeline."""
+    """(pid, start time) of each process of the pipeline → its processor time in clock ticks."""
     busy: int
     total: int
 
@@ -83,9 +83,10 @@ class LoadMeter:
         self._cores = available_cores()
 
     def measure(self, now: float, processes: Mapping[str, int]) -> MachineLoad | None:
-        """The load since some seconds ago; None at first and without `/proc`.
+        """Return the load since some seconds ago; None at first, and without `/proc`.
 
-        now: monotonic seconds. processes: an argument of the command line → pid; children count with their parents.
+        `now` is in monotonic seconds. `processes` maps an argument on the command line to a pid. Child processes count
+        with their parents.
         """
         sample = _sample(now, processes)
         if sample is None:
@@ -103,7 +104,7 @@ class LoadMeter:
 
 
 def available_cores() -> float:
-    """Cores that this process may use: by its affinity, or by the limit of its cgroup if that is lower."""
+    """Return the number of cores that this process may use, by its affinity and the limit of its cgroup."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     with suppress(OSError, ValueError):
         quota, period = _LIMIT.read_text(encoding="ascii").split()
@@ -136,7 +137,7 @@ def _processes() -> Iterable[_Process]:
 
 
 def _ancestry(process: _Process, running: Mapping[int, _Process]) -> Iterable[int]:
-    """Its pid and those of its ancestors."""
+    """Return the pid of a process and those of its ancestors."""
     line = list[int]()
     while process.pid not in line:
         line.append(process.pid)
@@ -145,7 +146,10 @@ def _ancestry(process: _Process, running: Mapping[int, _Process]) -> Iterable[in
 
 
 def _command_line_has(pid: int, word: str) -> bool:
-    """Whether the argument is on the command line; a reported pid may belong to another machine, or be reused."""
+    """Return True if the process has the argument on its command line.
+
+    A reported pid may belong to another machine, or be used again by another process.
+    """
     with suppress(OSError):
         return word.encode() in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
     return False

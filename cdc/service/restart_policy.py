@@ -1,7 +1,7 @@
 """Restart policy: the pauses before a failed process starts again, and the signs that end a pause early.
 
-The signs are that an operator acted: the definition changed, or the audit has a newer entry, which every command that
-changes something writes. The catalog may be a server that does not answer, so a thread reads the audit.
+Both signs mean that an operator acted: the definition changed, or the audit has a newer entry. Every command that
+changes something writes such an entry. The catalog may be a database that does not answer, so a thread reads the audit.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from cdc.catalog import Catalog
 from cdc.errors import CdcError, ExitCode
 
 HEALTHY_AFTER: Final = 60.0
-"""Seconds of life after which earlier failures are forgotten."""
+"""Seconds for which a process must run so that its earlier failures no longer count."""
 DEADLINE: Final = 20.0
-"""Seconds that a child has to finish its batch after SIGTERM; a batch lasts at most 10."""
+"""Maximum seconds for a child to finish its batch after SIGTERM; a batch lasts at most 10."""
 ENVIRONMENT_WAIT: Final = 5.0
-"""Seconds before the next start when the environment is wrong: an operator has to act first."""
+"""Seconds before the next start if the environment is wrong, because an operator has to act first."""
 HALTED_WAIT: Final = 300.0
-"""Seconds before the next start of a child that stopped for good; its cause may be fixed elsewhere."""
+"""Seconds before the next start of a child that stopped for good; its cause may disappear meanwhile."""
 POLL_INTERVAL: Final = 1.0
 """Seconds between two reads of the audit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When a failed child is restarted; values are seconds."""
+    """How long to wait before a failed child is started again; all values are seconds."""
 
     first: float = 0.5
     most: float = 30.0
@@ -42,7 +42,10 @@ class RestartPolicy:
     halted: float = HALTED_WAIT
 
     def wait(self, failures: int, exit_code: int) -> float:
-        """Seconds before the next start after that many failures in a row, the last with this exit status."""
+        """Return the seconds before the next start.
+
+        The arguments are the number of failures in a row and the exit status of the last one.
+        """
         if exit_code == ExitCode.HALTED:
             return self.halted
         pause = BackOff(self.first, self.most, self.jitter).seconds(failures)
@@ -52,33 +55,33 @@ class RestartPolicy:
 
 
 class Triggers(Protocol):
-    """Signs that an operator acted since a child was started; neither method blocks."""
+    """Signs that an operator acted since a child was started; both methods return at once."""
 
     def definition_digest(self) -> str:
-        """A digest of the present definition."""
+        """Return a digest of the current definition."""
 
     def last_change(self) -> float | None:
-        """When a command last changed something, as time.time(); None if unknown."""
+        """Return when a command last changed something, as `time.time()`; None if unknown."""
 
 
 class RestartTriggers:
-    """The present definition and the last audit entry of one pipeline."""
+    """The current definition and the last audit entry of one pipeline."""
 
     def __init__(self, file: Path, url: str) -> None:
-        """file: the definition. url: the catalog's."""
+        """`file` is the path of the definition, `url` the URL of the catalog."""
         self._file, self._url = file, url
         self._last_change: float | None = None
         self._thread = Thread(target=self._poll_audit, name="restart triggers", daemon=True)
 
     def definition_digest(self) -> str:
-        """A digest of the definition; empty if it cannot be read."""
+        """Return a digest of the definition; "" if it cannot be read."""
         try:
             return sha256(self._file.read_bytes()).hexdigest()
         except OSError:
             return ""
 
     def last_change(self) -> float | None:
-        """Time of the last audit entry as time.time(); None if there is none or it is not read yet."""
+        """Return the time of the last audit entry as `time.time()`; None if unknown."""
         if self._thread.ident is None:
             self._thread.start()
         return self._last_change

@@ -22,19 +22,22 @@ from cdc.service.source_observation import SourceObservation
 SAMPLE_INTERVAL: Final = 3.0
 """Seconds from the start of one query to the next."""
 ANSWER_TIMEOUT: Final = 3.0
-"""Seconds that a query may take; catalogue queries take milliseconds."""
+"""Maximum seconds for a query; queries of the system catalogs of Postgres take milliseconds."""
 SILENT_AFTER: Final = 6.0
-"""Seconds after which an open query counts as unanswered; connecting may take longer."""
+"""Seconds after which an open query counts as unanswered; to connect may take longer than a query."""
 MAX_AGE: Final = 15.0
-"""Seconds for which an answer is shown while no newer one arrives; a loaded machine may query late."""
+"""Maximum age in seconds of an answer that is shown; a loaded machine may query late."""
 RATE_SPAN: Final = 60.0
-"""Seconds over which the WAL rate is computed; less jumps with every checkpoint, more hides a rise."""
+"""Seconds over which the WAL rate is computed.
+
+A rate over a shorter time jumps with every checkpoint; over a longer time it hides a rise.
+"""
 MIN_RATE_SPAN: Final = 0.5
-"""Minimum seconds between two samples of a rate."""
+"""Minimum seconds between the two samples from which a rate is computed."""
 MEASURE_SECONDS: Final = 1.0
-"""Seconds between the two samples of a command, which has no history."""
+"""Seconds between the two samples that a command takes, because it has no earlier ones."""
 _STOP_TIMEOUT: Final = 2.0
-"""Seconds to wait for an open query when the server stops."""
+"""Maximum seconds to wait for an open query when the server process stops."""
 
 
 class SourceSampler:
@@ -43,7 +46,7 @@ class SourceSampler:
     def __init__(
         self, definition: Definition, clock: Callable[[], float] = time.monotonic, *, every: float = SAMPLE_INTERVAL
     ) -> None:
-        """clock: monotonic seconds. every: seconds between two queries."""
+        """`clock` returns monotonic seconds; `every` is the number of seconds between two queries."""
         self._source, self._clock, self._every = definition.source, clock, every
         self._slot = definition.source.slot.name
         self._observed: SourceObservation | None = None
@@ -57,9 +60,9 @@ class SourceSampler:
         self._heard_at: float | None = None
 
     def refresh(self) -> SourceObservation | None:
-        """The last observation with its present ages; starts a query if the last one began long enough ago.
+        """Return the last observation with its current ages, and start a query if one is due.
 
-        None before the first answer. Never blocks.
+        The call returns at once. The result is None before the first answer.
         """
         with self._lock:
             if self._thread is None and self._clock() - self._started_at >= self._every:
@@ -70,7 +73,7 @@ class SourceSampler:
 
     @property
     def current(self) -> SourceObservation | None:
-        """The last observation, without starting a query."""
+        """Return the last observation without starting a query; None before the first answer."""
         now = self._clock()
         if self._thread is not None and now - self._started_at > SILENT_AFTER:
             return self._without(f"the source has not answered for {now - self._started_at:.0f} s")
@@ -82,7 +85,7 @@ class SourceSampler:
         return _aged(observed, age)
 
     def wait(self, seconds: float) -> SourceObservation:
-        """The observation once the query is answered, or a timeout error after that many seconds."""
+        """Return the observation once the query is answered, or one that reports a timeout."""
         self.refresh()
         thread = self._thread
         if thread is not None:
@@ -90,7 +93,10 @@ class SourceSampler:
         return self.current or self._without(f"the source has not answered for {seconds:.0f} s")
 
     def wait_for_rate(self, seconds: float) -> SourceObservation:
-        """For a command: two observations some time apart, so that there is a WAL rate if the slot can be lost."""
+        """Return the observation for a command, after a second one if the slot can be lost.
+
+        Two observations some time apart are necessary to compute the WAL rate.
+        """
         first = self.wait(seconds)
         if first.safe_bytes is None:
             return first
@@ -126,7 +132,7 @@ class SourceSampler:
             return self._without(f"{error.code} {error.message}")
 
     def _disconnect(self) -> None:
-        """Close the connection and drop its samples: a gap would make rates and ages wrong."""
+        """Close the connection and forget its samples, because a gap would make rates and ages wrong."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -163,7 +169,10 @@ class SourceSampler:
         return (wal_end - first) / (now - since) if now - since >= MIN_RATE_SPAN else None
 
     def _feedback_age(self, now: float, use: Any) -> float | None:
-        """Age of the last status update, by this process's clock: clocks of reader and server may differ."""
+        """Return the age of the last status update by the clock of this process.
+
+        The clocks of the reader's machine and of Postgres may differ.
+        """
         if use.slot is None:
             self._reply = self._heard_at = None
             return None
@@ -181,7 +190,7 @@ class SourceSampler:
 
 
 def _aged(observed: SourceObservation, seconds: float) -> SourceObservation:
-    """The observation with ages that many seconds higher."""
+    """Return the observation with all ages increased by these seconds."""
     feedback, unconfirmed = observed.feedback_age_seconds, observed.unconfirmed_seconds
     return replace(
         observed,

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from cdc.catalog import Catalog
 
 REPORT_MAX_AGE: Final = 5.0
-"""Seconds; processes report every second, so five missed reports are not a hiccup."""
+"""Maximum age in seconds of a report; processes report every second."""
 RUNNING: Final = "running"
-"""Pipeline state: reader and apply report, and there are no problems."""
+"""Pipeline state in which reader and apply report, and there are no problems."""
 DEGRADED: Final = "degraded"
-"""Pipeline state: both report, and there are problems."""
+"""Pipeline state in which reader and apply report, and there are problems."""
 DOWN: Final = "down"
-"""Pipeline state: reader or apply failed, has stopped, or does not report."""
+"""Pipeline state in which reader or apply failed, has stopped, or does not report."""
 REQUIRED_PROCESSES: Final = ("reader", "apply")
-"""Processes without which the pipeline does not run; the server is the one that checks."""
+"""Processes without which the pipeline does not run; the server process itself does not count."""
 NOT_REPORTING: Final = frozenset({"stale", "stopped", "failed"})
 """States of processes that no longer report progress."""
 COMPILING_ACTIVITY: Final = "compiles its decoder, once per machine"
@@ -183,7 +183,7 @@ def pipeline_status(
 
 
 class ReportedMetrics:
-    """The metrics of one process as its report contains them: [[name, [label…], value]…]."""
+    """Metrics of one process, from its report: `[[name, [label…], value]…]`."""
 
     def __init__(self, reported: Iterable[Any]) -> None:
         # not converted: a float cannot represent a position with its epoch exactly
@@ -192,7 +192,7 @@ class ReportedMetrics:
         }
 
     def get(self, metric: Metric, *labels: str) -> float | None:
-        """The value with these labels, after the pipeline's; None if it was not reported."""
+        """Return the value with these labels, without the pipeline's label; None if it was not reported."""
         for (name, found), value in self._values.items():
             if name == metric.name and found[1:] == labels:
                 return value
@@ -200,7 +200,7 @@ class ReportedMetrics:
 
 
 def report_age(reported_at: datetime, now: datetime) -> float:
-    """Seconds since the report; a catalog without time zones stores UTC."""
+    """Return the seconds since a report. A catalog without time zones stores UTC."""
     if reported_at.tzinfo is None:
         reported_at = reported_at.replace(tzinfo=UTC)
     return max(0.0, (now - reported_at).total_seconds())

@@ -48,12 +48,12 @@ class Child:
     name: str
     command: tuple[str, ...]
     may_end: bool = False
-    """Whether exit status 0 means that it is done and is not restarted."""
+    """True if exit status 0 means that the process is done and must not be restarted."""
 
 
 @dataclass(slots=True)
 class _ChildState:
-    """A child and the state of its present process."""
+    """A child and the state of its current process."""
 
     spec: Child
     process: subprocess.Popen[bytes] | None = None
@@ -87,12 +87,13 @@ class Supervisor:
         self._retry = Event()
         self._signals: SimpleQueue[int] = SimpleQueue()
         self.restarts: dict[str, int] = {child.name: 0 for child in children}
-        """Number of restarts by child."""
+        """Number of restarts of each child, by its name."""
 
     def run(self) -> int:
-        """Start every child and keep it running; returns 0, or 130 if a second signal cut the stop short.
+        """Start every child and keep it running until the supervisor is stopped.
 
-        Raises ChildFailed when a child exits with status 2. No child is left when this returns or raises.
+        Return 0, or 130 if a second signal ended the children at once. Raises ChildFailed when a child exits with
+        status 2. No child runs when this method returns or raises.
         """
         forced = False
         try:
@@ -103,15 +104,15 @@ class Supervisor:
         return INTERRUPTED if forced else ExitCode.OK.value
 
     def stop(self) -> None:
-        """Ask `run` to end; safe from any thread and from a signal handler."""
+        """Make `run` end; safe from any thread and from a signal handler."""
         self._signals.put(signal.SIGTERM)
 
     def retry(self) -> None:
-        """Restart children that stopped for good now; safe from any thread and from a signal handler."""
+        """Restart the children that stopped for good at once; safe from any thread and from a signal handler."""
         self._retry.set()
 
     def handle_signals(self) -> None:
-        """Let SIGTERM and SIGINT end `run`, and SIGUSR1 call `retry`; only in the main thread."""
+        """Make SIGTERM and SIGINT end `run`, and SIGUSR1 call `retry`; only for the main thread."""
 
         def on_signal(number: int, _: FrameType | None) -> None:
             self._signals.put(number)
@@ -121,7 +122,7 @@ class Supervisor:
         signal.signal(signal.SIGINT, on_signal)
 
     def _step(self) -> float:
-        """Check every child once; returns the seconds until the next check."""
+        """Check every child once, and return the seconds until the next check."""
         retry = self._retry.is_set()
         self._retry.clear()
         for child in self._children:
@@ -150,7 +151,7 @@ class Supervisor:
             self._handle_exit(child, code, now)
 
     def _has_changed(self, child: _ChildState) -> bool:
-        """Whether an operator acted since a child that stopped for good was started."""
+        """Return True if an operator acted after a child that stopped for good was started."""
         if self._triggers is None:
             return False
         newest = self._triggers.last_change()
@@ -192,7 +193,7 @@ class Supervisor:
         self._print(child.spec.name, f"ended with {ended}; restarting in {wait:.1f} s{sooner}")
 
     def _end(self) -> bool:
-        """Stop the children in order; True if a second signal cut it short."""
+        """Stop the children in order; return True if a second signal made them end at once."""
         forced = False
         for child in self._children:
             if child.process is None:
@@ -210,7 +211,7 @@ class Supervisor:
         return forced
 
     def _wait_for_exit(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait for a child up to the deadline; True if a signal arrived meanwhile."""
+        """Wait for a child until its deadline; return True if a signal arrived meanwhile."""
         limit = time.monotonic() + self._policy.deadline
         while time.monotonic() < limit and process.poll() is None:
             if self._wait_for_stop(POLL):
@@ -223,9 +224,9 @@ class Supervisor:
 
 
 def pipeline_children(config: str, only: Sequence[str] = (), *, copies_only: bool = False) -> list[Child]:
-    """The processes of one pipeline in stopping order; `only` selects by name.
+    """Return the processes of one pipeline in the order in which they are stopped.
 
-    copies_only: whether the reader exits when everything is copied.
+    `only` selects processes by name. With `copies_only` the reader exits when everything is copied.
     """
     python = sys.executable
     every = [
@@ -248,13 +249,16 @@ def _join_output_thread(child: _ChildState) -> None:
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:
-    """Kill what is left of a child's process group."""
+    """Kill the processes of a child's process group that still run."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """For preexec_fn: let the kernel end the child with the thread that starts it; None if not on Linux."""
+    """Return a function for `preexec_fn` that makes the kernel end the child with its parent thread.
+
+    Return None if the system is not Linux.
+    """
     libc, parent = _LIBC, os.getpid()
     if libc is None:
         return None

@@ -21,7 +21,10 @@ _STATES_IN_LOG: Final = {state: state.value for state in TableState} | {
     TableState.LIVE: "streaming",
     TableState.SNAPSHOTTING: "queued",
 }
-"""State for each of the log's table states; the log is newer than a report that says streaming."""
+"""State to show for each state that the log has for a table.
+
+The log is newer than a report with the state `streaming`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class TableLine:
 
 
 def table_statuses(tables: Iterable[TableProgress], backfills: Sequence[BackfillStatus]) -> tuple[TableStatus, ...]:
-    """The status of every table at the source and in every sink; backfills are newest first."""
+    """Return the status of every table at the source and in every sink; `backfills` must be newest first."""
     listed = list(tables)
     copied = {table.topic for table in listed if not table.sink and table.state == SNAPSHOTTING}
     return tuple(
@@ -80,7 +83,7 @@ def table_statuses(tables: Iterable[TableProgress], backfills: Sequence[Backfill
 
 
 def table_lines(statuses: Iterable[TableStatus], known: Mapping[str, TableSchema]) -> list[TableLine]:
-    """Every table of log or catalog, by topic; known: `tables_by_topic` of the log."""
+    """Return every table of the log or the catalog, sorted by topic; `known` comes from `tables_by_topic`."""
     shown: dict[str, dict[str, TableStatus]] = {topic: {} for topic in known}
     for status in statuses:
         shown.setdefault(status.topic, {})[status.sink] = status
@@ -115,7 +118,7 @@ def _at_source(table: TableProgress, backfills: Sequence[BackfillStatus]) -> Tab
 
 
 def _is_full_copy(backfill: BackfillStatus) -> bool:
-    """Whether it copies all rows of its tables, for every sink."""
+    """Return True if the backfill copies all rows of its tables, for every sink."""
     return backfill.request.sink is None and not is_part(backfill.request)
 
 
@@ -130,7 +133,7 @@ def _state(copy: BackfillStatus, progress: CopyProgress | None) -> str:
 
 
 def _failure_reason(copy: BackfillStatus) -> str:
-    """Why an incomplete table is not being copied, in the form of process reasons."""
+    """Return why an incomplete table is not being copied, in the form of the reasons of processes."""
     if copy.error is not None:
         return f"{copy.error['code']} {copy.error['message']} → {copy.error['suggestion']}"
     return f"backfill {copy.id}, which copied the table, ended as {copy.state}"
