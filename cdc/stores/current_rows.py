@@ -1,4 +1,4 @@
-"""Current rows of a Delta target in any history mode: the rows that its source should have now.
+"""Current rows: reads from a Delta target, in any history mode, the rows that the source table should have now.
 
 The property `cdc.mode` of a target names its mode. Without the property, or with `scd1`, it has one row per key. `scd2`
 keeps every version of a row, `append` every change, and `soft_delete` keeps deleted rows with a mark.
@@ -61,9 +61,9 @@ class CurrentRows:
         self._target = target
         self.mode = self._table.metadata().configuration.get(MODE, "scd1")
         self.unread: str | None = None
-        """Why delta-rs can open the target and not read its rows; None if it can read them."""
+        """The error with which delta-rs refuses to read rows of the target; None if it can read them."""
         self.kinds: dict[str, pa.DataType] = {}
-        """The type of every column, as the engine returns it: text and bytes are views."""
+        """Column → its Arrow type in the rows that `read` returns; text and bytes are view types."""
         try:
             schema = pa.RecordBatchReader.from_stream(self._table.scan()).schema
             self.kinds = dict(zip(schema.names, schema.types, strict=True))
@@ -79,7 +79,7 @@ class CurrentRows:
         return self.mode in _CURRENT or self.mode == APPEND
 
     def read(self, columns: Sequence[str], key: Sequence[str], where: str | None = None) -> pa.RecordBatchReader:
-        """Stream some columns of the current rows, in no order.
+        """Return a reader that streams some columns of the current rows, in any sequence.
 
         where: SQL over key columns, with quoted names. Raises SinkUnavailable if a file is missing or damaged, also
         while the stream is read.
@@ -126,10 +126,10 @@ def _unreadable(target: str, exc: BaseException) -> SinkUnavailable:
 
 
 def quote_identifier(name: str) -> str:
-    """An identifier for DataFusion (delta-rs)."""
+    """Quote a column name as an identifier in SQL of delta-rs."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def quote_literal(text: str) -> str:
-    """A string literal for DataFusion (delta-rs)."""
+    """Quote a text as a string literal in SQL of delta-rs."""
     return "'" + text.replace("'", "''") + "'"

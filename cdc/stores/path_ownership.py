@@ -1,4 +1,4 @@
-"""Path ownership: whether a target's path is free or contains a Delta table of this log; changes nothing."""
+"""Path ownership: checks that the path of a target is empty or contains a Delta table that this log fills."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cdc.stores.table_features import features_in_error
 LOG_ID: Final = "cdc.log_id"
 """Property of a target: the id of the log that fills it."""
 STAGED: Final = "replay-"
-"""Prefix of the directory of a staged table inside the table that it replaces, and of its staged record."""
+"""Prefix of the directories in which a replay builds new targets and their published record."""
 ELSEWHERE: Final = (
     "set another path in the sink or in a rule for the table, or move what is at this path to another directory"
 )
@@ -49,7 +49,7 @@ def check_path(uri: str, log_id: str | None) -> None:
 
 
 def check_free(uri: str) -> None:
-    """Raise TargetUnusable if the path has files of no Delta table; hidden files and those of a replay do not count."""
+    """Raise TargetUnusable if the directory is not empty; hidden files and directories of a replay are ignored."""
     try:
         store = pafs.PyFileSystem(DeltaStorageHandler(uri))
     except TableNotFoundError:  # no such directory
@@ -63,7 +63,10 @@ def check_free(uri: str) -> None:
 
 
 def check_owner(uri: str, owner: str | None, log_id: str | None) -> None:
-    """Raise TargetUnusable for a Delta table that another log fills, or none; log_id: as in check_path."""
+    """Raise TargetUnusable unless `owner`, the log that fills the Delta table at `uri`, is this log.
+
+    owner: None means that cdc did not create the table. log_id: id of this log; None means that no log exists yet.
+    """
     if owner is None:
         raise foreign_table_error(uri, LOG_ID)
     if owner != log_id:
@@ -72,14 +75,14 @@ def check_owner(uri: str, owner: str | None, log_id: str | None) -> None:
 
 
 def foreign_table_error(uri: str, name: str) -> TargetUnusable:
-    """The error of a Delta table that does not have a property of every target."""
+    """Make the error for a Delta table without the property `name`, which every target of cdc has."""
     return TargetUnusable(
         f"the Delta table at {uri!r} was not created by cdc: it has no property {name!r}", remedy=ELSEWHERE
     )
 
 
 def is_begun(template: str) -> bool:
-    """Whether the sink with this path template has published; True also if its store does not answer."""
+    """Return whether the sink with this path template has published a cut; True also if this cannot be read."""
     try:
         return Lake.open(template).published() is not None
     except (DeltaError, OSError):

@@ -78,7 +78,7 @@ def named_errors() -> Iterator[None]:
 
 
 def checked_rows(stream: Any) -> pa.RecordBatchReader:
-    """The rows of an Arrow stream of the engine; errors while it is read are translated as in `named_errors`."""
+    """Return a reader of the query engine's rows that translates errors as `named_errors` does."""
     reader = pa.RecordBatchReader.from_stream(stream)
 
     def batches() -> Iterator[pa.RecordBatch]:

@@ -64,7 +64,7 @@ def parked_id(relation: int, key: Sequence[str | None]) -> str:
 def parked_rows(
     searcher: tantivy.Searcher, schema: tantivy.Schema, record: Published
 ) -> dict[int, dict[Key, ParkedRow]]:
-    """The parked rows of an index that published the record, by relation and key."""
+    """Read the parked rows of an index, by relation and key; record: the published record of the index."""
     query = tantivy.Query.term_query(schema, "_topic", PARKED_TOPIC)
     count = searcher.search(query, limit=1, count=True).count or 0
     hits = searcher.search(query, limit=max(1, count), count=False).hits
@@ -73,7 +73,7 @@ def parked_rows(
 
 
 def rows_of(schema: tantivy.Schema, relation: int, below: int | None = None) -> tantivy.Query:
-    """The query for every row of a relation; below: only rows at positions before it."""
+    """Return the query for every row of a relation; below: only rows whose position is lower."""
     own = tantivy.Query.term_query(schema, "_relation", relation)
     if below is None:
         return own
@@ -108,11 +108,11 @@ class FoundRow:
     source: Mapping[str, str | None]
     """Column name → text as Postgres sent it, for every sent column; None is SQL NULL."""
     score: float
-    """How well the row matches the words; 0 if no words were searched."""
+    """Tantivy's score of the match; 0 if no words were searched."""
 
 
 class SearchIndex:
-    """A snapshot of one index: it shows later commits of the sink only after it is opened again."""
+    """Reads a search index as of the moment of opening; later commits of the sink are not visible."""
 
     def __init__(self, index: tantivy.Index) -> None:
         self._index = index
@@ -140,9 +140,10 @@ class SearchIndex:
         return {tables[relation].topic: relation for relation in sorted(tables)}
 
     def search(self, topic: str | None, words: str, limit: int = 10) -> list[FoundRow]:
-        """The rows that match best: every word must occur, `column:word` searches one column.
+        """Return up to `limit` rows that match best; a row must contain every word.
 
-        topic: only rows of this table. The valid parts of a malformed query are used.
+        words: words to search; `column:word` searches one column, and malformed parts are ignored. topic: only rows of
+        this table; None: rows of all tables.
         """
         must = tantivy.Occur.Must
         query, _ = self._index.parse_query_lenient(words, ["_text", "_fields"], conjunction_by_default=True)
@@ -156,7 +157,7 @@ class SearchIndex:
         return [self._row(address, score) for score, address in hits]
 
     def documents(self, topic: str) -> Iterator[FoundRow]:
-        """Every row of a table, in no order; none for a topic that the index does not have."""
+        """Yield every row of a table, in any sequence; nothing for a topic that the index does not have."""
         relation = self.topics.get(topic)
         if relation is None or not self._searcher.num_docs:
             return
@@ -188,7 +189,10 @@ class SearchIndex:
 
 
 def named(image: Mapping[int, str | None], schema: str | None) -> dict[str, str | None]:
-    """The image by column name; a column that is newer than the row has the default with which it was added."""
+    """Return column name → text of a stored image; a column newer than the row gets its default.
+
+    schema: JSON of the table's schema; None: the keys are column ids.
+    """
     if schema is None:
         return {str(column): value for column, value in image.items()}
     return {c.name: image.get(c.id, c.missing) for c in TableSchema.from_json(schema).sent}

@@ -1,7 +1,7 @@
 """Sink preflight: finds tables that cannot be written to the targets of a definition, before any write.
 
-`cdc doctor` checks the tables of the source. The apply process checks the tables of the log before it opens a sink. A
-table that becomes impossible later stops alone.
+`cdc doctor` checks the tables of the source. The apply process checks the tables of the log before it opens a sink. If
+a table becomes impossible later, only this table stops.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cdc.stores.path_ownership import check_path
 from cdc.table import TableSchema, TableState, matches
 
 AT_ONCE: Final = 16
-"""Paths checked in parallel: each check waits for the answer of an object store."""
+"""Maximum number of paths that are checked in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class SinkTable:
         return table_settings(self.schema.topic, self.sink, self.sink.rules)
 
     def key(self, *below: str | int) -> Key:
-        """The key of a setting in the definition: in the rule if it has the setting, otherwise in the sink."""
+        """Return where the definition sets a setting: in the table's rule if it is there, otherwise in the sink."""
         rule = self.rule
         if rule is not None and below[0] in rule.model_fields_set:
             return ("sinks", self.number, "rules", self.sink.rules.index(rule), *below)
@@ -64,7 +64,7 @@ class SinkTable:
 def tables_of_sinks(
     definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]
 ) -> Iterator[SinkTable]:
-    """The tables of each Delta sink with one of these names."""
+    """Yield each table of each Delta sink whose name is in `sinks`."""
     for number, sink in enumerate(definition.sinks):
         if isinstance(sink, DeltaSinkDefinition) and sink.name in sinks:
             yield from (SinkTable(sink, number, schema) for schema in tables if matches(schema.topic, sink.tables))
@@ -76,7 +76,7 @@ def tables_in(log: LogReader) -> list[TableSchema]:
 
 
 def sink_mismatches(definition: Definition, tables: Sequence[TableSchema]) -> list[ColumnMismatch]:
-    """The mismatches of every sink that can be found without Spark.
+    """Return the reasons for which tables cannot be written to the sinks, as far as they are visible without Spark.
 
     Paths are not checked if the log cannot be read, because the owner of a target is then unknown.
     """
@@ -93,7 +93,7 @@ def sink_mismatches(definition: Definition, tables: Sequence[TableSchema]) -> li
 def rule_mismatches(
     definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]
 ) -> list[ColumnMismatch]:
-    """Columns that rules name and their tables do not have."""
+    """Return one mismatch for each column that a rule names and its table does not have."""
     return [
         ColumnMismatch(one.key(*key), error)
         for one in tables_of_sinks(definition, tables, sinks)
@@ -104,9 +104,10 @@ def rule_mismatches(
 def path_conflicts(
     definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str], log_id: str | None
 ) -> list[ColumnMismatch]:
-    """Targets whose path another table or other files use; for an unreadable store, the first target of each sink.
+    """Return one mismatch for each target whose path another table or other files use.
 
-    log_id: as in check_path.
+    If a store cannot be read, only the first target of its sink is returned. log_id: id of the log, None if no log
+    exists yet.
     """
     routes, found = list[tuple[str, SinkTable]](), list[ColumnMismatch]()
     for one in tables_of_sinks(definition, tables, sinks):
@@ -132,7 +133,10 @@ def path_conflicts(
 
 
 def _overlapping_paths(routes: Iterable[tuple[str, SinkTable]]) -> Iterator[ColumnMismatch]:
-    """Tables whose target has the path of another target or is inside it, except tables of a rule with merge_tables."""
+    """Yield one mismatch for each table whose target has the path of another target, or is inside it.
+
+    Tables of one rule with merge_tables may have the same target.
+    """
     around: tuple[str, SinkTable] | None = None
     for uri, one in sorted(routes, key=lambda route: f"{route[0]}/"):
         if around is None or not f"{uri}/".startswith(f"{around[0]}/"):

@@ -22,7 +22,7 @@ WRITTEN: Final = frozenset(
         "variantType-preview",
     }
 )
-"""The features that delta-rs writes, by their names in the protocol; it may be unable to read others."""
+"""The table features that delta-rs supports, by their names in the Delta protocol."""
 NAMED: Final = re.compile(
     r"Unsupported table features required: \[([^\]]+)\]"  # a commit or a scan of delta-rs
     r"|Feature '([^']+)' is not supported"  # its kernel, when a table is opened
@@ -35,7 +35,7 @@ _WIDENED: Final = "delta.typeChanges"
 
 
 def unsupported_features(table: DeltaTable, *, to_read: bool = False) -> tuple[str, ...]:
-    """The features of a table that delta-rs cannot write, sorted; to_read: those that it cannot read."""
+    """Return the features of a table that delta-rs cannot write, sorted; with `to_read`, those that it cannot read."""
     protocol = table.protocol()
     required = set(protocol.reader_features or ())
     if not to_read:

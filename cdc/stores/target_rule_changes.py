@@ -29,7 +29,7 @@ TRANSFORM: Final = "cdc.transform"
 
 @dataclass(frozen=True, slots=True)
 class TargetRules:
-    """The rules of one Delta sink."""
+    """The settings and rules of one Delta sink, to compare with its targets."""
 
     settings: TableSettings
     """The settings of the sink as a whole."""
@@ -37,13 +37,13 @@ class TargetRules:
 
     @classmethod
     def of(cls, sink: DeltaSinkDefinition) -> Self:
-        """The rules of a definition."""
+        """Make the TargetRules of a sink in the definition."""
         return cls(sink, sink.rules)
 
     def difference(self, table: DeltaTable, topic: str, schema: TableSchema | None) -> TargetRulesChanged | None:
-        """The first difference between a version of a target and the rules; None if it follows them.
+        """Return the first difference between a version of a target and the rules; None if there is none.
 
-        schema: the table as it was published last; None: columns are not compared.
+        schema: the schema of the source table that was published last; None: columns are not compared.
         """
         configuration = table.metadata().configuration
         if not any(name.startswith(_OURS) for name in configuration):
@@ -54,7 +54,7 @@ class TargetRules:
         return None if found is None else TargetRulesChanged(f"target {table.table_uri!r} {found}")
 
     def exposes(self, table: DeltaTable, topic: str, schema: TableSchema | None) -> str | None:
-        """Data in a version of a target that the rules hide; None if there is none."""
+        """Return a description of data in a version of a target that the rules hide; None if there is none."""
         rule = self._rule(topic)
         if rule is not None and rule.transform is not None and rule.transform.hides_data:
             found = self._transform_difference(table.metadata().configuration, topic)
@@ -94,7 +94,7 @@ class TargetRules:
             yield from (_MISSES.format(name) for name in self._missing(columns, schema, settings))
 
     def _shown(self, columns: pa.Schema, schema: TableSchema, settings: TableSettings) -> Iterator[str]:
-        """The columns of the target that the rules leave out, by their names at the source."""
+        """Yield the source name of each column that the target has and the rules leave out."""
         if not settings.column_list and not settings.except_column_list:
             return
         wanted = {column.id for column in with_target_columns(schema, settings).columns}
@@ -111,7 +111,7 @@ class TargetRules:
         yield from (name for name in unwanted if column_name(name) in set(columns.names) - there)
 
     def _missing(self, columns: pa.Schema, schema: TableSchema, settings: TableSettings) -> Iterator[str]:
-        """The columns that the rules do not leave out and that are missing in the target."""
+        """Yield the source name of each column that the target does not have and the rules do not leave out."""
         rule = self._rule(schema.topic)
         transform = None if rule is None else rule.transform
         if transform is not None and transform.python is not None:
@@ -123,7 +123,7 @@ class TargetRules:
                 yield column.name
 
     def _called(self, name: str, topic: str) -> str:
-        """The name of a source column in the target."""
+        """Return the name that a source column has in the target."""
         rule = self._rule(topic)
         transform = None if rule is None else rule.transform
         return column_name(name if transform is None else transform.rename.get(name, name))
@@ -137,7 +137,7 @@ _MISSES: Final = "has no column {0!r}, which its rule includes"
 
 
 def _ids(columns: pa.Schema) -> set[int]:
-    """Ids of the source columns; a shared target has none."""
+    """Return the ids of the source columns in a target's schema; empty for a shared target."""
     return {number for field in columns if (number := _id(field)) is not None}
 
 

@@ -67,19 +67,19 @@ class TableBatch:
     upto: int
     """Position at which the range ends; the range includes it."""
     truncated: tuple[int, int] | None = None
-    """(position, ordinal) of the last truncate in the range, which removes every older row of the target."""
+    """(position, ordinal) of the last truncate in the range, which removes every older row; None if there is none."""
     generation: int | None = None
-    """Start position of the last copy that ended in the range, which removes every row older than it."""
+    """Start position of the last full copy that ended in the range, which removes every older row; None if none did."""
     endings: tuple[GenerationEnd, ...] = ()
-    """History targets only: every truncate and generation end of the range, in order."""
+    """Targets with history only: every truncate and end of a full copy in the range, by position."""
     since: int = 0
-    """History targets only: up to this position the log has folded rows, no single changes; 0: it has all."""
+    """Targets with history only: up to this position the log has no single changes; 0: it has every change."""
     unparked: pa.Table | None = None
-    """History targets only: the changes of keys that are no longer parked, in order per key, not in `rows`."""
+    """Targets with history only: the changes of keys that are no longer parked; `rows` does not contain them."""
     earlier_endings: tuple[GenerationEnd, ...] = ()
-    """Truncates and generation ends before the range that apply to the unparked keys."""
+    """Truncates and ends of full copies before the range that apply to the keys of `unparked`."""
     parked_keys: tuple[Key, ...] = ()
-    """History targets only: the keys that are parked at the end of the range; endings are recorded with them."""
+    """Targets with history only: the keys that are parked at the end of the range."""
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.frame is not None:
@@ -165,7 +165,7 @@ class Sink(Protocol):
         """
 
     def release(self, handle: str) -> None:
-        """Undo one `pin`; an unknown handle is ignored."""
+        """Stop keeping the cut for which `pin` returned this handle; an unknown handle is ignored."""
 
     def close(self) -> None:
         """Close connections and files; publishes nothing."""
@@ -210,10 +210,10 @@ class ParkingSink(Sink, Protocol):
         """How many rows of a table may be parked; `stop_at` is 0 if a refused row stops the table."""
 
     def target_position(self, schema: TableSchema) -> int:
-        """The position of a table's target; parked rows of a table that was never published are read as of it."""
+        """Return the position of a table's target, which decides the parked rows of a table never published."""
 
     def image_mask(self, schema: TableSchema) -> ImageMask:
-        """The function that makes an image of a table fit to be stored next to its target."""
+        """Return the function that removes from an image of the table what its target must not show."""
 
     def keeps_history(self, schema: TableSchema) -> bool:
         """Whether the target keeps more of a row than its latest state, so that it needs every change of a key."""

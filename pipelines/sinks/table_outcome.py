@@ -1,4 +1,4 @@
-"""Table state: the state and record of one table of a sink after a batch or a failure, and the lag of a batch."""
+"""Table records: the state and the record of one table of a sink after a batch or a failure, and the lag of a batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def applied_state(batch: TableBatch, before: TableRecord | None, *, complete: bo
 
 
 def with_progress_state(record: TableRecord, upto: int) -> TableRecord:
-    """The record as STREAMING or CATCHING_UP, by its position relative to a cut at upto; other states stay."""
+    """Return the record with state STREAMING if its position is `upto`, otherwise CATCHING_UP.
+
+    A record in any other state is returned unchanged. upto: the position of the cut.
+    """
     whole = record.state in {TargetState.STREAMING, TargetState.CATCHING_UP}
     if not whole:
         return record
@@ -48,7 +51,7 @@ def with_progress_state(record: TableRecord, upto: int) -> TableRecord:
 
 
 def log_trimmed_error(exc: LogTrimmed, sink: str) -> LogTrimmed:
-    """The error with a remedy: the log no longer has the changes that follow the position of the sink or of a table."""
+    """Return the error with the remedy to rebuild the sink, which needs changes that the log no longer has."""
     return LogTrimmed(exc.message, remedy=f"rebuild the sink: 'cdc replay {sink}'")
 
 
@@ -58,7 +61,7 @@ def failure_reason(exc: CdcError) -> str:
 
 
 def failed_record(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:
-    """The record of a table that failed with exc: its position stays, the reason is that of the error."""
+    """Return the record of a table that failed: it keeps the position of `before`, and the reason describes `exc`."""
     target, position, version = (before.target, before.position, before.version) if before else ("", 0, None)
     return TableRecord(
         relation=schema.relation,
