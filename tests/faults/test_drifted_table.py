@@ -28,7 +28,7 @@ def test_status_names_the_table_and_the_reason(pipeline: Pipeline) -> None:
     run_sql(pipeline.dsn, REWRITE)  # nobody looks, no row is sent
     pipeline.reader()
     pipeline.wait(lambda: state(pipeline.log) is TableState.NEEDS_RESYNC, "the mark")
-    pipeline.wait(lambda: "'b' altered" in reason(pipeline), "the reason in status")
+    pipeline.wait(lambda: "column 'b' was altered" in reason(pipeline), "the reason in status")
 
 
 @pytest.mark.slow
