@@ -265,7 +265,7 @@ class FencedTable:
             return
         self._since_checkpoint = 0
         checkpoint(self.path, self._table)
-        # an open table keeps every commit that it has replayed in memory; a newly opened one starts at the checkpoint
+        # an open table keeps every commit that it has read in memory; a newly opened one starts at the checkpoint
         self._table = open_table(self.path)
 
 

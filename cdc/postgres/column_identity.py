@@ -270,7 +270,7 @@ class _ColumnFacts:
             base_type_oid=facts.base,
             base_typmod=facts.base_typmod,
             labels=facts.labels,
-            # the missing value in the catalogue has the current type, which may differ from the type in the message
+            # its missing value has the current type, which may differ from the type in the message
             missing=attribute.missing if attribute and attribute.type_oid == seen.type_oid else None,
         )
 

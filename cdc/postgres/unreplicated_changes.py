@@ -20,7 +20,7 @@ from cdc.postgres.system_catalog import WITNESS
 from cdc.table import CatalogFingerprint, TableSchema
 
 # A leaf was attached with its rows if it, or a partitioned table between it and the root, was attached.
-# CREATE TABLE … PARTITION OF writes all catalogue rows of the new table in one command.
+# CREATE TABLE … PARTITION OF writes all system catalog rows of the new table in one command.
 # ATTACH updates the columns of an existing table in a later transaction or command, except its system columns.
 _LEAVES: Final = """
     SELECT json_agg(json_build_array(l.oid, l.relfilenode::bigint, l.relpersistence, l.reltuples = -1, l.xmin::text,

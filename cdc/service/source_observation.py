@@ -1,7 +1,7 @@
-"""SourceObservation: the state of the slot as the server process saw it, and the risk of losing it.
+"""SourceObservation: the state of the slot as the server process saw it, and the risk of losing the slot.
 
-An observation is of one time and short-lived. Its ages are computed when it is shown. If the source does not answer
-there are no values at all, never the last ones.
+An observation is of one time. Its ages are computed when it is shown. If the source does not answer, the observation
+has no values at all, never the last ones.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from cdc.service import number_format
 from cdc.service.problem import Problem
 
 STALLED_AFTER: Final = 60.0
-"""Seconds without a confirmation, while WAL is written, after which a reader counts as stalled."""
+"""Seconds without a confirmation after which a reader counts as stalled while Postgres writes WAL."""
 SHORT_TIME: Final = 3600.0
-"""Seconds that an operator needs to act: a stalled slot with less time left is at risk."""
+"""Seconds that an operator needs to act; a stalled slot with less time left is at risk."""
 LOST: Final = frozenset({"lost"})
-"""`wal_status` of a slot from which streaming is impossible."""
+"""Values of `wal_status` for a slot from which streaming is impossible."""
 LOST_AT_CHECKPOINT: Final = frozenset({"unreserved"})
-"""`wal_status` of a slot whose WAL is removed at the next checkpoint."""
+"""Values of `wal_status` for a slot whose WAL is removed at the next checkpoint."""
 RAISE_LIMIT: Final = "ALTER SYSTEM SET max_slot_wal_keep_size = '{megabytes}MB'; SELECT pg_reload_conf()"
 
 
@@ -30,7 +30,7 @@ class SourceObservation:
 
     slot: str
     up: bool
-    """Whether the source answered."""
+    """True if the source answered."""
     error: str | None = None
     """Why the source did not answer."""
     slot_exists: bool = False
@@ -39,14 +39,14 @@ class SourceObservation:
     wal_status: str | None = None
     """As in pg_replication_slots: reserved, extended, unreserved, lost."""
     wal_end: int | None = None
-    """LSN where the server's WAL ends."""
+    """LSN at which the WAL of Postgres ends."""
     confirmed: int | None = None
     """LSN that the reader has confirmed."""
     retained_bytes: int | None = None
     safe_bytes: int | None = None
-    """WAL that may be written before the slot is lost; None without max_slot_wal_keep_size."""
+    """Bytes of WAL until the slot is lost; None without max_slot_wal_keep_size."""
     wal_bytes_per_second: float | None = None
-    """Present rate at which the server writes WAL."""
+    """Current rate at which Postgres writes WAL."""
     feedback_age_seconds: float | None = None
     """Seconds since the walsender received a status update, or since the last client disconnected."""
     unconfirmed_seconds: float | None = None
@@ -54,19 +54,19 @@ class SourceObservation:
 
     @property
     def unconfirmed_bytes(self) -> int | None:
-        """WAL that the reader has not confirmed."""
+        """Bytes of WAL that the reader has not confirmed."""
         return None if self.wal_end is None or self.confirmed is None else max(0, self.wal_end - self.confirmed)
 
     @property
     def seconds_left(self) -> float | None:
-        """Time until the slot is lost, if nothing is confirmed and the rate of WAL stays as it is."""
+        """Seconds until the slot is lost, if nothing is confirmed and the rate of WAL stays as it is."""
         if self.safe_bytes is None or not self.wal_bytes_per_second:
             return None
         return max(0.0, self.safe_bytes / self.wal_bytes_per_second)
 
     @property
     def is_at_risk(self) -> bool:
-        """Whether the slot may soon be lost: it uses more than half its limit, or it is stalled and time is short."""
+        """True if the slot uses more than half its limit, or is stalled with little time left."""
         if self.wal_status in LOST | LOST_AT_CHECKPOINT:
             return True
         if self.safe_bytes is None or self.retained_bytes is None:
@@ -79,7 +79,7 @@ class SourceObservation:
 
     @property
     def forecast(self) -> str | None:
-        """Retained WAL and what is left, as a sentence; None without a slot."""
+        """One sentence about the retained WAL and what is left; None without a slot."""
         if self.retained_bytes is None:
             return None
         kept = f"the server retains {number_format.format_size(self.retained_bytes)} of WAL for slot {self.slot!r}"
@@ -97,19 +97,19 @@ class SourceObservation:
 
     @property
     def remedy(self) -> str:
-        """How to keep the slot, or what to do after its loss."""
+        """What an operator must do to keep the slot, or after its loss."""
         if self.wal_status in LOST:
             return SlotInvalidated.remedy
         return f"start the reader, or read in its log why it does not advance; to gain time, run {self.sql}"
 
     @property
     def sql(self) -> str:
-        """The statement that doubles the limit in use."""
+        """SQL that doubles the limit in use."""
         used = (self.retained_bytes or 0) + (self.safe_bytes or 0)
         return RAISE_LIMIT.format(megabytes=max(1, 2 * used // (1 << 20)))
 
     def problems(self) -> tuple[Problem, ...]:
-        """The slot as a problem, if it is at risk or lost."""
+        """The problem of the slot if it is at risk or lost; otherwise empty."""
         if not self.is_at_risk or self.forecast is None:
             return ()
         code = SlotInvalidated.code if self.wal_status in LOST else None

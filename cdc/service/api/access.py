@@ -24,7 +24,7 @@ from cdc.errors import CdcError, RequestRefused, Unauthorized
 
 READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PUBLIC_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/", "/docs")
-"""Probes, Prometheus, and the two pages, which are empty and ask for the token."""
+"""Paths that need no token: probes, Prometheus, and the two pages, which are empty and ask for the token."""
 _STATIC_PREFIX: Final = "/static/"
 """Files of the pages, the same for every pipeline."""
 _SCHEME: Final = "bearer"
@@ -48,7 +48,7 @@ class Access:
         await JSONResponse(error.to_json(), status, headers)(scope, receive, send)
 
     def _recheck(self, scope: Scope, send: Send) -> Send:
-        """A send function that ends an event stream once the token of its request is no longer valid."""
+        """Return a send function that ends an event stream once the token of its request is no longer valid."""
         headers, has_ended = Headers(scope=scope), False
 
         async def checked(message: Message) -> None:
@@ -64,7 +64,7 @@ class Access:
 
 
 def refusal(scope: MutableMapping[str, Any], service: Service) -> CdcError | None:
-    """The error with which a request is refused, None if it is allowed."""
+    """Return the error with which a request is refused; None if the request is allowed."""
     headers = Headers(scope=scope)
     if service.is_local and not is_loopback(_host_of(headers.get("host", ""))):
         return RequestRefused(f"the Host header {headers.get('host', '')!r} does not name this machine")
@@ -74,12 +74,12 @@ def refusal(scope: MutableMapping[str, Any], service: Service) -> CdcError | Non
 
 
 def may_change(service: Service) -> bool:
-    """Whether any client may change something over this service."""
+    """Return True if a client may change something over this service."""
     return service.token is not None or service.is_local
 
 
 def has_token(headers: Headers, service: Service) -> bool:
-    """Whether the request carries the current token; the comparison takes constant time."""
+    """Return True if the request has the current token; the comparison takes constant time."""
     token = service.current_token()
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return (
@@ -121,7 +121,7 @@ def _refuse_cross_site(headers: Headers, service: Service) -> CdcError | None:
 
 
 def _host_of(header: str) -> str:
-    """Host name or address without port and brackets; empty if the header is malformed."""
+    """Return host name or address without port and brackets; "" if the header is malformed."""
     try:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:
