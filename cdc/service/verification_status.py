@@ -60,7 +60,7 @@ def mismatch_problems(tables: Iterable[VerifiedStatus]) -> Iterable[Problem]:
     for table in tables:
         if table.mismatched:
             subject = f"table {table.topic} in {table.sink}"
-            message = f"{table.mismatched:,} rows differed from the source at the last comparison"
+            message = f"{table.mismatched:,} rows differed from the source when they were last compared"
             yield Problem(subject, VerifyMismatch.code, message, VerifyMismatch.remedy)
 
 
