@@ -253,7 +253,7 @@ class Lake:
             raise self._unreadable(part.topic, features) from exc
 
     def _unreadable(self, topic: str, features: str, columns: Sequence[str] = ()) -> TargetUnusable:
-        which = f" (the type of column {', '.join(map(repr, columns))} was widened_columns)" if columns else ""
+        which = f" (the type of column {', '.join(map(repr, columns))} was widened)" if columns else ""
         return TargetUnusable(
             f"the target of table {topic!r} has table features that delta-rs does not read: {features}{which}",
             remedy=f"Spark with Delta reads it: pipelines.lake.at(spark, {self._template!r})[{topic!r}]; or move the "

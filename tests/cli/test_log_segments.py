@@ -64,7 +64,7 @@ def test_gc_says_what_may_go_and_a_dry_run_touches_nothing(capsys: pytest.Captur
     found = asked(capsys, folder, "log", "gc", "--dry-run")
     assert found["trim"] == {"segments": [0, 1, 2, 3, 4, 5], "oldest": "0/96"}  # the commits are of 2023: none waits
     assert sorted(folder.root.rglob("*")) == before
-    assert "can be dropped" in run(capsys, "log", "gc", "--dry-run", "-c", folder.path).output
+    assert "can be removed" in run(capsys, "log", "gc", "--dry-run", "-c", folder.path).output
 
 
 def test_gc_asks_the_reader_to_trim_and_removes_files_after_their_grace(
