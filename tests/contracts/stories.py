@@ -168,3 +168,9 @@ def _masked(row: Row) -> Row:
     text = row["after"][HUGE]
     shown = text[-1:] if len(text) > 1 else ""
     return row | {"after": {**row["after"], HUGE: shown.rjust(len(text), "*")}}
+
+
+def history(seed: int, transactions: int) -> tuple[list[Row], list[int]]:
+    """(the log of a small table, the positions that a batch can end at)."""
+    rows = log(Random(seed), transactions)
+    return rows, sorted({row["position"] for row in rows})

@@ -101,14 +101,6 @@ def test_a_moment_that_is_none_is_an_error_with_examples(text):
     assert "16/B374D848" in caught.value.fix
 
 
-def test_tables_that_share_a_target_are_read_at_the_newest_version_that_a_cut_lists():
-    shared = [
-        replace(record(n, f"shop.part{n}"), target="/lake/all", version=version) for n, version in [(1, 9), (2, 7)]
-    ]
-
-    assert Published(20, 5, {table.relation: table for table in shared}).versions == {"/lake/all": 9}
-
-
 def test_columns_may_be_qualified_by_either_name(lake):
     found = lake.query("select orders.id, shop.orders.item from shop.orders where orders.id = 1").read_all()
 
@@ -151,17 +143,6 @@ def test_names_of_tables_become_names_the_engine_knows(sql, expected, used):
 
     assert text == expected
     assert [table.topic for table in found.values()] == used
-
-
-def test_a_record_survives_its_json():
-    published = Published(20, 5, {7: replace(record(7, "shop.orders"), version=None, reason="CDC-3001 x")})
-
-    assert Published.from_json(published.to_json()) == published
-
-
-def test_a_record_of_a_newer_format_is_refused():
-    with pytest.raises(ValueError, match="format"):
-        Published.from_json('{"format": 2}')
 
 
 @pytest.mark.parametrize("pattern", ["*.parquet", "_delta_log/*.json"])

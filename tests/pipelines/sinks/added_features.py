@@ -1,4 +1,4 @@
-"""Delta tables with table features that another client added, as by ALTER TABLE."""
+"""A filled sink, and table features that another client adds to its target, as by ALTER TABLE."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltalake import DeltaTable
+
+from cdc.stores.published_record import Published
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
+from tests.contracts.folded import batch, put
+
+LOG: Final = "log-1"
 
 BY_READERS: Final = frozenset(
     {
@@ -39,3 +46,17 @@ def add_features(uri: str, features: Collection[str]) -> int:
     of_readers = sorted(BY_READERS & set(features))
     said = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": of_readers}
     return commit(uri, {"protocol": {**said, "writerFeatures": sorted(features)}})
+
+
+def sink_settings(folder: Path, writer: Writer = Writer.DELTA_RS) -> DeltaSettings:
+    """The settings of a sink with its targets in the folder."""
+    return DeltaSettings("lake", f"{folder}/lake/{{schema}}/{{table}}", writer)
+
+
+def filled_sink(folder: Path, writer: Writer = Writer.DELTA_RS) -> tuple[DeltaSink, str]:
+    """An open sink whose target of shop.orders has three published rows, and the path of the target."""
+    sink = DeltaSink(sink_settings(folder, writer))
+    sink.open(LOG)
+    record = sink.apply(batch([put(1, "a", 10), put(2, "b", 11), put(3, "c", 12)], 0, 20, generation=1))
+    sink.publish(Published(20, 0, {record.relation: record}))
+    return sink, record.target

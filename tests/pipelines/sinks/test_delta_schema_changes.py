@@ -12,8 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError
 
 from cdc.config import SchemaChanges, SinkRule, TableSettings
 from cdc.errors import Reaction, SchemaNotApplicable, SinkError, ValueNotRepresentable
@@ -25,8 +23,6 @@ from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target import DeltaTarget
-from pipelines.types.families import TypePolicy
-from pipelines.types.typed_rows import target_schema
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
 
 ARTICLE = replace(ITEM, name="article")
@@ -305,43 +301,6 @@ def test_an_added_array_takes_its_default_and_one_that_no_list_holds_is_refused(
 
     (row,) = read_target(record.target).read_all().to_pylist()
     assert (row["tags"], row["words"]) == ([4, None], ["a", "b c", None])
-
-
-def test_the_policy_of_a_rule_counts_for_its_tables(tmp_path):
-    rules = (SinkRule.model_validate({"match": "shop.*", "schema_changes": "exception"}),)
-    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=rules))
-    sink.open("log-1")
-    sink.apply(batch([put(1, "a", 10)], 0, 20))
-    with pytest.raises(SchemaNotApplicable, match="exception"):
-        sink.apply(batch(None, 20, 40, having(ID, ITEM)))
-
-
-def test_a_target_whose_features_forbid_a_rewrite_stops_alone(tmp_path):
-    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
-    sink.open("log-1")
-    record = sink.apply(batch([put(1, "a", 10)], 0, 20))
-    DeltaTable(record.target).alter.set_table_properties({"delta.appendOnly": "true"})
-    with pytest.raises(SchemaNotApplicable, match="table features that prevent these changes of its columns"):
-        sink.apply(batch(None, 20, 40, having(ID, ARTICLE, PRICE)))
-
-
-def test_a_rewrite_of_rows_that_another_hand_has_added_to_is_refused_and_done_again(tmp_path):
-    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
-    sink.open("log-1")
-    record = publish(sink, sink.apply(batch([put(1, "a", 10)], 0, 20)))
-    target, others = DeltaTarget.open(record.target), DeltaTable(record.target)
-    assert target is not None
-    row = pa.table(others.scan()).set_column(0, "id", pa.array([9], pa.int64()))
-    write_deltalake(others, row, mode="append")
-    renamed = having(ID, ARTICLE, PRICE)
-    evolution = ColumnChange(
-        target_schema(renamed, TypePolicy.EXACT), SchemaChanges.EVOLVE, replaced=False, topic="public.orders"
-    )
-    with pytest.raises(CommitFailedError):
-        target.evolve_columns(evolution, 40)
-    record = sink.apply(batch([put(2, "b", 30)], 20, 40, renamed))
-
-    assert rows(record) == {1: ("a", "1.00"), 2: ("b", "1.00"), 9: ("a", "1.00")}
 
 
 def test_after_a_crash_a_range_from_before_finds_its_columns_in_a_target_with_a_transform(tmp_path):

@@ -1,8 +1,9 @@
-"""Upkeep of Delta targets: few files, no waste, every kept cut whole: pipelines/sinks/delta_{upkeep,files}.py."""
+"""Maintenance of Delta targets: few files, no files that nobody needs, every kept cut complete."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -269,3 +270,19 @@ def test_of_a_target_of_many_tables_what_no_cut_needs_is_removed_and_nothing_els
     kept = [DeltaTable(uri, version=cut.record.versions[uri]).file_uris() for cut in cuts]
     assert set(Path(uri).glob("*/*.parquet")) == {Path(file) for files in kept for file in files}
     assert [len(files) for files in kept] == [2, 2]
+
+
+STRANGE = pa.table({"id": [1, 2], "theirs": ["a", "b"]})
+
+
+def test_upkeep_leaves_a_strangers_table_alone(tmp_path: Path) -> None:
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1.0, vacuum_after=1.0, retain=0.0))
+    upkept.round()
+    upkept.sink.close()
+    shutil.rmtree(upkept.uri)
+    write_deltalake(upkept.uri, STRANGE)
+    for _ in range(3):
+        upkept.clock.now += 100.0
+        upkept.look()
+
+    assert DeltaTable(upkept.uri).version() == 0

@@ -5,20 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
 
-from pipelines.sinks.contract import Published, SparkAwaited
-from pipelines.sinks.delta.file_statistics import DataFile, statistics
-from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.writer_choice import (
     LEARNS_FROM,
     MAX_BATCH_BYTES,
@@ -30,9 +22,7 @@ from pipelines.sinks.delta.writer_choice import (
     WriterCosts,
     WriterDecision,
     candidates,
-    rewritten_bytes,
 )
-from tests.contracts.folded import batch, put
 
 MIB = 1 << 20
 LARGE = MergeWork(rows=10_000, nbytes=4 * MIB, target=450 * MIB, candidates=450 * MIB)
@@ -187,17 +177,6 @@ def test_of_several_key_columns_each_one_rules_files_out() -> None:
     assert candidates(both, source, ["id", "no", "text"]) == 1010
 
 
-def test_written_again_is_what_came_for_what_went() -> None:
-    four, three, other = FILES, FILES.slice(1), files((0, 9, 7), (0, 9, 8)).slice(1)
-
-    assert rewritten_bytes(four, four) == 0
-    assert rewritten_bytes(three, four) == rewritten_bytes(four, three) == 0
-    renamed = other.set_column(0, "path", pa.array(["new"]))
-    assert rewritten_bytes(four, pa.concat_tables([three, renamed])) == 1
-    assert rewritten_bytes(pa.concat_tables([four, renamed]), three) == 0
-    assert rewritten_bytes(three, pa.concat_tables([four.slice(2), renamed])) == 8
-
-
 def test_a_choice_takes_less_than_a_fifth_of_a_millisecond() -> None:
     found = pa.concat_tables([FILES] * 16)
     source = pa.table({"id": pa.array(range(1_000), pa.int64())})
@@ -208,60 +187,3 @@ def test_a_choice_takes_less_than_a_fifth_of_a_millisecond() -> None:
         mine.is_small(work)
         took.append(time.thread_time() - began)
     assert min(took) < 2e-4
-
-
-def test_a_huge_target_needs_no_spark_for_keys_of_its_small_files_alone(tmp_path: Path) -> None:
-    """A file that is not there, and is said to be huge, tells which ones delta-rs opens."""
-    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
-    sink.open("log-1")
-    record = sink.apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20))
-    huge = statistics(pa.table({"id": pa.array([1_000, 9_000], pa.int64())}), ["id"])
-    target = DeltaTarget.open(record.target)
-    assert target is not None
-    target.add([DataFile("huge.parquet", MAX_CANDIDATE_BYTES + 1, 2, huge)], 20)
-
-    sink.apply(batch([put(1, "A", 30), put(5, "c", 31)], 20, 40))
-    with pytest.raises(SparkAwaited, match=r"'shop\.orders'"):
-        sink.apply(batch([put(1, "B", 50), put(1_001, "d", 51)], 40, 60))
-    sink.close()
-    assert DeltaTable(record.target).transaction_version(target.app_id) == 40
-
-
-def test_what_a_batch_had_to_write_again_is_counted_and_what_it_added_is_not(tmp_path: Path) -> None:
-    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
-    sink.open("log-1")
-    told = []
-    for number, rows in enumerate([[put(1, "a", 10)], [put(2, "new", 30)], [put(1, "A", 50)], []]):
-        record = sink.apply(batch(rows, number * 20, number * 20 + 20))
-        sink.publish(Published(record.position, 0, {record.relation: record}))
-        told.append(sink.commit_rate.rewritten)
-    sink.close()
-
-    assert told[0] == told[1] == told[3] == 0
-    assert 0 < told[2] < 10_000
-
-
-def test_what_a_merge_took_is_learned_of_the_writer_that_made_it(tmp_path: Path) -> None:
-    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
-    sink.open("log-1")
-    sink.apply(batch([put(1, "a", 10)], 0, 20))
-    assert sink.parts.writers.costs.factors == Factors()
-    sink.apply(batch([put(n, "b", 30) for n in range(int(LEARNS_FROM * 1e6) + 1)], 20, 40))
-    sink.close()
-    assert sink.parts.writers.costs.factors.delta_rs != 1.0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("with_delta")
-@pytest.mark.parametrize(("factors", "writes"), [(Factors(8, 1 / 8), "Apache-Spark"), (Factors(), "delta-rs")])
-def test_auto_merges_by_the_writer_that_was_the_quicker_one(
-    tmp_path: Path, spark: SparkSession, factors: Factors, writes: str
-) -> None:
-    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"), spark)
-    sink.open("log-1")
-    sink.apply(batch([put(1, "a", 10)], 0, 20))
-    sink.parts.writers.costs.factors = factors
-    record = sink.apply(batch([put(n, "b", 30) for n in range(30_000)], 20, 40))
-    sink.close()
-
-    assert DeltaTable(record.target).history(1)[0]["engineInfo"].startswith(writes)

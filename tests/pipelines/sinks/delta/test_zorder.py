@@ -10,11 +10,9 @@ from random import Random
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
-from cdc.errors import TransformFailed
 from cdc.stores.published_record import Published, TableRecord
 from pipelines.sinks.delta.maintenance import ORDERED, TargetMaintenance, UpkeepSettings, ZOrdering
 from pipelines.sinks.delta.published_table import KeptCut
@@ -182,25 +180,3 @@ def test_the_columns_of_a_wide_table_have_bounds_in_its_files(tmp_path: Path):
     record = sink.apply(batch([row], 0, 20, table))
 
     assert "min.c49" in pa.table(DeltaTable(record.target).get_add_actions(flatten=True)).column_names
-
-
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        ({"cluster_by": ["nope"]}, "cluster_by: the target of table 'shop.orders' has no column 'nope'"),
-        (
-            {"cluster_by": ["item", "number"]},
-            "cluster_by: column 'number' .* has type double, but cluster_by needs a type",
-        ),
-    ],
-)
-def test_columns_that_cannot_be_meant_are_refused_before_anything_is_written(tmp_path: Path, rule, words):
-    sink = DeltaSink(
-        DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=(SinkRule(match="shop.*", **rule),))
-    )
-    sink.open(LOG)
-    table = replace(ORDERS, columns=(*ORDERS.columns[:2], NUMBER))
-    with pytest.raises(TransformFailed, match=words):
-        sink.apply(batch([replace(put(1, "a", 10), after={1: "1", 2: "a", 3: "1.5"})], 0, 20, table))
-
-    assert not (tmp_path / "shop").exists()

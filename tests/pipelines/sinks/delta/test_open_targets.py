@@ -1,4 +1,4 @@
-"""What lies at a target's place and is not ours is left as it is, and a target that is gone is not begun again."""
+"""Open targets: a path with files of another program stays unchanged, and a lost target is not created again."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from cdc.errors import Reaction, TargetUnusable
-from cdc.stores.published_record import Published, TableRecord, TargetState
-from pipelines.sinks.delta.maintenance import UpkeepSettings
-from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.staged_targets import StagedDelta
-from tests.contracts.folded import ORDERS, batch, put
+from cdc.stores.published_record import TableRecord, TargetState
 from tests.pipelines.shop_pipeline import END, ITEMS, ShopPipeline, make_shop
 from tests.pipelines.shop_pipeline import ORDERS as RELATION
-from tests.pipelines.sinks.maintained_sink import MaintainedSink
 
 STRANGE = pa.table({"id": [1, 2], "theirs": ["a", "b"]})
 
@@ -102,33 +95,3 @@ def test_a_target_that_is_gone_stops_its_table_and_comes_back_whole_when_it_is_p
     assert not place.exists()
     assert published_record(ground, ITEMS).state == TargetState.STREAMING
     assert away.exists()
-
-
-def test_a_replay_does_not_overwrite_what_is_not_ours(tmp_path: Path) -> None:
-    settings = DeltaSettings("lake", f"{tmp_path}/lake/{{schema}}/{{table}}")
-    DeltaSink(settings).open("log-1")
-    write_deltalake(f"{tmp_path}/lake/shop/orders", STRANGE)
-    staged = StagedDelta(settings)
-    staged.sink.open("log-1")
-    record = staged.sink.apply(batch([put(9, "z", 30)], 0, 40, generation=1))
-    built = Published(40, 0, {ORDERS.relation: record})
-    staged.sink.publish(built)
-    staged.open_published("log-1")
-    with pytest.raises(TargetUnusable, match="was not created by cdc") as told:
-        staged.put(built, {})
-
-    assert told.value.reaction is Reaction.QUARANTINE
-    assert DeltaTable(f"{tmp_path}/lake/shop/orders").version() == 0
-
-
-def test_upkeep_leaves_a_strangers_table_alone(tmp_path: Path) -> None:
-    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1.0, vacuum_after=1.0, retain=0.0))
-    upkept.round()
-    upkept.sink.close()
-    shutil.rmtree(upkept.uri)
-    write_deltalake(upkept.uri, STRANGE)
-    for _ in range(3):
-        upkept.clock.now += 100.0
-        upkept.look()
-
-    assert DeltaTable(upkept.uri).version() == 0

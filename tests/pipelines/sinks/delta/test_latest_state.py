@@ -1,4 +1,4 @@
-"""What a crash leaves between the erasure and the merge of one batch, whose range comes again in parts."""
+"""Latest state: a crash between the erasure and the merge of a batch, whose range comes again in parts."""
 
 from __future__ import annotations
 

@@ -1,0 +1,63 @@
+"""Delta sink: settings by rule, the count of rewritten bytes, and use before it is open."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cdc.config import SinkRule
+from cdc.errors import SchemaNotApplicable
+from pipelines.sinks.contract import Published
+from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink import DeltaSink
+from tests.contracts.folded import ID, ITEM, ORDERS, batch, put
+
+
+def test_what_a_batch_had_to_write_again_is_counted_and_what_it_added_is_not(tmp_path: Path) -> None:
+    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
+    sink.open("log-1")
+    told = []
+    for number, rows in enumerate([[put(1, "a", 10)], [put(2, "new", 30)], [put(1, "A", 50)], []]):
+        record = sink.apply(batch(rows, number * 20, number * 20 + 20))
+        sink.publish(Published(record.position, 0, {record.relation: record}))
+        told.append(sink.commit_rate.rewritten)
+    sink.close()
+
+    assert told[0] == told[1] == told[3] == 0
+    assert 0 < told[2] < 10_000
+
+
+def test_the_policy_of_a_rule_counts_for_its_tables(tmp_path):
+    rules = (SinkRule.model_validate({"match": "shop.*", "schema_changes": "exception"}),)
+    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=rules))
+    sink.open("log-1")
+    sink.apply(batch([put(1, "a", 10)], 0, 20))
+    with pytest.raises(SchemaNotApplicable, match="exception"):
+        sink.apply(batch(None, 20, 40, replace(ORDERS, columns=(ID, ITEM))))
+
+
+def test_a_sink_publishes_only_while_it_is_open(tmp_path: Path) -> None:
+    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
+    with pytest.raises(ValueError, match="sink 'lake' is not open"):
+        sink.publish(Published(10, 0, {}))
+    assert sink.open("log-1") is None
+    sink.publish(Published(10, 0, {}))
+    sink.close()
+
+    assert sink.open("log-1") == Published(10, 0, {})
+
+
+def test_a_pinned_cut_names_the_version_of_each_target(tmp_path: Path) -> None:
+    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
+    sink.open("log-1")
+    record = sink.apply(batch([put(1, "a", 10)], 0, 20))
+    published = Published(20, 0, {record.relation: record})
+    sink.publish(published)
+    handle = sink.pin(published)
+    sink.release(handle)
+    sink.release("unknown")
+
+    assert json.loads(handle) == {record.target: record.version}

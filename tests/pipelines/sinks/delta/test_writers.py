@@ -1,0 +1,125 @@
+"""Writers: the conditions of a merge, and which engine merges a batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pipelines.sinks.contract import SparkAwaited
+from pipelines.sinks.delta.file_statistics import DataFile, statistics
+from pipelines.sinks.delta.merge_source import source_rows
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.table_plan import POSITION_KEY, RowShape
+from pipelines.sinks.delta.target import DeltaTarget
+from pipelines.sinks.delta.target_layout import double_quoted
+from pipelines.sinks.delta.writer_choice import (
+    LEARNS_FROM,
+    MAX_CANDIDATE_BYTES,
+    Factors,
+)
+from pipelines.sinks.delta.writers import MergeSpec, TxnMarker, Writers, merge_with_delta_rs
+from pipelines.types.families import TypePolicy
+from tests.contracts.folded import ORDERS, Row, batch, folded, gone, put
+from tests.pipelines.sinks.added_features import add_features, filled_sink
+
+
+def test_a_table_with_features_waits_for_spark_where_that_may_come(tmp_path: Path) -> None:
+    sink, uri = filled_sink(tmp_path, Writer.AUTO)
+    add_features(uri, ["inCommitTimestamp"])
+    with pytest.raises(SparkAwaited):
+        sink.apply(batch([put(4, "d", 30)], 20, 40))
+
+
+MIB = 1 << 20
+
+
+def test_a_huge_target_needs_no_spark_for_keys_of_its_small_files_alone(tmp_path: Path) -> None:
+    """A file that is not there, and is said to be huge, tells which ones delta-rs opens."""
+    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
+    sink.open("log-1")
+    record = sink.apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20))
+    huge = statistics(pa.table({"id": pa.array([1_000, 9_000], pa.int64())}), ["id"])
+    target = DeltaTarget.open(record.target)
+    assert target is not None
+    target.add([DataFile("huge.parquet", MAX_CANDIDATE_BYTES + 1, 2, huge)], 20)
+
+    sink.apply(batch([put(1, "A", 30), put(5, "c", 31)], 20, 40))
+    with pytest.raises(SparkAwaited, match=r"'shop\.orders'"):
+        sink.apply(batch([put(1, "B", 50), put(1_001, "d", 51)], 40, 60))
+    sink.close()
+    assert DeltaTable(record.target).transaction_version(target.app_id) == 40
+
+
+def test_what_a_merge_took_is_learned_of_the_writer_that_made_it(tmp_path: Path) -> None:
+    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
+    sink.open("log-1")
+    sink.apply(batch([put(1, "a", 10)], 0, 20))
+    assert sink.parts.writers.costs.factors == Factors()
+    sink.apply(batch([put(n, "b", 30) for n in range(int(LEARNS_FROM * 1e6) + 1)], 20, 40))
+    sink.close()
+    assert sink.parts.writers.costs.factors.delta_rs != 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_delta")
+@pytest.mark.parametrize(("factors", "writes"), [(Factors(8, 1 / 8), "Apache-Spark"), (Factors(), "delta-rs")])
+def test_auto_merges_by_the_writer_that_was_the_quicker_one(
+    tmp_path: Path, spark: SparkSession, factors: Factors, writes: str
+) -> None:
+    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"), spark)
+    sink.open("log-1")
+    sink.apply(batch([put(1, "a", 10)], 0, 20))
+    sink.parts.writers.costs.factors = factors
+    record = sink.apply(batch([put(n, "b", 30) for n in range(30_000)], 20, 40))
+    sink.close()
+
+    assert DeltaTable(record.target).history(1)[0]["engineInfo"].startswith(writes)
+
+
+SHAPE = RowShape(ORDERS, TypePolicy.EXACT)
+SPEC = MergeSpec(("id",), ("id", "item", "_position", "_ordinal"), double_quoted)
+
+
+def test_rows_are_matched_by_key_and_in_a_shared_target_by_relation() -> None:
+    assert SPEC.condition == 's."id" = t."id"'
+    assert replace(SPEC, relation=7).condition == 't."_relation" = 7 AND s."id" = t."id"'
+    assert SPEC.assignments == {f'"{name}"': f's."{name}"' for name in SPEC.columns}
+
+
+def test_a_delete_needs_a_later_position_and_a_row_found_by_position_needs_none() -> None:
+    assert SPEC.deletes.startswith('s."_op" = \'d\' AND (s."_position" > t."_position"')
+    assert 's."_ordinal" > t."_ordinal"' in SPEC.deletes
+    assert 's."_ordinal" >= t."_ordinal"' in SPEC.updates
+    assert replace(SPEC, key=POSITION_KEY).deletes == "s.\"_op\" = 'd'"
+
+
+def merge(target: DeltaTarget, upto: int, *rows: Row) -> dict[int, str]:
+    """The items of the target by id, after delta-rs merged some rows."""
+    source = source_rows(folded(list(rows)), SHAPE)
+    merge_with_delta_rs(target, source, SHAPE.key, TxnMarker(target.app_id, upto))
+    found = pa.table(target.table.scan(columns=["id", "item"]))
+    return dict(zip(found["id"].to_pylist(), found["item"].to_pylist(), strict=True))
+
+
+def test_a_row_is_replaced_by_a_later_or_an_equal_one_and_deleted_by_a_later_one(tmp_path: Path) -> None:
+    target = DeltaTarget.create(str(tmp_path / "target"), "log-1", ORDERS, SHAPE.columns)
+    assert merge(target, 20, put(1, "a", 10), put(2, "b", 11), put(3, "c", 12), gone(4, 13)) == {1: "a", 2: "b", 3: "c"}
+    found = merge(target, 40, put(1, "old", 9), put(2, "again", 11), gone(3, 12), put(5, "e", 30))
+
+    assert found == {1: "a", 2: "again", 3: "c", 5: "e"}
+    assert merge(target, 60, gone(1, 50)) == {2: "again", 3: "c", 5: "e"}
+    assert target.applied == 60
+
+
+def test_a_wanted_writer_is_chosen_whatever_the_size(tmp_path: Path) -> None:
+    target = DeltaTarget.create(str(tmp_path / "target"), "log-1", ORDERS, SHAPE.columns)
+    work, source = batch(None, 0, 20), source_rows(folded([put(1, "a", 10)]), SHAPE)
+    chosen = {writer: Writers(writer, "").choose(target, work, source, SHAPE.key).spark for writer in Writer}
+
+    assert chosen == {Writer.AUTO: False, Writer.DELTA_RS: False, Writer.SPARK: True}
