@@ -122,9 +122,7 @@ def test_a_replay_makes_another_mode_of_a_target_and_the_sink_goes_on_with_it(tm
     (asked,) = changed.definition.sinks
     assert isinstance(asked, DeltaSinkDefinition)
     refused = applied(changed, asked, [1_200])
-    assert "was created with mode 'scd1', but its rule has mode 'scd2'" in str(
-        [table.reason for table in refused.tables.values()]
-    )
+    assert "was created with mode 'scd1': expected 'scd2'" in str([table.reason for table in refused.tables.values()])
 
     for target in (DeltaTarget.open(record.target) for record in refused.tables.values()):
         assert (
