@@ -127,8 +127,8 @@ def error_to_report(error: BaseException, *, logs: bool = False) -> CdcError:
         traceback.print_exception(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
     return CdcError(
-        f"unexpected {type(error).__name__} at {Path(last.filename).name}:{last.lineno}",
-        remedy=f"run it again with {TRACEBACK}=1 and report what it prints",
+        f"the command failed with an unexpected {type(error).__name__} at {Path(last.filename).name}:{last.lineno}",
+        remedy=f"run the command again with {TRACEBACK}=1, and report the output",
     )
 
 

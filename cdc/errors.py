@@ -474,7 +474,7 @@ class SnapshotInvalidated(SourceError):
 
     code = "CDC-2204"
     reaction = Reaction.RETRY
-    remedy = "nothing to do: cdc takes another snapshot"
+    remedy = "do nothing: cdc takes another snapshot"
 
 
 class SinkError(CdcError):
@@ -500,7 +500,10 @@ class MissingBase(SinkError):
 
     code = "CDC-3002"
     reaction = Reaction.QUARANTINE
-    remedy = "wait while 'cdc backfill ls' lists the table; if the table stopped, run 'cdc replay SINK --tables TABLE'"
+    remedy = (
+        "wait until 'cdc backfill ls' no longer lists the table; if the table stopped, run 'cdc replay "
+        "SINK --tables TABLE'"
+    )
 
 
 class SinkUnavailable(SinkError):
@@ -852,7 +855,10 @@ def as_cdc_error(failure: BaseException, process: str) -> CdcError:
     """The failure as a CdcError; for other exceptions with the type only, because their text may contain row values."""
     if isinstance(failure, CdcError):
         return failure
-    return CdcError(f"unexpected {type(failure).__name__} in {process}: its log has the traceback")
+    return CdcError(
+        f"process {process} failed with an unexpected {type(failure).__name__}: the log of the process has the "
+        "traceback"
+    )
 
 
 def all_error_classes() -> tuple[type[CdcError], ...]:

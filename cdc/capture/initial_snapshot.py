@@ -132,7 +132,8 @@ def take_initial_snapshot(
         tables = match_tables(conn, source.patterns, source.exclude)
         if not tables:
             raise PreflightFailed(
-                f"no table matches {list(source.patterns)!r}", remedy="correct 'tables' in the definition"
+                f"no table of the source matches 'tables' {list(source.patterns)!r}",
+                remedy="correct 'tables' in the definition",
             )
         starting_slot = _StartingSlot(source, SlotClaim.of(root, writer), identify_system(source.dsn))
         adopted = starting_slot.check(conn)
@@ -256,8 +257,16 @@ def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], exist
     began = f"when epoch {past.epoch} began"
     return Continuation(
         copied,
-        [s.flagged(TableState.DROPPED, f"not at the source {began}") for s in absent if s.topic not in existing],
-        [s.flagged(TableState.NEEDS_RESYNC, f"not captured {began}") for s in absent if s.topic in existing],
+        [
+            s.flagged(TableState.DROPPED, f"the source did not have the table {began}")
+            for s in absent
+            if s.topic not in existing
+        ],
+        [
+            s.flagged(TableState.NEEDS_RESYNC, f"the definition did not capture the table {began}")
+            for s in absent
+            if s.topic in existing
+        ],
     )
 
 

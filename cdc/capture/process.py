@@ -185,7 +185,7 @@ def _run(definition: Definition, context: ReaderContext, reporter: StatusReporte
                 raise
             declare_next_epoch(settings, exc)
             log.warning(
-                "the source cannot continue the log: a new epoch begins and all tables are copied again",
+                "the source cannot continue the log: the reader begins a new epoch and copies all tables again",
                 code=exc.code,
                 message=exc.message,
             )

@@ -34,7 +34,7 @@ from cdc.postgres.replication import identify_system
 from cdc.postgres.slot import SlotStatus, advance_slot, copy_lock, slot_status
 from cdc.table import TableSchema, TableState, matches
 
-START_READER: Final = "start the reader: it takes the initial snapshot, no recovery is needed"
+START_READER: Final = "start the reader, which takes the initial snapshot; no recovery is needed"
 RELEASE_TIMEOUT: Final = 3.0
 """Seconds that the server may need to release the slot of a reader that has just ended."""
 
@@ -49,7 +49,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
     writer = _open_writer(definition)
     before = writer.durable
     if before is None:
-        raise LogError("the log is empty", remedy=START_READER)
+        raise LogError("slot recovery is not possible: the log is empty", remedy=START_READER)
     _idle_slot(definition)
     _record_slot_for_replacement(settings, writer)
     write_pending_epoch(settings.log, PendingEpoch(before.epoch + 1, "requested with cdc slots recover"))
@@ -104,7 +104,8 @@ def adopt_slot(definition: Definition) -> dict[str, Any]:
     source = settings.source
     if source.create_slot:
         raise ConfigError(
-            "source.slot.create is true: the reader creates its own slot", remedy="set source.slot.create to false"
+            "source.slot.create is true, so the reader creates its own slot and no slot can be adopted",
+            remedy="set source.slot.create to false",
         )
     identity = identify_system(source.dsn)
     with connect(source.dsn, application_name="cdc slots") as conn, copy_lock(conn, source.slot):
@@ -130,29 +131,35 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
     writer = _open_writer(definition)
     last = writer.last_commit
     if last is None:
-        raise LogError("the log is empty", remedy=START_READER)
+        raise LogError("slot recovery is not possible: the log is empty", remedy=START_READER)
     intent = read_pending_epoch(definition.log.root)
     if intent is not None and intent.epoch > last.last.epoch:
         raise StateConflict(
-            f"epoch {intent.epoch} was requested and has not begun: the log cannot be continued before it begins",
-            remedy="run 'cdc slots recover -c FILE --new-epoch', or start the reader, which begins it as well",
+            f"the log cannot be continued yet: epoch {intent.epoch} was requested and has not begun",
+            remedy="run 'cdc slots recover -c FILE --new-epoch', or start the reader, which also begins the epoch",
         )
     slot = _idle_slot(definition)
     if slot is None:
-        raise SlotMissing(f"there is no slot to advance; the log is at {last.last}")
+        raise SlotMissing(
+            f"slot {definition.source.slot.name!r} does not exist, so it cannot be advanced; the log is at {last.last}"
+        )
     check_written_from(
         slot, SlotClaim.of(definition.log.root, writer), identify_system(definition.source.current_dsn())
     )
     if lsn > slot.wal_end or (slot.confirmed_flush is not None and lsn <= slot.confirmed_flush):
         raise ConfigError(
-            f"lsn out of range: expected one after {slot.confirmed_flush} and up to {slot.wal_end}, got {lsn}",
-            remedy="'cdc slots ls' shows the position of the slot, SELECT pg_current_wal_lsn() the end of the WAL",
+            f"--skip-to is out of range: expected an LSN after {slot.confirmed_flush} and up to {slot.wal_end}, "
+            f"got {lsn}",
+            remedy="run 'cdc slots ls' to see the slot's position, and SELECT pg_current_wal_lsn() to see the "
+            "end of the WAL",
         )
     source = definition.source
     known = LogReader(definition.log.root).schemas().values()
     chosen = [s for s in known if matches(s.topic, tables) and s.state is not TableState.DROPPED]
     if not chosen:
-        raise ConfigError(f"no table of the log matches {list(tables)!r}", remedy="'cdc log inspect' lists the tables")
+        raise ConfigError(
+            f"no table of the log matches {list(tables)!r}", remedy="run 'cdc log inspect' to see the tables"
+        )
     with connect(source.dsn.reveal(), application_name="cdc slots") as conn, copy_lock(conn, slot.name):
         position = Position.of(lsn - 1, last.last.epoch)
         if position > last.last:
@@ -165,7 +172,7 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
 
 def _mark_for_resync(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, position: Position) -> None:
     """Commit an `s` row at the position for every table that lost changes."""
-    reason = f"changes from {last.last} to {position} were skipped by an operator"
+    reason = f"an operator skipped the changes from {last.last} to {position}"
     commit = SnapshotCommit(writer, position)
     for schema in tables:
         commit.mark(schema.flagged(TableState.NEEDS_RESYNC, reason))

@@ -70,7 +70,7 @@ def check_source(log: LogIdentity, last: CommitInfo, source: SourceState, durabl
 def check_publication(last: CommitInfo, publication: PublicationStatus | None) -> None:
     """Raise an error if the publication is not the one that the log was written from."""
     if publication is None:
-        raise PublicationMissing("the publication does not exist")
+        raise PublicationMissing("the publication of the definition does not exist")
     if last.publication not in {0, publication.oid}:
         raise PublicationReplaced(f"publication {publication.name!r} was dropped and created again")
     if publication.missing:
@@ -78,7 +78,7 @@ def check_publication(last: CommitInfo, publication: PublicationStatus | None) -
     if publication.by_leaf:
         listed = ", ".join(publication.by_leaf)
         raise PublicationByPartition(
-            f"publication {publication.name!r} sends changes of {listed} under the names of the partitions",
+            f"publication {publication.name!r} sends changes of {listed} under the names of their partitions",
             remedy=f"run {via_root_sql(publication.name)} then restart the reader",
         )
 
@@ -88,7 +88,7 @@ def _narrowed(publication: PublicationStatus) -> PublicationNarrowed:
     statement = addition_sql(publication.name, [TableName(*split_topic(topic)) for topic in publication.missing])
     copies = ", ".join(complete_remedy("'cdc tables resync TABLE'", topic=topic) for topic in publication.missing)
     return PublicationNarrowed(
-        f"publication {publication.name!r} no longer has {listed}",
+        f"publication {publication.name!r} no longer contains {listed}",
         remedy=f"run {statement} start the reader, then run {copies}",
     )
 
@@ -117,12 +117,16 @@ def _check_cluster(log: LogIdentity, last: CommitInfo, source: SourceState) -> N
     known, found = last.system_id or log.system_id, source.identity
     if found.system_id != known:
         raise SourceReplaced(
-            f"the source is another cluster: system identifier {found.system_id}, the log was written from {known}"
+            f"the source is another cluster: its system identifier is {found.system_id}, and the log was written "
+            f"from {known}"
         )
     if found.timeline != last.timeline:
-        raise TimelineChanged(f"timeline changed from {last.timeline} to {found.timeline} without proof of continuity")
+        raise TimelineChanged(
+            f"the source's timeline changed from {last.timeline} to {found.timeline}, and nothing proves that no "
+            "change is missing"
+        )
     if found.wal_end < last.last.lsn:
-        raise SourceBehindLog(f"the source's WAL ends at {found.wal_end}, the log is at {last.last.lsn}")
+        raise SourceBehindLog(f"the source's WAL ends at {found.wal_end}, before the log's position {last.last.lsn}")
 
 
 def check_slot_kind(slot: SlotStatus, database: str) -> None:
@@ -137,16 +141,16 @@ def check_slot_kind(slot: SlotStatus, database: str) -> None:
     if slot.database != database:
         raise SlotUnsuitable(
             f"slot {slot.name!r} belongs to database {slot.database!r}: expected {database!r}",
-            remedy="name the slot's database in source.dsn, or choose another source.slot.name",
+            remedy="set the slot's database in source.dsn, or choose another source.slot.name",
         )
 
 
 def _check_slot(durable: Lsn, slot: SlotStatus | None, database: str) -> None:
     if slot is None:
-        raise SlotMissing(f"the slot does not exist; the log is at {durable}")
+        raise SlotMissing(f"the slot of the definition does not exist; the log is at {durable}")
     check_slot_kind(slot, database)
     if slot.wal_status == "lost" or slot.invalidation_reason:
         reason = slot.invalidation_reason or "wal_removed"
         raise SlotInvalidated(f"slot {slot.name!r} is invalidated: {reason}", remedy=INVALIDATED.get(reason))
     if slot.confirmed_flush is not None and slot.confirmed_flush > durable + 1:
-        raise SourceGap(f"slot {slot.name!r} is at {slot.confirmed_flush}, ahead of the log, which is at {durable}")
+        raise SourceGap(f"slot {slot.name!r} is at {slot.confirmed_flush}, ahead of the log's position {durable}")

@@ -148,7 +148,7 @@ class SchemaTracker:
         """The new version that a DDL message describes, if it changes a known table."""
         message = parse_ddl_message(content)
         if message is None:
-            log.warning("a message with the event trigger's prefix cannot be read", bytes=len(content))
+            log.warning("cannot read a schema message from the WAL", bytes=len(content))
             return
         known = self._known.get(message.oid)
         if known is not None and known.removed:
@@ -164,9 +164,9 @@ class SchemaTracker:
         elif known is None:
             return
         elif message.dropped:
-            schema = known.flagged(TableState.DROPPED, f"dropped at the source by {message.command}")
+            schema = known.flagged(TableState.DROPPED, f"the source dropped the table: {message.command}")
         elif message.rewrite is not None:
-            schema = with_state(known, known, f"rewritten by {message.command} for {message.rewrite}")
+            schema = with_state(known, known, f"{message.command} rewrote the table: {message.rewrite}")
         else:
             return
         yield from self._changed(schema, known)
@@ -179,7 +179,9 @@ class SchemaTracker:
             try:
                 sights = done.result()
             except CdcError as exc:
-                log.warning("the catalogue cannot be queried", code=exc.code, message=exc.message)
+                log.warning(
+                    "cannot query the source's catalogue for schema changes", code=exc.code, message=exc.message
+                )
                 return
             self._checks += 1
             for oid, before in self._checked.items():
@@ -198,7 +200,9 @@ class SchemaTracker:
         if schema == before:
             return
         if schema.state is not before.state:
-            log.warning("table marked", table=schema.topic, state=schema.state.value, reason=schema.reason)
+            log.warning(
+                "changed the state of a table", table=schema.topic, state=schema.state.value, reason=schema.reason
+            )
         self._known[schema.oid] = schema
         if schema.is_partition_now:
             del self._known[schema.oid]  # once detached, it counts as a new table

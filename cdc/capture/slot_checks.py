@@ -116,12 +116,13 @@ def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: Sys
         return
     if claim.system_id != source.system_id:
         raise SlotNotOwned(
-            f"slot {slot.name!r} is of system {source.system_id}, the log was written from system {claim.system_id}",
+            f"slot {slot.name!r} is on cluster {source.system_id}, but the log was written from cluster "
+            f"{claim.system_id}",
             remedy=_drop_by_hand(slot),
         )
     if slot.confirmed_flush is not None and slot.confirmed_flush % ALIGNMENT and not _is_behind(slot, claim.last):
         raise SlotNotOwned(
-            f"slot {slot.name!r} is at {slot.confirmed_flush}, which a reader of another log has confirmed",
+            f"slot {slot.name!r} is at {slot.confirmed_flush}: a reader of another log has confirmed this position",
             remedy=_drop_by_hand(slot),
         )
 
@@ -131,7 +132,7 @@ def check_slot_name(claim: SlotClaim, slot: SlotStatus | None) -> None:
     record = claim.record
     if slot is not None and record is not None and record.log_id == claim.log_id and record.slot != slot.name:
         raise SlotNotOwned(
-            f"the log was written from slot {record.slot!r}, and the definition names slot {slot.name!r}",
+            f"the log was written from slot {record.slot!r}, but the definition names slot {slot.name!r}",
             remedy=f"set source.slot.name to {record.slot!r} again; to use another slot, choose an unused name and run "
             "'cdc slots recover -c FILE --new-epoch'",
         )
@@ -155,7 +156,7 @@ def check_adopted(slot: SlotStatus | None, name: str, claim: SlotClaim, source: 
         raise slot_missing_error(name)
     check_slot_kind(slot, source.database)
     if claim.record is None or not claim.record.adopted or not claim.records(slot, source):
-        raise SlotNotCreated(f"slot {name!r} exists, and no slot record assigns it to this log")
+        raise SlotNotCreated(f"slot {name!r} exists, but it has not been adopted for this log")
     return slot
 
 
@@ -177,14 +178,17 @@ def check_written_from(slot: SlotStatus, claim: SlotClaim, source: SystemIdentit
 def _unproven(slot: SlotStatus, claim: SlotClaim, seen: Position | None) -> UnexpectedSlot | SlotNotOwned:
     at = f"slot {slot.name!r} is at {slot.confirmed_flush}"
     if claim.last is not None:
-        return SlotNotOwned(f"{at}, the log at {claim.last.last}: nothing proves that the log was written from it")
-    known = "" if seen is None else f"; the catalog last saw this pipeline's log at {seen}"
+        return SlotNotOwned(
+            f"{at}, and the log is at {claim.last.last}: nothing proves that the log was written from the slot"
+        )
+    known = "" if seen is None else f"; the catalog last recorded this pipeline's log at {seen}"
     return UnexpectedSlot(
-        f"{at}, and the log at {str(claim.root)!r} is empty: nothing proves that this log made the slot{known}",
+        f"{at}, and the log at {str(claim.root)!r} is empty: nothing proves that the slot was created for this "
+        f"log{known}",
         remedy=f"if the log was moved away or is not mounted: mount {claim.root}, or mv OLD {claim.root}, and start "
         "again; "
         "if the definition was copied or the slot belongs to another consumer: set another source.slot.name, "
-        "'cdc slots ls -c FILE' lists those in use; if it remains from an interrupted first start: "
+        "'cdc slots ls -c FILE' lists the slots in use; if the slot remains from an interrupted first start: "
         "'cdc slots drop -c FILE', and start again",
     )
 
@@ -197,6 +201,7 @@ def _is_behind(slot: SlotStatus, last: CommitInfo | None) -> bool:
 
 def _drop_by_hand(slot: SlotStatus) -> str:
     return (
-        f"if no other consumer reads it: SELECT pg_drop_replication_slot('{slot.name}'); and run the command again; "
+        f"if no other consumer reads the slot: SELECT pg_drop_replication_slot('{slot.name}'); and run the "
+        "command again; "
         "otherwise set another source.slot.name"
     )

@@ -133,7 +133,7 @@ class _SpooledTransaction:
 
     def _read(self, size: int) -> bytes:
         if len(found := self.file.read(size)) < size:
-            raise OSError(f"the spool of transaction {self.xid} is shorter than what was written to it")
+            raise OSError(f"the spool file of transaction {self.xid} has fewer bytes than were written")
         return found
 
 
@@ -207,7 +207,7 @@ class Spool:
     def _handle_control(self, frame: bytes) -> Iterator[FrameBatch]:
         control = parse_control(frame)
         if (self._inside is not None) != (kind_of(frame) == STOP):
-            raise malformed(frame, "a stream message that is out of place")
+            raise malformed(frame, "a stream message inside or outside a block where none may be")
         match control:
             case StreamStart():
                 self._inside = self._start_block(frame, control)
@@ -220,7 +220,7 @@ class Spool:
 
     def _start_block(self, frame: bytes, start: StreamStart) -> _SpooledTransaction:
         if start.first == (start.xid in self._streams):
-            raise malformed(frame, f"a block of transaction {start.xid} that is out of order")
+            raise malformed(frame, f"blocks of transaction {start.xid} are out of order")
         if start.first:
             with self._disk():
                 self._streams[start.xid] = _SpooledTransaction(start.xid, TemporaryFile(dir=self._directory))  # noqa: SIM115 - lives until the end
@@ -236,7 +236,7 @@ class Spool:
     def _replay(self, frame: bytes, commit: StreamCommit) -> Iterator[FrameBatch]:
         stream = self._streams.get(commit.xid)
         if stream is None:
-            raise malformed(frame, f"the end of transaction {commit.xid}, which was never streamed")
+            raise malformed(frame, f"commit of transaction {commit.xid} without a streamed block")
         self.is_replaying = True
         yield FrameBatch.of([commit.begin])
         aborted = stream.aborted

@@ -199,7 +199,10 @@ def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list
         for sink in feeding:
             for other, columns in masked.items():
                 if clear := sorted(columns - _hidden_columns(sink, schema)):
-                    message = f"sink {sink.name!r} shows {', '.join(map(repr, clear))}, which sink {other!r} masks"
+                    message = (
+                        f"sink {sink.name!r} shows {', '.join(map(repr, clear))} unmasked, but sink "
+                        f"{other!r} masks these columns"
+                    )
                     fix = MaskedElsewhere.remedy
                     found.append(PreflightProblem(MaskedElsewhere.code, schema.topic, f"{message}; {fix}", fatal=False))
     return found
@@ -232,7 +235,7 @@ def storage_problems(definition: Definition) -> list[PreflightProblem]:
         message = (
             ""
             if has_conditional_create(root)
-            else "the store ignores If-None-Match, so two writers could overwrite each other"
+            else "the object store ignores If-None-Match, so two writers could overwrite each other"
         )
         code, fix = LogInaccessible.code, "use a store that supports If-None-Match"
     except (LogInaccessible, LogUnreachable) as exc:
@@ -335,7 +338,7 @@ def _lake(subject: CheckSubject) -> Iterator[PreflightProblem]:
         try:
             atomic_file.probe_writable(Path(path.removeprefix("file://")))
         except OSError as exc:
-            error = SinkUnavailable(f"{path!r} cannot be written: {_reason(exc)}")
+            error = SinkUnavailable(f"the directory {path!r} of the targets cannot be written: {_reason(exc)}")
             yield _problem_of(error, f"sink {sink.name}")
 
 
@@ -443,7 +446,7 @@ def _error_of(fatal: list[PreflightProblem]) -> CdcError:
     first = fatal[0]
     if first.code == PreflightFailed.code:
         listed = "".join(f"\n  {problem.subject}: {problem.message}" for problem in fatal)
-        return PreflightFailed(f"the source cannot be captured yet, {len(fatal)} to fix:{listed}")
+        return PreflightFailed(f"the source cannot be captured before {len(fatal)} problems are fixed:{listed}")
     kind = next(error for error in all_error_classes() if error.code == first.code)
     return kind(f"{first.subject}: {first.message}", remedy=first.sql)
 

@@ -104,14 +104,22 @@ class StatusReporter(Thread):
         """Report that the stream is open."""
         if start.copied is not None:
             copy = start.copied
-            log.info("copied", position=str(copy.position), tables=copy.tables, rows=copy.rows, later=copy.later)
+            log.info(
+                "initial snapshot done",
+                position=str(copy.position),
+                tables=copy.tables,
+                rows=copy.rows,
+                later=copy.later,
+            )
         if start.compile_seconds > SLOW_COMPILE:
-            log.info("compiled the decoder, for later starts too", seconds=round(start.compile_seconds, 1))
+            log.info(
+                "compiled the decoder; later starts use the compiled decoder", seconds=round(start.compile_seconds, 1)
+            )
         if self._waiting_since is None:
-            log.info("streaming", position=str(start.position))
+            log.info("streaming changes from the source", position=str(start.position))
         else:
             seconds = round(time.monotonic() - self._waiting_since, 1)
-            log.info("connected again", position=str(start.position), after_seconds=seconds)
+            log.info("connected to the source again", position=str(start.position), after_seconds=seconds)
         self._waiting_since = None
 
     def report_copied(self) -> None:
@@ -204,7 +212,7 @@ class StatusReporter(Thread):
             if tables := self._changed_tables(self._catalog):
                 self._catalog.tables.record(name, tables)
         except CdcError as exc:
-            log.warning("catalog is unreachable", code=exc.code)
+            log.warning("cannot report to the catalog", code=exc.code)
 
     def _changed_tables(self, catalog: Catalog) -> list[TableProgress]:
         """Tables that this process has copied, and tables that the log marks as inexact."""
@@ -252,7 +260,7 @@ class StatusReporter(Thread):
             slot = slot_status(self._source, source.slot.name)
         except CdcError as exc:
             self._source = self._primary = None
-            log.warning("source is unreachable", code=exc.code)
+            log.warning("cannot query the slot and the publication at the source", code=exc.code)
             return
         if slot is not None:
             self._check_wal_budget(slot)
@@ -355,7 +363,7 @@ def add_positions(exc: Located, definition: Definition) -> Located:
         return exc
     where = f"slot {slot.name!r} is at {slot.confirmed_flush}, the log is {_log_position(definition)}"
     if isinstance(exc, UndecodableWal):
-        where += "; the transaction that cannot be decoded comes next"
+        where += "; the server cannot decode the next transaction"
     return type(exc)(f"{exc.message}: {where}", remedy=_skip(exc, slot) if isinstance(exc, UndecodableWal) else exc.fix)
 
 
@@ -372,6 +380,7 @@ def _skip(exc: UndecodableWal, slot: SlotStatus) -> str:
     cause = "" if exc.fix == UndecodableWal.remedy else exc.fix.partition(": run ")[0] + "; "
     skip = f"'cdc slots recover -c FILE --skip-to {slot.wal_end} --resync \"*\"'"
     return (
-        f"{cause}stop the reader, run {skip} (or an earlier LSN behind that transaction, and the tables that were "
-        "written up to there), start the reader, then run 'cdc tables resync \"*\"'"
+        f"{cause}stop the reader, run {skip} (or with an earlier LSN after that transaction, and with the tables "
+        "that were "
+        "written up to that LSN), start the reader, then run 'cdc tables resync \"*\"'"
     )

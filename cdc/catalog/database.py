@@ -89,7 +89,7 @@ class Database:
         try:
             yield
         except SQLAlchemyError as error:
-            message = f"catalog {self.shown!r}: {_why(error)}"
+            message = f"catalog {self.shown!r} does not answer or cannot be used: {_why(error)}"
             if _is_damaged(error):
                 raise CatalogUnusable(message, remedy=f"{self.replacement}; {NEW_CATALOG}") from error
             raise CatalogUnavailable(message) from error
@@ -129,7 +129,7 @@ def check_catalog_writable(url: str) -> None:
             atomic_file.probe_writable(file.parent)  # SQLite writes its journal there
     except OSError as exc:
         why = (exc.strerror or "refused").lower()
-        raise CatalogUnavailable(f"catalog {url!r}: its directory cannot be written: {why}") from exc
+        raise CatalogUnavailable(f"catalog {url!r} cannot be created: its directory cannot be written, {why}") from exc
     if not is_catalog_created(url):
         return
     database = Database(url)
@@ -147,7 +147,10 @@ def _parsed(url: str) -> URL:
     except ArgumentError as error:
         raise ConfigError("catalog.url is not an SQLAlchemy URL") from error
     if parsed.get_backend_name() not in _INSERT:
-        raise ConfigError(f"catalog.url: expected sqlite or postgresql, got {parsed.get_backend_name()!r}")
+        raise ConfigError(
+            "catalog.url names an unsupported database: expected sqlite or postgresql, got "
+            f"{parsed.get_backend_name()!r}"
+        )
     return parsed
 
 
@@ -157,7 +160,9 @@ def _engine(url: URL) -> Engine:
             return _sqlite(url)
         return create_engine(url, hide_parameters=True, pool_pre_ping=True, pool_size=2)
     except (ImportError, NoSuchModuleError, OSError) as error:
-        raise CatalogUnavailable(f"catalog {url.render_as_string(hide_password=True)!r}: {error}") from error
+        raise CatalogUnavailable(
+            f"catalog {url.render_as_string(hide_password=True)!r} cannot be opened: {error}"
+        ) from error
 
 
 def _sqlite(url: URL) -> Engine:
@@ -201,10 +206,12 @@ def _check_rights(session: Session, url: str) -> None:
         return
     shown = make_url(url).render_as_string(hide_password=True)
     if session.scalar(text("SHOW transaction_read_only")) == "on":
-        raise CatalogUnavailable(f"catalog {shown!r}: the server is read-only")
+        raise CatalogUnavailable(f"catalog {shown!r} cannot be written: the server is read-only")
     exists = inspect(session.connection()).has_table(ProcessRow.__tablename__)
     if not session.scalar(text(_MAY_WRITE if exists else _MAY_CREATE)):
-        raise CatalogUnavailable(f"catalog {shown!r}: the role may not {'write' if exists else 'create'} its tables")
+        raise CatalogUnavailable(
+            f"catalog {shown!r} cannot be used: the role may not {'write' if exists else 'create'} its tables"
+        )
 
 
 def _file(url: str) -> Path | None:

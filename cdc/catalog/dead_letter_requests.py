@@ -115,7 +115,9 @@ def _find(known: list[DeadLetter], text: str) -> DeadLetter:
         return found[0]
     if not found:
         listed = ", ".join(letter.id for letter in known[:_MAX_LISTED]) or "none"
-        raise UnknownName(f"no dead letter has the id {text!r}", remedy=f"there are: {listed}; see 'cdc dlq ls'")
+        raise UnknownName(
+            f"there is no dead letter with the id {text!r}", remedy=f"choose one of {listed}, or run 'cdc dlq ls'"
+        )
     raise UnknownName(
         f"the ids of {len(found)} dead letters begin with {text!r}", remedy="write more characters of the id"
     )

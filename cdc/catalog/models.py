@@ -29,7 +29,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - SQLAlchemy's signature
         """Convert to UTC; a time without zone raises ValueError, because its meaning is unknown."""
         if value is not None and value.tzinfo is None:
-            raise ValueError("expected a datetime with a time zone")
+            raise ValueError("the datetime has no time zone: expected one with a time zone")
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - as above

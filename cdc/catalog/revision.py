@@ -34,7 +34,7 @@ def ensure(database: Database, *, migrate: bool) -> None:
         return
     _refuse_newer(database, found)
     if not migrate:
-        raise CatalogUnavailable(f"catalog is at revision {found!r}, expected {HEAD!r}")
+        raise CatalogUnavailable(f"the catalog is at revision {found!r}: expected {HEAD!r}")
     up(database)
 
 
@@ -57,7 +57,8 @@ def is_newer(found: str | None) -> bool:
 def _refuse_newer(database: Database, found: str | None) -> None:
     if is_newer(found):
         raise CatalogUnusable(
-            f"catalog {database.shown!r} is at revision {found!r}, this version of cdc knows up to {HEAD!r}",
+            f"catalog {database.shown!r} is at revision {found!r}, but this version of cdc knows only revisions "
+            f"up to {HEAD!r}",
             remedy=f"use the version of cdc that created it, or a later one; or {database.replacement}; {NEW_CATALOG}",
         )
 

@@ -65,7 +65,7 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
         flush=True,
     )
     if pg not in (16, 18):
-        raise InvalidDefinition(f"no embedded postgres of version {pg!r}: expected 16 or 18")
+        raise InvalidDefinition(f"--pg {pg!r} is not supported: expected 16 or 18")
     stop = _stop_on_signals()
 
     from cdc.demo.run import DemoSettings, play

@@ -109,7 +109,9 @@ def retry(
     from cdc.catalog.dead_letter_requests import DeadLetterAction
 
     if bool(letters) == everything:
-        raise ConfigError("expected either ids of dead letters or --all", remedy="run 'cdc dlq ls' to see the ids")
+        raise ConfigError(
+            "dlq retry needs either ids of dead letters or --all", remedy="run 'cdc dlq ls' to see the ids"
+        )
     _send_request(letters, DeadLetterAction.RETRY, None, config=config, json=json)
 
 

@@ -291,7 +291,7 @@ def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime |
         pass
     except ValueError as error:  # an epoch with a malformed LSN
         if "/" in text:
-            raise ConfigError(f"malformed position {text!r}", remedy="write it as 16/B374D848") from error
+            raise ConfigError(f"malformed position {text!r}", remedy="write the position as 16/B374D848") from error
     try:
         since = datetime.fromisoformat(text)
     except ValueError as error:
@@ -301,7 +301,8 @@ def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime |
     since = since if since.tzinfo else since.replace(tzinfo=UTC)
     if log.oldest and since < (earliest := _oldest_commit_time(log)):
         raise LogTrimmed(
-            f"changes up to {log.oldest!s} are trimmed: the log begins with a change of {earliest.isoformat()}",
+            f"--since is too early: changes up to {log.oldest!s} are trimmed, so the log begins at "
+            f"{earliest.isoformat()}",
             remedy=f"write --since {earliest.isoformat()} or later",
         )
     return approximate_position_at(log, since), since

@@ -109,7 +109,7 @@ def _find_delta_sink(definition: Definition, config: Path, name: str | None) -> 
     if not lakes:
         wanted = "" if name is None else f" named {name!r}"
         raise ConfigError(
-            f"no Delta sink{wanted} in {str(config)!r}",
+            f"definition {str(config)!r} has no Delta sink{wanted}",
             remedy="add a Delta sink under 'sinks', or name another one with --sink",
         )
     return lakes[0]

@@ -59,7 +59,7 @@ def _find_index(definition: Definition, table: str) -> tuple[SearchIndex, str]:
     indexes = [SearchIndex.open(sink.path) for sink in definition.sinks if sink.type == "search"]
     if not indexes:
         raise ConfigError(
-            f"{definition.name!r} has no search sink", remedy="add a sink of type search to the definition"
+            f"pipeline {definition.name!r} has no search sink", remedy="add a sink of type search to the definition"
         )
     for index in indexes:
         if (topic := _topic(index.topics, table)) is not None:

@@ -130,7 +130,7 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     definition = load_definition(config)
     if new_epoch == (skip_to is not None):
         raise ConfigError(
-            "expected either --new-epoch or --skip-to LSN",
+            "slots recover needs either --new-epoch or --skip-to LSN",
             remedy="run 'cdc slots ls', which shows the problem and its remedy",
         )
     if skip_to is not None and not resync:

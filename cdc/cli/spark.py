@@ -244,7 +244,7 @@ def _folder_of(package: str) -> Path:
 def _parse_claim(text: str) -> tuple[str, str]:
     name, _, path = text.partition("=")
     if not name or not path.startswith("/"):
-        raise ConfigError(f"--claim {text!r}: expected NAME=/PATH")
+        raise ConfigError(f"--claim {text!r} is malformed: expected NAME=/PATH")
     return name, path
 
 
@@ -272,7 +272,7 @@ def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> d
     if verb not in VERBS:
         raise ConfigError(
             f"no verb is called {verb!r}: expected one of {', '.join(VERBS)}",
-            remedy="put only options of spark-submit after --",
+            remedy="choose one of these verbs; put options of spark-submit after --",
         )
     app = typer.Typer(add_completion=False)
     app.command(verb)(VERBS[verb])

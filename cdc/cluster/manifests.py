@@ -64,7 +64,9 @@ def databricks_bundle(job: SparkJob, *, workers: int = 2, schedule: str | None =
     """
     job.check_portable([VOLUMES], sqlite=False)
     if job.files:
-        raise InvalidDefinition(f"secret file {job.files[0]!r} is local: write {{env: VAR}}")
+        raise InvalidDefinition(
+            f"secret file {job.files[0]!r} exists only on this machine, not in the pods: write {{env: VAR}} instead"
+        )
     task = {
         "task_key": job.action.value,
         "python_wheel_task": {

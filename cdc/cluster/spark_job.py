@@ -145,10 +145,12 @@ class SparkJob:
         if catalog and kind == "sqlite" and not (sqlite and _within(file, shared)):
             raise InvalidDefinition("catalog.url is a local file: expected a database that all machines can access")
         if with_password := [key for key, text in _texts(self.written) if _PASSWORD.search(text)]:
-            raise InvalidDefinition(f"{dotted_key(with_password[0])} contains a password: write ${{VAR}}")
+            raise InvalidDefinition(
+                f"{dotted_key(with_password[0])} contains a password in plain text: write ${{VAR}} instead"
+            )
         shown = printable_definition(wanted, self.written)["spark"]["conf"]
         if hidden := sorted(name for name, text in shown.items() if text == "***"):
-            raise InvalidDefinition(f"spark.conf {hidden[0]!r} contains a secret: write ${{VAR}}")
+            raise InvalidDefinition(f"spark.conf {hidden[0]!r} contains a secret in plain text: write ${{VAR}} instead")
 
     def _places(self) -> Iterator[tuple[str, str]]:
         """(description, path) of every directory that the job reads or writes."""
@@ -199,7 +201,7 @@ def chosen_sinks(definition: Definition, wanted: Collection[str]) -> tuple[Sink,
     known = [sink.name for sink in definition.sinks]
     if unknown := sorted(set(wanted) - set(known)):
         raise ConfigError(
-            f"unknown sink {unknown[0]!r}: expected one of {', '.join(known)}", remedy="name one of these sinks"
+            f"unknown sink {unknown[0]!r}: expected one of {', '.join(known)}", remedy="choose one of these sinks"
         )
     return tuple(sink for sink in definition.sinks if not wanted or sink.name in wanted)
 

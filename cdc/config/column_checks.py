@@ -61,14 +61,14 @@ def left_out_key_columns(schema: TableSchema, settings: TableSettings) -> Iterat
     there = {column.name for column in with_target_columns(schema, settings).columns}
     for name in (column.name for column in schema.key if column.name not in there):
         key = "except_column_list" if name in settings.except_column_list else "column_list"
-        message = f"column {name!r} is part of the key of table {schema.topic!r} and cannot be left out"
+        message = f"column {name!r} of table {schema.topic!r} is part of the key and cannot be excluded"
         yield ColumnMismatch((key,), SchemaNotApplicable(message, remedy=CORRECT_RULE))
 
 
 def missing_key(schema: TableSchema, keeping: HistoryMode) -> Iterator[ColumnMismatch]:
     """A table without a key whose target needs one to identify rows."""
     if keeping in {HistoryMode.VERSIONS, HistoryMode.MARKED} and not schema.key:
-        message = f"table {schema.topic!r} has no key, which {keeping.value!r} needs to identify rows"
+        message = f"table {schema.topic!r} has no key: {keeping.value!r} needs a key to identify rows"
         remedy = "use mode 'append' or the default, or add a primary key or a replica identity index at the source"
         yield ColumnMismatch(
             ("stored_as_scd_type" if keeping is HistoryMode.VERSIONS else "mode",),
@@ -85,10 +85,10 @@ def transform_mismatches(rule: Transform, schema: TableSchema) -> Iterator[Colum
     keys = {column.name for column in schema.key}
     for kind, named in (("drop", rule.drop), ("rename", rule.rename), ("mask", rule.mask)):
         for name in sorted(set(named) - known):
-            message = f"{kind}: table {topic!r} has no column {name!r}, or the publication does not send it"
+            message = f"{kind}: table {topic!r} has no column {name!r}, or the publication does not send this column"
             yield ColumnMismatch((kind,), TransformFailed(message))
         for name in sorted(keys & set(named)) if kind != "rename" else ():
-            message = f"{kind}: column {name!r} is part of the key of table {topic!r}: it cannot be dropped or masked"
+            message = f"{kind}: column {name!r} of table {topic!r} is part of the key and cannot be dropped or masked"
             yield ColumnMismatch((kind,), TransformFailed(message))
     made = [column_name(rule.rename.get(name, name)).casefold() for name in known - set(rule.drop)]
     made += [name.casefold() for name in rule.computed]
@@ -97,5 +97,5 @@ def transform_mismatches(rule: Transform, schema: TableSchema) -> Iterator[Colum
             (), TransformFailed(f"two columns of the target of table {topic!r} would have the name {name!r}")
         )
     if rule.needs_spark and not keys:
-        message = f"table {topic!r} has no key, which 'computed' and 'where' need to identify rows"
+        message = f"table {topic!r} has no key: 'computed' and 'where' need a key to identify rows"
         yield ColumnMismatch(("computed" if rule.computed else "where",), TransformFailed(message))

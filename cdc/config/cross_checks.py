@@ -49,7 +49,9 @@ def disagreements(definition: Definition) -> Iterator[Disagreement]:
     if not definition.catalog.url:
         yield Disagreement(("catalog",), "required key is missing: catalog.url, because the log is in an object store")
     if is_remote(definition.spark.checkpoint):
-        yield Disagreement(("spark", "checkpoint"), "expected a local directory")
+        yield Disagreement(
+            ("spark", "checkpoint"), "expected a local directory: the checkpoint cannot be in an object store"
+        )
     if definition.sinks and not definition.spark.checkpoint:
         message = "required key is missing: spark.checkpoint, because the log is in an object store"
         yield Disagreement(("spark",), message)
@@ -71,7 +73,7 @@ def _names(definition: Definition) -> Iterator[Disagreement]:
 def _signals(definition: Definition) -> Iterator[Disagreement]:
     table = definition.snapshot.signals
     if table is not None and (not matches(table, definition.patterns) or matches(table, definition.excludes)):
-        yield Disagreement(("snapshot", "signals"), "no rule captures this table: add it to tables")
+        yield Disagreement(("snapshot", "signals"), "no rule captures this table: add the table to 'tables'")
 
 
 def _storage(definition: Definition) -> Iterator[Disagreement]:
@@ -98,7 +100,7 @@ def _paths(definition: Definition) -> Iterator[Disagreement]:
         root = fixed_part(sink.path)
         for other, owner in taken.items():
             if _overlap(root, other):
-                yield Disagreement(key, f"the directory above the first placeholder overlaps that of {owner}")
+                yield Disagreement(key, f"the directory above the first placeholder overlaps the directory of {owner}")
                 break
         taken[root] = f"sink {sink.name!r}"
 
@@ -129,12 +131,12 @@ def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disag
     for group in EXCLUSIVE_KEYS:
         both = sorted(name for name in group & said.model_fields_set if getattr(said, name))
         if len(both) > 1:
-            yield Disagreement((*key, both[0]), f"conflicts with {both[1]}: keep one of them")
+            yield Disagreement((*key, both[0]), f"conflicts with {both[1]}: keep only one of the two keys")
     for name in ("track_history_column_list", "track_history_except_column_list"):
         if getattr(said, name) and meant.history_mode is not HistoryMode.VERSIONS:
             yield Disagreement((*key, name), "requires stored_as_scd_type: 2")
         for column in sorted({*getattr(said, name)} & {*meant.except_column_list}):
-            yield Disagreement((*key, name), f"contains {column!r}, which except_column_list leaves out")
+            yield Disagreement((*key, name), f"contains {column!r}, which except_column_list excludes")
 
 
 def _dropping(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
@@ -181,11 +183,11 @@ def _routes(definition: Definition) -> Iterator[Disagreement]:
             if _WILD & set(rule.match) and one and not rule.merge_tables:
                 yield Disagreement(
                     key,
-                    "expected {table} or a group of pattern in the path: the rule matches several tables, "
-                    "which can share a directory only with merge_tables: true",
+                    "expected {table} or a group of pattern in the path: several tables can share a directory "
+                    "only with merge_tables: true",
                 )
             elif found := next((o for p, o in others.items() if _overlap(fixed_part(rule.path), p)), None):
-                yield Disagreement(key, f"the directory above the first placeholder overlaps that of {found}")
+                yield Disagreement(key, f"the directory above the first placeholder overlaps the directory of {found}")
             elif whole and any(r.path and _overlap(r.path, rule.path) for r in sink.rules[:number]):
                 yield Disagreement(key, "overlaps the directory of another rule: every table has its own directory")
 

@@ -191,7 +191,7 @@ class Service(Model):
         """The error of a server with a public address and no token; None if the server may start."""
         if self.is_local or self.token is not None:
             return None
-        return ServiceUnprotected(f"expected service.token: other machines reach {self.host!r}")
+        return ServiceUnprotected(f"service.token is missing: other machines can reach {self.host!r}")
 
 
 def is_loopback(host: str) -> bool:

@@ -65,7 +65,7 @@ def check_definition(
     if isinstance(document.values, dict):
         definition = _validated(document, path, environment)
     elif not document.issues:
-        document.note((), "expected a mapping of keys to values")
+        document.note((), "expected a mapping of keys to values at the top of the file")
     issues = tuple(sorted(document.issues, key=lambda issue: (issue.line, issue.column)))
     sound = definition is not None and not any(issue.fatal for issue in issues)
     return CheckedDefinition(definition if sound else None, issues, document.values)

@@ -90,7 +90,10 @@ def _over_one_row(text: str) -> str:
         if called and name.lower() in _CHANGING:
             raise invalid("character {place}: the function is not deterministic", place=start + 1)
         if name.lower() == "select" or (called and name.lower() == "over"):
-            message = "character {place}: subqueries and window functions are not allowed; an expression sees one row"
+            message = (
+                "character {place}: subqueries and window functions are not allowed: an expression "
+                "computes from one row"
+            )
             raise invalid(message, place=start + 1)
     return text
 

@@ -118,7 +118,9 @@ def _from_variable(name: str, context: Mapping[str, Any]) -> str:
     value = context.get("environment", os.environ).get(name)
     if not value:
         state = "not set" if value is None else "empty"
-        raise PydanticCustomError("unset", "variable {name} is {state}", {"name": repr(name), "state": state})
+        raise PydanticCustomError(
+            "unset", "environment variable {name} is {state}", {"name": repr(name), "state": state}
+        )
     return _checked(value)
 
 
@@ -128,20 +130,22 @@ def _from_file(name: str, context: Mapping[str, Any]) -> str:
         with path.open(encoding="utf-8") as file:
             value = file.read(_LONGEST_FILE + 1)
     except (OSError, UnicodeDecodeError) as error:
-        why = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else (error.strerror or "fails").lower()
+        why = "the file is not UTF-8" if isinstance(error, UnicodeDecodeError) else (error.strerror or "fails").lower()
         raise PydanticCustomError("unset", "secret file cannot be read: {why}", {"why": why}) from None
     value = value.removesuffix("\n").removesuffix("\r")
     if not value or len(value) > _LONGEST_FILE:
         raise PydanticCustomError("unset", "secret file is {what}", {"what": "too long" if value else "empty"})
     if path.stat().st_mode & 0o007:
-        context.get("advice", []).append((name, "secret file can be read by every user of this machine: chmod 600"))
+        context.get("advice", []).append((name, "every user of this machine can read the secret file: run chmod 600"))
     return _checked(value)
 
 
 def _checked(value: str) -> str:
     """Reject white space and control characters, which copy and paste adds and which make a login fail."""
     if value != value.strip():
-        raise PydanticCustomError("secret", "the value begins or ends with white space")
+        raise PydanticCustomError("secret", "the value of the secret begins or ends with white space")
     if not value.isprintable():
-        raise PydanticCustomError("secret", "the value contains a line break or another control character")
+        raise PydanticCustomError(
+            "secret", "the value of the secret contains a line break or another control character"
+        )
     return value

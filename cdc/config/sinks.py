@@ -131,15 +131,15 @@ def _pattern(text: str) -> str:
     try:
         compiled = re.compile(text)
     except re.error as exc:
-        raise invalid("character {place}: not a regular expression", place=(exc.pos or 0) + 1) from None
+        raise invalid("character {place}: the pattern is not a regular expression", place=(exc.pos or 0) + 1) from None
     if any(re.fullmatch("[a-z]+", name) is None or name in {"schema", "table"} for name in compiled.groupindex):
-        raise invalid("expected group names of letters a-z, other than schema and table")
+        raise invalid("expected group names of letters a-z, but not schema or table")
     return text
 
 
 def _property(name: str) -> str:
     if not name.startswith("delta.") or name.startswith(_OURS):
-        raise invalid("expected a Delta property, delta.<name>, that the sink does not set itself")
+        raise invalid("expected a property delta.<name> that the sink does not set")
     if name.startswith(_FEATURED):
         raise invalid("the property requires a table feature that targets do not have")
     return name
@@ -222,9 +222,9 @@ class SinkRule(TableSettings):
         groups = set(re.compile(self.pattern or "").groupindex)
         used = set(placeholders(self.path or ""))
         if unknown := used - groups - {"schema", "table"}:
-            raise invalid("path contains {name}, which is no group of pattern", name=repr(min(unknown)))
+            raise invalid("path contains {name}, but pattern has no such group", name=repr(min(unknown)))
         if self.merge_tables and self.path is None:
-            raise invalid("merge_tables requires path: the directory of the shared target")
+            raise invalid("merge_tables requires path, the directory of the shared target")
         if self.pattern is not None and not used & groups:
             raise invalid("pattern has no effect: path contains none of its groups")
         if both := sorted(set(self.partition_by) & set(self.cluster_by)):
@@ -270,7 +270,7 @@ def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -
     found = re.fullmatch(rule.pattern, schema.topic)
     groups = {} if found is None else found.groupdict()
     if found is None or not all(groups.values()):
-        raise TransformFailed(f"pattern {rule.pattern!r} does not match table {schema.topic!r}, which the rule matches")
+        raise TransformFailed(f"pattern {rule.pattern!r} does not match table {schema.topic!r}, but the rule does")
     return target_uri(rule.path, schema.schema, schema.name, groups)
 
 

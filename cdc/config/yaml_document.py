@@ -88,8 +88,8 @@ def _text(path: Path, document: YamlDocument) -> str | None:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
-        there = "name the definition with -c FILE" if isinstance(error, FileNotFoundError) else None
-        document.note((), f"cannot be read: {(error.strerror or 'unknown reason').lower()}", fix=there)
+        there = "choose the definition file with -c FILE" if isinstance(error, FileNotFoundError) else None
+        document.note((), f"the file cannot be read: {(error.strerror or 'unknown reason').lower()}", fix=there)
         return None
     return _decoded(content, document)
 
@@ -128,9 +128,9 @@ def _compose(text: str, document: YamlDocument) -> Node | None:
 
 
 def _problem(error: MarkedYAMLError) -> str:
-    text = str(error.problem or "is not YAML")
+    text = str(error.problem or "the file is not YAML")
     if "'\\t'" in text:
-        return "indentation by tab: use spaces"
+        return "indentation by tabs is not allowed: use spaces"
     return f"{error.context}: {text}" if error.context else text
 
 
@@ -164,7 +164,7 @@ class _Builder:
             return [self._item(item, (*key, place)) for place, item in enumerate(node.value)]
         if isinstance(node, ScalarNode) and node.tag in _SCALARS:
             return self._scalar(node, key)
-        self._document.note(key, "tags are not allowed")
+        self._document.note(key, "YAML tags are not allowed")
         return None
 
     def _item(self, node: Node, key: Key) -> Any:

@@ -74,7 +74,7 @@ def write_edit(edit: YamlEdit) -> None:
     path = edit.path.resolve()
     try:
         if path.read_bytes() != edit.before.encode():
-            raise ConfigError(f"{edit.path} was changed by another process", remedy="run the command again")
+            raise ConfigError(f"another process has changed definition {edit.path}", remedy="run the command again")
         status = path.stat()
         atomic_file.replace(path, edit.after.encode())
         path.chmod(stat.S_IMODE(status.st_mode))
@@ -82,8 +82,9 @@ def write_edit(edit: YamlEdit) -> None:
             os.chown(path, status.st_uid, status.st_gid)
     except OSError as error:
         raise ConfigError(
-            f"{edit.path} cannot be written: {(error.strerror or 'unknown reason').lower()}",
-            remedy=f"edit it by hand: {'; '.join(edit.by_hand)}; a running reader applies it within 30 seconds",
+            f"definition {edit.path} cannot be written: {(error.strerror or 'unknown reason').lower()}",
+            remedy=f"edit the file by hand: {'; '.join(edit.by_hand)}; a running reader applies the change "
+            "within 30 seconds",
         ) from error
 
 
@@ -113,7 +114,8 @@ def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _S
     definition = check_definition(path, content=text.encode()).definition
     if definition is None or not _means(definition, load_definition(path), tables, wanted=change is _add):
         raise ConfigError(
-            f"{path} is written in a way that cannot be edited safely", remedy=f"edit it by hand: {'; '.join(by_hand)}"
+            f"cdc cannot safely edit the layout of definition {path}",
+            remedy=f"edit the file by hand: {'; '.join(by_hand)}",
         )
     return YamlEdit(path, before, text, tuple(done), tuple(by_hand), definition)
 
@@ -133,7 +135,7 @@ def _add(text: _Text, table: str) -> _Step:
         return _Step(rest.text, f"{table} is no longer excluded", f"remove {table} from 'exclude'")
     if excluding := next((glob for glob in text.definition.excludes if _covers([glob], table)), None):
         raise ConfigError(
-            f"{table!r} is excluded by {excluding!r}, which excludes other tables as well",
+            f"table {table!r} is excluded by {excluding!r}, which also excludes other tables",
             remedy=f"change 'exclude' in {text.path} by hand",
         )
     if _covers(text.definition.patterns, table):
@@ -149,7 +151,7 @@ def _remove(text: _Text, table: str) -> _Step:
     if own:
         if len(rules) == len(own):
             raise ConfigError(
-                f"{table!r} is the only rule: a pipeline captures at least one table",
+                f"{table!r} is the only rule of the pipeline: a pipeline captures at least one table",
                 remedy="stop the pipeline instead, or add another table first",
             )
         shorter = text.without(("tables",), own[0])
@@ -173,7 +175,7 @@ class _Text:
         except YAMLError:
             self._root = None
         if found is None or not isinstance(self._root, MappingNode) or self._root.flow_style:
-            raise ConfigError(f"{path} is written in a way that cannot be edited safely", remedy="edit it by hand")
+            raise ConfigError(f"cdc cannot safely edit the layout of definition {path}", remedy="edit the file by hand")
         self.definition = found
         self._shift = len(text) - len(text.removeprefix(_BOM))
 

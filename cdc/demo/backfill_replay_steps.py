@@ -77,7 +77,7 @@ class StepSequence:
                 never.wait(POLL_INTERVAL)
         copied: dict[str, Any] = found.result or {}
         if copied.get("state") != "done":
-            raise ChildFailed(f"the backfill ended as {copied.get('state')}: {copied.get('error')}")
+            raise ChildFailed(f"the backfill of the demo ended as {copied.get('state')}: {copied.get('error')}")
         return sum(table["rows"] for table in copied["tables"].values())
 
     def _replay(self) -> int:

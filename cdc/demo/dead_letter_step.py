@@ -71,7 +71,7 @@ class DeadLetterStep:
     def retry(self) -> StepResult:
         """Retry the unchanged row, which the lake must refuse again; then repair it at the source."""
         if not self._order:
-            raise UnknownName("the shop has no order to break", remedy="let the workload place one")
+            raise UnknownName("the shop has no order to break", remedy="let the workload place an order")
         letter = self._letter()
         try:
             outcome = "not parked" if letter is None else self._request_retry(letter)

@@ -73,6 +73,6 @@ def pipelines_command(verb: str, definition: Path, *options: str) -> Sequence[st
 def last_line(output: Path) -> str:
     """The last line that a process printed, cut to 200 characters."""
     if not output.exists():
-        return "it printed nothing"
+        return "the process printed nothing"
     lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip()[:200] if lines else "it printed nothing"
+    return lines[-1].strip()[:200] if lines else "the process printed nothing"

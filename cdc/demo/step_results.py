@@ -87,7 +87,8 @@ class Wait:
             waited = monotonic() - began
             if waited >= self.seconds:
                 raise PositionNotReached(
-                    f"{what}: not within {self.seconds:.0f} s", remedy="read the output of the processes"
+                    f"the demo waited {self.seconds:.0f} s, but this did not happen: {what}",
+                    remedy="read the output of the processes",
                 )
             if waited >= EXPLAIN_AFTER and not is_explained:
                 is_explained = True

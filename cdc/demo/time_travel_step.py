@@ -89,7 +89,10 @@ class TimeTravelStep:
             found = lake.cut(Position(listed.position))
             if _is_whole(found):
                 return found
-        raise CutUnavailable("the lake keeps no cut with every table", remedy="wait for the first copy: 'cdc status'")
+        raise CutUnavailable(
+            "the lake has no cut that contains every table",
+            remedy="wait until the first copy is done, which 'cdc status' shows",
+        )
 
     @property
     def _definition(self) -> Path:

@@ -87,7 +87,7 @@ def free_port(wanted: int) -> int:
             except OSError:
                 continue
             return port
-    raise OSError(f"no free port from {wanted} on")
+    raise OSError(f"the demo found no free port from {wanted} on")
 
 
 def _new_folder(folder: Path) -> Path:

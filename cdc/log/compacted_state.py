@@ -181,7 +181,7 @@ class CompactedWriter:
         try:
             folder.mkdir()
         except FileExistsError as exc:
-            raise LogFenced(f"another compactor has created run {number}") from exc
+            raise LogFenced(f"another compaction of the log has created run {number}") from exc
         return number, folder
 
     @contextmanager
@@ -207,10 +207,13 @@ class CompactedWriter:
         self._fenced.check_ours()
         replaced = [run for run in self.runs if run.number in set(replaces)]
         if len(replaced) != len(set(replaces)):
-            raise LogFenced(f"the table no longer contains all runs to replace: {sorted(replaces)!r}")
+            raise LogFenced(
+                f"runs {sorted(replaces)!r} of the compacted log cannot be replaced: another compaction has "
+                "removed some of them"
+            )
         if horizon < self.horizon or floor < self.floor or floor > horizon:
             raise LogFenced(
-                f"the new horizon is below the old one, or the new floor is above it: from {self.horizon!s} and "
+                f"the compacted log would go back: horizon and floor change from {self.horizon!s} and "
                 f"{self.floor!s} "
                 f"to {horizon!s} and {floor!s}"
             )
@@ -270,7 +273,10 @@ class CompactedWriter:
         action = self._fenced.added(file.name, file.size, file.rows, file.statistics)
         last = json.loads(file.statistics).get("maxValues", {}).get("position")
         if last is None or last > horizon:
-            raise LogCorrupt(f"file {file.name!r} contains rows above the horizon {horizon!s}, or has no statistics")
+            raise LogCorrupt(
+                f"file {file.name!r} of the compacted log contains rows above the horizon {horizon!s}, or has no "
+                "statistics"
+            )
         return action
 
     def _sync(self, written: Sequence[WrittenFile]) -> None:
@@ -294,7 +300,9 @@ def _state(path: Root, table: DeltaTable, log_id: str) -> CompactedState:
     rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     horizon, floor = table.transaction_version(log_id), table.transaction_version(floor_id(log_id))
     if rows and horizon is None:
-        raise LogCorrupt(f"table {str(path)!r} was compacted from another log", remedy="remove the directory")
+        raise LogCorrupt(
+            f"table {str(path)!r} was compacted from another log", remedy="remove the directory of the table"
+        )
     numbers = sorted({int(row["partition.segment"]) for row in rows})
     return CompactedState(
         horizon=Position(horizon or 0),

@@ -117,9 +117,9 @@ def format_of(description: str) -> int:
     try:
         found = json.loads(description)["format"]
     except (ValueError, KeyError, TypeError) as exc:
-        raise LogFormatUnknown("not a change log: the table's description has no format") from exc
+        raise LogFormatUnknown("the table is not part of a change log: its description has no format") from exc
     if not isinstance(found, int) or not 1 <= found <= FORMAT:
-        raise LogFormatUnknown(f"unknown log format: expected {FORMAT}, got {found!r}")
+        raise LogFormatUnknown(f"the log has an unknown format: expected {FORMAT}, got {found!r}")
     return found
 
 

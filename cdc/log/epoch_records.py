@@ -94,8 +94,8 @@ def read_slot_record(root: str | Root) -> SlotRecord | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise LogCorrupt(
-            f"{SLOT_RECORD_FILE!r} of the log cannot be read",
-            remedy=f"run 'cdc slots ls', drop the slot if nobody needs it, then remove {SLOT_RECORD_FILE}",
+            f"file {SLOT_RECORD_FILE!r} of the log cannot be read",
+            remedy=f"run 'cdc slots ls', drop the slot if no consumer needs it, then remove {SLOT_RECORD_FILE}",
         ) from exc
 
 

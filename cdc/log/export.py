@@ -63,8 +63,9 @@ def export_range(
     after = log.oldest if first is None else Position(max(0, first - 1))
     if after < log.oldest:
         raise LogTrimmed(
-            f"changes up to {log.oldest!s} are trimmed; only their compacted state is left",
-            remedy=f"write --from {Position(log.oldest + 1)!s} or later, or omit it",
+            f"single changes up to {log.oldest!s} cannot be exported: they are trimmed, and only their compacted "
+            "state is kept",
+            remedy=f"write --from {Position(log.oldest + 1)!s} or later, or omit --from",
         )
     return ExportRange(after=after, upto=durable if last is None else min(last, durable), wanted=wanted)
 
@@ -129,7 +130,7 @@ def _wanted(rows: pa.Table, selected: ExportRange) -> pa.Table:
 def _draft(out: Path) -> Iterator[Path]:
     """Yield a temporary path in the directory of `out`. Rename it to `out` after the block, or remove it on failure."""
     if out.exists():
-        raise ConfigError(f"{str(out)!r} already exists", remedy="name a file or directory that does not exist yet")
+        raise ConfigError(f"{str(out)!r} already exists", remedy="name a path that does not exist yet")
     if not out.parent.is_dir():
         raise ConfigError(
             f"directory {str(out.parent)!r} does not exist", remedy="create the directory, or name another path"

@@ -185,9 +185,9 @@ class FencedTable:
             found = footer(path, size)
             intact = found.num_rows == rows and path.stat().st_size == size
         except (OSError, pa.ArrowException) as exc:
-            raise LogCorrupt(f"staged file {relative!r} cannot be read") from exc
+            raise LogCorrupt(f"file {relative!r}, which this process wrote to the log, cannot be read") from exc
         if not intact or found.schema.to_arrow_schema().names != LOG_SCHEMA.names:
-            raise LogCorrupt(f"staged file {relative!r} differs from what was written")
+            raise LogCorrupt(f"file {relative!r} of the log differs from the bytes that this process wrote")
         partition: dict[str, str | None] = {_PARTITION: str(segment_of(relative))}
         return AddAction(relative, size, partition, _now(), True, statistics)
 
@@ -250,7 +250,7 @@ class FencedTable:
             atomic_file.sync(self.path.parent)
         except OSError as exc:
             reason = exc.strerror or str(exc)
-            raise LogUnwritable(f"the log's latest commit cannot be made durable: {reason.lower()}") from exc
+            raise LogUnwritable(f"the log's latest commit cannot be synced to disk: {reason.lower()}") from exc
 
     def _last_checkpoint(self) -> int:
         """Return the version of the last checkpoint, or 0. Writers with few commits each count on from it."""
@@ -273,8 +273,8 @@ def check_writable_format(found: int) -> None:
     """Raise LogFormatUnknown unless `found` is the format that this version of cdc writes."""
     if found != FORMAT:
         raise LogFormatUnknown(
-            f"the log has format {found}, and this version writes format {FORMAT}",
-            remedy="stop the reader, run 'cdc migrate log -c FILE', and start it again",
+            f"the log has format {found}, but this version of cdc writes only format {FORMAT}",
+            remedy="stop the reader, run 'cdc migrate log -c FILE', and start the reader again",
         )
 
 
@@ -299,7 +299,7 @@ def repair_torn_commit(path: Root) -> None:
     newest = commit_file(path, max(numbers))
     if _actions(newest):
         return
-    log.warning("replaced an incomplete commit, which was never confirmed, by an empty one", commit=str(newest))
+    log.warning("replaced an incomplete, unconfirmed commit of the log with an empty commit", commit=str(newest))
     if before := _actions(commit_file(path, max(numbers) - 1)) if max(numbers) else None:
         atomic_file.replace(newest, next(action for action in before if b'"commitInfo"' in action) + b"\n")
     elif not max(numbers):

@@ -73,7 +73,7 @@ def describe(table: Root, log_id: str, description: str) -> None:
         )
     except CommitFailedError as exc:
         raise LogFenced(
-            f"another process commits to {table.name!r} of the log",
+            f"the log cannot be migrated: another process commits to its table {table.name!r}",
             remedy="stop the reader and the apply process first",
         ) from exc
     sync_commit(table, open_table(table).version())

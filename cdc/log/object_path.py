@@ -317,12 +317,14 @@ def _log_error(exc: Exception, place: BucketPath) -> LogError | None:
     if isinstance(exc, FileNotFoundError):
         return None
     if _REFUSED.search(text) or type(exc).__name__ in {"PermissionDeniedError", "UnauthenticatedError"}:
-        return LogInaccessible(f"access to {place.bucket!r} is denied")
+        return LogInaccessible(f"the object store denies access to bucket {place.bucket!r}")
     if not _REQUEST_FAILED.search(text):
         return None
     if (status := _CLIENT_ERROR.search(text)) is not None:
-        return LogInaccessible(f"the object store rejects a request to {place.bucket!r} with status {status[0][:3]}")
-    return LogUnreachable(f"the object store of {place.bucket!r} does not answer, or asks the client to retry later")
+        return LogInaccessible(
+            f"the object store rejects a request to bucket {place.bucket!r} with status {status[0][:3]}"
+        )
+    return LogUnreachable(f"the object store of bucket {place.bucket!r} does not answer, or asks cdc to retry later")
 
 
 def _stat(size: int, changed: datetime) -> Stat:

@@ -65,10 +65,14 @@ def read(
     except FileNotFoundError:
         raise
     except _BROKEN as exc:
-        return FileCheck((UnreadablePart(message=f"its footer cannot be read: {_reason(exc)}"),))
+        return FileCheck((UnreadablePart(message=f"the footer of the file cannot be read: {_reason(exc)}"),))
     if not fits:
         return FileCheck(
-            (UnreadablePart(message=f"its columns are not the log's: {', '.join(parquet.schema_arrow.names)}"),)
+            (
+                UnreadablePart(
+                    message=f"the file has other columns than the log: {', '.join(parquet.schema_arrow.names)}"
+                ),
+            )
         )
     unread, threads = list[UnreadablePart](), can_read_in_threads(source)
     for number in range(parquet.num_row_groups):
@@ -78,7 +82,7 @@ def read(
             unread.append(_describe_row_group(parquet, number, _reason(exc)))
         else:
             if any(rows[field.name].null_count for field in schema if not field.nullable):
-                unread.append(_describe_row_group(parquet, number, "values are missing"))
+                unread.append(_describe_row_group(parquet, number, "required values are missing"))
             else:
                 consume(rows)
     return FileCheck(tuple(unread), _has_checksums(source, parquet.metadata))
@@ -114,7 +118,7 @@ def _describe_row_group(parquet: pq.ParquetFile, number: int, reason: str) -> Un
     """Return the damaged columns of a row group, and its positions and relations if they can be read."""
     readable = {name: rows for name in LOG_SCHEMA.names if (rows := _column(parquet, number, name)) is not None}
     broken = [name for name in LOG_SCHEMA.names if name not in readable]
-    message = f"row group {number} cannot be read, columns {', '.join(broken)}: {reason}"
+    message = f"columns {', '.join(broken)} of row group {number} cannot be read: {reason}"
     first = last = None
     if "position" in readable:
         least, greatest = (value.as_py() for value in pc.min_max(readable["position"]).values())

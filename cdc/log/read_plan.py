@@ -55,8 +55,8 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
     _check_start(view, after)
     if upto < view.horizon:
         raise LogTrimmed(
-            f"the log cannot be read up to {upto!s}: changes up to {view.oldest!s} are trimmed, "
-            f"and their compacted state begins at {view.horizon!s}",
+            f"the log cannot be read up to {upto!s}: single changes up to {view.oldest!s} are trimmed, "
+            f"and only their state at {view.horizon!s} is kept",
             remedy=f"end at {view.horizon!s} or later; restart a Spark stream that stopped here with a new checkpoint",
         )
     return [*ranges.overlapping(view.compacted, after, view.horizon), *_after_horizon(view, upto)]
@@ -73,14 +73,14 @@ def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
         return HistoryPlan(changes=ranges.overlapping(view.changes, after, upto))
     if after:
         raise LogTrimmed(
-            f"single changes after {after!s} were requested, but changes up to {view.oldest!s} are trimmed",
-            remedy=f"start after {view.oldest!s} or later, or start at the beginning, with the state at "
+            f"single changes after {after!s} cannot be read: changes up to {view.oldest!s} are trimmed",
+            remedy=f"start after {view.oldest!s} or later, or start at the beginning with the state at "
             f"{view.horizon!s}",
         )
     if upto < view.horizon:
         raise LogTrimmed(
-            f"changes up to {upto!s} were requested, but the changes up to {view.oldest!s} are trimmed: the log has "
-            f"only the state at {view.horizon!s}",
+            f"single changes up to {upto!s} cannot be read: changes up to {view.oldest!s} are trimmed, "
+            f"and only their state at {view.horizon!s} is kept",
             remedy=f"start after {view.oldest!s} or later, or end at {view.horizon!s} or later",
         )
     return HistoryPlan(
@@ -139,9 +139,9 @@ def _check_lost_ranges(view: LogSnapshot, after: Position, upto: Position) -> No
         if gap.cuts(after, upto):
             raise LogTrimmed(
                 f"the log cannot be read from {after!s} to {upto!s}: the rows at {gap.first!s} to {gap.last!s} were "
-                "lost "
-                f"with a damaged file, as the log records at {gap.recorded_at!s}",
-                remedy=f"end at {gap.recorded_at!s} or later; rebuild a sink that is behind it with 'cdc replay SINK'",
+                f"lost with a damaged file, and the log records this loss at {gap.recorded_at!s}",
+                remedy=f"end at {gap.recorded_at!s} or later; rebuild a sink at an earlier position with 'cdc "
+                "replay SINK'",
             )
 
 

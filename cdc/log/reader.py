@@ -300,7 +300,10 @@ class LogReader:
             self._compacted_due = 0.0
             self._update()
             self._files = None
-        raise LogCorrupt(f"changes up to {self._oldest!s} were trimmed, and {COMPACTED!r} does not contain their state")
+        raise LogCorrupt(
+            f"changes up to {self._oldest!s} were trimmed, but table {COMPACTED!r} of the log does not contain "
+            "their state"
+        )
 
     def _update(self) -> None:
         with storage_errors(self._root):

@@ -66,7 +66,7 @@ class RemovedFiles:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as exc:
-            raise LogCorrupt(f"record {path.name!r} in {FOLDER!r} of the log cannot be read") from exc
+            raise LogCorrupt(f"record {path.name!r} in the log's folder {FOLDER!r} cannot be read") from exc
 
     def write(self, path: Root) -> None:
         """Write the record to a file; the file is durable when the method returns."""

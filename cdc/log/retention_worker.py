@@ -128,7 +128,7 @@ class RetentionWorker:
             return
         deleted = vacuum(self._root, self._retention)
         if deleted.files:
-            log.info("vacuumed", files=deleted.files, bytes=deleted.size)
+            log.info("deleted removed files of the log", files=deleted.files, bytes=deleted.size)
         plan = plan_trim(self._root, self._retention)
         self._planned_segments = () if plan is None else plan.segments
         self._planned = plan

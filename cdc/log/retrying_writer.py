@@ -191,7 +191,8 @@ def missing_log_error(root: Root) -> LogCorrupt | None:
     if (root / CHANGES / "_delta_log").is_dir():
         return None
     return LogCorrupt(
-        f"the log's directory {str(root)!r} is gone: it was deleted, moved or unmounted while the reader ran",
+        f"the log's directory {str(root)!r} is missing: the directory was deleted, moved or unmounted while the "
+        "reader ran",
         remedy="restore the directory from a backup, or mount its volume, and start the reader again; without a backup "
         "run 'cdc slots drop -c FILE' and start the reader, which creates a new log and copies every table",
     )

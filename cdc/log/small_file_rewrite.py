@@ -219,7 +219,10 @@ class SmallFileRewriter:
         except LogCorrupt as exc:
             self._failed_segments.add(job.segment)
             log.warning(
-                "cannot merge the small files of a segment", segment=job.segment, code=exc.code, message=exc.message
+                "cannot merge the small files of a segment of the log",
+                segment=job.segment,
+                code=exc.code,
+                message=exc.message,
             )
         return self._prepared is not None
 
@@ -234,10 +237,10 @@ class SmallFileRewriter:
         try:
             is_committed = writer.rewrite(rewrite.new, rewrite.old)
         except LogCorrupt as exc:  # one of the new files was deleted
-            log.warning("cannot merge small files", code=exc.code, message=exc.message)
+            log.warning("cannot merge small files of the log", code=exc.code, message=exc.message)
             is_committed = False
         finally:
             self._prepared = None
         if is_committed:
-            log.info("merged small files", files=len(rewrite.old), into=len(rewrite.new))
+            log.info("merged small files of the log", files=len(rewrite.old), into=len(rewrite.new))
         return is_committed

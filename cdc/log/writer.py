@@ -173,7 +173,8 @@ class LogWriter:
         """
         if self.durable is not None and info.last <= self.durable:
             raise LogFenced(
-                f"position would not advance: the log is at {self.durable!s}, the commit ends at {info.last!s}"
+                f"the log's position would not advance: the log is at {self.durable!s}, and the commit ends at "
+                f"{info.last!s}"
             )
         self._fenced.check_ours()
         actions = [self._fenced.added(file.relative, file.size, file.rows, file.statistics) for file in files]
@@ -194,7 +195,8 @@ class LogWriter:
         newest = max((int(row["partition.segment"]) for row in listed), default=0)
         if last is None or any(row["max.position"] > upto for row in chosen) or newest in segments:
             raise LogCorrupt(
-                f"segments {sorted(segments)!r} cannot be trimmed up to {upto!s}: they contain later positions"
+                f"segments {sorted(segments)!r} cannot be trimmed up to {upto!s}: these segments contain later "
+                "positions"
             )
         if not chosen:
             return
@@ -229,7 +231,8 @@ class LogWriter:
         rows = sum(listed[path]["num_records"] for path in old)
         if rows != sum(file.rows for file in new):
             raise LogCorrupt(
-                f"{len(old)} files with {rows} rows cannot be replaced: the new files have another number of rows"
+                f"{len(old)} files of the log with {rows} rows cannot be replaced: the new files have another "
+                "number of rows"
             )
         added = [
             replace(self._fenced.added(file.relative, file.size, file.rows, file.statistics), data_change=False)

@@ -172,4 +172,6 @@ class CopyTextRepair:
 
 
 def _undecodable(table: str, column: str, where: str, offset: int) -> UndecodableValue:
-    return UndecodableValue(f"not UTF-8: column {column!r} of {table!r} in {where}, byte {offset} of the value")
+    return UndecodableValue(
+        f"column {column!r} of table {table!r} has a value that is not UTF-8 at byte {offset}, in {where}"
+    )

@@ -56,7 +56,7 @@ _CANCELED: Final = "(57014)"
 
 The text of the message itself may be in any language.
 """
-_WRITE_AS_WHERE: Final = "write it as after WHERE in SQL of the source"
+_WRITE_AS_WHERE: Final = "write the predicate as the source's SQL expects it after WHERE"
 _USE_STABLE: Final = (
     "use STABLE or IMMUTABLE functions, for example now() instead of clock_timestamp(); declare your own function that "
     "only reads: ALTER FUNCTION … STABLE"
@@ -79,7 +79,7 @@ def check_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key
     if reason is not None:
         shown = ",".join(keys[0]).encode(errors="replace").decode()
         raise ConfigError(
-            f"invalid key {shown!r} of {schema.topic!r}: {reason}",
+            f"invalid key {shown!r} of table {schema.topic!r}: {reason}",
             remedy="write the values of the key columns as the source prints them, separated by commas",
         )
 
@@ -107,7 +107,7 @@ class _KeyList:
         self._conn = conn
         types = {name: (bare, whole) for name, bare, whole in conn.execute(_TYPES, [schema.oid])}
         if missing := [column.name for column in schema.key if column.name not in types]:
-            raise UnknownRelation(f"{schema.topic!r} no longer has the column {missing[0]!r}")
+            raise UnknownRelation(f"table {schema.topic!r} no longer has the key column {missing[0]!r}")
         self._types = [types[column.name] for column in schema.key]
 
     def query(self, keys: Sequence[Key]) -> sql.Composed:
@@ -204,10 +204,10 @@ def bounded_read(
         yield
     except SourceError as exc:
         if exc.message.endswith(_READ_ONLY):
-            reason = "it calls a function that writes although it is declared to only read"
+            reason = "the predicate calls a function that is declared read-only but writes"
             raise ConfigError(_refusal(schema, where, reason), remedy=_USE_STABLE) from exc
         if exc.message.endswith(_CANCELED):
-            reason = f"a chunk was canceled, or took longer than {within:,g} seconds"
+            reason = f"reading a chunk was canceled, or took longer than {within:,g} seconds"
             raise ConfigError(_refusal(schema, where, reason), remedy=_SELECT_FEWER) from exc
         raise
 
@@ -225,18 +225,19 @@ def _explain(conn: psycopg.Connection, query: sql.Composed) -> Any:
 def _volatile(conn: psycopg.Connection, where: str) -> str:
     named = [name.lower() for name in _CALLED.findall(where)]
     found = ", ".join(name for (name,) in conn.execute(_VOLATILE, [named]))
-    reason = f"it calls volatile functions: {found}" if found else "it contains a volatile expression or locks rows"
-    return f"it could write, wait, or give another result each time, because {reason}"
+    reason = f"it calls the volatile functions {found}" if found else "it contains a volatile expression or locks rows"
+    return f"the predicate could write, wait, or give another result each time, because {reason}"
 
 
 def _failure(exc: psycopg.Error, schema: TableSchema, where: str) -> CdcError:
     failure = classify(exc)
     if isinstance(exc, psycopg.errors.LockNotAvailable):
         return SourceUnreachable(
-            f"{schema.topic!r} is locked by another session", remedy="run the command again when that session has ended"
+            f"table {schema.topic!r} cannot be read: another session has locked it",
+            remedy="run the command again after the other session has ended",
         )
     if isinstance(exc, psycopg.errors.QueryCanceled):
-        return ConfigError(_refusal(schema, where, "planning took too long"), remedy=_SELECT_FEWER)
+        return ConfigError(_refusal(schema, where, "planning the predicate took too long"), remedy=_SELECT_FEWER)
     if exc.sqlstate is None or failure.reaction is Reaction.RETRY:
         return failure
     reason = (exc.diag.message_primary or str(exc)).lower()
@@ -244,4 +245,4 @@ def _failure(exc: psycopg.Error, schema: TableSchema, where: str) -> CdcError:
 
 
 def _refusal(schema: TableSchema, where: str, reason: str) -> str:
-    return f"invalid predicate {where!r} for {schema.topic!r}: {reason}"
+    return f"invalid predicate {where!r} for table {schema.topic!r}: {reason}"

@@ -151,9 +151,11 @@ def snapshot_transaction(
         assert row is not None  # noqa: S101 - a SELECT without FROM has one row
         visibility, file, named = row
         if named != oid:
-            raise SnapshotInvalidated(f"{str(name)!r} is now the name of another table")
+            raise SnapshotInvalidated(f"table {str(name)!r} cannot be copied: another table now has this name")
         if leaf is not None and file != leaf.file:
-            raise SnapshotInvalidated(f"{schema.topic!r} was rewritten during the copy: its block numbers changed")
+            raise SnapshotInvalidated(
+                f"table {schema.topic!r} must be copied again: the source rewrote the table during the copy"
+            )
         yield Visibility.parse(visibility)
 
 

@@ -100,7 +100,7 @@ def schema_from_ddl(table: CatalogTable, known: TableSchema | None, oid: int, ep
     )
     doubt = find_unstreamed_change(known, schema, {}) if known else None
     if known and not numbered and {c.id for c in known.columns} - set(live):
-        doubt = "a column disappeared, or was renamed: from the second epoch on columns are identified by name"
+        doubt = "a column was dropped or renamed: from the second epoch on, columns are identified by name"
     return with_state(schema, known, doubt)
 
 
@@ -111,7 +111,7 @@ def with_state(schema: TableSchema, known: TableSchema | None, doubt: str | None
     flags it as NEEDS_RESYNC.
     """
     if known is not None and known.state not in CAPTURED:
-        return schema.flagged(known.state, known.reason or "the previous version was flagged")
+        return schema.flagged(known.state, known.reason or "the previous version of the table had this state")
     if doubt:
         return schema.flagged(TableState.NEEDS_RESYNC, doubt)
     return schema if known is None else replace(schema, state=known.state, reason=known.reason)
@@ -152,9 +152,9 @@ def _ids_by_name(message: Relation, known: TableSchema | None, live: Mapping[int
     if wire == list(shown.values()):
         # a column that disappeared and one that appeared may be one renamed column, whose values have the old id
         swapped = known is not None and set(before) - set(shown) and set(shown) - set(before)
-        doubt = "one column disappeared and another appeared: it may be a renamed column"
+        doubt = "one column disappeared and another appeared: the column may have been renamed"
         return _ColumnIds(tuple(shown), doubt if swapped else None)
-    reason = "the message matches neither the catalogue nor the previous version"
+    reason = "the columns in the stream match neither the catalogue nor the previous version"
     return _with_new_ids([None] * len(wire), reason, before)
 
 
@@ -167,16 +167,18 @@ def _ids_by_number(
     if known is None and wire == list(shown.values()):
         return _ColumnIds(tuple(shown))  # there is no previous version to confuse it with
     if now is None or any(i >= UNPROVED for i in before):
-        gone = "the table no longer exists, so its columns cannot be proved"
-        reason = gone if now is None else "the columns of the previous version are not proved"
+        gone = "the table no longer exists, so its columns cannot be identified"
+        reason = gone if now is None else "the columns of the previous version could not be identified"
         if wire == list(before.values()):
             return _ColumnIds(tuple(before), reason)
         return _with_new_ids([None] * len(wire), reason, before)
     found = _agreed_ids(len(wire), _candidates(now, known, wire))
     fits = all(i is not None and w in (before.get(i), shown.get(i)) for i, w in zip(found, wire, strict=True))
     if now.listed and not fits:
-        return _with_new_ids([None] * len(wire), "a publication lists columns of the table", before)
-    reason = "columns were dropped and added between two versions, and the ones in between are unknown"
+        return _with_new_ids(
+            [None] * len(wire), "a publication has a column list for the table, so columns cannot be identified", before
+        )
+    reason = "columns were dropped and added between two versions, so columns cannot be identified"
     return _with_new_ids(found, reason, before)
 
 
@@ -302,7 +304,7 @@ def _unsent_key(schema: TableSchema, now: CatalogTable | None) -> str | None:
         return None
     unsent = {column.name for column in schema.columns if column.generated}
     key = [a.name for a in now.live if a.number in now.key and a.name in unsent]
-    return f"the generated columns {key} of its key are not sent" if key else None
+    return f"the source does not send the generated columns {key} of the table's key" if key else None
 
 
 def _keyed(columns: Sequence[Column], key: Sequence[int]) -> tuple[Column, ...]:

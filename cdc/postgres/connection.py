@@ -66,7 +66,9 @@ class _Connection(psycopg.Connection):
             return super().wait(_within(self.answer_timeout, gen), *args, **named)
         except TimeoutError:
             self.pgconn.finish()
-            raise psycopg.OperationalError(f"no answer within {self.answer_timeout:g} seconds") from None
+            raise psycopg.OperationalError(
+                f"the source did not answer within {self.answer_timeout:g} seconds"
+            ) from None
 
 
 def _within(seconds: float, steps: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:

@@ -68,7 +68,7 @@ def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]
         found = conn.execute(_REWRITTEN, [[oid for oid, _ in tables]]).fetchall()
     if found:
         tables_changed = ", ".join(sorted(name for (name,) in found))
-        raise SnapshotInvalidated(f"truncated or rewritten after the snapshot was taken: {tables_changed}")
+        raise SnapshotInvalidated(f"tables were truncated or rewritten after the snapshot was taken: {tables_changed}")
 
 
 def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memoryview]:
@@ -99,7 +99,7 @@ def from_clause(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
     """
     row = conn.execute(_KIND, [schema.oid]).fetchone()
     if row is None:
-        raise UnknownRelation(f"no table {schema.topic!r} with oid {schema.oid} to copy")
+        raise UnknownRelation(f"the source has no table {schema.topic!r} with oid {schema.oid}")
     only = sql.SQL("") if row[0] == "p" else sql.SQL("ONLY ")
     return sql.SQL("{}{}").format(only, sql.Identifier(schema.schema, schema.name))
 
@@ -146,7 +146,7 @@ def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
     found = "" if not large else f" (find it: {_larger(schema, large)})"
     remedy = (
         f"correct, shorten or delete the row{found}, or remove its column from the publication, then run "
-        "'cdc tables resync TABLE'; without the table: 'cdc tables remove TABLE'"
+        "'cdc tables resync TABLE'; to stop capturing the table, run 'cdc tables remove TABLE'"
     )
     return UnreadableRow(
         f"the server cannot send a row of {schema.topic!r}: {failure.message}",

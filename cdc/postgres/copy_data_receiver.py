@@ -235,14 +235,14 @@ def load_functions() -> tuple[int, ...] | None:
     try:
         library, standard = ctypes.CDLL(_loaded_libpq()), ctypes.CDLL(None)
         if library.PQlibVersion() != pq.version() or ctypes.sizeof(ctypes.c_void_p) != np.dtype(np.int64).itemsize:
-            raise OSError("the libpq that was found is not the one that psycopg uses")  # noqa: TRY301 - one handler
+            raise OSError("the libpq that ctypes found is not the libpq of psycopg")  # noqa: TRY301 - one handler
         # compile now, which takes seconds on the first run of an installation, and not while a server waits
         _drain(np.zeros(4, np.int64), 0, *_empty_buffers(1), 0)
         _gather(np.zeros(7, np.int64), _pollfd(0), 0, (*_empty_buffers(1), 0))
         called = (library.PQgetCopyData, library.PQfreemem, standard.memcpy, library.PQconsumeInput)
         return tuple(map(_address, (*called, standard.poll, standard.usleep)))
     except (OSError, AttributeError, TypeError) as error:
-        _log.warning("libpq cannot be called directly; receiving at half the speed, message by message: %s", error)
+        _log.warning("cannot call libpq directly, so copies receive message by message at half the speed: %s", error)
         return None
 
 

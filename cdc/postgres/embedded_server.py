@@ -176,7 +176,7 @@ class EmbeddedPostgres:
     @property
     def _root_folder(self) -> Path:
         if self._root is None:
-            raise EmbeddedUnavailable("the embedded postgres was not started")
+            raise EmbeddedUnavailable("the embedded postgres has not been started")
         return self._root
 
     def _prepare(self) -> None:
@@ -323,7 +323,10 @@ def server_account() -> Account | None:
             continue
         if entry.pw_uid != 0:
             return Account(name, entry.pw_uid, entry.pw_gid)
-    raise EmbeddedUnavailable(f"postgres refuses to run as root, and none of {ACCOUNTS} exists", remedy="run as a user")
+    raise EmbeddedUnavailable(
+        f"postgres does not run as root, and none of the accounts {ACCOUNTS} exists",
+        remedy="run the command as a user other than root",
+    )
 
 
 def find_binaries(version: int) -> Path:
@@ -335,7 +338,7 @@ def find_binaries(version: int) -> Path:
     for folder in _folders(version):
         if (folder / "initdb").is_file() and _major(folder / "postgres") == version:
             return folder.resolve()
-    raise EmbeddedUnavailable(f"no binaries of postgres {version} found")
+    raise EmbeddedUnavailable(f"this machine has no binaries of postgres {version}")
 
 
 def is_reachable(path: Path, account: Account | None) -> bool:

@@ -184,21 +184,24 @@ def _slot_name(wants: SourceRequirements) -> Iterator[PreflightProblem]:
         yield PreflightProblem(
             InvalidDefinition.code,
             f"slot {wants.slot!r}",
-            "malformed slot name: expected 1 to 63 lower-case letters, digits and underscores",
+            "the slot name is malformed: expected 1 to 63 lower-case letters, digits and underscores",
         )
 
 
 def _version(source: _Source) -> Iterator[PreflightProblem]:
     version = source.conn.info.server_version
     if version < OLDEST:
-        yield _problem("server_version", f"too old: expected 14 or newer, got {version // 10000}")
+        yield _problem(
+            "server_version", f"the server is too old: expected Postgres 14 or newer, got {version // 10000}"
+        )
 
 
 def _settings(source: _Source) -> Iterator[PreflightProblem]:
     if source.wal_level != "logical":
         yield _problem(
             "wal_level",
-            f"expected 'logical', got {source.wal_level!r}; a change requires a restart of the server",
+            f"the server has wal_level {source.wal_level!r}: expected 'logical'; a change requires a restart of "
+            "the server",
             "ALTER SYSTEM SET wal_level = 'logical';",
         )
     # the initial snapshot needs a second slot temporarily, see create_recorded_slot
@@ -211,7 +214,8 @@ def _settings(source: _Source) -> Iterator[PreflightProblem]:
         if used + needed > limit and (source.slot is None or (name == "max_wal_senders" and not source.slot.active)):
             yield _problem(
                 name,
-                f"{used} of {limit} are in use, {needed} more needed; raise it and restart the server, or drop some",
+                f"{used} of {limit} are in use, and the reader needs {needed} more: raise the limit and restart "
+                "the server",
                 f"ALTER SYSTEM SET {name} = {used + 4};",
             )
 
@@ -257,7 +261,7 @@ def _tables(source: _Source) -> Iterator[PreflightProblem]:
     for oid, table in source.tables:
         yield from _table(source, table, source.rights[oid])
     for unfit in uncapturable_tables(source.conn, source.wants.patterns, source.wants.exclude):
-        yield _problem(str(unfit.name), f"{unfit.reason}; it is not captured", unfit.sql, fatal=False)
+        yield _problem(str(unfit.name), f"{unfit.reason}; the table is not captured", unfit.sql, fatal=False)
 
 
 def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterator[PreflightProblem]:
@@ -290,13 +294,13 @@ def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterat
 
 def _computed(source: _Source, table: sql.Identifier, column: str, kind: str) -> tuple[str, sql.Composed | None]:
     """Return message and SQL for a generated column of a table's replica identity that is not sent."""
-    what = f"has the generated column {column!r} in its replica identity, which is not sent: "
+    what = f"has the generated column {column!r} in its replica identity, but the column is not sent: "
     if source.conn.info.server_version < COMPUTED_SENT:
         whole = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(table)
         return f"{what}different rows could have the same key", whole
-    what += "once the table is published, updates and deletes of it fail at the source"
+    what += "once the table is published, updates and deletes of the table fail at the source"
     if kind == _VIRTUAL:
-        return f"{what}; a virtual column is never sent, so the identity has to be an index without it", None
+        return f"{what}; a virtual column is never sent, so choose an index without it as replica identity", None
     name = source.wants.publication
     if read_publication(source.conn, name) is not None:
         alter = "ALTER PUBLICATION {} SET (publish_generated_columns = stored);"
@@ -330,7 +334,10 @@ def _publication(source: _Source) -> Iterator[PreflightProblem]:
         )
     if not found.via_root and not may_change:
         for table in partitioned_tables(source.conn, names):
-            what = f"is partitioned, and {subject} publishes partitions under their own names, which are not captured"
+            what = (
+                f"is partitioned, but {subject} publishes the partitions under their own names, so their "
+                "changes are not captured"
+            )
             yield _problem(str(table), what, via_root_sql(wants.publication))
 
 

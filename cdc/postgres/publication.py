@@ -159,7 +159,8 @@ def wait_for_older_transactions(conn: psycopg.Connection, timeout: float) -> Non
                     or f"a transaction with xid {oldest}"
                 )
                 raise SlotBlocked(
-                    f"transactions from before the tables were published are still open after {timeout:.0f} s: {listed}"
+                    f"transactions older than the publication of the tables are still open after {timeout:.0f} "
+                    f"s: {listed}"
                 )
             time.sleep(_POLL_INTERVAL)
 
@@ -207,12 +208,12 @@ def _refuse(name: str, missing: Sequence[TableName], by_leaf: Sequence[TableName
     if missing:
         listed = ", ".join(map(str, missing))
         raise PreflightFailed(
-            f"publication {name!r} {NOT_ALTERED} and does not contain {listed}", remedy=addition_sql(name, missing)
+            f"publication {name!r} {NOT_ALTERED}, but it does not contain {listed}", remedy=addition_sql(name, missing)
         )
     if by_leaf:
         listed = ", ".join(map(str, by_leaf))
         raise PreflightFailed(
-            f"publication {name!r} {NOT_ALTERED} and publishes the partitions of {listed} under their own names",
+            f"publication {name!r} {NOT_ALTERED}, but it publishes the partitions of {listed} under their own names",
             remedy=via_root_sql(name),
         )
 

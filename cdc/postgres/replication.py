@@ -139,8 +139,8 @@ class StreamOptions:
         if self.origin is not OriginFilter.ANY:
             if server < PARALLEL_SINCE:
                 raise PreflightFailed(
-                    f"origin {self.origin.value!r} needs server version 16 or later, got {server // 10000}",
-                    remedy="capture every origin, or upgrade the server",
+                    f"the origin filter {self.origin.value!r} needs server version 16 or later: got {server // 10000}",
+                    remedy="capture changes of every origin, or upgrade the server",
                 )
             settings["origin"] = f"'{self.origin.value}'"
         options = ", ".join(f"{name} {value}" for name, value in settings.items())
@@ -279,7 +279,7 @@ class ReplicationStream:
             and silent >= self._silence
             and now - self._reply_requested_at >= self._silence / 2
         ):
-            raise SourceUnreachable(f"the server has been silent for {silent:.0f} s and does not answer")
+            raise SourceUnreachable(f"the source has sent nothing for {silent:.0f} s and does not answer")
 
     def _read_available(self) -> None:
         """Let libpq read until nothing is readable; an error is raised after the received frames were returned."""
@@ -321,9 +321,9 @@ class ReplicationStream:
                     return error_from_result(answer)
                 if answer.status in {pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_BOTH}:
                     break
-            return SourceUnreachable("the server ended the stream")
+            return SourceUnreachable("the source ended the replication stream")
         text = self._pgconn.get_error_message().strip()
-        return SourceUnreachable(f"the stream broke: {text.splitlines()[0] if text else 'no reason given'}")
+        return SourceUnreachable(f"the replication stream broke: {text.splitlines()[0] if text else 'no reason given'}")
 
 
 def _limit_receive_buffer(descriptor: int) -> None:

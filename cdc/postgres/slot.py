@@ -153,7 +153,7 @@ def copy_lock(conn: psycopg.Connection, name: str) -> Iterator[None]:
     with map_errors():
         row = conn.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [f"cdc copy {name}"]).fetchone()
     if row is None or not row[0]:
-        raise SlotInUse(f"another reader is copying for slot {name!r}")
+        raise SlotInUse(f"another process is already copying tables for slot {name!r}")
     try:
         yield
     finally:
@@ -244,7 +244,9 @@ def _blocked(conn: psycopg.Connection, dsn: str, timeout: float) -> SlotBlocked:
     while conn.pgconn.get_result() is not None:
         pass
     listed = ", ".join(text for (text,) in rows) or "none that this role can see"
-    return SlotBlocked(f"creating the slot waits for older transactions after {timeout:.0f} s: {listed}")
+    return SlotBlocked(
+        f"the slot cannot be created yet: older transactions are still open after {timeout:.0f} s: {listed}"
+    )
 
 
 def _statuses(conn: psycopg.Connection, name: str | None) -> list[SlotStatus]:

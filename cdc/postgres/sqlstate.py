@@ -132,9 +132,9 @@ def classify(error: psycopg.Error) -> CdcError:
     Its text is the primary message of Postgres, never the detail, which contains row values.
     """
     if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
-        return errors.SourceUnreachable(f"the connection broke: {_first_line(str(error))}")
+        return errors.SourceUnreachable(f"the connection to the source broke: {_first_line(str(error))}")
     if error.sqlstate is None:
-        return errors.SourceError(f"the connection is unusable: {_first_line(str(error))}")
+        return errors.SourceError(f"the connection to the source is unusable: {_first_line(str(error))}")
     return classify_message(error.sqlstate, error.diag.message_primary or _first_line(str(error)))
 
 

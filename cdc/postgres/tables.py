@@ -101,7 +101,9 @@ def uncapturable_tables(
         if root[0] is None:
             refused.append(UncapturableTable(oid, table, *_uncapturable(table, kind)))
         elif not matches(over := str(TableName(*root)), [*patterns, *exclude]):
-            refused.append(UncapturableTable(oid, table, f"is a partition of {over}: add that to 'tables'", None))
+            refused.append(
+                UncapturableTable(oid, table, f"is a partition of {over}: add the partitioned table to 'tables'", None)
+            )
     return refused
 
 

@@ -70,7 +70,7 @@ class WalBound:
             self._wal_end = answer.result()
         if lsn >= self._wal_end:
             raise PositionBeyondWal(
-                f"the stream names a transaction at {lsn}, but the WAL of the server ends at {self._wal_end}"
+                f"the stream contains a transaction at {lsn}, but the WAL of the server ends at {self._wal_end}"
             )
 
     def check_session(self) -> None:

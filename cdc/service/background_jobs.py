@@ -64,15 +64,15 @@ class BackgroundJobs:
         """
         if self._definition is None:
             raise StateConflict(
-                "this server does not know the file of its definition",
+                "the server cannot start the job: it does not know the file of its definition",
                 remedy=f"run: cdc {self._kind} -c FILE {shlex.join(arguments)}",
             )
         command = (sys.executable, "-m", "pipelines", self._kind, "-c", str(self._definition), "--json", *arguments)
         with self._lock:
             if running := self._unfinished():
                 raise StateConflict(
-                    f"{self._kind} {running[0].id} is running",
-                    remedy="wait until it ends; GET on the same path shows its state",
+                    f"{self._kind} {running[0].id} is already running",
+                    remedy="wait until the job ends; GET on the same path returns its state",
                 )
             number = self._catalog.commands.post(self._pipeline, self._kind, payload)
             self._catalog.audit.write(actor, self._kind, self._pipeline, {"id": number, **payload})
@@ -92,7 +92,7 @@ class BackgroundJobs:
         """Mark the jobs as failed that an earlier server process left running."""
         for command in self._unfinished():
             if JOB_LEASE not in command.payload:
-                self._finish(command.id, _failed_outcome("the server stopped while it ran"))
+                self._finish(command.id, _failed_outcome("the server stopped while the job ran"))
 
     def stop(self) -> None:
         """Stop the running job, because the server stops."""
@@ -115,7 +115,7 @@ class BackgroundJobs:
             self._finish(
                 command.id,
                 _failed_outcome(
-                    "its cluster job ended without a result", "read the log of the job, and submit it again"
+                    "the cluster job ended without a result", "read the log of the job, and submit it again"
                 ),
             )
         return [command for command in pending if command not in abandoned]
@@ -134,21 +134,21 @@ class BackgroundJobs:
                 printed = child.communicate()[0]
                 kill_group(child)
             outcome = _envelope(printed) or _failed_outcome(
-                f"ended with exit status {child.returncode} without a result"
+                f"the job ended with exit status {child.returncode} without a result"
             )
         except OSError as error:
             outcome = _failed_outcome((error.strerror or "cannot be started").lower())
         finally:
             self._child = None
         if self._stopping.is_set() and not outcome["ok"]:
-            outcome = _failed_outcome("the server stopped while it ran")
+            outcome = _failed_outcome("the server stopped while the job ran")
         self._finish(number, outcome)
 
     def _finish(self, number: int, outcome: Mapping[str, Any]) -> None:
         try:
             self._catalog.commands.finish(number, outcome, ok=outcome["ok"])
         except CdcError as error:
-            log.warning("catalog is unreachable", code=error.code, message=error.message)
+            log.warning("cannot record the end of a job in the catalog", code=error.code, message=error.message)
 
 
 def outcome_fields(command: Command) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def files_of_segment(log: LogReader, segment: int) -> list[FileLine]:
     """Return the files of one segment in order of position. Raises UnknownName if the segment does not exist."""
     found = [file for file in log.every_file() if file.segment == segment]
     if not found:
-        raise UnknownName(f"the log has no segment {segment}", remedy="run 'cdc log ls' for the numbers")
+        raise UnknownName(f"the log has no segment {segment}", remedy="run 'cdc log ls' to see the numbers")
     return _file_lines(found)
 
 
@@ -79,7 +79,7 @@ def files_of_run(root: str | Root, log: LogReader, run: int) -> list[FileLine]:
     compacted = read_compacted_state(root, log.log_id)
     found = next((each for each in (compacted.runs if compacted else ()) if each.number == run), None)
     if found is None:
-        raise UnknownName(f"the compacted log has no run {run}", remedy="run 'cdc log ls' for the numbers")
+        raise UnknownName(f"the compacted log has no run {run}", remedy="run 'cdc log ls' to see the numbers")
     return _file_lines(found.files)
 
 
@@ -91,12 +91,14 @@ def read_transaction(log: LogReader, text: str, most: int) -> Transaction:
     position = Position.parse(text)
     if position <= log.oldest:
         raise UnknownName(
-            f"changes up to {log.oldest!s} are trimmed; only their compacted state is left",
-            remedy="name a later position",
+            f"single changes up to {log.oldest!s} are trimmed, and only their compacted state is kept",
+            remedy="choose a later position",
         )
     found, count = outline(log, position, most)
     if not count:
-        raise UnknownName(f"no rows at position {text!r}", remedy="run 'cdc tail' for positions that have rows")
+        raise UnknownName(
+            f"the log has no rows at position {text!r}", remedy="run 'cdc tail' to see positions that have rows"
+        )
     rows: list[dict[str, Any]] = [row | _NOT_READ for row in found.to_pylist()]
     shown = messages(rows, SchemaInForce(log.schemas(position)), MessageFormat.CDC, _NOWHERE)
     return Transaction(position=str(position), rows=count, changes=[message for _, message in shown])

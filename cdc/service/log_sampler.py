@@ -128,4 +128,4 @@ class LogSampler:
 
     @property
     def _remedy(self) -> str:
-        return f"check log.path and its storage, then 'cdc log ls -c {self._file}'"
+        return f"check log.path and its storage, then run 'cdc log ls -c {self._file}'"

@@ -56,10 +56,12 @@ def find_consumer(root: str | Root, name: str) -> Consumer:
     found = [consumer for consumer in known if name in (consumer.name, consumer.uuid)]
     if len(found) > 1:
         uuids = ", ".join(consumer.uuid for consumer in found)
-        raise ConfigError(f"{len(found)} consumers are called {name!r}", remedy=f"name one by its UUID: {uuids}")
+        raise ConfigError(
+            f"{len(found)} consumers of the log are called {name!r}", remedy=f"choose one by its UUID: {uuids}"
+        )
     if not found:
         names = ", ".join(dict.fromkeys(consumer.name for consumer in known)) or "none"
-        raise ConfigError(f"no consumer of the log is called {name!r}", remedy=f"there are: {names}")
+        raise ConfigError(f"the log has no consumer called {name!r}", remedy=f"choose one of the consumers: {names}")
     return found[0]
 
 
@@ -146,8 +148,9 @@ class _LogStatusBuilder:
         return Problem(
             f"consumer {line.name}",
             LogTrimmed.code,
-            f"its position {line.position} is trimmed: the log cannot continue from there",
-            f"rebuild its target with 'cdc replay {line.name} -c {self._file}'; if it is gone for good, run "
+            f"the changes after the consumer's position {line.position} are trimmed, so the consumer cannot continue",
+            f"rebuild the consumer's target with 'cdc replay {line.name} -c {self._file}'; if it will not run "
+            "again, run "
             f"'cdc consumers forget {line.uuid} -c {self._file}'",
         )
 
@@ -155,9 +158,9 @@ class _LogStatusBuilder:
         return Problem(
             f"consumer {uuid}",
             LogCorrupt.code,
-            "its file in the log cannot be read; nothing is trimmed until it can",
-            "a running consumer writes it again within a minute; "
-            f"if it is gone for good, run 'cdc consumers forget {uuid} -c {self._file}'",
+            "the consumer's file in the log cannot be read, and until then the log is not trimmed",
+            "wait a minute: a running consumer writes its file again; "
+            f"if it will not run again, run 'cdc consumers forget {uuid} -c {self._file}'",
         )
 
 
@@ -172,7 +175,7 @@ def _run_line(run: Run) -> RunLine:
 
 
 def _verify_remedy(file: str) -> str:
-    return f"run 'cdc log verify -c {file}' to find the damaged files, and restore them from a copy"
+    return f"run 'cdc log verify -c {file}' to find the damaged files, and restore these files from a backup"
 
 
 def _iso(time: datetime | None) -> str | None:

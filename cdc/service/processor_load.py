@@ -51,7 +51,7 @@ class MachineLoad:
         if self.pipeline >= BUSY_SHARE * self.cores:
             return f"this machine is too slow for this rate: {usage}"
         if self.busy_share >= BUSY_SHARE:
-            return f"this machine is busy: {usage}, other processes the rest"
+            return f"this machine is busy: {usage}, and other processes use the rest"
         return None
 
 

@@ -84,7 +84,7 @@ class SourceObservation:
             return None
         kept = f"the server retains {number_format.format_size(self.retained_bytes)} of WAL for slot {self.slot!r}"
         if self.wal_status in LOST:
-            return f"slot {self.slot!r} is lost: the server has removed WAL that it needs"
+            return f"slot {self.slot!r} is lost: the server has removed WAL that the slot needs"
         if self.wal_status in LOST_AT_CHECKPOINT:
             return f"{kept}, more than max_slot_wal_keep_size; the slot is lost at the next checkpoint"
         if self.safe_bytes is None:
@@ -100,7 +100,7 @@ class SourceObservation:
         """What an operator must do to keep the slot, or after its loss."""
         if self.wal_status in LOST:
             return SlotInvalidated.remedy
-        return f"start the reader, or read in its log why it is stalled; to gain time: {self.sql}"
+        return f"start the reader, or read in its log why it does not advance; to gain time, run {self.sql}"
 
     @property
     def sql(self) -> str:

@@ -76,12 +76,12 @@ class SourceSampler:
         """Return the last observation without starting a query; None before the first answer."""
         now = self._clock()
         if self._thread is not None and now - self._started_at > SILENT_AFTER:
-            return self._without(f"no answer for {now - self._started_at:.0f} s")
+            return self._without(f"the source has not answered for {now - self._started_at:.0f} s")
         observed, age = self._observed, now - self._observed_at
         if observed is None or age <= 0 or not observed.up:
             return observed
         if age > MAX_AGE:
-            return self._without(f"not queried for {age:.0f} s")
+            return self._without(f"the source was not queried for {age:.0f} s")
         return _aged(observed, age)
 
     def wait(self, seconds: float) -> SourceObservation:
@@ -90,7 +90,7 @@ class SourceSampler:
         thread = self._thread
         if thread is not None:
             thread.join(seconds)
-        return self.current or self._without(f"no answer for {seconds:.0f} s")
+        return self.current or self._without(f"the source has not answered for {seconds:.0f} s")
 
     def wait_for_rate(self, seconds: float) -> SourceObservation:
         """Return the observation for a command, after a second one if the slot can be lost.

@@ -319,16 +319,22 @@ def _process_problems(processes: Iterable[ProcessStatus]) -> Iterable[Problem]:
             remedy = p.error.get("suggestion") or REMEDIES.get(code or "") or "read the log of the process"
             yield Problem(p.process, code, str(p.error.get("message", p.state)), str(remedy))
         elif p.state == "stale":
-            message = f"no report for {p.age_seconds:.0f} s" if p.age_seconds is not None else "no report"
-            yield Problem(p.process, None, message, "start it with 'cdc run', or read in its log why it hangs")
+            message = (
+                f"the process has not reported for {p.age_seconds:.0f} s"
+                if p.age_seconds is not None
+                else "the process has not reported"
+            )
+            yield Problem(p.process, None, message, "start the process with 'cdc run', or read in its log why it hangs")
         elif p.state in {"missing", "stopped", "failed"}:
-            yield Problem(p.process, None, f"the process is {p.state}", "start it with 'cdc run'")
+            yield Problem(p.process, None, f"the process is {p.state}", "start the process with 'cdc run'")
 
 
 def _sink_problems(sinks: Iterable[SinkStatus]) -> Iterable[Problem]:
     for s in sinks:
         if s.state == "failed":
-            yield problem_from_reason(f"sink {s.name}", s.reason or s.state, "read the log of apply; the sink retries")
+            yield problem_from_reason(
+                f"sink {s.name}", s.reason or s.state, "read the log of the apply process; the sink retries"
+            )
 
 
 def _table_problems(tables: Iterable[TableStatus]) -> Iterable[Problem]:

@@ -36,7 +36,7 @@ from cdc.service.restart_policy import RestartPolicy, Triggers
 POLL: Final = 0.05
 """Seconds between two checks of a child that is ending."""
 INTERRUPTED: Final = 130
-RETRY_HINT: Final = "or at once after a change of the definition, a cdc command that changes something, or kill -USR1"
+RETRY_HINT: Final = "or at once after a changed definition, a cdc command that changes something, or kill -USR1"
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -127,7 +127,7 @@ class Supervisor:
         self._retry.clear()
         for child in self._children:
             if child.halted and (retry or self._has_changed(child)):
-                self._print(child.spec.name, "restarting: an operator acted")
+                self._print(child.spec.name, "restarting, because an operator changed something")
                 child.start_at = 0.0
             self._check_child(child)
         waiting = [p.start_at - time.monotonic() for p in self._children if p.process is None and not p.done]
@@ -179,7 +179,7 @@ class Supervisor:
         _join_output_thread(child)
         child.process = None
         if code == ExitCode.USAGE:
-            raise ChildFailed(f"{child.spec.name!r} ended with exit status {code}: a restart cannot help")
+            raise ChildFailed(f"{child.spec.name!r} ended with exit status {code}, so a restart would fail again")
         if child.spec.may_end and code == ExitCode.OK:
             child.done = True
             self._print(child.spec.name, "is done")
@@ -202,7 +202,7 @@ class Supervisor:
                 child.process.terminate()
                 forced = self._wait_for_exit(child.process)
             if child.process.poll() is None:
-                self._print(child.spec.name, "killed: it did not end in time")
+                self._print(child.spec.name, "killed the process, because it did not end in time")
                 kill_group(child.process)
             child.process.wait()
             # grandchildren (a JVM, workers) are in the group

@@ -136,7 +136,7 @@ def _failure_reason(copy: BackfillStatus) -> str:
     """Return why an incomplete table is not being copied, in the form of the reasons of processes."""
     if copy.error is not None:
         return f"{copy.error['code']} {copy.error['message']} → {copy.error['suggestion']}"
-    return f"backfill {copy.id} that copied it was {copy.state}"
+    return f"backfill {copy.id}, which copied the table, ended as {copy.state}"
 
 
 def _table_status(table: TableProgress) -> TableStatus:

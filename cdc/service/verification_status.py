@@ -60,7 +60,7 @@ def mismatch_problems(tables: Iterable[VerifiedStatus]) -> Iterable[Problem]:
     for table in tables:
         if table.mismatched:
             subject = f"table {table.topic} in {table.sink}"
-            message = f"{table.mismatched:,} rows differed from the source when they were last compared"
+            message = f"{table.mismatched:,} rows differed from the source at the last comparison"
             yield Problem(subject, VerifyMismatch.code, message, VerifyMismatch.remedy)
 
 

@@ -107,7 +107,10 @@ def find_backfill(catalog: Catalog, pipeline: str, job: int) -> BackfillStatus:
     if command is None or command.kind != BACKFILL or command.pipeline != pipeline:
         newest = catalog.commands.ls(pipeline, BACKFILL, limit=10)
         listed = ", ".join(str(command.id) for command in newest) or "none"
-        raise UnknownName(f"no backfill of {pipeline!r} has the number {job}", remedy=f"newest backfills: {listed}")
+        raise UnknownName(
+            f"pipeline {pipeline!r} has no backfill with the number {job}",
+            remedy=f"choose one of the newest backfills: {listed}",
+        )
     return backfill_status(command)
 
 

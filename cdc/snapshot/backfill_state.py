@@ -164,29 +164,34 @@ def check_request(
     """
     if request.sink is not None and request.sink not in sinks:
         listed = ", ".join(map(repr, sinks)) or "none"
-        raise ConfigError(f"no sink is called {request.sink!r}", remedy=f"sinks of this pipeline: {listed}")
+        raise ConfigError(
+            f"the definition has no sink called {request.sink!r}", remedy=f"choose one of the sinks: {listed}"
+        )
     live = [s for s in known.values() if s.state is not TableState.DROPPED]
     chosen = [s for s in live if matches(s.topic, request.tables)]
     for glob in request.tables:
         if not any(matches(s.topic, [glob]) for s in chosen):
             listed = ", ".join(sorted(s.topic for s in live)[:10]) or "none"
-            raise ConfigError(f"no table of the log matches {glob!r}", remedy=f"tables of the log: {listed}")
+            raise ConfigError(
+                f"no table of the log matches {glob!r}",
+                remedy=f"choose one of the tables of the log: {listed}",
+            )
     for schema in chosen:
         if not schema.key and not request.resync:
             raise ConfigError(
-                f"{schema.topic!r} has no key, so its rows cannot be read in ranges",
-                remedy=f"give it a primary key, or copy the whole table: cdc tables resync '{schema.topic}'",
+                f"table {schema.topic!r} has no key, so its rows cannot be read in ranges",
+                remedy=f"give the table a primary key, or copy the whole table: cdc tables resync '{schema.topic}'",
             )
         for key in (request.first, request.last, *(request.keys or ())):
             if key is not None and len(key) != len(schema.key):
                 names = ", ".join(column.name for column in schema.key)
                 raise ConfigError(
-                    f"the key of {schema.topic!r} is ({names}), got {len(key)} values",
+                    f"the key of table {schema.topic!r} has the columns ({names}): got {len(key)} values",
                     remedy="separate the values by commas, and put a value with a comma in double quotes",
                 )
         if schema.state not in CAPTURED and not request.resync:
             raise ConfigError(
-                f"{schema.topic!r} is {schema.state.value}: {schema.reason}",
+                f"table {schema.topic!r} cannot be read again, because it is {schema.state.value}: {schema.reason}",
                 remedy=f"cdc tables resync '{schema.topic}'",
             )
     if request.keys is not None:
@@ -197,16 +202,19 @@ def check_request(
 def _check_listed(request: BackfillRequest, keys: tuple[tuple[str, ...], ...], tables: list[TableSchema]) -> None:
     if request.resync or any(value is not None for value in (request.where, request.first, request.last)):
         raise ConfigError(
-            "a key list cannot be combined with a key range, a predicate or a resync", remedy="use one of them"
+            "a key list cannot be combined with a key range, a predicate or a resync",
+            remedy="use only one of these options",
         )
     if len(tables) > 1:
         topics = ", ".join(sorted(schema.topic for schema in tables)[:10])
-        raise ConfigError(f"a key list needs exactly one table, got {len(tables)}: {topics}", remedy="name one table")
+        raise ConfigError(
+            f"a key list needs exactly one table: got {len(tables)}: {topics}", remedy="name exactly one table"
+        )
     if not keys:
         raise ConfigError("the list of keys is empty", remedy="name at least one key, or omit the list")
     if len(keys) > KEYS:
         raise ConfigError(
-            f"{len(keys):,} keys are too many for one request: at most {KEYS:,}",
+            f"one request cannot contain {len(keys):,} keys: expected at most {KEYS:,}",
             remedy="split the list into several requests, or use a key range or a predicate",
         )
 

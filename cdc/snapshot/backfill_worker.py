@@ -75,7 +75,7 @@ class BackfillWorker(Thread):
                 with Catalog.open(self._definition.catalog.url) as catalog:
                     self._serve(catalog)
             except CatalogUnavailable as exc:
-                log.warning("catalog is unreachable", code=exc.code)
+                log.warning("cannot read backfill requests from the catalog", code=exc.code)
         self._sync_worker.join()
 
     def _serve(self, catalog: Catalog) -> None:
@@ -95,7 +95,7 @@ class BackfillWorker(Thread):
         versions = self._windows.schemas()
         waiting = catalog.commands.pending(self._definition.name, BACKFILL)
         if versions and not waiting and all(s.state is not TableState.SNAPSHOTTING for s in versions):
-            log.info("all tables are copied: the reader ends")
+            log.info("all tables are copied, so the reader ends (snapshot.mode initial_only)")
             self.has_copied_all = True
             self._stop_event.set()
 
@@ -132,7 +132,7 @@ class BackfillWorker(Thread):
 
     def _run_command(self, catalog: Catalog, command: Command) -> None:
         request, progress = BackfillRequest.from_json(command.payload), BackfillState.from_json(command.result)
-        log.info("backfill begins", id=command.id, tables=list(request.tables), sink=request.sink)
+        log.info("backfill started", id=command.id, tables=list(request.tables), sink=request.sink)
         try:
             self._backfill(catalog, command.id, request, progress)
         except CopyStopped:

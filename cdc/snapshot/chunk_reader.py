@@ -166,7 +166,8 @@ class ChunkReader:
         context = self._context
         if is_standby(self._conn):
             raise ConfigError(
-                "a table without a key cannot be copied from a standby: its snapshots do not list their transactions"
+                "a table without a key cannot be copied from a standby: snapshots of a standby do not list "
+                "their transactions"
             )
         for _ in range(KEYLESS_ATTEMPTS):
             if not context.gate.wait_until_open():
@@ -174,7 +175,9 @@ class ChunkReader:
             token = uuid4().hex
             known = context.sender.windows.open_window(token, self._relation, WATERMARK_TIMEOUT, keyless=True)
             if known is None:
-                raise ConfigError("the stream has not described the table yet, or it is not captured")
+                raise ConfigError(
+                    "the table cannot be copied: it is not captured, or the stream has not yet sent its columns"
+                )
             with context.sender.windows.discard_on_error(token), snapshot_transaction(self._conn, known) as visibility:
                 schema = build_schema(known, published_schema(self._conn, known.oid, context.publication))
                 seen = context.sender.windows.sees_all(token, visibility)
@@ -190,7 +193,7 @@ class ChunkReader:
                 context.sender.await_durable(placed.position)
                 return placed
         raise SnapshotInvalidated(
-            f"a table without a key changed during every one of {KEYLESS_ATTEMPTS} attempts to read it"
+            f"a table without a key cannot be copied: it changed during each of {KEYLESS_ATTEMPTS} attempts to read it"
         )
 
     def _everything(self, schema: TableSchema) -> pa.Table:
@@ -199,8 +202,9 @@ class ChunkReader:
             return self._rows(schema, query, KEYLESS_BYTES)[0]
         except ChunkTooLarge:
             raise ConfigError(
-                f"{schema.topic!r} has no key and more than {KEYLESS_BYTES >> 20} MiB of rows: too much for one copy",
-                remedy="give it a primary key, or copy everything with 'cdc slots recover --new-epoch'",
+                f"table {schema.topic!r} cannot be copied: it has no key and more than {KEYLESS_BYTES >> 20} MiB "
+                "of rows",
+                remedy="give the table a primary key, or copy all tables with 'cdc slots recover --new-epoch'",
             ) from None
 
     def _await_placement(self, sent: _SentChunk, plan: ChunkPlan) -> _SentChunk:

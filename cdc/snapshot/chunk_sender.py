@@ -102,7 +102,9 @@ class ChunkSender:
             if (durable := self.durable_position) != before:
                 before, deadline = durable, time.monotonic() + WATERMARK_TIMEOUT
             if time.monotonic() > deadline or self._stop.is_set():
-                raise SnapshotInvalidated("the log did not commit the chunk in time, or the reader stops")
+                raise SnapshotInvalidated(
+                    "a chunk of a copy was not committed to the log in time, or the reader is stopping"
+                )
 
     def standby_lag(self, standby: str) -> int | None:
         """Return the bytes of WAL that a standby has not applied yet; None if it is not connected."""
@@ -117,12 +119,13 @@ def schema_from_catalog(version: TableSchema, now: TableSchema | None, epoch: in
     those in the log and the log has them from an earlier epoch.
     """
     if now is None:
-        raise ConfigError(f"{version.topic!r} is no longer at the source")
+        raise ConfigError(f"the source no longer has table {version.topic!r}")
     if version.relation == epoch << EPOCH_SHIFT | version.oid:
         return replace(now, relation=version.relation)
     if [(c.name, c.type_oid) for c in now.sent] != [(c.name, c.type_oid) for c in version.sent]:
         raise ConfigError(
-            f"the columns of {version.topic!r} differ from those in the log, which are of an earlier epoch",
+            f"table {version.topic!r} cannot be copied: its columns differ from the columns of an earlier epoch "
+            "in the log",
             remedy="run 'cdc slots recover -c FILE --new-epoch'",
         )
     return replace(version, standing=now.standing)
@@ -159,6 +162,10 @@ def end_of_copy_chunk(version: TableSchema, began: Position) -> Chunk:
 def not_copyable_error(version: TableSchema | None) -> ConfigError:
     """Return the error for a table that cannot be copied in its current state."""
     if version is None:
-        return ConfigError("the stream has not described the table yet, or it is not captured")
-    again = f"copy it again: cdc tables resync '{version.topic}'" if version.state is TableState.NEEDS_RESYNC else None
-    return ConfigError(f"{version.topic!r} became {version.state.value}: {version.reason}", remedy=again)
+        return ConfigError("the table cannot be copied: it is not captured, or the stream has not yet sent its columns")
+    again = (
+        f"copy the table again: cdc tables resync '{version.topic}'"
+        if version.state is TableState.NEEDS_RESYNC
+        else None
+    )
+    return ConfigError(f"table {version.topic!r} became {version.state.value}: {version.reason}", remedy=again)

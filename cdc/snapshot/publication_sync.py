@@ -53,7 +53,7 @@ POLL: Final = 1.0
 """Seconds between two polls of the catalog; a poll takes one or two milliseconds."""
 SYNC_EVERY_DUPLICATE: Final = 2.0
 """Seconds between two comparisons while two tables have the same name."""
-TABLE_GONE: Final = "the table is no longer at the source"
+TABLE_GONE: Final = "the source no longer has the table"
 
 log = structlog.get_logger("tables")
 
@@ -169,7 +169,7 @@ class PublicationSync:
         except CdcError as exc:
             if exc.message != self._unread:
                 log.warning(
-                    "the changed definition cannot be loaded: the previous table rules stay in effect",
+                    "cannot load the changed definition; the reader keeps the previous table rules",
                     message=exc.message,
                 )
             self._unread = exc.message
@@ -191,7 +191,7 @@ class PublicationSync:
         """Write a log message for each newly refused table, and return all refused tables."""
         for name, reason in refused.items():
             if self._refused.get(name) != reason:
-                log.warning("a table that a rule matches is not captured", table=name, reason=reason)
+                log.warning("a rule matches this table, but it cannot be captured", table=name, reason=reason)
         self._refused = refused
         return refused
 
@@ -236,7 +236,7 @@ class PublicationSync:
             else:
                 begun = schema.flagged(TableState.SNAPSHOTTING, ADDED)
                 stream.place_chunk(relation, lambda _, begun=begun: schema_chunk(begun))  # type: ignore[misc]
-            log.info("table added", table=str(name))
+            log.info("added a table to the publication", table=str(name))
             added_topics.append(str(name))
         return tuple(added_topics)
 
@@ -252,12 +252,12 @@ class PublicationSync:
         stream.place_chunk(
             schema.relation, lambda version: schema_chunk((version or schema).flagged(TableState.DROPPED, reason))
         )
-        log.info("table removed", table=schema.topic, reason=reason)
+        log.info("stopped capturing a table", table=schema.topic, reason=reason)
 
 
 def _refusal_text(table: TableName, message: str, statement: str | None) -> str:
     """Return the reason and the next step for a refused table."""
-    step = statement or complete_remedy("exclude it: 'cdc tables remove TABLE'", topic=str(table))
+    step = statement or complete_remedy("exclude the table: 'cdc tables remove TABLE'", topic=str(table))
     return f"{PreflightFailed.code} {message} → {step}"
 
 
@@ -295,7 +295,7 @@ class PublicationSyncWorker(Thread):
                         self._sync_if_due(catalog)
                         self._skip(catalog)
             except CatalogUnavailable as exc:
-                log.warning("catalog is unreachable", code=exc.code)
+                log.warning("cannot read table requests from the catalog", code=exc.code)
 
     def _sync_if_due(self, catalog: Catalog) -> None:
         """Compare the tables when this is due or a command requests it."""
@@ -339,7 +339,7 @@ class PublicationSyncWorker(Thread):
         except CatalogUnavailable:
             raise
         except CdcError as exc:
-            log.warning("tables cannot be added or removed", code=exc.code, message=exc.message, fix=exc.fix)
+            log.warning("cannot add or remove captured tables", code=exc.code, message=exc.message, fix=exc.fix)
             if exc.reaction is Reaction.RETRY:
                 return
             result, done = {"error": exc.to_json()}, False

@@ -95,7 +95,9 @@ def send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction,
     """
     status = find_backfill(catalog, pipeline, job)
     if not status.pending:
-        raise StateConflict(f"backfill {job} has already ended: it is {status.state}", remedy="start another backfill")
+        raise StateConflict(
+            f"backfill {job} has already ended with state {status.state}", remedy="start another backfill"
+        )
     catalog.commands.post(pipeline, verb.kind, {"id": job})
     catalog.audit.write(actor, f"backfill {verb.value}", pipeline, {"id": job})
     return status
@@ -123,7 +125,7 @@ def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) ->
         if shared:
             raise StateConflict(
                 f"backfill {other.id} is already running for {', '.join(shared)}",
-                remedy=f"wait for it, or run 'cdc backfill cancel {other.id} -c FILE'",
+                remedy=f"wait until the backfill ends, or run 'cdc backfill cancel {other.id} -c FILE'",
             )
 
 
@@ -132,7 +134,10 @@ def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
     """Hold a lease during the block, because two requests at the same time would not see each other."""
     lease, holder = f"asking/{pipeline}", uuid4().hex
     if not catalog.leases.acquire(lease, holder, _LEASE_SECONDS):
-        raise StateConflict("another backfill request is being posted", remedy="run the command again")
+        raise StateConflict(
+            "the backfill request was not posted: another process posts a request at the same time",
+            remedy="run the command again",
+        )
     try:
         yield
     finally:
@@ -169,7 +174,8 @@ def check_not_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) ->
         if copied:
             raise StateConflict(
                 f"copy {command.id} of {', '.join(copied)} is running",
-                remedy=f"wait for it, or run 'cdc backfill cancel {command.id} -c FILE', then try again",
+                remedy=f"wait until the copy ends, or run 'cdc backfill cancel {command.id} -c FILE', then run "
+                "the command again",
             )
 
 
@@ -189,12 +195,14 @@ def _inexact_tables(known: Sequence[TableSchema], glob: str) -> list[TableSchema
     found = [schema for schema in known if matches_name(schema.topic, [glob])]
     if not found:
         listed = ", ".join(sorted(schema.topic for schema in known)[:10]) or "none"
-        raise UnknownName(f"no table of the log matches {glob!r}", remedy=f"tables of the log: {listed}")
+        raise UnknownName(
+            f"no table of the log matches {glob!r}", remedy=f"choose one of the tables of the log: {listed}"
+        )
     inexact = [schema for schema in found if schema.state is not TableState.LIVE]
     if not inexact:
         listed = ", ".join(schema.topic for schema in found[:10])
         raise StateConflict(
-            f"there is nothing to skip, the tables are already live: {listed}",
-            remedy="'cdc tables ls -c FILE' shows the state of every table",
+            f"the copy of tables {listed} cannot be skipped: the tables are already live",
+            remedy="run 'cdc tables ls -c FILE' to see the state of every table",
         )
     return inexact

@@ -75,7 +75,7 @@ class Signals:
             for signal in self.pending():
                 self._process(catalog, signal)
         except LogError as exc:
-            log.warning("signals cannot be processed yet", code=exc.code, message=exc.message)
+            log.warning("cannot process signals before the log can be read", code=exc.code, message=exc.message)
 
     def _process(self, catalog: Catalog, signal: Signal) -> None:
         recorded = catalog.commands.ls(self._definition.name, SIGNAL, limit=SIGNALS_LIMIT)
@@ -97,11 +97,11 @@ class Signals:
         try:
             result = carry_out(catalog, number, signal)
         except ConfigError as exc:
-            log.warning("signal refused", **shown, code=exc.code, message=exc.message, fix=exc.fix)
+            log.warning("refused a signal", **shown, code=exc.code, message=exc.message, fix=exc.fix)
             error = {"code": exc.code, "message": exc.message, "suggestion": exc.fix}
             catalog.commands.finish(number, {"error": error}, ok=False)
             return
-        log.info("signal carried out", **shown, **result)
+        log.info("processed a signal", **shown, **result)
         hit("signal_posted")
         catalog.commands.finish(number, result)
         hit("signal_finished")
@@ -111,17 +111,21 @@ class Signals:
         fields = _snapshot_fields(signal)
         if str(fields.get("surrogate-key") or "").strip():
             raise ConfigError(
-                "'surrogate-key' is not supported: chunks are read and merged by the table's own key",
-                remedy="omit it",
+                "the signal has 'surrogate-key', which is not supported: the table's own key orders the rows",
+                remedy="omit 'surrogate-key'",
             )
         entries = _text_list(fields, "data-collections")
         if not entries:
-            raise ConfigError("'data-collections' is missing or empty: expected a list of names or regular expressions")
+            raise ConfigError(
+                "'data-collections' of the signal is missing or empty: expected a list of names or regular expressions"
+            )
         filters = _filters(fields)
         if filters and signal.channel is Channel.MESSAGE:
             raise ConfigError(
-                "a filter is SQL that runs with the reader's rights, and any role that can connect can send a message",
-                remedy="insert it into the table that 'snapshot.signals' names, or run 'cdc backfill --where'",
+                "a signal sent as a message may not have a filter: the filter runs with the reader's rights, "
+                "and any role can "
+                "send a message",
+                remedy="insert the signal into the table that 'snapshot.signals' names, or run 'cdc backfill --where'",
             )
         tables = self._tables()
         refused = {entry: "no table of the log matches" for entry in entries if not _tables_of_entry(entry, tables)}
@@ -193,7 +197,7 @@ def _send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction
     try:
         send_action(catalog, pipeline, job, verb, actor)
     except StateConflict:
-        log.info("a signal concerns a backfill that has already ended", backfill=job)
+        log.info("ignored a signal for a backfill that has already ended", backfill=job)
 
 
 def _snapshot_fields(signal: Signal) -> dict[str, Any]:
@@ -202,18 +206,20 @@ def _snapshot_fields(signal: Signal) -> dict[str, Any]:
     kind = str(fields.get("type") or "incremental").lower()
     if kind == "blocking":
         raise ConfigError(
-            "a blocking snapshot stops the stream while it reads, which is not supported",
-            remedy="use type 'incremental', which copies the same rows, with a condition as filter",
+            "a signal of type 'blocking' is not supported: such a snapshot would stop the stream while it reads",
+            remedy="use type 'incremental' with the same condition as filter",
         )
     if kind != "incremental":
-        raise ConfigError(f"unknown type of snapshot {kind[:LOGGED_CHARACTERS]!r}: expected 'incremental'")
+        raise ConfigError(
+            f"the signal names an unknown type of snapshot {kind[:LOGGED_CHARACTERS]!r}: expected 'incremental'"
+        )
     return fields
 
 
 def _text_list(fields: Mapping[str, Any], key: str) -> list[str]:
     found = fields.get(key) or []
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-        raise ConfigError(f"{key!r} is not a list of texts")
+        raise ConfigError(f"{key!r} of the signal is malformed: expected a list of texts")
     return [text.strip() for text in found if text.strip()]
 
 
@@ -227,14 +233,16 @@ def _filters(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     if isinstance(single, str) and single.strip():
         return [(".*", single)]
     if not isinstance(conditions, list):
-        raise ConfigError("'additional-conditions' is not a list")
+        raise ConfigError("'additional-conditions' of the signal is malformed: expected a list")
     found = []
     for condition in conditions:
         match condition:
             case {"data-collection": str(name), "filter": str(where)} if name.strip() and where.strip():
                 found.append((name.strip(), where))
             case _:
-                raise ConfigError("'additional-conditions' has an entry without 'data-collection' or 'filter'")
+                raise ConfigError(
+                    "'additional-conditions' of the signal has an entry without 'data-collection' or 'filter'"
+                )
     return found
 
 
@@ -257,7 +265,10 @@ def _tables_of_entry(entry: str, tables: list[TableSchema]) -> list[TableSchema]
     try:
         found = pc.match_substring_regex(names, rf"\A(?:{entry})\z", ignore_case=True).to_pylist()
     except pa.ArrowInvalid:
-        raise ConfigError(f"{entry[:LOGGED_CHARACTERS]!r} is neither a table nor a regular expression of RE2") from None
+        raise ConfigError(
+            f"'data-collections' contains {entry[:LOGGED_CHARACTERS]!r}, which is neither a table nor a regular "
+            "expression of RE2"
+        ) from None
     return [schema for schema, matches in zip(tables, found, strict=True) if matches]
 
 

@@ -136,7 +136,7 @@ class SignalQueue:
         try:
             fields = parse_json_object(seen.content)
         except ConfigError as exc:
-            log.warning("a malformed signal is ignored", reason=exc.message, position=str(seen.position))
+            log.warning("ignored a malformed signal", reason=exc.message, position=str(seen.position))
             return
         body = fields.get("data")
         text = "" if body is None else body if isinstance(body, str) else json.dumps(body)
@@ -148,9 +148,9 @@ class SignalQueue:
             return
         shown = {"id": name[:LOGGED_CHARACTERS], "type": kind[:LOGGED_CHARACTERS], "channel": channel.value}
         if kind not in _TYPES:
-            log.warning("a signal of an unknown type is ignored", **shown)
+            log.warning("ignored a signal of an unknown type", **shown)
         elif len(name) + len(body) > CONTENT_LIMIT:
-            log.warning("a signal is ignored because it is too large", **shown)
+            log.warning("ignored a signal that is too large", **shown)
         elif self._has_room():
             with _as_log_errors():
                 self._arrived += 1
@@ -163,7 +163,7 @@ class SignalQueue:
     def _has_room(self) -> bool:
         full = sum(1 for _ in self._files()) >= SIGNALS_LIMIT
         if full and not self._full:
-            log.warning("signals are ignored because the queue is full", waiting=SIGNALS_LIMIT)
+            log.warning("the queue of signals is full, so the reader ignores new signals", waiting=SIGNALS_LIMIT)
         self._full = full
         return not full
 
@@ -193,15 +193,17 @@ class SignalQueue:
 def parse_json_object(content: bytes | str) -> dict[str, Any]:
     """Parse a JSON object. Raises ConfigError for anything else, and for text that Postgres cannot store."""
     if len(content) > CONTENT_LIMIT:
-        raise ConfigError(f"expected a JSON object of at most {CONTENT_LIMIT} bytes, got {len(content)}")
+        raise ConfigError(
+            f"signal content has {len(content)} bytes: expected a JSON object of at most {CONTENT_LIMIT} bytes"
+        )
     try:
         fields = json.loads(content)
         text = json.dumps(fields, ensure_ascii=False)
         text.encode()
     except (ValueError, RecursionError):
-        raise ConfigError("expected a JSON object") from None
+        raise ConfigError("signal content is malformed: expected a JSON object") from None
     if not isinstance(fields, dict) or "\\u0000" in text:
-        raise ConfigError("expected a JSON object without U+0000")
+        raise ConfigError("signal content is malformed: expected a JSON object without U+0000")
     return fields
 
 

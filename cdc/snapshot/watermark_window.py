@@ -252,7 +252,7 @@ class WatermarkWindows:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_streaming and not self._open_transaction.lost, patience):
-                raise SnapshotInvalidated("no replication session is streaming, so a chunk cannot be inserted")
+                raise SnapshotInvalidated("a chunk of a copy cannot be inserted: no replication session is streaming")
             window = _Window(relation, self._received, _distinct_of_all(self._xids), keyless, outlives_copies)
             for batch in self._open_transaction.batches:
                 window.add(batch)
@@ -278,7 +278,9 @@ class WatermarkWindows:
         with self._changed:
             window = self._windows.get(token)
             if window is None:
-                raise SnapshotInvalidated("the replication session ended while a chunk was read")
+                raise SnapshotInvalidated(
+                    "a chunk of a copy must be read again: the replication session ended while it was read"
+                )
             known = _distinct_of_all(self._xids)  # what one snapshot sees every later one sees as well
             self._xids = [known[~visibility.sees(known)]]
             if all_seen := bool(visibility.sees(window.xids).all()):
@@ -314,7 +316,9 @@ class WatermarkWindows:
                     received, deadline = self._received, time.monotonic() + patience
             window = self._windows.pop(token, None)
             if window is None or window.outcome is None:
-                raise SnapshotInvalidated("the watermark of a chunk did not arrive in the stream")
+                raise SnapshotInvalidated(
+                    "a chunk of a copy must be read again: its watermark did not arrive in the stream"
+                )
             return window.outcome
 
     def _add_open_rows(self, rows: pa.RecordBatch, nbytes: int) -> None:

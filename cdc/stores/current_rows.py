@@ -55,7 +55,9 @@ class CurrentRows:
         try:
             self._table = DeltaTable(target, version=version)
         except (TableNotFoundError, DeltaError, OSError) as exc:
-            raise SinkUnavailable(f"no readable table at {target!r}, version {version!r}", remedy=_PUT_BACK) from exc
+            raise SinkUnavailable(
+                f"target {target!r} has no readable table at version {version!r}", remedy=_PUT_BACK
+            ) from exc
         self._target = target
         self.mode = self._table.metadata().configuration.get(MODE, "scd1")
         self.unread: str | None = None

@@ -75,11 +75,13 @@ def find_cut(cuts: Sequence[ListedCut], moment: Position | datetime, now: dateti
     Raises CutUnavailable for a moment before the oldest cut, after the newest position, or in the future.
     """
     if not cuts:
-        raise CutUnavailable("the sink has published no cut yet", remedy="wait for its first batch: 'cdc status'")
+        raise CutUnavailable(
+            "the sink has published no cut yet", remedy="wait for the sink's first batch, which 'cdc status' shows"
+        )
     newest = cuts[-1]
     ahead = moment > now if isinstance(moment, datetime) else moment > newest.position
     if ahead:
-        raise CutUnavailable(f"no cut at {_text(moment)} yet: the newest is {newest}", remedy=_NEWEST)
+        raise CutUnavailable(f"the sink has no cut at {_text(moment)} yet: the newest cut is {newest}", remedy=_NEWEST)
     found = None
     for cut in cuts:
         if _is_after(cut, moment):
@@ -87,12 +89,12 @@ def find_cut(cuts: Sequence[ListedCut], moment: Position | datetime, now: dateti
         found = cut
     if found is None:
         raise CutUnavailable(
-            f"the cut at {_text(moment)} was removed by retention: the oldest is {cuts[0]}", remedy=_OLDEST
+            f"the cut at {_text(moment)} was removed by retention: the oldest cut is {cuts[0]}", remedy=_OLDEST
         )
     return found
 
 
-_NEWEST: Final = "omit --at to read the newest cut, or wait until the sink has reached that time"
+_NEWEST: Final = "omit --at to read the newest cut, or wait until the sink has a cut at the requested time"
 _OLDEST: Final = "request the oldest cut or a later one; to keep cuts longer, raise 'cuts: {retain: …}' of the sink"
 
 

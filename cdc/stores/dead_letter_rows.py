@@ -50,7 +50,7 @@ An older table has no column `changes`; it gets the column with its next entry.
 """
 _CONVERTED_FIELDS: Final = frozenset({"key", "image", "parked", "changes"})
 """Fields that are converted before they are stored."""
-_LOST: Final = "its row is no longer stored next to the sink"
+_LOST: Final = "the row of the dead letter is no longer stored with the sink"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,7 +132,8 @@ class Lake:
             record = None if table is None else _record_of(table, found.published_at)
         if record is None:
             raise CutUnavailable(
-                f"the cut at {found} was just removed by retention", remedy="repeat the request, or request a later cut"
+                f"the cut at {found} was removed by retention during the query",
+                remedy="run the query again, or request a later cut",
             )
         return record
 
@@ -256,8 +257,8 @@ class Lake:
         which = f" (the type of column {', '.join(map(repr, columns))} was widened)" if columns else ""
         return TargetUnusable(
             f"the target of table {topic!r} has table features that delta-rs does not read: {features}{which}",
-            remedy=f"Spark with Delta reads it: pipelines.lake.at(spark, {self._template!r})[{topic!r}]; or move the "
-            f"table away and rebuild it without them: 'cdc replay SINK --tables {topic}'",
+            remedy=f"read the target with Spark: pipelines.lake.at(spark, {self._template!r})[{topic!r}]; or move the "
+            f"target away and rebuild the table: 'cdc replay SINK --tables {topic}'",
         )
 
     @contextmanager
@@ -268,7 +269,7 @@ class Lake:
         except (DeltaError, pa.ArrowException, OSError, ValueError, KeyError, TypeError) as exc:
             raise SinkUnavailable(
                 f"the published record {self._published_uri!r} cannot be read: {one_line(str(exc))[:160]}",
-                remedy="restore its files from a backup, or rebuild the sink: 'cdc replay SINK'",
+                remedy="restore the record's files from a backup, or rebuild the sink: 'cdc replay SINK'",
             ) from exc
 
     def _record(self) -> DeltaTable | None:
@@ -399,7 +400,7 @@ def _table(target: str, version: int | None) -> DeltaTable:
     try:
         return DeltaTable(target, version=version)
     except (TableNotFoundError, DeltaError, OSError) as exc:
-        raise SinkUnavailable(f"no readable table at {target!r}, version {version!r}") from exc
+        raise SinkUnavailable(f"target {target!r} has no readable table at version {version!r}") from exc
 
 
 def _suggestion(message: str, tables: list[TableRecord]) -> str:

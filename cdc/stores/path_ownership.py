@@ -30,7 +30,7 @@ def check_path(uri: str, log_id: str | None) -> None:
     log_id: None means that no log exists yet. Raises SinkUnavailable if the store cannot be read.
     """
     if "://" not in uri and Path(uri).is_file():
-        raise TargetUnusable(f"{uri!r} is a file: expected a directory", remedy=ELSEWHERE)
+        raise TargetUnusable(f"the target's path {uri!r} is a file: expected a directory", remedy=ELSEWHERE)
     try:
         if not DeltaTable.is_deltatable(uri):
             check_free(uri)
@@ -39,7 +39,7 @@ def check_path(uri: str, log_id: str | None) -> None:
     except (DeltaError, OSError) as exc:
         if (features := features_in_error(str(exc))) is None:
             raise SinkUnavailable(
-                f"{uri!r} cannot be listed: {type(exc).__name__}",
+                f"the target's path {uri!r} cannot be listed: {type(exc).__name__}",
                 remedy="check that the store of the sink's path is running and permits listing and reading",
             ) from exc
         raise TargetUnusable(
@@ -57,7 +57,8 @@ def check_free(uri: str) -> None:
     names = sorted(found.base_name for found in store.get_file_info(pafs.FileSelector("", allow_not_found=True)))
     if foreign := [name for name in names if not name.startswith((*_HIDDEN, STAGED))]:
         raise TargetUnusable(
-            f"{uri!r} is neither a Delta table nor empty: it contains {foreign[0]!r}", remedy=ELSEWHERE
+            f"the target's path {uri!r} is neither a Delta table nor empty: it contains {foreign[0]!r}",
+            remedy=ELSEWHERE,
         )
 
 

@@ -56,7 +56,7 @@ def require_query(builder: QueryBuilder, sql: str) -> None:
     builder.execute(f"DESCRIBE {query}").read_all()
     plan = pa.table(builder.execute(f"EXPLAIN {query}"))["plan"][0].as_py()
     if _WRITING_PLAN.match(plan):
-        raise QueryNotReadOnly("a query with INTO creates a table")
+        raise QueryNotReadOnly("a query with INTO is not read-only: it creates a table")
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def named_errors() -> Iterator[None]:
             type(exc).__name__ != "PanicException"
         ):  # a panic of the engine's Rust code; its class cannot be imported and is no Exception
             raise
-        raise QueryFailed(f"the engine failed: {one_line(str(exc))}") from exc
+        raise QueryFailed(f"the query engine failed: {one_line(str(exc))}") from exc
 
 
 def checked_rows(stream: Any) -> pa.RecordBatchReader:

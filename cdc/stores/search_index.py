@@ -129,7 +129,8 @@ class SearchIndex:
             return cls(tantivy.Index.open(str(path)))
         except (ValueError, OSError) as error:
             raise SinkUnavailable(
-                f"no search index at {str(path)!r}", remedy="start 'cdc run' and wait for its first publication"
+                f"the sink has no search index at {str(path)!r}",
+                remedy="start 'cdc run', and wait until the sink has published a cut",
             ) from error
 
     @property

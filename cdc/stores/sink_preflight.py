@@ -127,7 +127,7 @@ def path_conflicts(
             continue
         if isinstance(error, SinkUnavailable):
             unreadable.add(one.number)
-        message = f"table {one.schema.topic!r} cannot be written there: {error.message}"
+        message = f"table {one.schema.topic!r} cannot be written to its target: {error.message}"
         found.append(ColumnMismatch(one.key("path"), type(error)(message, remedy=error.fix)))
     return found
 

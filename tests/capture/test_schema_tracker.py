@@ -44,7 +44,7 @@ def test_a_table_that_was_removed_is_not_captured() -> None:
 
 def test_a_ddl_message_marks_a_dropped_table(tracker: SchemaTracker) -> None:
     (schema,) = tracker.apply_ddl(ddl("DROP TABLE", dropped=True))
-    assert (schema.state, schema.reason) == (TableState.DROPPED, "dropped at the source by DROP TABLE")
+    assert (schema.state, schema.reason) == (TableState.DROPPED, "the source dropped the table: DROP TABLE")
     assert list(tracker.apply_ddl(ddl("DROP TABLE", dropped=True))) == []
 
 

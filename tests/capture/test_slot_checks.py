@@ -84,7 +84,7 @@ def test_any_other_slot_is_not_replaced(
 
 
 def test_a_record_does_not_prove_a_slot_whose_commits_the_catalog_has_seen() -> None:
-    with pytest.raises(UnexpectedSlot, match="the catalog last saw"):
+    with pytest.raises(UnexpectedSlot, match="the catalog last recorded"):
         check_replaceable(SLOT, recorded(EMPTY), SOURCE, Position(1000))
 
 
@@ -92,13 +92,13 @@ def test_a_command_replaces_a_slot_without_evidence_but_not_one_that_another_rea
     check_replaceable_by_command(replace(SLOT, confirmed_flush=Lsn(2000)), WRITTEN, SOURCE)
     with pytest.raises(SlotNotOwned, match="a reader of another log has confirmed"):
         check_replaceable_by_command(replace(SLOT, confirmed_flush=Lsn(2001)), WRITTEN, SOURCE)
-    with pytest.raises(SlotNotOwned, match="is of system 8"):
+    with pytest.raises(SlotNotOwned, match="is on cluster 8"):
         check_replaceable_by_command(replace(SLOT, confirmed_flush=Lsn(2000)), WRITTEN, replace(SOURCE, system_id="8"))
 
 
 def test_a_log_is_not_continued_from_a_slot_of_another_name() -> None:
     check_slot_name(recorded(WRITTEN), SLOT)
-    with pytest.raises(SlotNotOwned, match="'cdc_shop', and the definition names slot 'other'"):
+    with pytest.raises(SlotNotOwned, match="'cdc_shop', but the definition names slot 'other'"):
         check_slot_name(recorded(WRITTEN), replace(SLOT, name="other"))
 
 

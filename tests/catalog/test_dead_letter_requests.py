@@ -29,7 +29,7 @@ def test_a_dead_letter_is_found_by_the_beginning_of_its_id(catalog: Catalog) -> 
     wanted = letter("lake", 11, "2")
     assert find_dead_letters(catalog, "shop", [wanted.id[:8]]) == [wanted]
     for unknown in ("zz", ""):
-        with pytest.raises(UnknownName, match="no dead letter has the id"):
+        with pytest.raises(UnknownName, match="there is no dead letter with the id"):
             find_dead_letters(catalog, "shop", [unknown])
 
 

@@ -88,7 +88,8 @@ def test_a_catalog_of_a_newer_version_is_refused_unchanged(database: Database, t
         lambda: revision.up(database),
     ):
         with pytest.raises(
-            CatalogUnusable, match=f"at revision '9999', this version of cdc knows up to '{revision.HEAD}'"
+            CatalogUnusable,
+            match=f"at revision '9999', but this version of cdc knows only revisions up to '{revision.HEAD}'",
         ) as e:
             open_it()
         assert "use the version of cdc that created it" in e.value.fix

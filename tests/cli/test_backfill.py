@@ -176,7 +176,7 @@ def test_a_verb_reaches_the_reader_while_the_backfill_has_not_ended(
     assert [command.payload for command in catalog.commands.pending("held", verb.kind)] == [{"id": job}]
     catalog.commands.finish(job, BackfillState("cancelled").to_json(), ok=False)
     refused = cdc("backfill", verb.value, job)
-    assert (refused.status, "already ended: it is cancelled" in refused.errors) == (2, True)
+    assert (refused.status, "already ended with state cancelled" in refused.errors) == (2, True)
 
 
 def test_tables_are_listed_with_their_number_and_where_they_stand(cdc: Command, catalog: Catalog) -> None:

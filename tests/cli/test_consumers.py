@@ -67,7 +67,7 @@ def test_a_name_that_does_not_say_which_is_refused(capsys: pytest.CaptureFixture
     several = run(capsys, "consumers", "forget", "lake", "-c", folder.path)
     assert (several.status, "one, two" in several.errors) == (2, True)
     nobody = run(capsys, "consumers", "forget", "pond", "-c", folder.path)
-    assert (nobody.status, "there are: lake" in nobody.errors) == (2, True)
+    assert (nobody.status, "choose one of the consumers: lake" in nobody.errors) == (2, True)
     assert run(capsys, "consumers", "forget", "two", "-c", folder.path).status == 0
     assert left(folder) == ["one"]
 

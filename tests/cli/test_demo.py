@@ -14,5 +14,5 @@ def test_an_unknown_version_of_postgres_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = run(capsys, "demo", "--pg", "14")
-    assert (outcome.status, "no embedded postgres of version 14: expected 16 or 18" in outcome.errors) == (2, True)
+    assert (outcome.status, "--pg 14 is not supported: expected 16 or 18" in outcome.errors) == (2, True)
     assert list(tmp_path.iterdir()) == []

@@ -93,11 +93,13 @@ def test_what_lies_in_a_targets_place_is_told_with_place_table_and_fix(
     assert (outcome.status, outcome.envelope["ok"], outcome.envelope["summary"]) == (2, False, "2 to fix, 0 warnings")
     assert {(issue["code"], issue["path"]) for issue in told.values()} == {("CDC-3017", str(path))}
     assert told["sinks.0.path"]["message"] == (
-        f"table 'shop.orders' cannot be written there: the Delta table at {str(theirs)!r} was not created by cdc: "
+        f"table 'shop.orders' cannot be written to its target: the Delta table at {str(theirs)!r} was not "
+        "created by cdc: "
         "it has no property 'cdc.log_id'"
     )
     assert told["sinks.0.rules.0.path"]["message"] == (
-        f"table 'shop.items' cannot be written there: {str(files)!r} is neither a Delta table nor empty: it "
+        f"table 'shop.items' cannot be written to its target: the target's path {str(files)!r} is neither a "
+        "Delta table nor empty: it "
         "contains 'notes.txt'"
     )
     assert [(told[key]["line"], told[key]["column"]) for key in ("sinks.0.path", "sinks.0.rules.0.path")] == [
@@ -165,7 +167,7 @@ def test_a_rule_that_names_no_column_of_its_table_is_told_at_its_key(
             "CDC-3010",
             "sinks.0.rules.1.transform.drop",
             14,
-            "column 'id' is part of the key of table 'shop.items': it cannot be dropped or masked",
+            "column 'id' of table 'shop.items' is part of the key and cannot be dropped or masked",
         ),
     ]
     said = run(capsys, "doctor", "-c", path).output

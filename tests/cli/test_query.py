@@ -109,8 +109,8 @@ def test_rows_that_are_wider_than_a_terminal_have_a_line_for_each_column(
 @pytest.mark.parametrize(
     ("sql", "at", "expected"),
     [
-        ("select 1 from orders", "0/13", (1, "the oldest is 0/14")),
-        ("select 1 from orders", "0/29", (1, "the newest is 0/28")),
+        ("select 1 from orders", "0/13", (1, "the oldest cut is 0/14")),
+        ("select 1 from orders", "0/29", (1, "the newest cut is 0/28")),
         ("select 1 from shop.items", "published", (1, "not part of the cut")),
         ("select 1 from shop.orders", "noon", (2, "malformed point in time 'noon'")),
         ("select 1 from shop.other", "published", (2, "shop.orders")),
@@ -143,7 +143,7 @@ def test_a_table_that_delta_rs_does_not_read_is_named_with_its_columns_and_who_r
         "(the type of column 'price' was widened)"
     )
     assert error["suggestion"].startswith(
-        f"Spark with Delta reads it: pipelines.lake.at(spark, {template!r})['shop.orders']; or move the table away"
+        f"read the target with Spark: pipelines.lake.at(spark, {template!r})['shop.orders']; or move the target away"
     )
     assert "'cdc replay SINK --tables shop.orders -c " in error["suggestion"]
     for sql, at in (("select id from items", "latest"), ("select id from orders", "published")):

@@ -34,7 +34,7 @@ def test_rows_are_found_by_their_words(tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("text", "status", "message"),
-    [(SOUND, 2, "'shop' has no search sink"), (SOUND + SEARCH, 1, "no search index at")],
+    [(SOUND, 2, "pipeline 'shop' has no search sink"), (SOUND + SEARCH, 1, "no search index at")],
     ids=["no sink", "no index yet"],
 )
 def test_without_an_index_it_is_an_error(

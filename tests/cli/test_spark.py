@@ -225,7 +225,7 @@ def test_the_bundle_is_the_golden_one(shop: Path, capsys: pytest.CaptureFixture[
         ),
         (("k8s", "--claim", "l=/mnt", "replay", "lake", "--into", "new"), ("", ""), "--into is a local directory"),
         (("k8s",), ("", ""), "the path of sink 'lake' is a local directory"),
-        (("k8s", "--claim", "lake"), ("", ""), "--claim 'lake': expected NAME=/PATH"),
+        (("k8s", "--claim", "lake"), ("", ""), "--claim 'lake' is malformed: expected NAME=/PATH"),
         (("k8s", "--claim", "l=/mnt", "--schedule", "@hourly"), ("", ""), "a scheduled run must end"),
         (("k8s", "--claim", "l=/mnt"), ("${CATALOG_URL}", "sqlite:////srv/c.db"), "catalog.url is a local file"),
         (("k8s", "--claim", "l=/mnt"), ("${CATALOG_URL}", "postgresql://c:x@h/c"), "catalog.url contains a password"),

@@ -45,7 +45,7 @@ def test_a_definition_that_is_not_there_is_to_be_named(
 ) -> None:
     outcome = run(capfd, *command, tmp_path / "none.yaml")
     assert outcome.status == 2
-    assert (outcome.output + outcome.errors).endswith("  → name the definition with -c FILE\n")
+    assert (outcome.output + outcome.errors).endswith("  → choose the definition file with -c FILE\n")
 
 
 def test_the_envelope_holds_every_issue_and_points_at_the_first(

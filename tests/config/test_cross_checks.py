@@ -16,7 +16,7 @@ CONFLICTS = [
     (
         ["stored_as_scd_type: 2", "except_column_list: [note]", "track_history_column_list: [note]"],
         "track_history_column_list",
-        "contains 'note', which except_column_list leaves out",
+        "contains 'note', which except_column_list excludes",
     ),
 ]
 

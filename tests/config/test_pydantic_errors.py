@@ -77,7 +77,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
         "3:3: source.keys: unknown key",
     ),
     "duplicate key": (SOUND + "name: again\n", "12:1: name: duplicate key, first in line 1"),
-    "tab": (SOUND + "spark:\n\ttrigger: 1s\n", "13:1: indentation by tab: use spaces"),
+    "tab": (SOUND + "spark:\n\ttrigger: 1s\n", "13:1: indentation by tabs is not allowed: use spaces"),
     "empty file": ("", "1:1: the file is empty"),
     "only a comment": ("# nothing\n", "1:1: the file is empty"),
     "a list": ("- a\n", "1:1: expected a mapping of keys to values"),
@@ -160,11 +160,11 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     ),
     "signals that nobody captures": (
         SOUND + "snapshot: {signals: public.signals}\n",
-        "12:12: snapshot.signals: no rule captures this table: add it to tables",
+        "12:12: snapshot.signals: no rule captures this table: add the table to 'tables'",
     ),
     "signals that are excluded": (
         SOUND + "exclude: [shop.sig*]\nsnapshot: {signals: shop.signals}\n",
-        "13:12: snapshot.signals: no rule captures this table: add it to tables",
+        "13:12: snapshot.signals: no rule captures this table: add the table to 'tables'",
     ),
     "duplicate sink": (SOUND + SEARCH.replace("find,", "lake,", 1), "12:6: sinks.1.name: another sink has this name"),
     "duplicate rule": (
@@ -173,7 +173,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     ),
     "sink inside the log": (
         changed("lake/{schema}", "log/{schema}"),
-        "11:5: sinks.0.path: the directory above the first placeholder overlaps that of the log",
+        "11:5: sinks.0.path: the directory above the first placeholder overlaps the directory of the log",
     ),
     "index in a bucket": (
         SOUND + "  - {name: find, type: search, path: 's3://lake/find'}\n",
@@ -233,7 +233,10 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "missing secret file": (dsn("{file: nowhere}"), "3:3: source.dsn: secret file cannot be read: no such file"),
     "unknown reference": (dsn("{enw: X}"), "3:3: source.dsn: expected ${VAR}, {env: VAR} or {file: PATH}"),
     "open variable": (dsn("${OPEN"), "3:3: source.dsn: malformed variable: expected ${NAME}"),
-    "secret with white space": (dsn("{env: SPACED}"), "3:3: source.dsn: the value begins or ends with white space"),
+    "secret with white space": (
+        dsn("{env: SPACED}"),
+        "3:3: source.dsn: the value of the secret begins or ends with white space",
+    ),
     "bad escape": (dsn("${BROKEN}"), "3:3: source.dsn: the DSN contains a '%' that starts no escape: write it as %25"),
     "password in the file": (dsn(f"postgresql://u:{CANARY}@h/d"), "3:3: source.dsn: the file contains a password"),
     "password with @": (dsn(f"postgresql://u:{CANARY}@x@h/d"), "3:3: source.dsn: malformed DSN: write @ / ? #"),

@@ -103,13 +103,17 @@ ROUTES = {
     "an unknown placeholder": (
         "path: 'all/{region}'",
         "shop.a",
-        "path contains 'region', which is no group of pattern",
+        "path contains 'region', but pattern has no such group",
     ),
     "a pattern for nothing": ("pattern: '(?P<a>.*)'", "shop.a", "pattern has no effect"),
-    "a pattern that is none": ("pattern: '(?P<a>'", "shop.a", "pattern: character 1: not a regular expression"),
+    "a pattern that is none": (
+        "pattern: '(?P<a>'",
+        "shop.a",
+        "pattern: character 1: the pattern is not a regular expression",
+    ),
     "a group of that name": ("pattern: '(?P<table>.*)'", "shop.a", "pattern: expected group names of letters"),
-    "into the log": ("path: 'log/{table}'", "shop.a", "overlaps that of the log"),
-    "a property of ours": ("properties: {delta.columnMapping.mode: name}", "shop.a", "the sink does not set itself"),
+    "into the log": ("path: 'log/{table}'", "shop.a", "overlaps the directory of the log"),
+    "a property of ours": ("properties: {delta.columnMapping.mode: name}", "shop.a", "that the sink does not set"),
     "a property of type widening": ("properties: {delta.enableTypeWidening: 'true'}", "shop.a", NO_FEATURE),
     "a property of row tracking": ("properties: {delta.enableRowTracking: 'true'}", "shop.a", NO_FEATURE),
     "a property of in-commit timestamps": (
@@ -119,7 +123,7 @@ ROUTES = {
     ),
     "a merge without a place": ("merge_tables: true", "shop.a", "rules.0: merge_tables requires path"),
     "a merge that is none": ("merge_tables: 1", "shop.a", "merge_tables: expected true or false"),
-    "no property of Delta": ("properties: {cdc.log_id: x}", "shop.a", "the sink does not set itself"),
+    "no property of Delta": ("properties: {cdc.log_id: x}", "shop.a", "that the sink does not set"),
 }
 
 

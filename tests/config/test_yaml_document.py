@@ -26,7 +26,7 @@ def test_values_have_their_line_and_column() -> None:
     [
         ("a: 1\na: 2\n", 2, "duplicate key, first in line 1"),
         ("a: !!python/name:os.system x\n", 1, "tags are not allowed"),
-        ("a:\n\t- 1\n", 2, "indentation by tab"),
+        ("a:\n\t- 1\n", 2, "indentation by tabs"),
         ("", 1, "the file is empty"),
         ("a: \x01\n", 1, "character U\\+0001 is not allowed"),
         ("a: &a [*a]\n", 1, "too large"),

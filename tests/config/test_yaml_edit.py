@@ -145,7 +145,7 @@ def test_what_cannot_be_edited_is_said_and_the_file_stays(
 def test_a_file_that_cannot_be_written_stays_and_the_lines_are_told(tmp_path: Path) -> None:
     edit = add_tables(definition(tmp_path, LAYOUTS[0]), ["far.away"])
     edit.path.write_text(edit.before + "# more\n")
-    with pytest.raises(ConfigError, match="changed by another process"):
+    with pytest.raises(ConfigError, match="another process has changed"):
         write_edit(edit)
     edit.path.unlink()
     edit.path.mkdir()

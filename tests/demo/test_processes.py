@@ -15,8 +15,8 @@ from cdc.demo.processes import last_line, pipelines_command
         ("first\nlast\n\n", "last"),
         ("  indented  \n", "indented"),
         ("x" * 500, "x" * 200),
-        ("\n", "it printed nothing"),
-        (None, "it printed nothing"),
+        ("\n", "the process printed nothing"),
+        (None, "the process printed nothing"),
     ],
 )
 def test_the_last_line_of_a_process_is_its_last_one_with_text(tmp_path: Path, output: str | None, line: str) -> None:

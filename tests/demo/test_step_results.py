@@ -45,5 +45,5 @@ def test_a_wait_returns_the_value_or_fails_with_the_condition() -> None:
     answers = iter([None, 7])
 
     assert Wait(Terminal(StringIO()), "lake").until("a number", lambda: next(answers)) == 7
-    with pytest.raises(PositionNotReached, match="a number: not within 0 s"):
+    with pytest.raises(PositionNotReached, match="the demo waited 0 s, but this did not happen: a number"):
         Wait(Terminal(StringIO()), "lake", 0.0).until("a number", lambda: None)

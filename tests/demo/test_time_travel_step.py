@@ -101,7 +101,7 @@ def test_a_lake_without_a_complete_cut_fails_the_step(shop: Shop) -> None:
     cut, *_ = shop.past(StringIO()).run()
 
     assert not cut.equal
-    assert "keeps no cut" in str(cut.facts["error"])
+    assert "has no cut" in str(cut.facts["error"])
 
 
 def test_the_column_is_there_and_at_the_cut_of_before_it_was_not(shop: Shop) -> None:
@@ -136,4 +136,4 @@ def test_a_column_that_does_not_come_to_the_lake_fails_within_the_patience(shop:
     _, late = shop.past(out).run()
 
     assert not late.equal
-    assert f"the lake's orders have {COLUMN}: not within" in out.getvalue()
+    assert f"but this did not happen: the lake's orders have {COLUMN}" in out.getvalue()

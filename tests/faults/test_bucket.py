@@ -172,7 +172,7 @@ def test_a_compaction_that_is_refused_says_what_to_do_and_changes_nothing(s3: S3
     root = s3.root(port=relay.port)
     COMPACTS.create(root)
     relay.fault(what, 403)
-    with pytest.raises(LogInaccessible, match=r"access to 's3://lake-.*' is denied") as refused:
+    with pytest.raises(LogInaccessible, match=r"denies access to bucket 's3://lake-.*'") as refused:
         COMPACTS.writer(root)(20)
 
     assert "log.storage" in refused.value.fix
@@ -182,7 +182,7 @@ def test_a_compaction_that_is_refused_says_what_to_do_and_changes_nothing(s3: S3
 def test_a_refusal_is_told_with_what_to_do_and_nothing_waits(root: BucketPath, relay: Relay) -> None:
     writer, blocked = patient(root)
     relay.fault(DATA, 403)
-    with pytest.raises(LogInaccessible, match=r"access to 's3://lake-.*' is denied") as refused:
+    with pytest.raises(LogInaccessible, match=r"denies access to bucket 's3://lake-.*'") as refused:
         append_transaction(writer, 20)
 
     assert "log.storage" in refused.value.fix
@@ -218,7 +218,7 @@ def test_a_store_that_can_be_used_has_no_problem(definition: Definition, relay: 
 
 @pytest.mark.parametrize(
     ("pattern", "status", "message"),
-    [("^PUT .*_probe-", 403, "is denied"), ("^POST .*delete", 403, "is denied"), (".", 503, "does not answer")],
+    [("^PUT .*_probe-", 403, "denies access"), ("^POST .*delete", 403, "denies access"), (".", 503, "does not answer")],
 )
 def test_what_a_store_does_not_allow_is_a_problem_with_what_to_do(
     definition: Definition, relay: Relay, pattern: str, status: int, message: str

@@ -66,7 +66,7 @@ def test_who_opens_by_a_listing_that_lags_is_fenced_and_reads_what_was_there_bef
 def test_a_compactor_whose_listing_lags_takes_no_run_of_another(root: BucketPath, relay: Relay) -> None:
     _, folder = open_compactor(root).new_run()
     relay.unlisted = f"compacted/{folder.name}/"
-    with pytest.raises(LogFenced, match="another compactor has created run 1"):
+    with pytest.raises(LogFenced, match="another compaction of the log has created run 1"):
         open_compactor(root).new_run()
 
 

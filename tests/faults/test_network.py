@@ -229,7 +229,7 @@ def test_a_reader_leaves_a_half_open_connection_within_a_minute_and_goes_on(
     away.wait(lambda: away.durable() > copied, "the stream")
     proxy.frozen.set()
     began = time.monotonic()
-    away.wait(lambda: "silent for" in away.output(), "the silence noticed")
+    away.wait(lambda: "has sent nothing for" in away.output(), "the silence noticed")
     assert time.monotonic() - began < 65
     assert rows_of(database, "SELECT 1 FROM pg_stat_replication") is not None
     proxy.reset()

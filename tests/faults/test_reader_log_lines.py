@@ -29,7 +29,12 @@ END_STREAM = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots 
 
 def test_a_reader_says_that_it_copied_streams_and_is_connected_again(held: Captured) -> None:
     with ReaderProcess(held) as reader:
-        until(lambda: has_line(reader, r"copied +later=0 position=[0-9A-F]+/[0-9A-F]+ rows=3 tables=1"), reader.output)
-        until(lambda: has_line(reader, r"streaming +position=[0-9A-F]+/[0-9A-F]+"), reader.output)
+        until(
+            lambda: has_line(reader, r"initial snapshot done +later=0 position=[0-9A-F]+/[0-9A-F]+ rows=3 tables=1"),
+            reader.output,
+        )
+        until(
+            lambda: has_line(reader, r"streaming changes from the source +position=[0-9A-F]+/[0-9A-F]+"), reader.output
+        )
         run_sql(held.dsn, END_STREAM.format(held.slot))
-        until(lambda: has_line(reader, r"connected again +after_seconds=\S+ position=\S+"), reader.output)
+        until(lambda: has_line(reader, r"connected to the source again +after_seconds=\S+ position=\S+"), reader.output)

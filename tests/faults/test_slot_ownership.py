@@ -131,7 +131,7 @@ def test_the_position_that_the_catalog_knows_is_named_as_evidence(held: Captured
     (held.folder / "log").rename(held.folder / "away")
     with Catalog.open(held.definition.catalog.url) as catalog:
         catalog.sinks.record("held", SinkProgress("lake", int(seen), None, 0.0, "running"))
-    with pytest.raises(UnexpectedSlot, match=f"the catalog last saw this pipeline's log at {seen}"):
+    with pytest.raises(UnexpectedSlot, match=f"the catalog last recorded this pipeline's log at {seen}"):
         check_log(held.definition)
 
 
@@ -143,7 +143,7 @@ def test_a_log_whose_commit_the_catalog_has_seen_is_no_unfinished_copy(held: Cap
     check_log(held.definition)  # proven: it would begin again
     with Catalog.open(held.definition.catalog.url) as catalog:
         catalog.sinks.record("held", SinkProgress("lake", int(slot.confirmed_flush or 0), None, 0.0, "running"))
-    with pytest.raises(UnexpectedSlot, match="the catalog last saw"):
+    with pytest.raises(UnexpectedSlot, match="the catalog last recorded"):
         check_log(held.definition)
 
 
@@ -248,7 +248,7 @@ def test_a_new_epoch_leaves_a_slot_that_another_log_was_written_from(tmp_path: P
     other.copy()
     exact(other)
     before = place_of(other)
-    with pytest.raises(SlotNotOwned, match="which a reader of another log has confirmed") as refused:
+    with pytest.raises(SlotNotOwned, match="a reader of another log has confirmed this position") as refused:
         begin_epoch(held.definition)
     assert "pg_drop_replication_slot" in refused.value.fix
     assert place_of(other) == before
@@ -265,7 +265,7 @@ def test_a_new_epoch_leaves_a_slot_of_another_server(
     held.write(slot=held.slot)
     run_sql(held.dsn, "CREATE TABLE t (id int PRIMARY KEY)")
     make_slot(held)
-    with pytest.raises(SlotNotOwned, match="of system"):
+    with pytest.raises(SlotNotOwned, match="is on cluster"):
         begin_epoch(held.definition)
     assert slot_of(held) is not None
     next(databases, None)

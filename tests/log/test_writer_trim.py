@@ -181,7 +181,7 @@ def test_ranges_of_changes_that_are_gone_are_refused_by_name(writer: LogWriter, 
     compact(tmp_path, 50, merge=True, floor=35)
     writer.trim([0, 1, 2, 3], Position(40))
     reader = LogReader(tmp_path)
-    with pytest.raises(LogTrimmed, match=r"cannot be read up to 0/1E: changes up to 0/28"):
+    with pytest.raises(LogTrimmed, match=r"cannot be read up to 0/1E: single changes up to 0/28"):
         reader.files(Position(0), Position(30))
     with pytest.raises(LogTrimmed, match="cannot be read from 0/1E"):
         reader.latest_boundary(Position(30))

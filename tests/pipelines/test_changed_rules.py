@@ -307,4 +307,4 @@ def test_the_doctor_names_a_sink_that_shows_what_another_one_masks(
     problems = run(capsys, "doctor", "-c", path, "--json").envelope["result"]["problems"]
     (said,) = [one for one in problems if one["code"] == "CDC-3021"]
     assert (said["subject"], said["fatal"]) == ("shop.orders", False)
-    assert "sink 'find' shows 'note', which sink 'lake' masks" in said["message"]
+    assert "sink 'find' shows 'note' unmasked, but sink 'lake' masks these columns" in said["message"]

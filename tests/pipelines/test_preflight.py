@@ -58,7 +58,7 @@ def test_a_sink_is_not_begun_where_something_else_lies_in_a_targets_place(shop: 
 
     told = found(path)
     assert list(told) == ["sinks.0.path"]
-    assert f"table 'shop.orders' cannot be written there: the Delta table at {place!r}" in told["sinks.0.path"]
+    assert f"table 'shop.orders' cannot be written to its target: the Delta table at {place!r}" in told["sinks.0.path"]
     begin(path, "find")
 
 
@@ -101,7 +101,7 @@ def test_a_table_that_the_pattern_of_its_rule_does_not_match_is_told(shop: ShopP
 
     assert found(path) == {
         "sinks.0.rules.0.pattern": (
-            "pattern 'shop\\\\.(?P<kind>o)rders' does not match table 'shop.items', which the rule matches"
+            "pattern 'shop\\\\.(?P<kind>o)rders' does not match table 'shop.items', but the rule does"
         )
     }
 
@@ -131,10 +131,10 @@ def test_columns_that_are_not_there_are_told_by_rule_or_sink(shop: ShopPipeline)
     assert {key: message for key, message in told.items() if "rules.0" in key} == {
         "sinks.0.rules.0.except_column_list": "table 'shop.orders' has no column 'nope'",
         "sinks.0.rules.0.transform.mask": "table 'shop.orders' has no column 'nota', or the publication does not "
-        "send it",
+        "send this column",
         "sinks.0.rules.0.transform": "two columns of the target of table 'shop.orders' would have the name 'note'",
     }
-    assert told["sinks.0.column_list"] == "column 'id' is part of the key of table 'shop.items' and cannot be left out"
+    assert told["sinks.0.column_list"] == "column 'id' of table 'shop.items' is part of the key and cannot be excluded"
 
 
 def test_columns_of_the_target_are_told_at_their_key(shop: ShopPipeline) -> None:
@@ -184,7 +184,10 @@ def test_a_first_start_ends_with_2_before_any_write_and_says_why(shop: ShopPipel
     ended = forked.run(*command, "-c", shop.folder / "shop.yaml", timeout=240)
 
     assert ended.status == ConfigError.exit_code, ended.output + ended.errors
-    assert f"sinks.0.path: table 'shop.orders' cannot be written there: the Delta table at {place!r}" in ended.errors
+    assert (
+        f"sinks.0.path: table 'shop.orders' cannot be written to its target: the Delta table at {place!r}"
+        in ended.errors
+    )
     assert "set another path in the sink or in a rule for the table" in ended.errors
     assert DeltaTable(place).version() == 0
     assert [entry.name for entry in (shop.folder / "lake").iterdir()] == ["shop"]

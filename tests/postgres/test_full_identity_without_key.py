@@ -87,4 +87,4 @@ def test_a_key_that_gets_such_a_part_marks_the_table(either_database: str) -> No
         )
         session.catch_up()
     assert session.latest.state is TableState.NEEDS_RESYNC
-    assert session.latest.reason == "the generated columns ['g'] of its key are not sent"
+    assert session.latest.reason == "the source does not send the generated columns ['g'] of the table's key"

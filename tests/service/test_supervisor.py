@@ -179,7 +179,7 @@ def test_a_child_that_does_not_end_is_killed_after_its_deadline() -> None:
     with running(Supervisor([script(STUBBORN)], policy=policy, say=lines)) as ended:
         lines.wait(lambda line: line == "up")
     assert ended == [0]
-    assert ("child", "killed: it did not end in time") in lines.every
+    assert ("child", "killed the process, because it did not end in time") in lines.every
 
 
 def test_a_second_signal_kills_at_once() -> None:

@@ -303,7 +303,7 @@ def _updates(held: Captured) -> list[dict[str, Any]]:
     ("request_", "says"),
     [
         (BackfillRequest(("public.nothing",)), "no table of the log matches"),
-        (BackfillRequest(("public.t",), sink="elsewhere"), "no sink is called 'elsewhere'"),
+        (BackfillRequest(("public.t",), sink="elsewhere"), "the definition has no sink called 'elsewhere'"),
         (BackfillRequest(("public.t",), first=("1",)), r"the key of 'public.t' is \(a, b\), got 1"),
     ],
 )
@@ -337,7 +337,7 @@ def test_a_function_that_is_declared_to_read_and_writes_is_stopped_by_the_readin
     ended = running.ended(running.ask(BackfillRequest(("public.t",), where="only_reads(a)")))
     assert ended.result is not None
     assert (ended.state, ended.result["error"]["code"]) == ("failed", ConfigError.code)
-    assert "it calls a function that writes although it is declared to only read" in ended.result["error"]["message"]
+    assert "the predicate calls a function that is declared read-only but writes" in ended.result["error"]["message"]
     assert rows_of(held.dsn, "SELECT last_value, is_called FROM s") == [(1, False)]
 
 

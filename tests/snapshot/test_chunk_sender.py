@@ -15,7 +15,7 @@ def test_a_copy_whose_table_needs_a_resync_ends_with_the_command_that_asks_for_i
     marked = schema_of(7, "note").flagged(TableState.NEEDS_RESYNC, "rows were lost")
     with pytest.raises(ConfigError, match=r"'shop\.orders' became needs_resync: rows were lost") as told:
         end_of_copy_chunk(marked, Position(8))
-    assert told.value.fix == "copy it again: cdc tables resync 'shop.orders'"
+    assert told.value.fix == "copy the table again: cdc tables resync 'shop.orders'"
 
 
 def test_of_a_table_that_is_gone_it_asks_for_no_copy() -> None:

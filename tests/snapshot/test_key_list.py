@@ -139,10 +139,10 @@ def test_a_key_that_the_table_cannot_have_ends_it_before_anything_is_read(runnin
 
 REFUSED = [
     (BackfillRequest(("public.*",), keys=(("1",),)), "the key of 'public.t' is"),
-    (BackfillRequest(("public.t", "public.u"), keys=()), "exactly one table, got 2: public.t, public.u"),
+    (BackfillRequest(("public.t", "public.u"), keys=()), "exactly one table: got 2: public.t, public.u"),
     (BackfillRequest(("public.u",), keys=(("1",), ("1", "2"))), r"is \(id\), got 2 values"),
     (BackfillRequest(("public.u",), keys=()), "the list of keys is empty"),
-    (BackfillRequest(("public.u",), keys=(("1",),) * (KEYS + 1)), "too many for one request"),
+    (BackfillRequest(("public.u",), keys=(("1",),) * (KEYS + 1)), "one request cannot contain"),
     (BackfillRequest(("public.u",), keys=(("1",),), where="true"), "cannot be combined with a key range"),
     (BackfillRequest(("public.u",), keys=(("1",),), first=("1",)), "cannot be combined with a key range"),
     (BackfillRequest(("public.u",), keys=(("1",),), resync=True), "cannot be combined with a key range"),

@@ -170,23 +170,26 @@ def test_the_older_single_condition_is_every_tables(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (None, "'data-collections' is missing or empty"),
-        (execute(), "'data-collections' is missing or empty"),
-        (execute(" "), "'data-collections' is missing or empty"),
+        (None, "'data-collections' of the signal is missing or empty"),
+        (execute(), "'data-collections' of the signal is missing or empty"),
+        (execute(" "), "'data-collections' of the signal is missing or empty"),
         ("{", "expected a JSON object"),
         ("[]", "expected a JSON object"),
-        ({"data-collections": "shop.orders"}, "'data-collections' is not a list of texts"),
-        ({"data-collections": [1]}, "'data-collections' is not a list of texts"),
+        (
+            {"data-collections": "shop.orders"},
+            "'data-collections' of the signal is malformed: expected a list of texts",
+        ),
+        ({"data-collections": [1]}, "'data-collections' of the signal is malformed: expected a list of texts"),
         (execute("shop.none"), "'shop.none': no table of the log matches"),
-        (execute("shop.no_key"), "'shop.no_key': 'shop.no_key' has no key"),
+        (execute("shop.no_key"), "'shop.no_key': table 'shop.no_key' has no key"),
         (execute("shop.(orders"), "neither a table nor a regular expression"),
         (execute(r"(shop)\.\1"), "neither a table nor a regular expression"),
-        (execute("shop.orders", type="blocking"), "a blocking snapshot stops the stream"),
-        (execute("shop.orders", type="BLOCKING"), "a blocking snapshot stops the stream"),
+        (execute("shop.orders", type="blocking"), "would stop the stream"),
+        (execute("shop.orders", type="BLOCKING"), "would stop the stream"),
         (execute("shop.orders", type="initial"), "unknown type of snapshot 'initial'"),
-        (execute("shop.orders", surrogate_key="code"), "'surrogate-key' is not supported"),
+        (execute("shop.orders", surrogate_key="code"), "'surrogate-key', which is not supported"),
         (execute("shop.orders", additional_conditions={}), None),
-        (execute("shop.orders", additional_conditions="x"), "'additional-conditions' is not a list"),
+        (execute("shop.orders", additional_conditions="x"), "'additional-conditions' of the signal is malformed"),
         (execute("shop.orders", additional_conditions=[{"filter": "x"}]), "has an entry without 'data-collection'"),
         (execute("shop.orders", additional_conditions=["x"]), "has an entry without 'data-collection'"),
     ],
@@ -201,8 +204,8 @@ def test_what_cannot_be_is_refused_with_the_reason(desk: Desk, body: Any, says: 
 def test_a_filter_in_a_message_is_refused_for_anybody_may_send_one(desk: Desk) -> None:
     conditions = [{"data-collection": "shop.orders", "filter": "pg_drop_replication_slot('other') IS NULL"}]
     body = execute("shop.orders", additional_conditions=conditions)
-    assert "any role that can connect" in desk.refused("execute-snapshot", body, message=True)
-    assert "any role that can connect" in desk.refused(
+    assert "any role can send a message" in desk.refused("execute-snapshot", body, message=True)
+    assert "any role can send a message" in desk.refused(
         "execute-snapshot", execute("shop.orders", additional_condition="true"), message=True
     )
 

@@ -100,10 +100,10 @@ def test_a_cut_whose_transactions_include_a_later_one_is_not_meant_although_its_
 @pytest.mark.parametrize(
     ("cuts", "moment", "words"),
     [
-        (CUTS, Position(99), "oldest is 0/64"),
-        (CUTS, instant(-1), "oldest is 0/64"),
-        (CUTS, Position(201), "newest is 0/C8"),
-        (CUTS, instant(61), "newest is 0/C8"),
+        (CUTS, Position(99), "oldest cut is 0/64"),
+        (CUTS, instant(-1), "oldest cut is 0/64"),
+        (CUTS, Position(201), "newest cut is 0/C8"),
+        (CUTS, instant(61), "newest cut is 0/C8"),
         ([], Position(1), "no cut yet"),
     ],
 )

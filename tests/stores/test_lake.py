@@ -82,8 +82,8 @@ def test_a_record_that_was_found_answers_any_number_of_queries(lived):
 
 @pytest.mark.parametrize(
     ("at", "words"),
-    [(Position(19), "oldest is 0/14"), (Position(61), "newest is 0/3C"),
-     (datetime(1970, 1, 1, 0, 0, 4, tzinfo=UTC), "oldest is 0/14"), (datetime(2999, 1, 1), "newest is 0/3C"),  # noqa: DTZ001
+    [(Position(19), "oldest cut is 0/14"), (Position(61), "newest cut is 0/3C"),
+     (datetime(1970, 1, 1, 0, 0, 4, tzinfo=UTC), "oldest cut is 0/14"), (datetime(2999, 1, 1), "newest cut is 0/3C"),  # noqa: DTZ001
      (ReadAt.PUBLISHED, "'shop.orders' is not part of the cut: failed")],
 )  # fmt: skip
 def test_a_moment_without_a_cut_and_a_table_apart_from_it_are_errors_that_say_why(lived, at, words):
@@ -159,5 +159,5 @@ def test_a_file_in_the_place_of_a_target_s_log_is_an_error_that_names_the_target
     target = lake.tables()[0].target
     shutil.rmtree(f"{target}/_delta_log")
     Path(target, "_delta_log").write_text("a file", encoding="utf-8")
-    with pytest.raises(SinkUnavailable, match="no readable table at"):
+    with pytest.raises(SinkUnavailable, match="has no readable table at"):
         lake.read(target)

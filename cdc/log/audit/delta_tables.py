@@ -31,14 +31,14 @@ from cdc.position import Position
 RESTORE_REMEDY: Final = (
     "restore the file from a backup; without one run 'cdc log drop-file FILE', which prints what is lost"
 )
-FOREIGN_WRITER_REMEDY: Final = "find out which other program writes to the log, and restore the log from a backup"
+FOREIGN_WRITER_REMEDY: Final = "find out which other program writes to the log, then restore the log from a backup"
 _ZERO: Final = Position(0)
 _END: Final = Position((1 << 63) - 1)
 _COMMIT: Final = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\..*)?\.parquet\Z")
 _FOLDER: Final = "_delta_log"
 _TORN: Final = "after a power loss start the reader, which replaces an unconfirmed commit; otherwise restore the file"
-_RESTORE: Final = "restore the file from a backup; only this file records which data files belong to the table"
+_RESTORE: Final = "restore the file from a backup: only this file records which data files belong to the table"
 
 
 @dataclass(slots=True)
@@ -162,7 +162,9 @@ def read_commits(table: Root, log_id: str) -> CommitHistory:
     for name in sorted(broken):
         found.findings.append(_finding(table, name, "the checkpoint cannot be read", _RESTORE))
     for first, last in missing_commits(versions, readable):
-        message = "the commit is missing" if first == last else f"this commit and {last - first:,} after it are missing"
+        message = (
+            "the commit is missing" if first == last else f"this and the next {last - first:,} commits are missing"
+        )
         found.findings.append(_finding(table, commit_file(table, first).name, message, _RESTORE))
     before: int | None = None
     for version in versions:
@@ -235,21 +237,21 @@ def _position_faults(
     horizon = found.horizon
     if horizon is None:
         if found.oldest or compacted.delta.get_add_actions().num_rows:
-            yield contradiction(f"{COMPACTED!r} was compacted from another log")
+            yield contradiction(f"{COMPACTED!r} was compacted from another log than {CHANGES!r}")
         return
     floor = compacted.version(floor_id(log_id)) or _ZERO
     if not found.oldest <= horizon <= (found.durable or _ZERO) or floor > horizon:
         positions = f"oldest {found.oldest!s}, floor {floor!s}, horizon {horizon!s}, end {found.durable!s}"
         yield contradiction(f"the positions of the two tables contradict each other: {positions}")
     if compacted.identity != changes.identity:
-        yield contradiction(f"{COMPACTED!r} has another source than {CHANGES!r}")
+        yield contradiction(f"{COMPACTED!r} names another source than {CHANGES!r}")
 
 
 def _source_faults(changes: _Table, wanted: str | None) -> Iterator[AuditFinding]:
     last = CommitInfo.from_metadata(last_commit_info(changes.path, changes.delta))
     actual = (last.system_id if last is not None else "") or changes.identity.system_id
     if wanted not in {None, actual}:
-        message = f"the log was written from cluster {actual}, the definition's source is cluster {wanted}"
+        message = f"the log was written from cluster {actual}, but source.dsn points at cluster {wanted}"
         remedy = "point source.dsn at the log's cluster, or log.path at that cluster's log"
         yield AuditFinding(damage=DamageKind.SOURCE, message=message, remedy=remedy)
 
@@ -260,11 +262,11 @@ def _other_file_faults(root: Root, end: Position) -> Iterator[AuditFinding]:
         try:
             read(root)
         except LogCorrupt as exc:
-            yield contradiction(exc.message, "remove the file if there is no backup of it")
+            yield contradiction(exc.message, "restore the file from a backup; without a backup remove the file")
     for consumer in consumers.list_readable_consumers(root)[0]:
         if consumer.position > end:
-            message = f"consumer {consumer.name!r} has read up to {consumer.position!s}, and the log ends at {end!s}"
-            yield contradiction(message, "the log may have been replaced by an older copy: restore the latest copy")
+            message = f"consumer {consumer.name!r} has read up to {consumer.position!s}, but the log ends at {end!s}"
+            yield contradiction(message, "restore the latest copy of the log if an older copy replaced it")
 
 
 def _count(add: Mapping[str, Any]) -> int:
@@ -279,7 +281,9 @@ def _faults(table: Root, version: int, commit: CommitRecord, before: int | None)
     count = sum(commit.added.values())
     is_append = before is not None and commit.position is not None and commit.position > before
     if is_append and commit.rows and commit.added and commit.rows != count:
-        yield _finding(table, name, f"the commit counts {commit.rows:,} rows, its files {count:,}", _RESTORE)
+        yield _finding(
+            table, name, f"the commit records {commit.rows:,} rows, but its files have {count:,} rows", _RESTORE
+        )
 
 
 def _is_readable(checkpoint: Root) -> bool:

@@ -91,9 +91,12 @@ class DamagedFile:
         compacted = read_compacted_state(root, log.log_id)
         files = {file.path: file for file in (*log.every_file(), *(() if compacted is None else compacted.files))}
         if claim is None or (file := files.get(str(root / relative))) is None:
-            raise ConfigError(f"no file {path!r} in the log", remedy="write the path as 'cdc log verify' prints it")
+            raise ConfigError(f"the log has no file {path!r}", remedy="write the path as 'cdc log verify' prints it")
         if not _is_damaged(root, claim):
-            raise ConfigError(f"file {relative!r} is not damaged", remedy="'cdc log verify' names damaged files")
+            raise ConfigError(
+                f"file {relative!r} of the log is not damaged, so it is not removed",
+                remedy="run 'cdc log verify' to see the damaged files",
+            )
         return cls(log, root, claim.table, claim.name, file)
 
     @property
@@ -106,7 +109,7 @@ class DamagedFile:
         if self.file.schemas_only:
             raise LogCorrupt(
                 f"file {self.file.path!r} contains table schemas that other files need, so it cannot be dropped",
-                remedy="restore it from a backup; without a backup start a new log: see CDC-4002 in the runbook",
+                remedy="restore the file from a backup; without a backup start a new log: see CDC-4002 in the runbook",
             )
         return RecoveryWay.GIVEN_UP
 
@@ -174,7 +177,8 @@ class DamagedFile:
         fenced.commit([], int(fenced.position or 0), _latest_info(fenced).to_metadata())
         if oldest := LogReader(self.root).oldest:
             raise LogFenced(
-                f"changes up to {oldest!s} were trimmed while the command ran", remedy="stop the reader, and try again"
+                f"the file cannot be removed: changes up to {oldest!s} were trimmed while the command ran",
+                remedy="stop the reader, and run the command again",
             )
 
     def _compactor(self) -> CompactedWriter:
@@ -189,7 +193,7 @@ def position_behind(last: Position) -> Position:
     """
     if int(last) % WAL_ALIGNMENT >= WAL_ALIGNMENT - 2:
         raise LogCorrupt(
-            f"the log ends at {last!s}: no position is free between that and the next transaction",
+            f"the loss cannot be recorded: no position is free between the log's end {last!s} and the next transaction",
             remedy="start the reader, wait until it has captured a transaction or a heartbeat, stop it, and repeat "
             "the command",
         )
@@ -242,12 +246,12 @@ def _commit_loss(root: Root, loss: _Loss) -> None:
 def _latest_info(fenced: FencedTable) -> CommitInfo:
     found = CommitInfo.from_metadata(fenced.latest_commit_info())
     if found is None:
-        raise LogCorrupt(f"the latest commit of {CHANGES!r} does not contain the position at which the log ends")
+        raise LogCorrupt(f"the latest commit of table {CHANGES!r} does not record the position at which the log ends")
     return found
 
 
 def _rows(loss: _Loss, info: CommitInfo) -> pa.Table:
-    reason = f"rows at {loss.file.first!s} to {loss.file.last!s} were lost with a damaged file of the log"
+    reason = f"rows from {loss.file.first!s} to {loss.file.last!s} were lost with a damaged file of the log"
     return pa.Table.from_batches(
         control_row(
             RowOrder(int(info.last), ordinal, 0, info.committed_at),

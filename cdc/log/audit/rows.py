@@ -129,21 +129,24 @@ class FileContents:
     def faults(self, claim: CommitClaim) -> Iterator[tuple[DamageKind, str]]:
         """Yield (kind of damage, message) for each contradiction in the rows or between rows and commit."""
         if self.rows != claim.rows:
-            yield DamageKind.CONTENTS, f"has {self.rows:,} rows, but its commit records {claim.rows:,}"
+            yield DamageKind.CONTENTS, f"the file has {self.rows:,} rows, but its commit records {claim.rows:,}"
         for name, found in self.bounds.items():
             expected = claim.bounds.get(name)
             if expected != found:
-                yield DamageKind.CONTENTS, f"{name} goes from {_pair(found)}, but its commit records {_pair(expected)}"
+                yield (
+                    DamageKind.CONTENTS,
+                    f"column {name} has values from {_pair(found)}, but its commit records {_pair(expected)}",
+                )
         least, greatest = self.bounds.get("position", (claim.upto, claim.upto))
         if least <= claim.after or greatest > claim.upto:
-            allowed = f"its commit contains positions above {claim.after!s} and up to {claim.upto!s}"
-            yield DamageKind.RANGE, f"contains {_place(least)} to {_place(greatest)}, but {allowed}"
+            allowed = f"its commit may contain only positions above {claim.after!s} and up to {claim.upto!s}"
+            yield DamageKind.RANGE, f"the file contains {_place(least)} to {_place(greatest)}, but {allowed}"
         if self.repeated_at is not None:
-            yield DamageKind.DUPLICATE, f"contains {_text(self.repeated_at)} twice"
+            yield DamageKind.DUPLICATE, f"the file contains {_text(self.repeated_at)} twice"
         if self.unsorted_at is not None:
             yield (
                 DamageKind.ORDER,
-                f"is not sorted by relation, position and ordinal: {_text(self.unsorted_at)} is late",
+                f"the file is not sorted by relation, position and ordinal: {_text(self.unsorted_at)} comes too late",
             )
 
     def _bound(self, rows: pa.Table) -> None:
@@ -214,11 +217,11 @@ class SchemaVersions:
         for relation, place in contents.firsts.items():
             known = self._first.get(relation)
             if known is None or known > place:
-                yield relation, place, "the first row comes before any schema row"
+                yield relation, place, "the first row of a table comes before the schema row of the table"
                 continue
             unknown = contents.columns.get(relation, set()) - self._columns[relation]
             if unknown:
-                yield relation, place, f"no schema row has the columns {sorted(unknown)}"
+                yield relation, place, f"rows have columns that no schema row of the table has: ids {sorted(unknown)}"
 
 
 class Gap(NamedTuple):

@@ -108,13 +108,13 @@ def verify(root: Root, scope: AuditScope | None = None, progress: Progress = lam
 def orphan_findings(orphans: Sequence[OrphanFile]) -> Iterator[AuditFinding]:
     """Yield findings about orphan files: one per file up to NAMED_ORPHANS, and one for the rest."""
     for orphan in orphans[:NAMED_ORPHANS]:
-        message = f"{orphan.size:,} bytes that no commit names"
+        message = f"no commit of the log names this file of {orphan.size:,} bytes"
         yield AuditFinding(
-            damage=DamageKind.FOREIGN, message=message, file=orphan.name, remedy="'cdc log gc' removes it"
+            damage=DamageKind.FOREIGN, message=message, file=orphan.name, remedy="run 'cdc log gc' to remove the file"
         )
     if len(orphans) > NAMED_ORPHANS:
-        message = f"{len(orphans) - NAMED_ORPHANS:,} more files that no commit names"
-        yield AuditFinding(damage=DamageKind.FOREIGN, message=message, remedy="'cdc log gc' removes them")
+        message = f"{len(orphans) - NAMED_ORPHANS:,} more files exist that no commit names"
+        yield AuditFinding(damage=DamageKind.FOREIGN, message=message, remedy="run 'cdc log gc' to remove the files")
 
 
 class _Verification:
@@ -214,8 +214,10 @@ class _Verification:
         for claim in claims:
             if claim.table == CHANGES and (ends := lost_ranges.range_in_file_name(claim.name)) is not None:
                 self._unseen.append(ends)
-                found = self._file_finding(claim, DamageKind.LOST, "records rows that were lost with a damaged file")
-                remedy = "copy the tables that still need it again with 'cdc tables resync'"
+                found = self._file_finding(
+                    claim, DamageKind.LOST, "this file records that rows were lost with a damaged file"
+                )
+                remedy = "run 'cdc tables resync' for the tables that are marked needs_resync"
                 self._tables.findings.append(replace(found, first=ends[0], last=ends[1], remedy=remedy))
 
     def _files_to_read(self, claims: Sequence[CommitClaim]) -> list[CommitClaim]:
@@ -267,11 +269,13 @@ class _Verification:
         if horizon is not None and self._schemas_are_whole:
             lost = {place for place in self._places[CHANGES] if place[0] <= horizon} - self._places[COMPACTED]
             if lost:
-                message = f"{COMPACTED!r} contains rows of {len(lost):,} table versions without their schema rows"
-                found.append(delta_tables.contradiction(f"{message}: the first is at {Position(min(lost)[0])!s}"))
+                message = f"{COMPACTED!r} contains rows of {len(lost):,} table versions but not their schema rows"
+                found.append(
+                    delta_tables.contradiction(f"{message}: the first such version is at {Position(min(lost)[0])!s}")
+                )
         if self._unchecked:
-            message = f"{self._unchecked:,} files have no page checksums: an older version wrote them"
-            remedy = "nothing to do: they are removed when their segments are compacted and trimmed"
+            message = f"{self._unchecked:,} files have no page checksums: an older version of cdc wrote these files"
+            remedy = "do nothing: the reader removes these files when it trims their segments"
             found.append(AuditFinding(damage=DamageKind.UNCHECKED, message=message, remedy=remedy))
         try:
             found += orphan_findings(find_orphan_files(self._root, self._scope.grace))
@@ -293,7 +297,7 @@ class _Verification:
 
     def _report_gap(self, gap: Gap, claim: CommitClaim) -> None:
         more = f", and {gap.transactions - 1:,} more" if gap.transactions > 1 else ""
-        what = "misses rows before" if gap.damage is DamageKind.HOLE else "has two rows with"
+        what = "has no rows before" if gap.damage is DamageKind.HOLE else "has two rows with"
         first, last = Position(gap.first), Position(gap.last)
         found = self._file_finding(claim, gap.damage, f"transaction {first!s} {what} ordinal {gap.ordinal}{more}")
         self._tables.findings.append(replace(found, first=first, last=last, remedy=FOREIGN_WRITER_REMEDY))

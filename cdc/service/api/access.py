@@ -96,25 +96,25 @@ def _without_token(path: str, headers: Headers, service: Service) -> CdcError | 
         return None
     if service.current_token() is None:
         return Unauthorized(
-            f"{path!r} needs the token of service.token, and its file contains none",
+            f"{path!r} needs the token of service.token, but the token's file contains no valid token",
             remedy="write the token to the file that service.token names: at least 16 characters, mode 0600",
         )
     problem = "another token" if "authorization" in headers else "no token"
-    return Unauthorized(f"{path!r} needs the token of service.token, and the request has {problem}")
+    return Unauthorized(f"{path!r} needs the token of service.token, but the request has {problem}")
 
 
 def _refuse_cross_site(headers: Headers, service: Service) -> CdcError | None:
     if not service.is_local:
         return RequestRefused(
-            f"a service on {service.host!r} without a token is read-only",
+            f"the service on {service.host!r} is read-only because it has no token",
             remedy="set service.token in the definition, or let service.host be 127.0.0.1",
         )
     if (origin := headers.get("origin")) is not None and urlsplit(origin).netloc != headers.get("host"):
-        return RequestRefused(f"the Origin {origin!r} is another site")
+        return RequestRefused(f"the request comes from another site: Origin {origin!r}")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         return RequestRefused(
-            f"expected a body of application/json, got {kind!r}",
+            f"the request body has the wrong type: expected application/json, got {kind!r}",
             remedy="send 'Content-Type: application/json', with {} as an empty body",
         )
     return None

@@ -190,7 +190,7 @@ def _status_routes(sampler: StatusSampler) -> APIRouter:
         """What an error code means, what the process does about it, and what an operator does next."""
         found = next((kind for kind in all_error_classes() if kind.code == code.upper()), None)
         if found is None:
-            raise UnknownName(f"no error has the code {code!r}")
+            raise UnknownName(f"there is no error with the code {code!r}")
         meaning = (found.__doc__ or "").strip().splitlines()[0]
         return error_responses.ErrorExplanation(**found(meaning).to_json(), reaction=found.reaction.value)
 
@@ -218,7 +218,7 @@ def _page_routes(sampler: StatusSampler, service: Service) -> APIRouter:
 
 def _status_by_name(sampler: StatusSampler, name: str) -> PipelineStatus:
     if name != sampler.name and sampler.catalog.pipelines.get(name) is None:
-        raise UnknownName(f"no pipeline is called {name!r}")
+        raise UnknownName(f"this server has no pipeline called {name!r}")
     return sampler.status_of(name)
 
 

@@ -50,9 +50,9 @@ class ErrorExplanation(ErrorResponse):
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     400: {"model": ErrorResponse, "description": "the body is not JSON"},
     401: {"model": ErrorResponse, "description": "the token is missing or wrong"},
-    403: {"model": ErrorResponse, "description": "the service does not allow this request, or not from there"},
+    403: {"model": ErrorResponse, "description": "the service does not allow this request, or not from its origin"},
     404: {"model": ErrorResponse, "description": "there is no object with that name or number"},
-    409: {"model": ErrorResponse, "description": "conflicts with a running job, or with one that has ended"},
+    409: {"model": ErrorResponse, "description": "the request conflicts with a running or finished job"},
     422: {"model": ErrorResponse, "description": "the request is invalid"},
     503: {"model": ErrorResponse, "description": "the catalog, the log or the source does not answer"},
 }
@@ -75,7 +75,7 @@ def _validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
     invalid = error.errors()
     if any(field["type"] == _NO_JSON for field in invalid):
-        return JSONResponse(ConfigError("the body is not JSON", remedy=_SEE_OPENAPI).to_json(), 400)
+        return JSONResponse(ConfigError("the request body is not JSON", remedy=_SEE_OPENAPI).to_json(), 400)
     # the message does not repeat the input, which may contain row values
     problems = ", ".join(f"{'.'.join(map(str, field['loc']))!r}: {field['msg'].lower()}" for field in invalid)
     return JSONResponse(ConfigError(f"malformed request: {problems}", remedy=_SEE_OPENAPI).to_json(), 422)

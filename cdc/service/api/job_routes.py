@@ -206,7 +206,7 @@ def _replay_routes(context: RouteContext) -> APIRouter:
         last = context.replays.last(sink)
         if last is None:
             raise UnknownName(
-                f"no replay of sink {sink!r} was started over the API", remedy="POST to the same path starts one"
+                f"the API has started no replay of sink {sink!r}", remedy="POST to the same path to start a replay"
             )
         return last
 
@@ -223,7 +223,7 @@ def _verification_routes(context: RouteContext) -> APIRouter:
         for sink in body.sinks:
             context.check_sink(pipeline, sink)
         if body.repair and body.against is Against.LOG:
-            raise ConfigError("repair needs the source, and against 'log' does not read it")
+            raise ConfigError("repair needs the source, but a verification against 'log' does not read the source")
         wanted = VerifyRequest(
             tables=body.tables,
             sinks=body.sinks,

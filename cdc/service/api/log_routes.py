@@ -132,7 +132,10 @@ def _add_compact(routes: APIRouter, context: RouteContext) -> None:
         context.check_pipeline(pipeline)
         number: int | None = _maintenance().request_compaction(context.catalog, pipeline, everything=body.everything)
         if number is None:
-            raise StateConflict("no apply process is running", remedy="start it, or run 'cdc log compact'")
+            raise StateConflict(
+                "the log cannot be compacted: no apply process is running",
+                remedy="start the apply process, or run 'cdc log compact'",
+            )
         context.catalog.audit.write(actor_of(request), "log.compact", pipeline, {"everything": body.everything})
         return _compaction(context, pipeline, number)
 
@@ -183,7 +186,9 @@ def _add_consumers(routes: APIRouter, context: RouteContext) -> None:
 def _compaction(context: RouteContext, pipeline: str, number: int) -> CompactionJob:
     found = context.catalog.commands.get(number)
     if found is None or found.kind != COMPACT or found.pipeline != pipeline:
-        raise UnknownName(f"no compaction has the number {number}", remedy="POST to /log/compact starts one")
+        raise UnknownName(
+            f"there is no compaction with the number {number}", remedy="POST to /log/compact to start a compaction"
+        )
     result = found.result or {}
     return CompactionJob(number, found.state.value, result.get("summary"), result.get("error"))
 
@@ -195,8 +200,8 @@ def _forget(context: RouteContext, uuid: str, actor: str) -> ConsumerForgotten:
     known_by_uuid |= {broken_uuid: (broken_uuid, None) for broken_uuid in broken}
     if uuid not in known_by_uuid:
         raise UnknownName(
-            f"no consumer of the log has the UUID {uuid!r}",
-            remedy=f"GET /api/v1/pipelines/{context.definition.name}/consumers lists them",
+            f"the log has no consumer with the UUID {uuid!r}",
+            remedy=f"GET /api/v1/pipelines/{context.definition.name}/consumers lists the consumers",
         )
     name, position = known_by_uuid[uuid]
     consumers.forget(root, uuid)

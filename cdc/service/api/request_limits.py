@@ -61,7 +61,9 @@ class LimitedProtocol(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
             message = f"more than {self.limits.connections} connections are open"
-            self._answer(_OVERLOADED, RequestLimitExceeded(message, remedy="close connections, or try again later"))
+            self._answer(
+                _OVERLOADED, RequestLimitExceeded(message, remedy="close connections, or send the request again later")
+            )
         else:
             self._expect_head()
 
@@ -183,14 +185,14 @@ class BodyLimit:
         limit, body, more = self._limits.body_bytes, bytearray(), True
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdigit() and int(announced) > limit:
-            raise RequestLimitExceeded(f"expected a body of at most {limit} bytes, got {int(announced)}")
+            raise RequestLimitExceeded(f"the request body has {int(announced)} bytes: expected at most {limit}")
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             body += message.get("body", b"")
             if len(body) > limit:
-                raise RequestLimitExceeded(f"expected a body of at most {limit} bytes, got more")
+                raise RequestLimitExceeded(f"the request body has too many bytes: expected at most {limit}")
             more = message.get("more_body", False)
         return bytes(body)
 

@@ -48,7 +48,7 @@ class RouteContext:
         if pipeline != self.definition.name:
             raise UnknownName(
                 f"this server serves {self.definition.name!r}, not {pipeline!r}",
-                remedy="ask the server of that pipeline",
+                remedy="send the request to the server of that pipeline",
             )
 
     def check_sink(self, pipeline: str, sink: str) -> None:
@@ -57,14 +57,14 @@ class RouteContext:
         names = [known.name for known in self.definition.sinks]
         if sink not in names:
             listed = ", ".join(map(repr, names)) or "none"
-            raise UnknownName(f"no sink is called {sink!r}", remedy=f"sinks of this pipeline: {listed}")
+            raise UnknownName(f"the pipeline has no sink called {sink!r}", remedy=f"choose one of the sinks: {listed}")
 
     def check_table(self, pipeline: str, table: str) -> None:
         """Raise UnknownName for a table that the log does not have."""
         self.check_pipeline(pipeline)
         if table not in import_module("cdc.service.log_contents").tables_by_topic(self.definition.log.root):
             raise UnknownName(
-                f"no table of the log is called {table!r}", remedy=f"GET /api/v1/pipelines/{pipeline}/tables"
+                f"the log has no table called {table!r}", remedy=f"GET /api/v1/pipelines/{pipeline}/tables"
             )
 
 

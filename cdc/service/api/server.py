@@ -40,8 +40,8 @@ def main(definition: Definition, file: Path, *, strict_port: bool = False) -> in
         app = create_app(catalog, definition, definition.log.path, file=file)
         port = listener.getsockname()[1]
         if service.port not in {0, port}:
-            log.warning("port is taken, using the next free one", asked=service.port, port=port)
-        log.info("serving", url=f"http://{_url_host(service.host)}:{port}")
+            log.warning("the port is in use, so the server uses the next free port", asked=service.port, port=port)
+        log.info("the server accepts requests", url=f"http://{_url_host(service.host)}:{port}")
         serve(app, listener)
     return 0
 
@@ -87,7 +87,7 @@ def bind(host: str, port: int, *, neighbours: int = PORTS_TO_TRY) -> socket.sock
             listener.close()
         else:
             return listener
-    raise PortTaken(f"no free port on {host!r} from {port} to {last}")
+    raise PortTaken(f"the server found no free port on {host!r} from {port} to {last}")
 
 
 def _url_host(host: str) -> str:

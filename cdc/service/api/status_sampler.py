@@ -157,7 +157,9 @@ class StatusSampler:
             self.catalog.processes.report(report)
             reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.current, file=self._file)
         except CdcError as error:
-            log.warning("catalog is unreachable", code=error.code, message=error.message)
+            log.warning(
+                "cannot report to the catalog or read the status from it", code=error.code, message=error.message
+            )
             return
         self._record_positions(reported)
         self._measure_load(reported)
@@ -173,7 +175,7 @@ class StatusSampler:
         try:
             self.catalog.processes.report(ProcessReport(self.name, "server", os.getpid(), "stopped"))
         except CdcError as error:
-            log.warning("catalog is unreachable", code=error.code, message=error.message)
+            log.warning("cannot report to the catalog that the server stopped", code=error.code, message=error.message)
 
     def status(self) -> PipelineStatus:
         """The present status from the catalog alone; raises CatalogUnavailable."""

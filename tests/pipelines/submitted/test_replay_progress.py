@@ -90,4 +90,4 @@ def test_a_replay_that_was_killed_runs_until_its_lease_has_run_out(ground: ShopP
     lease = newest(catalog).payload[JOB_LEASE]
     catalog.leases.release(lease, str(catalog.leases.holder(lease)))
     status = last(catalog)
-    assert (status.state, status.summary) == ("failed", "its cluster job ended without a result")
+    assert (status.state, status.summary) == ("failed", "the cluster job ended without a result")

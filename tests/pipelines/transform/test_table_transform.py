@@ -99,7 +99,7 @@ def test_an_image_without_dropped_columns_only_is_complete() -> None:
         ({"mask": {"nope": "redact"}}, "mask: table 'shop.orders' has no column 'nope'"),
         (
             {"drop": ["computed"]},
-            "drop: table 'shop.orders' has no column 'computed', or the publication does not send it",
+            "drop: table 'shop.orders' has no column 'computed', or the publication does not send this column",
         ),
         ({"drop": ["id"]}, "column 'id' is part of the key"),
         ({"mask": {"id": "redact"}}, "column 'id' is part of the key"),

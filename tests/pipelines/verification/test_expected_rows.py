@@ -59,7 +59,10 @@ def test_a_rule_is_applied_to_the_expected_columns(pipeline: VerifiedPipeline, m
             "the rule filters rows by an expression of Spark SQL, and verify does not evaluate expressions",
         ),
         ("python: 'os.path:join'", "function 'os.path:join' of the rule can change any column except the key"),
-        ("drop: [nothing]", "drop: table 'public.kinds' has no column 'nothing', or the publication does not send it"),
+        (
+            "drop: [nothing]",
+            "drop: table 'public.kinds' has no column 'nothing', or the publication does not send this column",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_compared_is_refused_with_the_reason(

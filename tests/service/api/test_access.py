@@ -168,7 +168,7 @@ def test_a_token_file_without_a_token_closes_the_door(
         for given in (f"Bearer {TOKEN}", "Bearer", "Bearer short", ""):
             answer = client.get("/api/v1/status", headers={"authorization": given})
             assert (answer.status_code, answer.json()["code"]) == (401, "CDC-5012")
-            assert "contains none" in answer.json()["message"]
+            assert "the token's file contains no valid token" in answer.json()["message"]
         assert "data-locked" in client.get("/").text
         file.write_text(TOKEN)
         assert client.get("/api/v1/status").status_code == 200

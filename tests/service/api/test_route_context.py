@@ -32,10 +32,10 @@ def test_known_names_pass(context: RouteContext) -> None:
 def test_unknown_names_are_refused_with_those_that_exist(context: RouteContext) -> None:
     with pytest.raises(UnknownName, match="this server serves 'shop', not 'other'"):
         context.check_pipeline("other")
-    with pytest.raises(UnknownName, match="no sink is called 'pond'") as unknown:
+    with pytest.raises(UnknownName, match="the pipeline has no sink called 'pond'") as unknown:
         context.check_sink(NAME, "pond")
-    assert unknown.value.fix == "sinks of this pipeline: 'lake', 'find'"
-    with pytest.raises(UnknownName, match="no table of the log is called"):
+    assert unknown.value.fix == "choose one of the sinks: 'lake', 'find'"
+    with pytest.raises(UnknownName, match="the log has no table called"):
         context.check_table(NAME, "shop.none")
 
 
