@@ -146,7 +146,7 @@ def raised() -> BaseException:
 def test_what_nobody_expected_has_its_type_and_place_and_no_value(capsys: pytest.CaptureFixture[str]) -> None:
     error = error_to_report(raised())
     assert type(error) is CdcError
-    assert error.message.startswith("the command failed with an unexpected KeyError at test_terminal_output.py:")
+    assert error.message.startswith("the command failed with an unexpected KeyError at test_command_output.py:")
     assert "value" not in error.message
     assert error.fix == "run the command again with CDC_TRACEBACK=1, and report the output"
     assert capsys.readouterr().err == ""

@@ -154,4 +154,4 @@ def test_tail_of_a_table_that_the_log_does_not_have_names_the_nearest(
     outcome = run(capsys, "tail", "ordres", "-c", definition, *options)
     assert (outcome.status, outcome.output) == (2, "")
     assert "the log has no table 'ordres'" in outcome.errors
-    assert f"→ did you mean 'shop.orders'? run 'cdc tables ls -c {definition}' for the tables" in outcome.errors
+    assert f"→ did you mean 'shop.orders'? run 'cdc tables ls -c {definition}' to see the tables" in outcome.errors

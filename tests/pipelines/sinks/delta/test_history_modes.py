@@ -51,5 +51,5 @@ def test_a_table_without_a_key_keeps_every_change_and_is_refused_where_rows_have
         (7, 0, "d", "a"),
     ]
     for keeping in (HistoryMode.VERSIONS, HistoryMode.MARKED):
-        with pytest.raises(SchemaNotApplicable, match=f"has no key, which '{keeping.value}' needs"):
+        with pytest.raises(SchemaNotApplicable, match=f"has no key: '{keeping.value}' needs"):
             Lake(f"{tmp_path}/{keeping}", SETTINGS[keeping]).apply(rows, 0, 7, keyless)

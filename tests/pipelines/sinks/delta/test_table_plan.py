@@ -54,7 +54,7 @@ def test_a_target_has_the_columns_that_are_listed_and_never_loses_its_key(tmp_pa
             lake = Lake(f"{tmp_path}/{number}{keeping}", settings.model_copy(update=said))
             lake.apply(rows, 0, positions[-1])
             assert {"id", "large"} == {name for name in lake.rows()[0] if not name.startswith("_")}
-    with pytest.raises(SchemaNotApplicable, match="column 'id' is part of the key of table"):
+    with pytest.raises(SchemaNotApplicable, match="is part of the key and cannot be excluded"):
         Lake(f"{tmp_path}/key", TableSettings(except_column_list=("id",))).apply(rows, 0, positions[-1])
 
 
