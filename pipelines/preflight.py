@@ -99,7 +99,7 @@ def _transform_refusals(
     rule: Transform, schema: TableSchema, policy: Policy, session: SessionProvider
 ) -> Iterator[ColumnMismatch]:
     try:
-        held = TableTransform.of(rule, schema).row_schema(rename_columns(policy, rule.rename))
+        row_schema = TableTransform.of(rule, schema).row_schema(rename_columns(policy, rule.rename))
     except TransformFailed as exc:
         yield ColumnMismatch(("transform", "python"), exc)
         return
@@ -110,6 +110,6 @@ def _transform_refusals(
         single_expressions.append((("where",), {"computed": {}}))
     for key, only in single_expressions:
         try:
-            resolve_expressions(rule.model_copy(update=only), held, schema.topic, session())
+            resolve_expressions(rule.model_copy(update=only), row_schema, schema.topic, session())
         except TransformFailed as exc:
             yield ColumnMismatch(("transform", *key), exc)

@@ -417,6 +417,19 @@ def test_links_of_a_page_lead_to_files(page: str) -> None:
     assert broken == []
 
 
+def test_the_tests_of_a_module_are_where_its_path_says() -> None:
+    missing = []
+    for module in modules("cdc", "pipelines"):
+        if module.path.name in {"__init__.py", "__main__.py"}:
+            continue
+        folders = module.path.relative_to(ROOT).with_suffix("").parts
+        mirrored = ROOT.joinpath("tests", *(folders[1:] if folders[0] == "cdc" else folders))
+        if not (mirrored.is_dir() or mirrored.with_name(f"test_{mirrored.name}.py").exists()):
+            missing.append(module.place)
+
+    assert missing == []
+
+
 def test_tests_named_by_the_readme_exist() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "README.md").read_text(encoding="utf-8"))
     missing = [

@@ -1,9 +1,9 @@
--- Event triggers that write every change of a table's shape into the WAL, at the place where it happened.
+-- Event triggers that write every change of a table's definition into the WAL, at the position of the change.
 --
--- Run it as a superuser (on a managed service: the role that may make event triggers) in the watched database.
--- It may be run again. It makes the schema cdc_source with four functions, and three event triggers; nothing else is
--- changed. Whoever alters a table then also writes one logical message of about 1 kB, in the same transaction.
--- The functions run as the one who alters the table and read only pg_catalog.
+-- Run it as a superuser (on a managed service: the role that may create event triggers) in the captured database.
+-- It may be run again. It creates the schema cdc_source with four functions, and three event triggers. It changes
+-- nothing else. Every command that alters a table then also writes one logical message of about 1 kB, in the same
+-- transaction. The functions run as the role that alters the table, and read only pg_catalog.
 
 BEGIN;
 
@@ -14,7 +14,7 @@ DROP EVENT TRIGGER IF EXISTS cdc_rewrite;
 CREATE SCHEMA IF NOT EXISTS cdc_source;
 GRANT USAGE ON SCHEMA cdc_source TO PUBLIC;
 
--- One table as the catalogue shows it at this moment of this transaction, and that these triggers watch it.
+-- Return the definition of one table as this transaction sees it, and whether these triggers observe it.
 CREATE OR REPLACE FUNCTION cdc_source.described(relation oid, command text) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT jsonb_build_object(
@@ -47,8 +47,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
 $$;
 
--- After a command: every table that it made or altered, by itself, through an index, a type or its schema.
-CREATE OR REPLACE FUNCTION cdc_source.tell_end() RETURNS event_trigger
+-- After a command, write a message for every table that it created or altered, directly or through an index, a type
+-- or its schema.
+CREATE OR REPLACE FUNCTION cdc_source.emit_end() RETURNS event_trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM pg_logical_emit_message(true, 'cdc.ddl', d.description::text)
@@ -77,8 +78,8 @@ BEGIN
 END
 $$;
 
--- After a drop: the tables that are gone, and those that lost a column by CASCADE.
-CREATE OR REPLACE FUNCTION cdc_source.tell_drop() RETURNS event_trigger
+-- After a drop, write a message for every dropped table, and for every table that lost a column by CASCADE.
+CREATE OR REPLACE FUNCTION cdc_source.emit_drop() RETURNS event_trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM pg_logical_emit_message(true, 'cdc.ddl', jsonb_build_object(
@@ -94,8 +95,9 @@ BEGIN
 END
 $$;
 
--- Before ALTER TABLE writes every row anew: 1 LOGGED or UNLOGGED, 2 a column filled, 4 a type, 8 the access method.
-CREATE OR REPLACE FUNCTION cdc_source.tell_rewrite() RETURNS event_trigger
+-- Before ALTER TABLE rewrites a table, write a message with the reason: 1 LOGGED or UNLOGGED, 2 the default of a new
+-- column, 4 a type, 8 the access method.
+CREATE OR REPLACE FUNCTION cdc_source.emit_rewrite() RETURNS event_trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     relation oid := pg_event_trigger_table_rewrite_oid();
@@ -106,17 +108,19 @@ BEGIN
 END
 $$;
 
-CREATE EVENT TRIGGER cdc_ddl_end ON ddl_command_end EXECUTE FUNCTION cdc_source.tell_end();
-CREATE EVENT TRIGGER cdc_drop ON sql_drop EXECUTE FUNCTION cdc_source.tell_drop();
-CREATE EVENT TRIGGER cdc_rewrite ON table_rewrite EXECUTE FUNCTION cdc_source.tell_rewrite();
--- also in sessions of replication, which alter tables as well
+CREATE EVENT TRIGGER cdc_ddl_end ON ddl_command_end EXECUTE FUNCTION cdc_source.emit_end();
+CREATE EVENT TRIGGER cdc_drop ON sql_drop EXECUTE FUNCTION cdc_source.emit_drop();
+CREATE EVENT TRIGGER cdc_rewrite ON table_rewrite EXECUTE FUNCTION cdc_source.emit_rewrite();
+-- the functions of earlier versions of this script
+DROP FUNCTION IF EXISTS cdc_source.tell_end(), cdc_source.tell_drop(), cdc_source.tell_rewrite();
+-- also in sessions with session_replication_role = replica, which alter tables as well
 ALTER EVENT TRIGGER cdc_ddl_end ENABLE ALWAYS;
 ALTER EVENT TRIGGER cdc_drop ENABLE ALWAYS;
 ALTER EVENT TRIGGER cdc_rewrite ENABLE ALWAYS;
 
 COMMIT;
 
--- A command that began before the triggers were there fires none, so those are waited for.
+-- A command that began before the triggers existed fires none of them, so wait until such transactions have ended.
 DO $$
 DECLARE
     installed timestamptz := clock_timestamp();
@@ -130,7 +134,7 @@ BEGIN
 END
 $$;
 
--- From here on every change is told; this tells what they change.
+-- Every later change writes a message; these messages have the definitions before the first such change.
 DO $$
 BEGIN
     PERFORM pg_logical_emit_message(true, 'cdc.ddl', cdc_source.described(t.oid, 'INSTALL')::text)

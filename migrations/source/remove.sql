@@ -1,13 +1,14 @@
--- Takes away what install.sql made. It may be run again. From here on the reader concludes again what it was told.
+-- Removes everything that install.sql created. It may be run again. The reader then infers changes of tables from the
+-- stream and the catalogue, as it did before.
 
 BEGIN;
 
 DROP EVENT TRIGGER IF EXISTS cdc_ddl_end;
 DROP EVENT TRIGGER IF EXISTS cdc_drop;
 DROP EVENT TRIGGER IF EXISTS cdc_rewrite;
-DROP FUNCTION IF EXISTS cdc_source.tell_end();
-DROP FUNCTION IF EXISTS cdc_source.tell_drop();
-DROP FUNCTION IF EXISTS cdc_source.tell_rewrite();
+DROP FUNCTION IF EXISTS cdc_source.emit_end(), cdc_source.emit_drop(), cdc_source.emit_rewrite();
+-- the functions of earlier versions of install.sql
+DROP FUNCTION IF EXISTS cdc_source.tell_end(), cdc_source.tell_drop(), cdc_source.tell_rewrite();
 DROP FUNCTION IF EXISTS cdc_source.described(oid, text);
 DROP SCHEMA IF EXISTS cdc_source;
 

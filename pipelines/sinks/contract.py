@@ -122,7 +122,7 @@ class Sink(Protocol):
     def open(self, log_id: str) -> Published | None:
         """Attach to the store and return its published record, None when nothing was ever published.
 
-        The store is claimed for log_id. Raises SinkOfAnotherLog when it holds another log's rows,
+        The store is claimed for log_id. Raises SinkOfAnotherLog if it has rows of another log,
         SinkUnavailable (retried) when it does not answer.
         """
 
@@ -144,7 +144,7 @@ class Sink(Protocol):
         and continues with the other tables. Any other error stops the sink.
 
         While `batch.is_copying`, a partial image without a base row in the target makes no row and is no error. The
-        delete that a moved row brings with it is still applied.
+        delete of the old key of a row whose key changed is still applied.
 
         The state is SNAPSHOTTING until a generation end closes the full copy, then STREAMING; it is never FAILED.
         """
@@ -221,6 +221,6 @@ class ParkingSink(Sink, Protocol):
     def find_refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
         """The rows of a batch that make `apply` fail, not many more than `limit` of them; changes nothing.
 
-        For a target with history these are only rows with a value that it cannot hold. The rows of `unparked` are
-        numbered after those of `rows`, and one of them that fails stands for its key.
+        For a target with history these are only rows with a value that it cannot store. The rows of `unparked` are
+        numbered after those of `rows`, and a failure of one of them counts for its key.
         """

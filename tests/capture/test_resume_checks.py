@@ -77,7 +77,7 @@ def test_a_log_that_cannot_be_right_is_not_continued(
     assert caught.value.fix
 
 
-def test_postgres_is_told_one_more_than_the_durable_position():
+def test_one_more_than_the_durable_position_is_confirmed_to_postgres():
     assert lsn_to_confirm(Lsn(1000)) == 1001
 
 

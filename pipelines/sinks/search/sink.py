@@ -144,7 +144,7 @@ class SearchSink:
         """See ParkingSink.image_mask."""
         return dict
 
-    def keeps_history(self, schema: TableSchema) -> bool:  # noqa: ARG002 - an index holds rows of now
+    def keeps_history(self, schema: TableSchema) -> bool:  # noqa: ARG002 - an index has only current rows
         """See ParkingSink.keeps_history."""
         return False
 
@@ -156,8 +156,8 @@ class SearchSink:
         """Return the partial images of the batch without a base row, not many more than `limit`; see ParkingSink."""
         if batch.rows is None or batch.is_copying:
             return []
-        lacking = (number for number, base in self._bases(batch.schema, batch.rows) if base is None)
-        found = islice(lacking, limit + 1)
+        without_base = (number for number, base in self._bases(batch.schema, batch.rows) if base is None)
+        found = islice(without_base, limit + 1)
         return [RefusedRow(number, _no_base(batch.schema, batch.rows, number)) for number in found]
 
     def apply(self, batch: TableBatch) -> TableRecord:
@@ -168,11 +168,11 @@ class SearchSink:
         table then stay as they are.
         """
         relation = batch.schema.relation
-        stands = self._stands(relation)
-        if stands is not None and (stands.position >= batch.upto or _refuses(stands, batch)):
-            return stands
+        current = self._published_record(relation)
+        if current is not None and (current.position >= batch.upto or _refuses(current, batch)):
+            return current
         self._pending.pop(relation, None)
-        floor = stands.position if stands is not None else -1
+        floor = current.position if current is not None else -1
         rows = self._new_rows(batch, floor)
         self._pending[relation] = PendingTable(
             schema=batch.schema,
@@ -188,7 +188,7 @@ class SearchSink:
             target=str(self._path),
             position=batch.upto,
             version=None,
-            state=applied_state(batch, stands, complete=True).value,
+            state=applied_state(batch, current, complete=True).value,
             schema=batch.schema.to_json().decode(),
         )
 
@@ -198,8 +198,8 @@ class SearchSink:
         A batch is not written if the record has its table at a lower position than the end of the batch. Raises
         SinkUnavailable if the commit fails; the index is then unchanged. Raises SinkFenced if another driver published.
         """
-        writer = self._held_writer()
-        self._held_index().reload()
+        writer = self._open_writer()
+        self._open_index().reload()
         if self._stored(PUBLISHED_ID) != self._record:
             raise SinkFenced(f"another driver published to the search index {str(self._path)!r}")
         content = record.to_json()
@@ -212,7 +212,7 @@ class SearchSink:
             hit("search_before_commit")
             writer.commit()
         hit("search_after_commit")
-        self._held_index().reload()
+        self._open_index().reload()
         self.parked.committed(pending.schema.relation for pending in written)
         self._pending.clear()
         self._record, self._published = content.encode(), record
@@ -258,12 +258,12 @@ class SearchSink:
                 remedy="stop the other apply process; this one then continues without a restart",
             ) from error
 
-    def _held_writer(self) -> tantivy.IndexWriter:
+    def _open_writer(self) -> tantivy.IndexWriter:
         if self._writer is None:
             raise SinkUnavailable(f"sink {self.name!r} is not open")
         return self._writer
 
-    def _held_index(self) -> tantivy.Index:
+    def _open_index(self) -> tantivy.Index:
         if self._index is None:
             raise SinkUnavailable(f"sink {self.name!r} is not open")
         return self._index
@@ -271,22 +271,22 @@ class SearchSink:
     def _claim(self, log_id: str) -> None:
         owner = self._stored(OWNER_ID)
         if owner is None:
-            writer = self._held_writer()
+            writer = self._open_writer()
             _replace_reserved(writer, OWNER_ID, log_id)
             writer.commit()
-            self._held_index().reload()
+            self._open_index().reload()
         elif owner.decode() != log_id:
             raise SinkOfAnotherLog(f"search index {str(self._path)!r} was written from another log, {owner.decode()!r}")
 
     def _stored(self, identity: str) -> bytes | None:
-        index = self._held_index()
+        index = self._open_index()
         return stored_image(index.searcher(), index.schema, identity)
 
     def _stored_parked(self) -> dict[int, dict[Key, ParkedRow]]:
-        index = self._held_index()
+        index = self._open_index()
         return {} if self._published is None else parked_rows(index.searcher(), index.schema, self._published)
 
-    def _stands(self, relation: int) -> TableRecord | None:
+    def _published_record(self, relation: int) -> TableRecord | None:
         return None if self._published is None else self._published.tables.get(relation)
 
     def _new_rows(self, batch: TableBatch, floor: int) -> pa.Table:
@@ -308,15 +308,15 @@ class SearchSink:
 
         These are the rows after position `floor`, and parked rows that are tried again.
         """
-        behind, held = pc.greater(rows["position"], floor), self.parked.rows_of(relation)
-        if not held or pc.all(behind).as_py():
-            return behind
+        is_new, parked_by_key = pc.greater(rows["position"], floor), self.parked.rows_of(relation)
+        if not parked_by_key or pc.all(is_new).as_py():
+            return is_new
         places = zip(*(rows[c].to_pylist() for c in ("key", "position", "ordinal")), strict=True)
         parked = [
-            key is not None and (row := held.get(tuple(key))) is not None and row.place == tuple(place)
+            key is not None and (row := parked_by_key.get(tuple(key))) is not None and row.place == tuple(place)
             for key, *place in places
         ]
-        return pc.or_(behind, pa.chunked_array([parked], pa.bool_()))
+        return pc.or_(is_new, pa.chunked_array([parked], pa.bool_()))
 
     def _bases(self, schema: TableSchema, rows: pa.Table) -> Iterator[tuple[int, bytes | None]]:
         """Yield, for each partial image, its row number and the stored image of its base row; None if there is none."""
@@ -350,7 +350,7 @@ class SearchSink:
             raise SinkUnavailable(f"the search index {str(self._path)!r} could not be written") from error
 
     def _write(self, writer: tantivy.IndexWriter, pending: PendingTable) -> None:
-        schema, relation = self._held_index().schema, pending.schema.relation
+        schema, relation = self._open_index().schema, pending.schema.relation
         if pending.erase_all:
             writer.delete_documents_by_query(rows_of(schema, relation))
         elif pending.erase_below is not None:
@@ -381,9 +381,9 @@ def _no_base(schema: TableSchema, rows: pa.Table, number: int) -> MissingBase:
     return MissingBase(f"the target of table {schema.topic!r} has no base row for a partial image at {position}")
 
 
-def _refuses(stands: TableRecord, batch: TableBatch) -> bool:
+def _refuses(current: TableRecord, batch: TableBatch) -> bool:
     """Return whether the table has failed at a position before the start of the batch."""
-    return stands.state == TargetState.FAILED and batch.after > stands.position
+    return current.state == TargetState.FAILED and batch.after > current.position
 
 
 def _rows(rows: pa.Table) -> Iterator[dict[str, Any]]:
@@ -443,28 +443,28 @@ class DeadLetterDocuments:
     def __init__(self) -> None:
         self._stored: dict[int, Mapping[Key, ParkedRow]] = {}
         """Relation → its parked rows as the index has them."""
-        self._held: dict[int, Mapping[Key, ParkedRow]] = {}
+        self._parked: dict[int, Mapping[Key, ParkedRow]] = {}
 
     def load(self, stored: Mapping[int, Mapping[Key, ParkedRow]]) -> None:
         """Start with the parked rows that the index has, by relation and key; unpublished changes are dropped."""
-        self._stored, self._held = dict(stored), dict(stored)
+        self._stored, self._parked = dict(stored), dict(stored)
 
     def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
         """See ParkedRows.rows_of."""
-        return self._held.get(relation, {})
+        return self._parked.get(relation, {})
 
     def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
         """Do nothing, because the entries become durable in `publish`, together with the rows of the batch."""
 
     def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
         """See ParkedRows.confirm."""
-        self._held[relation] = rows
+        self._parked[relation] = rows
 
     def put(self, writer: tantivy.IndexWriter, relation: int) -> None:
         """Add to the writer how the parked rows of a table changed since the last commit."""
-        stored, held = self._stored.get(relation, {}), self.rows_of(relation)
-        for key in stored.keys() | held.keys():
-            row = held.get(key)
+        stored, parked = self._stored.get(relation, {}), self.rows_of(relation)
+        for key in stored.keys() | parked.keys():
+            row = parked.get(key)
             if row == stored.get(key):
                 continue
             writer.delete_documents_by_term("_id", parked_id(relation, key))
