@@ -143,9 +143,9 @@ def _apply(arguments: argparse.Namespace) -> int:
     whole = load_definition(arguments.config)
     definition = _select_sinks(whole, arguments.sink, arguments.trigger)
     # imported late: verify does not need Spark, and apply does not need the modules of verify
-    driver, preflight = import_module("pipelines.driver"), import_module("pipelines.preflight")
+    apply_process, preflight = import_module("pipelines.apply_process"), import_module("pipelines.preflight")
     new_sinks = preflight.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
-    return int(driver.main(definition, once=arguments.trigger == ONCE, check=new_sinks.check))
+    return int(apply_process.main(definition, once=arguments.trigger == ONCE, check=new_sinks.check))
 
 
 def _check(arguments: argparse.Namespace) -> int:

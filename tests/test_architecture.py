@@ -85,7 +85,7 @@ WIDE = {
     "cdc.demo.run": 19,
     "cdc.service.api.app": 17,
     "pipelines.apply": 13,
-    "pipelines.driver": 15,
+    "pipelines.apply_process": 15,
     "pipelines.sink_stream": 19,
     # commands: each imports what it calls when it is called
     "cdc.cli.log_changes": 13,

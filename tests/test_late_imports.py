@@ -57,7 +57,7 @@ FOUND = sorted({pair for file in FILES for pair in late_attributes(ast.parse((RO
 
 
 def test_the_walk_finds_late_imports_of_each_form() -> None:
-    assert ("pipelines.driver", "main") in FOUND
+    assert ("pipelines.apply_process", "main") in FOUND
     assert ("pipelines.verification.command", "run") in FOUND
 
 

@@ -31,7 +31,7 @@ from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter
 from cdc.metrics import Metrics
 from cdc.pgoutput.decoder_events import DecodedRows
-from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.frame_parser import FrameBatch
 from cdc.pgoutput.load_kernels import load_kernels
 from cdc.position import Position
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system

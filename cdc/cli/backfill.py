@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cdc.catalog import Catalog
     from cdc.snapshot.backfill_progress import BackfillStatus
-    from cdc.snapshot.backfill_state import BackfillRequest
+    from cdc.snapshot.backfill_requests import BackfillRequest
 
 TablesArgument = Annotated[
     list[str],
@@ -110,7 +110,7 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
     With --key or --keys-from, the sinks delete each given key that the source no longer has. With a range or a
     condition they keep such rows; `cdc tables resync` deletes them.
     """
-    from cdc.snapshot.backfill_state import BackfillRequest
+    from cdc.snapshot.backfill_requests import BackfillRequest
 
     first, last = _parse_key_range(keys)
     listed = _parse_keys(key, keys_from)
@@ -243,7 +243,7 @@ def _send_action(job: int, verb: str, *, config: Path, json: bool) -> None:
 
     from cdc.catalog import Catalog
     from cdc.config import load_definition
-    from cdc.snapshot.backfill_state import BackfillAction
+    from cdc.snapshot.backfill_requests import BackfillAction
     from cdc.snapshot.reader_commands import send_action
 
     definition = load_definition(config)
@@ -276,7 +276,7 @@ def _parse_keys(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ..
     from contextlib import nullcontext
     from pathlib import Path
 
-    from cdc.snapshot.backfill_state import parse_keys
+    from cdc.snapshot.backfill_requests import parse_keys
 
     found = [key for text in keys or () for key in parse_keys([text], f"--key {text!r}")]
     if file is not None:

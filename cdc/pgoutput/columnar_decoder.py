@@ -14,7 +14,7 @@ from cdc.pgoutput import kernel
 from cdc.pgoutput.arrays import IGNORED, TupleLayout, pack_layouts, with_layout, without_layout
 from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, new_values
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen, SignalSeen, WatermarkSeen
-from cdc.pgoutput.frames import FrameBatch, malformed, parse_frame
+from cdc.pgoutput.frame_parser import FrameBatch, malformed, parse_frame
 from cdc.pgoutput.messages import (
     AnyMessage,
     BeginMessage,

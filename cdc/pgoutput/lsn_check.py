@@ -27,7 +27,7 @@ import numpy as np
 
 from cdc.errors import ContradictoryLsn
 from cdc.lsn import Lsn
-from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.frame_parser import FrameBatch
 from cdc.pgoutput.kernel import BEGIN, BEGIN_SIZE, COMMIT, COMMIT_SIZE, HEADER, WAL, kernel
 from cdc.pgoutput.stream_blocks import readonly_arrays
 

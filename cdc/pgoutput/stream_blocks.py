@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from cdc.pgoutput.frames import FrameBatch, malformed
+from cdc.pgoutput.frame_parser import FrameBatch, malformed
 from cdc.pgoutput.kernel import HEADER, WAL, kernel
 
 START, STOP, ABORT, COMMIT, RELATION, KEEPALIVE = b"SEAcRk"

@@ -22,7 +22,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from psycopg import pq
 
-from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.frame_parser import FrameBatch
 
 LIMIT: Final = 4 << 20
 """Number of bytes after which a batch ends: about 40,000 messages, and a few milliseconds of decoding."""

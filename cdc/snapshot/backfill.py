@@ -26,7 +26,7 @@ from cdc.postgres.backfill_selection import check_keys, check_predicate
 from cdc.postgres.chunk_snapshot import KeyBounds, estimate_rows, stored_tables, table_sizes
 from cdc.postgres.connection import cancel_statement
 from cdc.postgres.publication import published_schema, wait_for_older_transactions
-from cdc.snapshot.backfill_state import BackfillRequest, BackfillState, TableBackfillState
+from cdc.snapshot.backfill_requests import BackfillRequest, BackfillState, TableBackfillState
 from cdc.snapshot.chunk_plan import BlockPlan, ChunkPlan, ChunkResult, KeyListPlan, KeyRangePlan
 from cdc.snapshot.chunk_reader import ChunkReader, CopyContext, CopyStopped
 from cdc.snapshot.chunk_sender import end_of_copy_chunk, schema_chunk, schema_from_catalog, with_state

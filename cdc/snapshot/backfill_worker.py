@@ -25,7 +25,7 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.sql_ascii import copy_text_repair
 from cdc.snapshot.backfill import Backfill, BackfillControl, BackfillDirective
-from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest, BackfillState, check_request
+from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest, BackfillState, check_request
 from cdc.snapshot.chunk_plan import ChunkLimits
 from cdc.snapshot.chunk_reader import CHUNKS_AHEAD, CopyContext, CopyStopped
 from cdc.snapshot.chunk_sender import ChunkSender, ReaderLink

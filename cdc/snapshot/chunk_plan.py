@@ -16,7 +16,7 @@ from typing import Final, Protocol, Self
 import pyarrow as pa
 
 from cdc.postgres.chunk_snapshot import BlockRange, KeyBounds, StoredTable
-from cdc.snapshot.backfill_state import Blocks, TableBackfillState
+from cdc.snapshot.backfill_requests import Blocks, TableBackfillState
 
 FIRST_ROWS: Final = 5_000
 """Number of rows in the first chunk by key; this chunk shows how wide the rows are."""

@@ -22,7 +22,7 @@ from cdc.config.job_options import VerifyMode
 from cdc.errors import CdcError, ExitCode
 from cdc.position import Position
 from cdc.postgres.key_ranges import KeyRange, next_range_start
-from cdc.snapshot.backfill_state import KEYS
+from cdc.snapshot.backfill_requests import KEYS
 from pipelines.verification.compare_table import TableComparison, TableVerdict
 from pipelines.verification.consistent_cut import ConsistentCut, consistent_cut
 from pipelines.verification.expected_rows import RateLimitedRows, ReadRateLimit

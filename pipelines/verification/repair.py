@@ -20,7 +20,7 @@ from cdc.config.job_options import VerifyMode
 from cdc.errors import ConfigError, PositionNotReached, StateConflict
 from cdc.position import Position
 from cdc.snapshot.backfill_progress import find_backfill
-from cdc.snapshot.backfill_state import BACKFILL, KEYS, BackfillRequest
+from cdc.snapshot.backfill_requests import BACKFILL, KEYS, BackfillRequest
 from cdc.snapshot.reader_commands import request_backfill
 from cdc.table import exact_glob
 from pipelines.verification.compare_rows import LISTED

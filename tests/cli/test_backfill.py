@@ -10,7 +10,7 @@ import pytest
 
 from cdc.catalog import Catalog, TableProgress
 from cdc.snapshot.backfill_progress import KEYS_SHOWN
-from cdc.snapshot.backfill_state import (
+from cdc.snapshot.backfill_requests import (
     BACKFILL,
     KEYS,
     BackfillAction,

@@ -19,7 +19,7 @@ from cdc.log.reader import LogReader
 from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_state import BACKFILL
+from cdc.snapshot.backfill_requests import BACKFILL
 from cdc.snapshot.chunk_reader import CHUNKS_AHEAD
 from cdc.stores.lake import read_target
 from cdc.table import TableState

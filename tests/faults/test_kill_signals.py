@@ -11,7 +11,7 @@ from cdc.catalog import Catalog, Command
 from cdc.log.reader import LogReader
 from cdc.log_row import Operation
 from cdc.position import Position
-from cdc.snapshot.backfill_state import BACKFILL
+from cdc.snapshot.backfill_requests import BACKFILL
 from cdc.snapshot.signal_processor import SIGNAL
 from cdc.snapshot.signal_queue import FOLDER
 from tests.fixtures.pipeline import Pipeline

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import ContradictoryLsn
 from cdc.lsn import Lsn
-from cdc.pgoutput.frames import FrameBatch
+from cdc.pgoutput.frame_parser import FrameBatch
 from cdc.pgoutput.lsn_check import LsnCheck
 from cdc.pgoutput.messages import AnyMessage, CommitMessage, Insert, Keepalive, Message
 from tests.pgoutput.encode import POSTGRES_EPOCH, placed_frame

@@ -9,7 +9,7 @@ import pytest
 
 from cdc.catalog import Command, CommandState
 from cdc.snapshot.backfill_progress import BackfillStatus, backfill_status, progress_text, tables_text
-from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest, BackfillState, Blocks, TableBackfillState
+from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest, BackfillState, Blocks, TableBackfillState
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 

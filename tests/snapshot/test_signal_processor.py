@@ -15,7 +15,7 @@ from cdc.errors import ConfigError
 from cdc.log.writer import LogWriter
 from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.position import Position
-from cdc.snapshot.backfill_state import BACKFILL, BackfillAction, BackfillRequest
+from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest
 from cdc.snapshot.signal_processor import SIGNAL, Signals
 from cdc.snapshot.signal_queue import FOLDER
 from cdc.table import Column, ReplicaIdentity, TableSchema

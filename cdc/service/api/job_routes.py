@@ -29,7 +29,7 @@ from cdc.service.api.route_context import (
 )
 from cdc.service.background_jobs import ReplayRequest, ReplayStatus, VerifyRequest, VerifyStatus
 from cdc.service.verification_status import VerifiedStatus, verified_statuses
-from cdc.snapshot import backfill_state
+from cdc.snapshot import backfill_requests
 from cdc.snapshot.backfill_progress import BackfillStatus, find_backfill, list_backfills
 from cdc.table import exact_glob
 
@@ -47,7 +47,7 @@ class BackfillBody(RequestBody):
     """First key to read, one text per column, included."""
     last: list[str] | None = None
     """Last key to read, included."""
-    keys: Annotated[list[list[str]], Field(max_length=backfill_state.KEYS)] | None = None
+    keys: Annotated[list[list[str]], Field(max_length=backfill_requests.KEYS)] | None = None
     """Keys to read in one table, one text per column; keys without a row are deleted from the sinks."""
     sink: str | None = None
     """Write the rows to this sink only."""
@@ -124,7 +124,7 @@ def _backfill_routes(context: RouteContext) -> APIRouter:
     def backfill(pipeline: PipelinePath, body: BackfillBody, request: Request) -> BackfillStatus:
         """Read rows again and merge them into the stream (`cdc backfill`); 409 if another one has a table of it."""
         context.check_pipeline(pipeline)
-        wanted = backfill_state.BackfillRequest(
+        wanted = backfill_requests.BackfillRequest(
             tables=tuple(body.tables),
             where=body.where,
             first=None if body.first is None else tuple(body.first),
@@ -151,7 +151,7 @@ def _backfill_routes(context: RouteContext) -> APIRouter:
     def resync(pipeline: PipelinePath, table: TablePath, body: ResyncBody, request: Request) -> BackfillStatus:
         """Copy a whole table again (`cdc tables resync`); sinks also delete rows that the source deleted unseen."""
         context.check_table(pipeline, table)
-        whole = backfill_state.BackfillRequest((exact_glob(table),), rate=body.rate, resync=True)
+        whole = backfill_requests.BackfillRequest((exact_glob(table),), rate=body.rate, resync=True)
         return _request_backfill(context, whole, actor_of(request))
 
     @routes.post("/tables/{table:path}/skip", status_code=ACCEPTED)
@@ -242,20 +242,20 @@ def _verification_routes(context: RouteContext) -> APIRouter:
     return routes
 
 
-def _request_backfill(context: RouteContext, request: backfill_state.BackfillRequest, actor: str) -> BackfillStatus:
+def _request_backfill(context: RouteContext, request: backfill_requests.BackfillRequest, actor: str) -> BackfillStatus:
     """Request a backfill or resync, and return its status."""
-    job = _backfill_requests().request_backfill(context.definition, context.catalog, request, actor)
+    job = _reader_commands().request_backfill(context.definition, context.catalog, request, actor)
     return find_backfill(context.catalog, context.definition.name, job.id)
 
 
 def _send_action(context: RouteContext, pipeline: str, job: int, verb: str, actor: str) -> BackfillStatus:
     """Send pause, resume or cancel to a backfill, and return its status."""
     context.check_pipeline(pipeline)
-    status: BackfillStatus = _backfill_requests().send_action(
-        context.catalog, pipeline, job, backfill_state.BackfillAction(verb), actor
+    status: BackfillStatus = _reader_commands().send_action(
+        context.catalog, pipeline, job, backfill_requests.BackfillAction(verb), actor
     )
     return status
 
 
-def _backfill_requests() -> Any:
+def _reader_commands() -> Any:
     return import_module("cdc.snapshot.reader_commands")

@@ -26,7 +26,7 @@ from pipelines.sinks.delta.history import History
 from pipelines.sinks.delta.latest_state import LatestState
 from pipelines.sinks.delta.maintenance import TargetMaintenance
 from pipelines.sinks.delta.published_table import PublishedTable
-from pipelines.sinks.delta.recovery import follow_rules, parked_upto, readable_versions, with_target_position
+from pipelines.sinks.delta.resume_after_crash import follow_rules, parked_upto, readable_versions, with_target_position
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.strategy import DeltaSinkParts, KeepingStrategy
 from pipelines.sinks.delta.target import DeltaTarget, rewritten_bytes

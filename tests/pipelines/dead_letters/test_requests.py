@@ -14,7 +14,7 @@ from cdc import metrics
 from cdc.catalog import Catalog, Command
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.snapshot.backfill_state import BACKFILL, BackfillRequest
+from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest
 from pipelines.apply import SinkLoop
 from pipelines.dead_letters.requests import AGAIN_AFTER, DeadLetterCommands
 from pipelines.range_folder import RangeFolder

@@ -267,7 +267,7 @@ def test_a_second_driver_is_refused_while_the_first_lives(sink: SearchSink, path
 
 def test_a_record_that_another_driver_wrote_is_never_overwritten(sink: SearchSink, path: Path) -> None:
     record = sink.apply(batch(0, 10, upsert(BLUE, 5)))
-    writer = sink._held_writer()
+    writer = sink._open_writer()
     _replace_reserved(writer, PUBLISHED_ID, cut(99).to_json())
     writer.commit()
     with pytest.raises(SinkFenced):

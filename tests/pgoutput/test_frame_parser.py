@@ -6,7 +6,7 @@ import pytest
 
 from cdc.errors import MalformedFrame
 from cdc.lsn import Lsn
-from cdc.pgoutput.frames import FrameBatch, parse_frame
+from cdc.pgoutput.frame_parser import FrameBatch, parse_frame
 from cdc.pgoutput.messages import (
     UNCHANGED,
     BeginMessage,

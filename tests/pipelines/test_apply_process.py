@@ -11,7 +11,7 @@ import pytest
 
 from cdc.catalog import Catalog, ProcessReport
 from cdc.errors import LogCorrupt
-from pipelines import driver
+from pipelines import apply_process
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import ShopPipeline, make_shop
 
@@ -40,7 +40,7 @@ def test_a_failure_after_a_signal_is_in_the_last_report(shop: ShopPipeline, fail
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with pytest.raises(type(failure)):
-            driver.main(shop.definition, check=fail)
+            apply_process.main(shop.definition, check=fail)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

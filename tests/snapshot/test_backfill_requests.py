@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.errors import ConfigError
-from cdc.snapshot.backfill_state import (
+from cdc.snapshot.backfill_requests import (
     KEYS,
     BackfillAction,
     BackfillRequest,

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from cdc.errors import Reaction, TargetUnusable
 from cdc.stores.published_record import Published, TableRecord, TargetState
-from pipelines.sinks.delta.recovery import open_part, parked_upto, readable_versions, with_target_position
+from pipelines.sinks.delta.resume_after_crash import open_part, parked_upto, readable_versions, with_target_position
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.sinks.added_features import LOG, add_features, filled_sink, sink_settings
