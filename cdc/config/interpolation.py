@@ -49,4 +49,4 @@ def _value(match: re.Match[str], environment: Mapping[str, str]) -> str:
         return value
     if body["default"] is not None:
         return body["default"]
-    raise UnsetVariable(f"variable {body['name']!r} is {'not set' if value is None else 'empty'}")
+    raise UnsetVariable(f"environment variable {body['name']!r} is {'not set' if value is None else 'empty'}")

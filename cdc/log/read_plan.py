@@ -74,14 +74,13 @@ def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
     if after:
         raise LogTrimmed(
             f"single changes after {after!s} cannot be read: changes up to {view.oldest!s} are trimmed",
-            remedy=f"start after {view.oldest!s} or later, or start at the beginning with the state at "
-            f"{view.horizon!s}",
+            remedy=f"start at {view.oldest!s} or later, or start at the beginning with the state at {view.horizon!s}",
         )
     if upto < view.horizon:
         raise LogTrimmed(
             f"single changes up to {upto!s} cannot be read: changes up to {view.oldest!s} are trimmed, "
             f"and only their state at {view.horizon!s} is kept",
-            remedy=f"start after {view.oldest!s} or later, or end at {view.horizon!s} or later",
+            remedy=f"start at {view.oldest!s} or later, or end at {view.horizon!s} or later",
         )
     return HistoryPlan(
         baseline=ranges.overlapping(view.compacted, after, view.horizon), changes=_after_horizon(view, upto)

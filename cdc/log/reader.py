@@ -33,7 +33,15 @@ from cdc.log.disk_format import (
 from cdc.log.object_path import BucketPath, Root, as_root, storage_errors
 from cdc.log.parquet_check import unreadable_file_error
 from cdc.log.ranges import EVERY_ROW, TableSelection
-from cdc.log.storage import can_read_in_threads, is_table, last_commit_info, open_data_file, open_table, parquet_file
+from cdc.log.storage import (
+    can_read_in_threads,
+    is_table,
+    last_commit_info,
+    open_data_file,
+    open_table,
+    parquet_file,
+    update_table,
+)
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, matches
@@ -306,8 +314,7 @@ class LogReader:
         )
 
     def _update(self) -> None:
-        with storage_errors(self._root):
-            self._table.update_incremental()
+        update_table(self._root, self._table)
 
     def _has_newer_compacted(self) -> bool:
         compacted = self._compacted

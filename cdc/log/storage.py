@@ -70,6 +70,15 @@ def open_table(path: Root, version: int | None = None) -> DeltaTable:
         raise LogCorrupt(f"table {path.name!r} of the log cannot be opened: {_first_line(exc)}") from exc
 
 
+def update_table(path: Root, table: DeltaTable) -> None:
+    """Move an open Delta table to its newest version; raises the errors of `open_table`."""
+    try:
+        with storage_errors(path):
+            table.update_incremental()
+    except (DeltaError, OSError) as exc:
+        raise LogCorrupt(f"table {path.name!r} of the log cannot be read: {_first_line(exc)}") from exc
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:160]
 

@@ -236,7 +236,7 @@ def test_the_bundle_is_the_golden_one(shop: Path, capsys: pytest.CaptureFixture[
         ),
         (("k8s", "--claim", "l=/mnt"), ("${S3_KEY:-none}", "plain"), "'spark.hadoop.fs.s3a.secret.key' contains a"),
         (("databricks",), ("", ""), "the path of sink 'lake' is a local directory"),
-        (("databricks",), ("/mnt/", "/Volumes/v/"), "secret file 'key' is local"),
+        (("databricks",), ("/mnt/", "/Volumes/v/"), "secret file 'key' exists only on this machine"),
     ],
 )
 def test_what_cannot_be_carried_out_elsewhere_is_refused(

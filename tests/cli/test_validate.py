@@ -80,7 +80,7 @@ def test_a_service_open_to_the_network_without_a_token_is_refused_with_an_exampl
     path = write(tmp_path, SOUND + "service: {host: 0.0.0.0}\n")
     outcome = run(capsys, "validate", path)
     assert outcome.status == 2
-    assert f"✗ CDC-5018 {path}:12:11: service.host: expected service.token" in outcome.output
+    assert f"✗ CDC-5018 {path}:12:11: service.host: service.token is missing" in outcome.output
     for words in (["run"], ["run", "--only", "server"], ["server"]):
         started = run(capsys, *words, "-c", path)
         assert (started.status, "CDC-5018" in started.errors) == (2, True)

@@ -38,7 +38,7 @@ def test_a_reader_whose_log_is_deleted_stops_and_names_it(tmp_path: Path, databa
         assert reader.child.wait(60) == ExitCode.HALTED
 
     said = reader.output()
-    assert f"✗ {LogCorrupt.code} the log's directory '{tmp_path}/log' is gone" in said
+    assert f"✗ {LogCorrupt.code} the log's directory '{tmp_path}/log' is missing" in said
     assert "Traceback" not in said
     assert "cdc slots drop -c" in said
     assert not (tmp_path / "log" / "changes" / "_delta_log").exists()

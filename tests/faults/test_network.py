@@ -72,7 +72,7 @@ def bodies(stream: ReplicationStream, *, last: bytes = b"") -> list[bytes]:
 
 def seconds_until_given_up(stream: ReplicationStream) -> float:
     began = time.monotonic()
-    with pytest.raises(SourceUnreachable, match="silent"):
+    with pytest.raises(SourceUnreachable, match="has sent nothing for"):
         receive_until(stream, lambda _: False)
     return time.monotonic() - began
 

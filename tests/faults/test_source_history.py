@@ -122,7 +122,7 @@ def test_a_publication_made_anew_is_not_mistaken_for_the_old_one(held: Captured)
 
 def test_a_publication_without_a_captured_table_names_it(held: Captured) -> None:
     run_sql(held.dsn, "ALTER PUBLICATION cdc_held_pub DROP TABLE t", "INSERT INTO t VALUES (9, 'never sent')")
-    fix = refused(held, PublicationNarrowed, r"no longer has public\.t").fix
+    fix = refused(held, PublicationNarrowed, r"no longer contains public\.t").fix
     with connect(held.dsn) as conn:
         conn.execute(fix.removeprefix("run ").partition(";")[0])  # type: ignore[arg-type]
     with Running(held) as running:

@@ -252,7 +252,7 @@ def view_of_a_trimmed_log() -> LogSnapshot:
 def test_a_range_of_changes_that_are_gone_is_refused_with_the_oldest_position():
     view = view_of_a_trimmed_log()
     assert (view.oldest, view.horizon, view.floor) == (5, 5, 2)
-    with pytest.raises(LogTrimmed, match=r"up to 0/4: changes up to 0/5 are trimmed"):
+    with pytest.raises(LogTrimmed, match=r"up to 0/4: single changes up to 0/5 are trimmed"):
         read_plan.files(view, Position(3), Position(4))
     with pytest.raises(LogTrimmed, match=r"from 0/1: .* up to 0/5 are trimmed, .* 0/2 are removed"):
         read_plan.files(view, Position(1), Position(6))

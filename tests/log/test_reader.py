@@ -83,6 +83,13 @@ def test_a_damaged_file_is_named(root: Path):
         list(reader.rows(Position(10), Position(30)))
 
 
+def test_a_new_commit_that_cannot_be_read_is_an_error_of_the_log(root: Path):
+    reader = LogReader(root)
+    (root / "changes" / "_delta_log" / f"{reader._table.version() + 1:020}.json").write_text("no action")
+    with pytest.raises(LogCorrupt, match="'changes' of the log cannot be read"):
+        reader.refresh()
+
+
 def test_no_log_is_an_error_with_a_remedy(tmp_path: Path):
     with pytest.raises(LogError, match="no change log"):
         LogReader(tmp_path)

@@ -206,5 +206,5 @@ def test_a_trimmed_log_without_its_compacted_table_is_named(writer: LogWriter, t
     compact(tmp_path, 40)
     writer.trim([0], Position(10))
     (tmp_path / "compacted").rename(tmp_path / "elsewhere")
-    with pytest.raises(LogCorrupt, match="'compacted' does not contain their state"):
+    with pytest.raises(LogCorrupt, match="'compacted' of the log does not contain their state"):
         LogReader(tmp_path)

@@ -187,7 +187,7 @@ def test_a_key_that_its_column_does_not_take_is_named_among_many(
     keys = [(str(n), text if n == 71 else good) for n in range(100)]
     with (
         connect(database) as conn,
-        pytest.raises(ConfigError, match=r"invalid key '71,.* of 'public\.t'") as told,
+        pytest.raises(ConfigError, match=r"invalid key '71,.* of table 'public\.t'") as told,
     ):
         check_keys(conn, schema_of(conn), keys)
     assert says in told.value.message

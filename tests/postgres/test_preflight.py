@@ -54,7 +54,7 @@ def test_settings_are_named_with_their_values(tmp_path: Path) -> None:
         problems = preflight(server.dsn(), WANTS)
 
     assert subjects(problems) == {"wal_level", "max_replication_slots", "max_wal_senders", "tables"}
-    assert any("got 'replica'" in problem.message for problem in problems)
+    assert any("wal_level 'replica'" in problem.message for problem in problems)
 
 
 @pytest.mark.parametrize("dsn", ["postgresql://u:p%zz@h/d", "postgresql://u@127.0.0.1:1/d"])
@@ -118,7 +118,7 @@ def test_a_table_without_changes_in_the_wal_is_advice_and_its_sql_repairs_it(any
     run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE UNLOGGED TABLE fast (id int PRIMARY KEY)")
     (problem,) = preflight(any_database, WANTS)
     assert (problem.subject, problem.fatal) == ("public.fast", False)
-    assert problem.message == "is unlogged: its changes are not in the WAL; it is not captured"
+    assert problem.message == "is unlogged: its changes are not in the WAL; the table is not captured"
     run_sql(any_database, problem.sql or "")  # type: ignore[arg-type]
     assert preflight(any_database, WANTS) == []
 

@@ -304,7 +304,7 @@ def _updates(held: Captured) -> list[dict[str, Any]]:
     [
         (BackfillRequest(("public.nothing",)), "no table of the log matches"),
         (BackfillRequest(("public.t",), sink="elsewhere"), "the definition has no sink called 'elsewhere'"),
-        (BackfillRequest(("public.t",), first=("1",)), r"the key of 'public.t' is \(a, b\), got 1"),
+        (BackfillRequest(("public.t",), first=("1",)), r"the key of table 'public.t' has the columns \(a, b\): got 1"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_way_out(held: Captured, request_: BackfillRequest, says: str) -> None:

@@ -67,7 +67,7 @@ def test_each_action_is_a_kind_of_command() -> None:
     [
         (BackfillRequest(("shop.none",)), "no table of the log matches 'shop.none'"),
         (BackfillRequest(ORDERS, sink="none"), "the definition has no sink called 'none'"),
-        (BackfillRequest(ORDERS, first=("1", "2")), r"is \(id\), got 2 values"),
+        (BackfillRequest(ORDERS, first=("1", "2")), r"has the columns \(id\): got 2 values"),
         (BackfillRequest(ORDERS, keys=()), "the list of keys is empty"),
         (BackfillRequest(ORDERS, keys=(("1",),) * (KEYS + 1)), "one request cannot contain"),
         (BackfillRequest(ORDERS, keys=(("1",),), where="true"), "cannot be combined with a key range"),

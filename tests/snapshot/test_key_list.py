@@ -133,14 +133,14 @@ def test_a_key_that_the_table_cannot_have_ends_it_before_anything_is_read(runnin
     assert ended.state == "failed"
     assert ended.result is not None
     assert ended.result["error"]["code"] == ConfigError.code
-    assert "'k8,eight' of 'public.t'" in ended.result["error"]["message"]
+    assert "invalid key 'k8,eight' of table 'public.t'" in ended.result["error"]["message"]
     assert placed(running.held, before) == []
 
 
 REFUSED = [
-    (BackfillRequest(("public.*",), keys=(("1",),)), "the key of 'public.t' is"),
+    (BackfillRequest(("public.*",), keys=(("1",),)), "the key of table 'public.t' has the columns"),
     (BackfillRequest(("public.t", "public.u"), keys=()), "exactly one table: got 2: public.t, public.u"),
-    (BackfillRequest(("public.u",), keys=(("1",), ("1", "2"))), r"is \(id\), got 2 values"),
+    (BackfillRequest(("public.u",), keys=(("1",), ("1", "2"))), r"has the columns \(id\): got 2 values"),
     (BackfillRequest(("public.u",), keys=()), "the list of keys is empty"),
     (BackfillRequest(("public.u",), keys=(("1",),) * (KEYS + 1)), "one request cannot contain"),
     (BackfillRequest(("public.u",), keys=(("1",),), where="true"), "cannot be combined with a key range"),

@@ -92,4 +92,4 @@ def test_a_path_with_a_table_of_another_program_is_a_conflict(tmp_path: Path) ->
     found = conflicts(definition_with(tmp_path))
 
     assert list(found) == [("sinks", 1, "path")]
-    assert "table 'shop.items' cannot be written there" in found["sinks", 1, "path"]
+    assert "table 'shop.items' cannot be written to its target" in found["sinks", 1, "path"]

@@ -107,7 +107,7 @@ def test_equal_tables_request_nothing_and_what_cannot_be_repaired_is_reported_wi
             "more than 10,000 keys differ → cdc replay lake --tables 'public.u'"
         )
         no_key = repaired["find", "public.t"]["reason"]
-        assert no_key.startswith("invalid key 'x,1.00' of 'public.t'")
+        assert no_key.startswith("invalid key 'x,1.00' of table 'public.t'")
         assert no_key.endswith("→ cdc replay find")
         assert all(len(table["missing"]) <= LISTED for table in found["result"]["tables"])
         assert running.catalog.commands.pending("held", BACKFILL) == []
