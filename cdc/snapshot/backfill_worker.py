@@ -33,7 +33,7 @@ from cdc.snapshot.copy_limits import CopyRateLimit, PauseGate
 from cdc.snapshot.missing_base_rows import unconfirmed_xids
 from cdc.snapshot.publication_sync import PublicationSync, PublicationSyncWorker, duplicate_topics
 from cdc.snapshot.signal_processor import Signals
-from cdc.table import TableState, matches
+from cdc.table import TableSchema, TableState, matches
 
 POLL: Final = 1.0
 """Seconds between two polls of the catalog; a poll takes one or two milliseconds."""
@@ -83,9 +83,9 @@ class BackfillWorker(Thread):
             self._signals.process(catalog)
             self._post_initial_copies(catalog)
             for command in catalog.commands.pending(self._definition.name, BACKFILL):
-                # schemas() is empty while no session streams
-                if self._may_begin(catalog, command) and self._windows.schemas():
-                    self._run_command(catalog, command)
+                # asked once: the session may end at any moment, and then no schema is known
+                if self._may_begin(catalog, command) and (versions := self._windows.schemas()):
+                    self._run_command(catalog, command, versions)
             self._end_when_copied(catalog)
 
     def _end_when_copied(self, catalog: Catalog) -> None:
@@ -130,11 +130,11 @@ class BackfillWorker(Thread):
             catalog.commands.record(command.id, progress.to_json())
         return False
 
-    def _run_command(self, catalog: Catalog, command: Command) -> None:
+    def _run_command(self, catalog: Catalog, command: Command, versions: list[TableSchema]) -> None:
         request, progress = BackfillRequest.from_json(command.payload), BackfillState.from_json(command.result)
         log.info("backfill started", id=command.id, tables=list(request.tables), sink=request.sink)
         try:
-            self._backfill(catalog, command.id, request, progress)
+            self._backfill(catalog, command.id, request, progress, versions)
         except CopyStopped:
             if not self._stop_event.is_set():
                 progress.state = "cancelled"
@@ -160,10 +160,17 @@ class BackfillWorker(Thread):
         epoch = self._link.durable.position.epoch
         catalog.commands.finish(job, {**progress.to_json(), **error, "epoch": epoch}, ok=False)
 
-    def _backfill(self, catalog: Catalog, job: int, request: BackfillRequest, progress: BackfillState) -> None:
+    def _backfill(
+        self,
+        catalog: Catalog,
+        job: int,
+        request: BackfillRequest,
+        progress: BackfillState,
+        versions: list[TableSchema],
+    ) -> None:
         definition, source = self._definition, self._definition.source
         root = definition.log.root
-        known = {schema.relation: schema for schema in self._windows.schemas()}
+        known = {schema.relation: schema for schema in versions}
         tables = check_request(request, known, {sink.name: sink for sink in definition.sinks})
         dsn = source.current_dsn()
         with ExitStack() as opened:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread, get_native_id
+from threading import Event, Thread, get_native_id, local
 from typing import Any
 
 import pyarrow.compute as pc
@@ -25,7 +25,8 @@ from cdc.postgres.connection import connect
 from cdc.snapshot.backfill import NICE_INCREMENT, lower_thread_priority
 from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest, check_request
 from cdc.snapshot.reader_commands import CHECK_TABLES
-from cdc.table import TableState
+from cdc.snapshot.watermark_window import WatermarkWindows
+from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured, ReaderProcess
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import until
@@ -249,6 +250,24 @@ def test_a_transaction_that_waits_for_a_standby_holds_nothing_up_and_is_not_lost
         running.until(lambda: running.catalog.commands.ls("held", BACKFILL)[0].state == "done")
         running.caught_up()
     assert held.folded("t") == source_rows(held)
+
+
+def test_a_session_that_ends_as_a_backfill_begins_does_not_fail_it(held: Captured) -> None:
+    with Running(held, SessionsThatEndSoon()) as running:
+        assert running.ended(running.ask(BackfillRequest(("public.t",)))).state == "done"
+
+
+class SessionsThatEndSoon(WatermarkWindows):
+    """Windows whose every third question for the schemas, by the same thread, comes after the session's end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked = local()
+
+    def schemas(self) -> list[TableSchema]:
+        """The known schemas, or none."""
+        self._asked.count = getattr(self._asked, "count", 0) + 1
+        return [] if self._asked.count % 3 == 0 else super().schemas()
 
 
 def test_behind_a_standby_that_does_not_answer_heartbeats_and_watermarks_come_through(held: Captured) -> None:
