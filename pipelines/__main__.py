@@ -15,8 +15,8 @@ from cdc import DEFAULT_CONFIG
 from cdc.cluster.spark_job import ONCE, checked_trigger, chosen_sinks
 from cdc.command_output import Envelope, ErrorReport, LineMark, emit, error_to_report, fail, line
 from cdc.config import Definition, issues_in_file, load_definition
-from cdc.config.job_options import Against, VerifyMode
 from cdc.config.units import seconds
+from cdc.config.verify_and_replay_options import Against, VerifyMode
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, complete_remedy, process_exit_code
 from cdc.private_files import product_umask
 from cdc.process_logs import configure_by_environment

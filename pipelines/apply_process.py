@@ -1,6 +1,6 @@
 """The apply process: its Spark session, one thread per sink, signals and the way the process ends.
 
-What happens to one sink is in `sink_runner.py`. Two processes may fill different sinks of one pipeline; when both name
+What happens to one sink is in `sink_lifecycle.py`. Two processes may fill different sinks of one pipeline; when both name
 the same sink, the second waits for the lease of the first (`runtime/sink_lease.py`).
 """
 
@@ -32,7 +32,7 @@ from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.session import SparkSettings, spark_session
 from pipelines.runtime.sink_lease import SinkLeases
 from pipelines.sink_factory import without_throttle
-from pipelines.sink_runner import SinkRunner
+from pipelines.sink_lifecycle import SinkRunner
 from pipelines.sink_stream import SinkParts
 from pipelines.source.data_source import register
 

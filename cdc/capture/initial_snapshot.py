@@ -2,7 +2,7 @@
 
 One REPEATABLE READ transaction with the slot's exported snapshot reads the rows. Their position is the slot's
 consistent point − 1, because the next commit record can be at the consistent point itself. A slot without this commit
-is useless: the next start replaces it if the log can prove that it owns the slot (see slot_checks), or fails.
+is useless: the next start replaces it if the log can prove that it owns the slot (see slot_ownership), or fails.
 
 Large tables are only marked here; backfills copy them in chunks while the stream runs. If the reader may not create the
 slot, there is no exported snapshot. The log then begins at the adopted slot, and all tables are copied in chunks.
@@ -23,11 +23,11 @@ from typing import Any, Final
 from cdc.capture.out_of_stream_commit import SnapshotCommit
 from cdc.capture.resume_checks import lineage_of
 from cdc.capture.settings import SourceSettings
-from cdc.capture.slot_checks import SlotClaim, check_adopted, check_replaceable
+from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable
 from cdc.config.source import Snapshot
 from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit
-from cdc.log.epoch_records import read_pending_epoch, remove_pending_epoch, write_slot_record
+from cdc.log.epoch_and_slot_records import read_pending_epoch, remove_pending_epoch, write_slot_record
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter

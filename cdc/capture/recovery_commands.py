@@ -12,7 +12,7 @@ from cdc.capture.initial_snapshot import ensure_initial_snapshot
 from cdc.capture.out_of_stream_commit import SnapshotCommit
 from cdc.capture.resume_checks import check_slot_kind
 from cdc.capture.settings import ReaderSettings, reader_settings
-from cdc.capture.slot_checks import (
+from cdc.capture.slot_ownership import (
     SlotClaim,
     check_adopted,
     check_replaceable,
@@ -24,7 +24,7 @@ from cdc.config import Definition
 from cdc.errors import CdcError, ConfigError, LogError, SlotInUse, SlotMissing, StateConflict
 from cdc.failpoint import hit
 from cdc.log.disk_format import CommitInfo, LogIdentity
-from cdc.log.epoch_records import PendingEpoch, read_pending_epoch, write_pending_epoch, write_slot_record
+from cdc.log.epoch_and_slot_records import PendingEpoch, read_pending_epoch, write_pending_epoch, write_slot_record
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from cdc import atomic_file, metrics
 from cdc.capture.resume_checks import captured_oids, check_source
-from cdc.capture.slot_checks import SlotClaim, check_adopted, check_replaceable, check_slot_name
+from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
 from cdc.catalog.database import check_catalog_writable, is_catalog_created
 from cdc.config import Definition, DeltaSinkDefinition, rule_of, table_settings
@@ -48,7 +48,7 @@ from cdc.errors import (
     all_error_classes,
     complete_remedy,
 )
-from cdc.log.epoch_records import read_pending_epoch
+from cdc.log.epoch_and_slot_records import read_pending_epoch
 from cdc.log.fenced_table import check_writable_format
 from cdc.log.object_path import BucketPath, has_conditional_create
 from cdc.log.reader import LogReader

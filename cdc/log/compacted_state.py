@@ -19,7 +19,7 @@ from deltalake.transaction import AddAction
 from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
-from cdc.log import removed_files
+from cdc.log import removal_records
 from cdc.log.disk_format import (
     CHANGES,
     COMPACTED,
@@ -32,7 +32,7 @@ from cdc.log.disk_format import (
 )
 from cdc.log.fenced_table import FencedTable, sync_commit
 from cdc.log.object_path import BucketPath, Root, as_root
-from cdc.log.storage import is_table, last_commit_info, open_table
+from cdc.log.table_io import is_table, last_commit_info, open_table
 from cdc.position import Position
 
 
@@ -170,7 +170,9 @@ class CompactedWriter:
         used = {segment_of(place.name) for place in path.glob("segment=*")}
         if not self._has_cleaned_up:
             self._has_cleaned_up = True
-            kept = {run.number for run in self.runs} | removed_files.segments_with_removed_files(self._root, COMPACTED)
+            kept = {run.number for run in self.runs} | removal_records.segments_with_removed_files(
+                self._root, COMPACTED
+            )
             if uncommitted := used - kept:
                 # their writer may still run: this commit fences it
                 self.commit([], horizon=self.horizon, floor=self.floor)
@@ -220,7 +222,7 @@ class CompactedWriter:
         added = [self._added(file, horizon) for file in written]
         self._sync(written)
         removed = {self._relative(file): file.size for run in replaced for file in run.files}
-        removed_files.record_removal(self._root, COMPACTED, removed, self._state.version + 1)
+        removal_records.record_removal(self._root, COMPACTED, removed, self._state.version + 1)
         self._fenced.commit(
             [*added, *(FencedTable.removed(name, size) for name, size in removed.items())],
             int(horizon),
@@ -252,7 +254,7 @@ class CompactedWriter:
 
     def _remove_files(self, files: Mapping[str, int], horizon: Position, floor: Position) -> None:
         self._fenced.check_ours()
-        removed_files.record_removal(self._root, COMPACTED, files, self._state.version + 1)
+        removal_records.record_removal(self._root, COMPACTED, files, self._state.version + 1)
         hit("drop_noted")
         self._fenced.commit(
             [FencedTable.removed(name, size) for name, size in files.items()],

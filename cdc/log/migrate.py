@@ -20,7 +20,7 @@ from cdc.failpoint import hit
 from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, LogIdentity, format_of
 from cdc.log.fenced_table import sync_commit
 from cdc.log.object_path import Root
-from cdc.log.storage import is_table, last_commit_info, open_table
+from cdc.log.table_io import is_table, last_commit_info, open_table
 
 Step = Callable[[Root], None]
 """Function that changes the table at a path until it fulfils the guarantees of the next format."""

@@ -25,7 +25,7 @@ from cdc.log import lost_ranges
 from cdc.log.disk_format import CHANGES, GROUP, ORDER, SMALL_GROUP, LogFile, delta_statistics
 from cdc.log.object_path import Root, as_root
 from cdc.log.reader import LogReader, read_file
-from cdc.log.storage import write_parquet
+from cdc.log.table_io import write_parquet
 from cdc.log.writer import StagedFile
 from cdc.position import Position
 

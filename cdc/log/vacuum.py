@@ -2,7 +2,7 @@
 
 There are three kinds of such files:
 
-- **Removed files**: a trim, compaction or rewrite removed them from a table. Their records (`removed_files.py`) keep
+- **Removed files**: a trim, compaction or rewrite removed them from a table. Their records (`removal_records.py`) keep
   them for the grace period, and longer for a consumer that has pinned an older version.
 - **Orphan files**: no commit and no record names them. They are deleted once they are older than the latest commit of
   their table by the grace period, and by ten minutes at least. A younger file may be staged and wait for its commit.
@@ -22,14 +22,14 @@ from typing import Final
 
 import pyarrow as pa
 
-from cdc.log import consumers, removed_files
+from cdc.log import consumers, removal_records
 from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo
 from cdc.log.fenced_table import FencedTable
 from cdc.log.object_path import Root, as_root
-from cdc.log.removed_files import RemovedFiles
+from cdc.log.removal_records import RemovedFiles
 from cdc.log.retention import Retention
-from cdc.log.storage import is_table, last_commit_info, open_table
+from cdc.log.table_io import is_table, last_commit_info, open_table
 
 MIN_ORPHAN_AGE: Final = 600.0
 """Minimum age of an orphan file in seconds, even if the grace period is shorter.
@@ -67,7 +67,7 @@ def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> 
     """
     root, now = as_root(root), BootTimestamp.now()
     # the records are read before the tables: a commit in between is then seen as committed
-    records = removed_files.list_removals(root)
+    records = removal_records.list_removals(root)
     current = {table: _current_paths(root / table) for table in {record.table for record in records.values()}}
     if not dry_run:
         records = {path: _start_grace(path, record, current, now) for path, record in records.items()}
@@ -86,7 +86,7 @@ def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> 
 
 def waiting(root: str | Root) -> int:
     """Return the total bytes of the removed files that are still on disk, from the records of these files."""
-    return sum(record.size for record in removed_files.list_removals(root).values())
+    return sum(record.size for record in removal_records.list_removals(root).values())
 
 
 def deletable(
@@ -178,7 +178,7 @@ def _current_paths(table: Root) -> set[str]:
 
 
 def _recorded_paths(root: Root, table: str) -> set[str]:
-    records = removed_files.list_removals(root).values()
+    records = removal_records.list_removals(root).values()
     return {path for record in records if record.table == table for path in record.paths}
 
 

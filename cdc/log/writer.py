@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
-from cdc.log import removed_files
+from cdc.log import removal_records
 from cdc.log.compacted_state import secured_horizon
 from cdc.log.disk_format import (
     CHANGES,
@@ -32,7 +32,7 @@ from cdc.log.disk_format import (
 )
 from cdc.log.fenced_table import TOKEN, FencedTable, repair_torn_commit
 from cdc.log.object_path import Root, as_root
-from cdc.log.storage import encode, write_encoded
+from cdc.log.table_io import encode, write_encoded
 from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.position import Position
 
@@ -203,7 +203,7 @@ class LogWriter:
         if (horizon := secured_horizon(self._log, self.log_id)) < upto:
             raise LogCorrupt(f"changes up to {upto!s} cannot be trimmed: the log is compacted only up to {horizon!s}")
         sizes = {row["path"]: row["size_bytes"] for row in chosen}
-        removed_files.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
+        removal_records.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
         hit("trim_noted")
         self._fenced.commit(
             [FencedTable.removed(row["path"], row["size_bytes"]) for row in chosen],
@@ -239,7 +239,7 @@ class LogWriter:
             for file in new
         ]
         sizes = {path: listed[path]["size_bytes"] for path in old}
-        removed_files.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
+        removal_records.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
         hit("rewrite_noted")
         removed = [FencedTable.removed(path, listed[path]["size_bytes"], data_change=False) for path in old]
         self._fenced.commit([*added, *removed], last.last, {**last.to_metadata(), "cdc.rewritten": str(len(old))})

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from cdc.log_row import LOG_SCHEMA, Operation
-from cdc.pgoutput.arrays import Rows, Texts, Values
 from cdc.pgoutput.kernel import OPERATIONS, ROWS, STATE_SIZE, end_row, start_row
+from cdc.pgoutput.kernel_arrays import Rows, Texts, Values
 
 _NESTED: Final = ("key", "old_key", "before", "after")
 _OPERATIONS: Final = pa.array(list(OPERATIONS), pa.string())

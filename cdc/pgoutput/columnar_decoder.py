@@ -11,10 +11,10 @@ import pyarrow as pa
 from cdc.errors import SourceError, UnknownRelation
 from cdc.log_row import DDL_PREFIX, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.pgoutput import kernel
-from cdc.pgoutput.arrays import IGNORED, TupleLayout, pack_layouts, with_layout, without_layout
 from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, new_values
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.frame_parser import FrameBatch, malformed, parse_frame
+from cdc.pgoutput.kernel_arrays import IGNORED, TupleLayout, pack_layouts, with_layout, without_layout
 from cdc.pgoutput.messages import (
     AnyMessage,
     BeginMessage,

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numba import njit
 
-from cdc.pgoutput.arrays import Layouts, Rows, Texts, Values
+from cdc.pgoutput.kernel_arrays import Layouts, Rows, Texts, Values
 from cdc.pgoutput.word_ops import load_word, lowest_bit, store_word
 
 # why a kernel stopped

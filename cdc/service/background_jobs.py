@@ -21,7 +21,7 @@ import structlog
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.catalog.commands import JOB_LEASE, REPLAY, VERIFY
-from cdc.config.job_options import Against, VerifyMode
+from cdc.config.verify_and_replay_options import Against, VerifyMode
 from cdc.errors import CdcError, ChildFailed, StateConflict, VerifyMismatch
 from cdc.service.supervisor import die_with_parent, kill_group
 

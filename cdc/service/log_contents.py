@@ -16,7 +16,7 @@ from cdc.log.json_messages import MessageFormat, SchemaInForce, SourceBlock, mes
 from cdc.log.object_path import Root, as_root
 from cdc.log.queries import SegmentListing, SegmentSummary, outline
 from cdc.log.reader import LogReader
-from cdc.log.storage import is_table
+from cdc.log.table_io import is_table
 from cdc.position import Position
 from cdc.service.log_status import FileLine, SegmentLine, Transaction
 from cdc.table import TableSchema, TableState

@@ -27,7 +27,7 @@ from cdc.log.disk_format import ORDER, LogFile, delta_statistics
 from cdc.log.object_path import Root, as_root
 from cdc.log.ranges import split
 from cdc.log.reader import read_file, stream_file
-from cdc.log.storage import write_parquet
+from cdc.log.table_io import write_parquet
 from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
 from cdc.position import Position
 from pipelines.compaction.compact_rows import NARROW_COLUMNS, compact_rows, needed_row_numbers, remove_tombstones

@@ -23,7 +23,7 @@ from cdc.config import DeadLetterSettings
 from cdc.errors import CdcError, DeadLetterLimitExceeded, MissingBase, ValueNotRepresentable
 from cdc.failpoint import hit
 from cdc.stores.dead_letter_rows import Key, ParkedRow
-from pipelines.dead_letters.full_history import (
+from pipelines.dead_letters.parked_history import (
     count_refusal,
     park_refused_keys,
     queue_changes_of_parked,
@@ -31,7 +31,7 @@ from pipelines.dead_letters.full_history import (
     rows_after,
     without_refused_changes,
 )
-from pipelines.dead_letters.latest_state import (
+from pipelines.dead_letters.parked_latest_rows import (
     ParkedByKey,
     affects_parked,
     changed_entries,

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Final
 
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition, rule_of
-from cdc.config.job_options import POINT_IN_TIME_REMEDY, parse_point_in_time
 from cdc.config.sinks import target_path
+from cdc.config.verify_and_replay_options import POINT_IN_TIME_REMEDY, parse_point_in_time
 from cdc.errors import ConfigError, SinkUnavailable
 from cdc.log import queries
 from cdc.log.reader import LogReader

@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from cdc.command_output import Envelope, ErrorReport, LineMark, line
 from cdc.config import load_definition
-from cdc.config.job_options import Against, VerifyMode
 from cdc.config.units import seconds
+from cdc.config.verify_and_replay_options import Against, VerifyMode
 from cdc.errors import ConfigError, ExitCode, VerifyMismatch, complete_remedy
 from pipelines.verification.compare_table import TableVerdict
 from pipelines.verification.continuous import ContinuousVerification, RangeResult, VerificationSchedule

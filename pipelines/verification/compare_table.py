@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.config.job_options import VerifyMode
+from cdc.config.verify_and_replay_options import VerifyMode
 from cdc.errors import SinkUnavailable
 from cdc.postgres.key_ranges import KeyRange, is_ordered_by_bytes
 from cdc.stores.published_record import TableRecord, TargetState

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition
-from cdc.config.job_options import VerifyMode
+from cdc.config.verify_and_replay_options import VerifyMode
 from cdc.errors import CdcError, ExitCode
 from cdc.position import Position
 from cdc.postgres.key_ranges import KeyRange, next_range_start

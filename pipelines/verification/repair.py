@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.config import Definition, DeltaSinkDefinition
-from cdc.config.job_options import VerifyMode
+from cdc.config.verify_and_replay_options import VerifyMode
 from cdc.errors import ConfigError, PositionNotReached, StateConflict
 from cdc.position import Position
 from cdc.snapshot.backfill_progress import find_backfill

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
-from cdc.config.job_options import Against, VerifyMode
+from cdc.config.verify_and_replay_options import Against, VerifyMode
 from cdc.errors import ConfigError, PositionNotReached, SinkUnavailable
 from cdc.log.reader import LogReader
 from cdc.position import Position

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.capture.recovery_commands import adopt_slot, begin_epoch, skip_to_lsn
 from cdc.errors import ConfigError, LogError, StateConflict
-from cdc.log.epoch_records import PendingEpoch, write_pending_epoch
+from cdc.log.epoch_and_slot_records import PendingEpoch, write_pending_epoch
 from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn
 from tests.faults.capture import Captured

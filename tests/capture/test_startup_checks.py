@@ -15,7 +15,7 @@ from cdc.capture.reader import Reader, ReaderContext
 from cdc.capture.settings import reader_settings
 from cdc.capture.startup_checks import check_log
 from cdc.errors import CdcError, ExitCode, PreflightFailed, SourceUnreachable
-from cdc.log.epoch_records import PendingEpoch, write_pending_epoch
+from cdc.log.epoch_and_slot_records import PendingEpoch, write_pending_epoch
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from tests.cli.command import run, spawn

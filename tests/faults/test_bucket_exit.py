@@ -15,13 +15,13 @@ WORK = """
 import os, sys
 from threading import Thread
 from cdc.config.object_store import Storage, log_root
-from cdc.log import storage
+from cdc.log import table_io
 from cdc.log.writer import LogWriter
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 
-storage.WHOLE = int(sys.argv[3])
+table_io.WHOLE_FETCH_BYTES = int(sys.argv[3])
 root = log_root(sys.argv[1], Storage.from_json(sys.argv[2]))
 seen = []
 

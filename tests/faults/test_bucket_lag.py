@@ -12,7 +12,7 @@ from cdc.errors import LogFenced, LogUnreachable
 from cdc.log.audit.verify import verify
 from cdc.log.object_path import BucketPath
 from cdc.log.reader import LogReader
-from cdc.log.removed_files import list_removals
+from cdc.log.removal_records import list_removals
 from cdc.log.retention import Retention
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.vacuum import vacuum

@@ -14,7 +14,7 @@ from cdc.capture.recovery_commands import begin_epoch
 from cdc.capture.startup_checks import check_log
 from cdc.errors import ExitCode, SlotMissing, SourceBehindLog
 from cdc.failpoint import VARIABLE
-from cdc.log.epoch_records import read_pending_epoch
+from cdc.log.epoch_and_slot_records import read_pending_epoch
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.table import TableState

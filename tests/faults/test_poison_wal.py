@@ -14,7 +14,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.errors import PublicationReplaced, StateConflict, UndecodableWal
 from cdc.failpoint import VARIABLE
-from cdc.log.epoch_records import PendingEpoch, write_pending_epoch
+from cdc.log.epoch_and_slot_records import PendingEpoch, write_pending_epoch
 from cdc.table import TableState
 from tests.cli.command import run, spawn
 from tests.faults.capture import Captured, ReaderProcess

@@ -23,7 +23,7 @@ from cdc.errors import (
     UnexpectedSlot,
 )
 from cdc.failpoint import VARIABLE
-from cdc.log.epoch_records import SLOT_RECORD_FILE, read_slot_record
+from cdc.log.epoch_and_slot_records import SLOT_RECORD_FILE, read_slot_record
 from cdc.lsn import Lsn
 from cdc.position import Position
 from cdc.postgres.connection import connect

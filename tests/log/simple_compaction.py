@@ -10,7 +10,7 @@ from cdc.log.compacted_state import CompactedWriter, WrittenFile
 from cdc.log.disk_format import delta_statistics
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file
-from cdc.log.storage import write_parquet
+from cdc.log.table_io import write_parquet
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from tests.log.rows import table

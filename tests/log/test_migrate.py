@@ -17,7 +17,7 @@ from cdc.log.migrate import STEPS, MigrationResult, describe, migrate_log
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
-from cdc.log.storage import open_table
+from cdc.log.table_io import open_table
 from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position

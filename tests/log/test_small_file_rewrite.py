@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.log.disk_format import CHANGES, GROUP, SMALL_GROUP, LogFile, commit_file
 from cdc.log.reader import LogReader
-from cdc.log.removed_files import list_removals
+from cdc.log.removal_records import list_removals
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.small_file_rewrite import (
     CLOSED_MIN_SAVING,

@@ -19,7 +19,7 @@ from cdc.position import Position
 from pipelines.__main__ import main
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
-from pipelines.sink_runner import SinkRunner
+from pipelines.sink_lifecycle import SinkRunner
 from pipelines.sink_stream import SinkParts
 from tests.fixtures import forked
 from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, make_shop

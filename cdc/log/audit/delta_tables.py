@@ -19,13 +19,13 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc.errors import LogCorrupt
-from cdc.log import consumers, epoch_records, removed_files
+from cdc.log import consumers, epoch_and_slot_records, removal_records
 from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo, LogIdentity, commit_file, floor_id, trimmed_id
 from cdc.log.object_path import BucketPath, Root
 from cdc.log.parquet_check import open_for_random_access
-from cdc.log.storage import is_table, last_commit_info, open_table, parquet_file
+from cdc.log.table_io import is_table, last_commit_info, open_table, parquet_file
 from cdc.position import Position
 
 RESTORE_REMEDY: Final = (
@@ -258,7 +258,7 @@ def _source_faults(changes: _Table, wanted: str | None) -> Iterator[AuditFinding
 
 def _other_file_faults(root: Root, end: Position) -> Iterator[AuditFinding]:
     """Yield findings about unreadable small files of the log, and about consumers that are ahead of the log."""
-    for read in (consumers.list_consumers, removed_files.list_removals, epoch_records.read_pending_epoch):
+    for read in (consumers.list_consumers, removal_records.list_removals, epoch_and_slot_records.read_pending_epoch):
         try:
             read(root)
         except LogCorrupt as exc:

@@ -23,7 +23,7 @@ from cdc.log.audit.rows import CommitClaim, FileContents, Gap, Place, SchemaVers
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.parquet_check import UnreadablePart
-from cdc.log.storage import is_table
+from cdc.log.table_io import is_table
 from cdc.log.vacuum import OrphanFile, find_orphan_files
 from cdc.position import Position
 from cdc.table import TableSchema, matches_name

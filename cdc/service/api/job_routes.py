@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from cdc.config.job_options import Against, VerifyMode
+from cdc.config.verify_and_replay_options import Against, VerifyMode
 from cdc.errors import ConfigError, UnknownName
 from cdc.service.api.route_context import (
     ACCEPTED,

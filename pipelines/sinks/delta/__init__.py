@@ -46,7 +46,7 @@ Interfaces with several implementations
 =======================================
 What a target keeps of a row: KeepingStrategy (strategy.py), implemented by LatestState and History. History has one
 HistoryRows for each history mode: versions, marked rows and every change (append).
-Which rows of a target belong to a table: TargetPart (target_part.py), implemented by WholeTarget, and by SharedPart
+Which rows of a target belong to a table: TargetPart (shared_target.py), implemented by WholeTarget, and by SharedPart
 for rules with merge_tables.
 Which engine writes: Writers (writers.py) chooses delta-rs or Spark. SparkTarget is for targets with table features
 that delta-rs cannot write.

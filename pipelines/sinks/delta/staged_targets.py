@@ -36,12 +36,7 @@ from pipelines.sinks.delta.delta_log_cleanup import erase_earlier, is_marked, ma
 from pipelines.sinks.delta.file_statistics import delta_bounds
 from pipelines.sinks.delta.published_table import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.table_features import MOVE_AND_REBUILD, unsupported
-from pipelines.sinks.delta.table_plan import rules_in_subdirectory
-from pipelines.sinks.delta.target import COLUMNS, ERASED, ROWS, STATISTICS, DeltaTarget
-from pipelines.sinks.delta.target_layout import partition_text
-from pipelines.sinks.delta.target_part import (
+from pipelines.sinks.delta.shared_target import (
     GENERATION,
     KEYLESS,
     RELATION,
@@ -49,6 +44,11 @@ from pipelines.sinks.delta.target_part import (
     shared_tables,
     shared_txn_id,
 )
+from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.table_features import MOVE_AND_REBUILD, unsupported
+from pipelines.sinks.delta.table_plan import rules_in_subdirectory
+from pipelines.sinks.delta.target import COLUMNS, ERASED, ROWS, STATISTICS, DeltaTarget
+from pipelines.sinks.delta.target_layout import partition_text
 
 _NTZ: Final = "timestampNtz"
 

@@ -2,7 +2,7 @@
 
 The settings of a table choose its strategy. pipelines.sinks.delta.latest_state keeps the latest state of each row.
 pipelines.sinks.delta.history keeps versions, rows marked as deleted, or every change. A strategy need not know whether
-several tables share the target, because pipelines.sinks.delta.target_part handles that.
+several tables share the target, because pipelines.sinks.delta.shared_target handles that.
 """
 
 from __future__ import annotations

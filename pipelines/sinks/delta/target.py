@@ -3,7 +3,7 @@ and deletes its rows.
 
 The identity is in the properties of the Delta table (`cdc.*`), so a moved directory still names its log and its source
 table. A target belongs to one source table, or several source tables share it; `DeltaTarget.part` contains what differs
-between these two cases, see pipelines.sinks.delta.target_part.
+between these two cases, see pipelines.sinks.delta.shared_target.
 
 Rows are read only with `DeltaTable.scan`: after a column was renamed, the methods `to_pyarrow*` return nulls without an
 error.
@@ -40,9 +40,9 @@ from pipelines.sinks.delta.schema_evolution import (
     evolved_batch,
     without_ids,
 )
+from pipelines.sinks.delta.shared_target import KEYLESS, RELATION, RowReader, SharedPart, TargetPart, WholeTarget
 from pipelines.sinks.delta.table_features import translate_refusals
 from pipelines.sinks.delta.target_layout import PLAIN, SHARED, TargetLayout
-from pipelines.sinks.delta.target_part import KEYLESS, RELATION, RowReader, SharedPart, TargetPart, WholeTarget
 
 APP_ID: Final = "cdc.app_id"
 

@@ -23,7 +23,7 @@ from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.throttle import ASK_EVERY, LONGEST, BatchThrottle, CommitRate, ThrottleState
 from pipelines.sink_factory import without_throttle
-from pipelines.sink_runner import SinkRunner, State
+from pipelines.sink_lifecycle import SinkRunner, State
 from pipelines.sink_stream import SinkParts
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import END, ShopPipeline, change, make_shop

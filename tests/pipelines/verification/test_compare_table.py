@@ -7,7 +7,7 @@ import shutil
 import pyarrow as pa
 import pytest
 
-from cdc.config.job_options import VerifyMode
+from cdc.config.verify_and_replay_options import VerifyMode
 from cdc.postgres.connection import connect
 from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, replaced, typed
 

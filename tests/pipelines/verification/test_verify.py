@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from cdc.config.job_options import VerifyMode
+from cdc.config.verify_and_replay_options import VerifyMode
 from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
 from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, replaced, typed

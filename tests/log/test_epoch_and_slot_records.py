@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import LogCorrupt
-from cdc.log.epoch_records import (
+from cdc.log.epoch_and_slot_records import (
     PENDING_EPOCH_FILE,
     SLOT_RECORD_FILE,
     PendingEpoch,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.slot_checks import (
+from cdc.capture.slot_ownership import (
     SlotClaim,
     check_adopted,
     check_replaceable,
@@ -17,7 +17,7 @@ from cdc.capture.slot_checks import (
 )
 from cdc.errors import CdcError, SlotInUse, SlotNotCreated, SlotNotOwned, SlotUnsuitable, UnexpectedSlot
 from cdc.log.disk_format import CommitInfo, LogIdentity
-from cdc.log.epoch_records import SlotRecord, read_slot_record
+from cdc.log.epoch_and_slot_records import SlotRecord, read_slot_record
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.lsn import Lsn

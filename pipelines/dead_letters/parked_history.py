@@ -21,7 +21,7 @@ from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import Key, ParkedChange, ParkedRow
 from cdc.table import TableSchema
-from pipelines.dead_letters.latest_state import EPOCH, ParkedByKey, has_any_key, micros
+from pipelines.dead_letters.parked_latest_rows import EPOCH, ParkedByKey, has_any_key, micros
 from pipelines.folding.every_change import GenerationEnd
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import RefusedRow, TableBatch

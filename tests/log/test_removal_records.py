@@ -8,7 +8,7 @@ import pytest
 
 from cdc.errors import LogCorrupt
 from cdc.log.boot_clock import SECOND, BootTimestamp
-from cdc.log.removed_files import (
+from cdc.log.removal_records import (
     FOLDER,
     RemovedFiles,
     list_removals,

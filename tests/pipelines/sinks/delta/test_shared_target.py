@@ -12,9 +12,7 @@ from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
 from cdc.table import Column
 from pipelines.sinks.delta.schema_evolution import ColumnChange, column_id
-from pipelines.sinks.delta.target import DeltaTarget
-from pipelines.sinks.delta.target_layout import TargetLayout
-from pipelines.sinks.delta.target_part import (
+from pipelines.sinks.delta.shared_target import (
     SharedPart,
     SharedTable,
     WholeTarget,
@@ -24,6 +22,8 @@ from pipelines.sinks.delta.target_part import (
     shared_tables,
     with_ids,
 )
+from pipelines.sinks.delta.target import DeltaTarget
+from pipelines.sinks.delta.target_layout import TargetLayout
 from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import target_schema
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, column

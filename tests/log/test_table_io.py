@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdc.log.storage import can_read_in_threads, parquet_file
+from cdc.log.table_io import can_read_in_threads, parquet_file
 from tests.fixtures.spent import bytes_read
 
 

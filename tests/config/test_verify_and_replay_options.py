@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from cdc.config.job_options import parse_point_in_time
+from cdc.config.verify_and_replay_options import parse_point_in_time
 from cdc.errors import ConfigError
 from cdc.position import Position
 

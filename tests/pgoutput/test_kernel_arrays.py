@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.pgoutput.arrays import TupleLayout, pack_layouts, with_layout, without_layout
+from cdc.pgoutput.kernel_arrays import TupleLayout, pack_layouts, with_layout, without_layout
 
 
 @st.composite
