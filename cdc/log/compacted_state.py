@@ -170,9 +170,8 @@ class CompactedWriter:
         used = {segment_of(place.name) for place in path.glob("segment=*")}
         if not self._has_cleaned_up:
             self._has_cleaned_up = True
-            kept = {run.number for run in self.runs} | removal_records.segments_with_removed_files(
-                self._root, COMPACTED
-            )
+            removed = removal_records.segments_with_removed_files(self._root, COMPACTED)
+            kept = {run.number for run in self.runs} | removed
             if uncommitted := used - kept:
                 # their writer may still run: this commit fences it
                 self.commit([], horizon=self.horizon, floor=self.floor)

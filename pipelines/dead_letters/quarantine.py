@@ -23,21 +23,19 @@ from cdc.config import DeadLetterSettings
 from cdc.errors import CdcError, DeadLetterLimitExceeded, MissingBase, ValueNotRepresentable
 from cdc.failpoint import hit
 from cdc.stores.dead_letter_rows import Key, ParkedRow
-from pipelines.dead_letters.parked_history import (
+from pipelines.dead_letters.parked_keys import (
+    ParkedByKey,
+    affects_parked,
+    changed_entries,
+    count_parked_keys,
     count_refusal,
+    overlay_parked,
+    park_refused,
     park_refused_keys,
     queue_changes_of_parked,
     replay_queues,
     rows_after,
     without_refused_changes,
-)
-from pipelines.dead_letters.parked_latest_rows import (
-    ParkedByKey,
-    affects_parked,
-    changed_entries,
-    count_parked_keys,
-    overlay_parked,
-    park_refused,
 )
 from pipelines.sinks.contract import ParkingSink, Sink, TableBatch, TableRecord
 

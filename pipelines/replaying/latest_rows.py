@@ -1,22 +1,24 @@
-"""The latest row of every key of one table as typed columns, read and converted by Spark executors.
+"""The latest rows of one large table from the log, computed by Spark executors, in two ways.
 
-The result is the same as a fold followed by a conversion, for a table without partial images. It is several times as
-fast, because no row image is sent to Spark and back as a map.
+`fold_table` folds the changes of any table. `collect_parts` sends the result to the driver, in parts that fit there.
 
-- `latest_rows_frame` returns the rows as a frame.
+A table without partial images has a way that is several times as fast, because no row image is sent to Spark and back
+as a map: executors convert the last row of every key to typed columns.
+
+- `latest_rows_frame` returns these rows as a frame.
 - `write_latest_files` writes them to Parquet files, if executors can write to the target. It is faster again: Spark
   moves blobs of Arrow from the readers of the log to the writers, and no row enters the JVM. Each writer gets the keys
   of one hash value. Files of a failed task belong to no table, as those of Spark's own writer do.
 
-Rows that a fold would drop are converted as well, so a value that does not fit may be one that a later change replaced.
-The caller folds the table when that happens.
+The second way also converts rows that a fold would drop, so a value that does not fit may be one that a later change
+replaced. The caller folds the table when that happens.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
@@ -28,14 +30,19 @@ import pyarrow.parquet as pq
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType
 
 from cdc.log.disk_format import LogFile
 from cdc.log.ranges import split
 from cdc.log.reader import read_file
 from cdc.position import Position
+from cdc.table import TableState
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.compaction.key_partitions import from_ipc, split_by_part, to_ipc
+from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.folding.keyless_fold import image_texts, net_changes
 from pipelines.folding.range_statistics import Fence
+from pipelines.folding.spark_fold import FOLDED, fold_frame
 from pipelines.replaying.log_contents import TableContents, filter_sink_rows
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, statistics
 from pipelines.sinks.delta.table_plan import RowShape
@@ -173,3 +180,61 @@ def _write_file(rows: pa.Table, folder: TargetFolder) -> DataFile:
     bounded = [field.name for field in rows.schema if not pa.types.is_floating(field.type)]
     pq.write_table(rows, path, compression="snappy", store_schema=False, write_statistics=bounded)
     return DataFile(name, path.stat().st_size, rows.num_rows, statistics(rows, folder.statistics_columns))
+
+
+_PACKED: Final = "part binary"
+_IMAGE: Final = "image"
+
+
+def fold_table(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
+    """Fold all log rows of a table to its current rows with the schema FOLDED.
+
+    Only a table with partial images can have incomplete rows. For a table without a key, equal images are in the same
+    part, so inserts and deletes of a row cancel out there.
+    """
+    of_table = rows.where(F.col("relation") == table.relation)
+    return _fold_keyed(of_table, table, sink) if table.schema.key else _fold_keyless(of_table, table, sink)
+
+
+def collect_parts(folded: DataFrame) -> Iterator[pa.Table]:
+    """Yield the partitions of a frame on the driver, one after the other."""
+
+    def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        received = list(batches)
+        if not received:
+            return
+        rows = pa.Table.from_batches(received)
+        written = pa.BufferOutputStream()
+        with pa.ipc.new_stream(written, rows.schema) as stream:
+            stream.write_table(rows)
+        yield pa.RecordBatch.from_pydict({"part": [written.getvalue().to_pybytes()]})
+
+    for row in folded.mapInArrow(packed, _PACKED).toLocalIterator():
+        yield pa.ipc.open_stream(bytes(row["part"])).read_all().cast(FOLDED_ARROW)
+
+
+def _fold_keyed(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
+    current = fold_frame(rows, sink=sink, statistics=table.statistics).where("op = 'u'")
+    if table.statistics.partial and table.schema.state is TableState.SNAPSHOTTING:
+        # an incomplete row waits for the running copy, because a base row in the target may belong to another row
+        current = current.where("complete")
+    # the literal saves the Spark job that looks for incomplete rows
+    return current if table.statistics.partial else current.withColumn("complete", F.lit(True))
+
+
+def _fold_keyless(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
+    changed = fold_frame(rows, sink=sink, statistics=replace(table.statistics, keyless=True))
+    changed = changed.where(F.col("op").isin("u", "d"))
+    schema = table.schema
+
+    def add_image_text(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = pa.Table.from_batches([batch])
+            yield from rows.append_column(_IMAGE, image_texts(rows, schema)).to_batches()
+
+    def cancel_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if received := list(batches):
+            yield from net_changes(pa.Table.from_batches(received), schema).drop_columns([_IMAGE]).to_batches()
+
+    by_image = changed.mapInArrow(add_image_text, StructType([*FOLDED, StructField(_IMAGE, StringType())]))
+    return by_image.repartition(_IMAGE).mapInArrow(cancel_out, FOLDED)

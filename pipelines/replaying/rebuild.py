@@ -35,12 +35,17 @@ from pipelines.folding.every_change import as_copied_rows
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import ControlEvents, split_by_table
 from pipelines.range_folder import RangeFolder
-from pipelines.replaying.large_table_fold import collect_parts, fold_table
-from pipelines.replaying.latest_rows import LatestRowsQuery, latest_rows_frame, write_latest_files
+from pipelines.replaying.latest_rows import (
+    LatestRowsQuery,
+    collect_parts,
+    fold_table,
+    latest_rows_frame,
+    write_latest_files,
+)
 from pipelines.replaying.log_contents import TableContents
 from pipelines.sinks.contract import ParkingSink, Sink, SparkAwaited, TableBatch
-from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.staged_targets import BulkLoad
 from pipelines.sinks.table_outcome import check_captured, failed_record, with_progress_state
 from pipelines.source.data_source import rows_between
 

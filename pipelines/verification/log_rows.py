@@ -105,7 +105,7 @@ class FoldedLog:
             return iter([self._fold_here(table)])
         # imported late: most tables need no Spark, whose import takes a second
         folding, source = (
-            import_module("pipelines.replaying.large_table_fold"),
+            import_module("pipelines.replaying.latest_rows"),
             import_module("pipelines.source.data_source"),
         )
         rows = source.rows_between(self.spark(), self.log, self.sink.tables, Position(0), self.upto)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cdc.stores.landlock import kernel_version
 from cdc.stores.published_record import Published
+from cdc.stores.read_only import kernel_version
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.cli.command import run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import CdcError, ConfigError, QueryFailed, QueryNotReadOnly
-from cdc.stores.read_only import checked_rows, named_errors, one_line, require_query
+from cdc.stores.read_only import checked_rows, kernel_version, named_errors, one_line, require_query
 
 QUERIES = [
     "select 1",
@@ -157,3 +159,45 @@ def test_layers_and_the_call_for_bug_reports_are_left_out() -> None:
     said = "External error: Internal error: No store for x.\n"
     said += "This issue was likely caused by a bug in DataFusion's code. Please"
     assert one_line(said) == "No store for x."
+
+
+WRITING_PROGRAM = """
+import os, subprocess, sys
+from cdc.stores.read_only import deny_file_writes
+
+folder = sys.argv[1]
+with open(f"{folder}/opened", "w") as opened:
+    assert deny_file_writes()
+    opened.write("written")
+open(os.devnull, "w").write("x")
+print(open(f"{folder}/kept").read())
+
+
+def refused(act, *arguments):
+    try:
+        act(*arguments)
+    except PermissionError:
+        return True
+    return False
+
+
+print([
+    refused(open, f"{folder}/new", "w"),
+    refused(open, f"{folder}/kept", "a"),
+    refused(os.unlink, f"{folder}/kept"),
+    refused(os.mkdir, f"{folder}/directory"),
+    refused(os.rename, f"{folder}/kept", f"{folder}/moved"),
+    subprocess.run(["/bin/sh", "-c", f"echo x > {folder}/child"], stderr=subprocess.DEVNULL).returncode != 0,
+])
+"""
+
+
+@pytest.mark.skipif(kernel_version() == 0, reason="the kernel has no Landlock")
+def test_only_open_files_and_the_null_device_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("mine", encoding="utf-8")
+    command = [sys.executable, "-c", WRITING_PROGRAM, str(tmp_path)]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+
+    assert ended.stdout.splitlines() == ["mine", str([True] * 6)], ended.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "opened"]
+    assert (tmp_path / "opened").read_text(encoding="utf-8") == "written"

@@ -1,4 +1,7 @@
-"""The web application: routes, the status sampler behind them, and security headers."""
+"""The web application: routes, the status sampler behind them, security headers and error responses.
+
+Every error is answered as {code, message, suggestion}, with an HTTP status by kind of error.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,27 @@ from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request, Response, Security
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.security import HTTPBearer
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.config.definition import Service
-from cdc.errors import RequestLimitExceeded, UnknownName, all_error_classes
-from cdc.service.api import error_responses
+from cdc.errors import (
+    CatalogUnavailable,
+    CdcError,
+    ConfigError,
+    LogError,
+    RequestLimitExceeded,
+    SourceError,
+    StateConflict,
+    UnknownName,
+    all_error_classes,
+)
 from cdc.service.api.access import Access, has_token
 from cdc.service.api.dead_letter_routes import dead_letter_routes
 from cdc.service.api.job_routes import job_routes
@@ -57,6 +72,46 @@ _HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
+
+
+_STATUSES: Final = (
+    (UnknownName, 404),
+    (StateConflict, 409),
+    (ConfigError, 422),
+    (CatalogUnavailable, 503),
+    (SourceError, 503),
+    (LogError, 503),
+)
+"""HTTP status by error class; the first match counts."""
+_SERVER_ERROR: Final = 500
+_NO_JSON: Final = "json_invalid"
+_SEE_OPENAPI: Final = "GET /api/v1/openapi.json describes every request"
+
+
+class ErrorResponse(BaseModel):
+    """The form of every error."""
+
+    code: str = Field(examples=["CDC-1006"], description="Error code; `cdc explain` explains it.")
+    message: str
+    suggestion: str = Field(description="Next step.")
+
+
+class ErrorExplanation(ErrorResponse):
+    """What `cdc explain` prints about a code."""
+
+    reaction: str = Field(description="How a process reacts: retry, halt or quarantine.")
+
+
+ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    400: {"model": ErrorResponse, "description": "the body is not JSON"},
+    401: {"model": ErrorResponse, "description": "the token is missing or wrong"},
+    403: {"model": ErrorResponse, "description": "the service does not allow this request, or not from its origin"},
+    404: {"model": ErrorResponse, "description": "there is no object with that name or number"},
+    409: {"model": ErrorResponse, "description": "the request conflicts with a running or finished job"},
+    422: {"model": ErrorResponse, "description": "the request is invalid"},
+    503: {"model": ErrorResponse, "description": "the catalog, the log or the source does not answer"},
+}
+"""Responses that every path may give in addition to its own."""
 
 
 def create_app(
@@ -95,7 +150,7 @@ def create_app(
     app.state.sampler = sampler
     app.mount("/static", StaticFiles(directory=str(files("cdc.service.page") / "static")), name="static")
     app.include_router(_process_routes(sampler))
-    described: dict[str, Any] = {"prefix": "/api/v1", "responses": error_responses.RESPONSES, "dependencies": [_BEARER]}
+    described: dict[str, Any] = {"prefix": "/api/v1", "responses": ERROR_RESPONSES, "dependencies": [_BEARER]}
     app.include_router(_status_routes(sampler), **described)
     context = RouteContext(catalog, definition, replays, verifications)
     for routes in (job_routes, log_routes, dead_letter_routes):
@@ -104,7 +159,7 @@ def create_app(
     app.add_middleware(BodyLimit)
     app.add_middleware(Access, service=definition.service)
     app.middleware("http")(_add_headers)
-    error_responses.install(app)
+    add_error_handlers(app)
     return app
 
 
@@ -186,13 +241,13 @@ def _status_routes(sampler: StatusSampler) -> APIRouter:
         return list(_status_by_name(sampler, name).sinks)
 
     @routes.get("/errors/{code}")
-    def error(code: str) -> error_responses.ErrorExplanation:
+    def error(code: str) -> ErrorExplanation:
         """What an error code means, what the process does about it, and what an operator does next."""
         found = next((kind for kind in all_error_classes() if kind.code == code.upper()), None)
         if found is None:
             raise UnknownName(f"there is no error with the code {code!r}")
         meaning = (found.__doc__ or "").strip().splitlines()[0]
-        return error_responses.ErrorExplanation(**found(meaning).to_json(), reaction=found.reaction.value)
+        return ErrorExplanation(**found(meaning).to_json(), reaction=found.reaction.value)
 
     return routes
 
@@ -260,3 +315,32 @@ async def _add_headers(request: Request, answer: Callable[[Request], Awaitable[R
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
     return response
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Register handlers so that every error of the app is answered in this form."""
+    app.add_exception_handler(CdcError, _known_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+
+
+def _known_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, CdcError)  # noqa: S101 - registered for nothing else
+    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), _SERVER_ERROR)
+    return JSONResponse(error.to_json(), status)
+
+
+def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
+    message = f"{request.method} {request.url.path!r}: {str(error.detail).lower()}"
+    return JSONResponse(UnknownName(message).to_json(), error.status_code)
+
+
+def _validation_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
+    invalid = error.errors()
+    if any(field["type"] == _NO_JSON for field in invalid):
+        return JSONResponse(ConfigError("the request body is not JSON", remedy=_SEE_OPENAPI).to_json(), 400)
+    # the message does not repeat the input, which may contain row values
+    problems = ", ".join(f"{'.'.join(map(str, field['loc']))!r}: {field['msg'].lower()}" for field in invalid)
+    return JSONResponse(ConfigError(f"malformed request: {problems}", remedy=_SEE_OPENAPI).to_json(), 422)

@@ -23,8 +23,8 @@ from cdc.errors import SchemaNotApplicable
 from cdc.table import Column, TableSchema
 from cdc.target_names import COLUMN_ID_KEY, name_of_column
 from pipelines.types import Policy, declared_as, family_of
+from pipelines.types.families import ArrayConversion, widening
 from pipelines.types.typed_rows import COPY_AGAIN, TYPE_KEY
-from pipelines.types.widening import ArrayConversion, widening
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ A staged table is in a directory inside the table that it will replace, so no fi
 removes every old file and adds the new files at their paths. It also contains the new schema and the positions of the
 tables as `txn` actions. The target keeps its path, its identity and its Delta history. A reader sees either the old
 table or the new one. The overwriting commit fails if another client committed to the target since it was opened.
+
+`BulkLoad` writes all rows of a source table into its empty target, with Spark or from files that executors wrote.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -31,11 +33,12 @@ from cdc.stores.table_features import unsupported_features
 from cdc.stores.target_rule_changes import TRANSFORM, TargetRules
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
+from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.delta_log_cleanup import erase_earlier, is_marked, mark_to_erase
-from pipelines.sinks.delta.file_statistics import delta_bounds
+from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, delta_bounds
 from pipelines.sinks.delta.published_table import PublishedTable
-from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.shared_target import (
     GENERATION,
     KEYLESS,
@@ -45,10 +48,16 @@ from pipelines.sinks.delta.shared_target import (
     shared_txn_id,
 )
 from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.spark_target import ONE_SPARK_WRITE
 from pipelines.sinks.delta.table_features import MOVE_AND_REBUILD, unsupported
-from pipelines.sinks.delta.table_plan import rules_in_subdirectory
+from pipelines.sinks.delta.table_plan import OP, rules_in_subdirectory
 from pipelines.sinks.delta.target import COLUMNS, ERASED, ROWS, STATISTICS, DeltaTarget
 from pipelines.sinks.delta.target_layout import partition_text
+from pipelines.sinks.delta.writers import TxnMarker, merge_with_spark
+from pipelines.transform.expressions import raising_transform_failed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _NTZ: Final = "timestampNtz"
 
@@ -283,3 +292,42 @@ def _bounds(files: pa.Table, kind: str) -> dict[str, list[Any]]:
 
 def _at(bounds: Mapping[str, list[Any]], number: int) -> dict[str, Any]:
     return {column: values[number] for column, values in bounds.items() if values[number] is not None}
+
+
+class BulkLoad:
+    """Fills targets of one open sink that have no rows yet."""
+
+    def __init__(self, sink: DeltaSink) -> None:
+        self._sink, self._targets = sink, sink.parts.targets
+
+    def fill(self, batch: TableBatch, rows: DataFrame) -> TableRecord:
+        """Write all rows of a source table with Spark; return the table's record.
+
+        rows: each row of the table once, with the target's own columns. The Spark session must support Delta. An error
+        while the frame is read is raised, and the target is then still empty.
+        """
+        target, shape = self._targets.open(batch.schema), self._targets.shape(batch.schema)
+        source = shape.finished_frame(rows.selectExpr("*", f"'u' AS {OP}"))
+        with ONE_SPARK_WRITE, raising_transform_failed(batch.schema.topic):
+            merge_with_spark(target, source, shape.key, TxnMarker(target.app_id, batch.upto))
+        return self._complete(batch, target)
+
+    def folder(self, schema: TableSchema) -> TargetFolder | None:
+        """Return the directory in which executors may write files for `adopt`; None if `fill` has to write the rows."""
+        target, shape = self._targets.open(schema), self._targets.shape(schema)
+        by_spark = self._sink.parts.settings.writer is Writer.SPARK or shape.expressions is not None
+        if by_spark or "://" in target.uri or target.table.metadata().partition_columns:
+            return None
+        return TargetFolder(target.uri, target.statistics_columns)
+
+    def adopt(self, batch: TableBatch, files: Sequence[DataFile]) -> TableRecord:
+        """Add files in the target's directory as the rows of the target; return the table's record."""
+        target = self._targets.open(batch.schema)
+        target.add(files, batch.upto)
+        return self._complete(batch, target)
+
+    def _complete(self, batch: TableBatch, target: DeltaTarget) -> TableRecord:
+        target.set_key(batch.schema, None, replaced=True)
+        if batch.generation is not None:
+            target.complete_generation(batch.generation)
+        return self._sink.record(batch, target, batch.upto)

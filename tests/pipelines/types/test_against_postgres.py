@@ -20,9 +20,8 @@ from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.table import Column, TableSchema
-from pipelines.types.families import TEXT, TypePolicy, family_of
+from pipelines.types.families import TEXT, TypePolicy, family_of, to_postgres_text, widening
 from pipelines.types.typed_rows import text_columns
-from pipelines.types.widening import to_postgres_text, widening
 from tests.fixtures.postgres import run_sql
 from tests.postgres.samples import SAMPLES
 

@@ -21,8 +21,8 @@ from pipelines.types.families import (
     family_of,
     numeric_modifier,
     precision_and_scale,
+    to_postgres_text,
 )
-from pipelines.types.widening import to_postgres_text
 from tests.contracts.folded import column
 
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from pipelines.types.widening import to_postgres_text, widening
+from pipelines.types.families import to_postgres_text, widening
 
 NUMBERS = pa.list_(pa.field("element", pa.int32()))
 

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from cdc.errors import CatalogUnavailable, CdcError, ChildFailed, ConfigError, StateConflict, UnknownName
-from cdc.service.api.error_responses import install
+from cdc.service.api.app import add_error_handlers
 
 
 @pytest.mark.parametrize("path", ["/api/v1/pipelines/none", "/api/v1/errors/CDC-9999", "/api/v1/none", "/none"])
@@ -41,7 +41,7 @@ def answer_of(app: FastAPI, path: str) -> httpx.Response:
 )
 def test_the_kind_of_an_error_decides_the_status(error: CdcError, status: int) -> None:
     app = FastAPI()
-    install(app)
+    add_error_handlers(app)
 
     @app.get("/")
     def fail() -> None:
@@ -53,7 +53,7 @@ def test_the_kind_of_an_error_decides_the_status(error: CdcError, status: int) -
 
 def test_a_malformed_request_is_refused_without_its_values() -> None:
     app = FastAPI()
-    install(app)
+    add_error_handlers(app)
 
     @app.get("/{number}")
     def square(number: int) -> int:

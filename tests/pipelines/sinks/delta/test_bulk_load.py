@@ -13,10 +13,10 @@ import pytest
 from cdc.config import SinkRule
 from cdc.stores.lake import read_target
 from pipelines.sinks.contract import TargetState
-from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, statistics
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.staged_targets import BulkLoad
 from tests.contracts.folded import ORDERS, batch, folded, put
 
 LOADED = batch(None, 0, 20, generation=5)
