@@ -41,7 +41,7 @@ READS = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query 
 
 @pytest.fixture(name="held")
 def _held(tmp_path: Path, database: str) -> Captured:
-    """A table of two key columns and a long one, copied."""
+    """A table of two key columns and a long one, copied whole: no copy of it is requested when the reader starts."""
     run_sql(
         database,
         'CREATE TABLE t (a int, b text COLLATE "C", v text, long text, PRIMARY KEY (a, b))',
@@ -49,7 +49,10 @@ def _held(tmp_path: Path, database: str) -> Captured:
         "INSERT INTO t SELECT i / 10, 'k' || i % 10, 'v' || i, repeat('x', 3000) || i FROM generate_series(1, 3000) i",
     )
     held = Captured(tmp_path, database)
+    held.write(slot=held.slot, more="snapshot: {beside: 64MiB}\n")
     held.copy()
+    assert [schema.state for schema in held.log.schemas().values()] == [TableState.LIVE]
+    held.write(slot=held.slot)
     return held
 
 
