@@ -1,8 +1,7 @@
 """Numba kernels that decode replication frames and COPY lines into the Arrow buffers of log rows.
 
-All of them are in this file, because numba's cache of a caller does not detect a change in another file; `byte_ops`
-contains only single instructions. A kernel creates no Python objects and never raises. It returns the reason why it
-stopped, and `state` contains the index of the frame at which it stopped.
+`word_ops.py` contains the instructions that they need and numba does not offer. A kernel creates no Python objects and
+never raises. It returns the reason why it stopped, and `state` contains the index of the frame at which it stopped.
 """
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0917, PLR1714, PLR2004, C901, FBT001, SIM109 - flat code on arrays and bytes
 
@@ -14,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numba import njit
 
+from cdc.numba_cache import cached_njit
 from cdc.pgoutput.kernel_arrays import Layouts, Rows, Texts, Values
 from cdc.pgoutput.word_ops import load_word, lowest_bit, store_word
 
@@ -65,14 +65,11 @@ BYTE_BITS = np.uint64(0x38)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile on the first call, without the GIL; cached on disk if a cache directory is writable.
+    """Compile on the first call, without the GIL; cached on disk.
 
     No kernel allocates, so reference counting is off: it took most of the time, for the arrays that kernels pass on.
     """
-    try:
-        return njit(nogil=True, cache=True, _nrt=False)(function)
-    except RuntimeError:  # neither NUMBA_CACHE_DIR, nor the package, nor the user's cache is writable
-        return njit(nogil=True, _nrt=False)(function)
+    return cached_njit(function, _nrt=False)
 
 
 def part(function: Callable[..., Any]) -> Any:

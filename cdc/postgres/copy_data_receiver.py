@@ -15,13 +15,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 from psycopg import pq
 
+from cdc.numba_cache import cached_njit
 from cdc.pgoutput.frame_parser import FrameBatch
 
 LIMIT: Final = 4 << 20
@@ -71,7 +71,7 @@ def _call(typing_context: Any, address: Any, first: Any, second: Any, third: Any
     return types.int64(types.int64, types.int64, types.int64, types.int64), generate
 
 
-@numba.njit(nogil=True, cache=True)
+@cached_njit
 def _drain(
     addresses: np.ndarray, limit: int, buffer: np.ndarray, offsets: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, int, int, bool]:
@@ -107,7 +107,7 @@ def _drain(
     return buffer, offsets, count, length, reply
 
 
-@numba.njit(nogil=True, cache=True)
+@cached_njit
 def _gather(
     addresses: np.ndarray, pollfd: np.ndarray, limit: int, previous: tuple[np.ndarray, np.ndarray, int]
 ) -> tuple[np.ndarray, np.ndarray, int, int]:

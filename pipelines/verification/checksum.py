@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 
+from cdc.numba_cache import cached_njit
 from cdc.postgres.key_ranges import Digest, DigestColumn, DigestForm
 from cdc.table import Column
 
@@ -48,7 +48,7 @@ _HEADER: Final = 4
 _SCALE: Final = 0x7FF
 
 
-@njit(cache=True, nogil=True)
+@cached_njit
 def _finish(state: np.uint64) -> np.uint64:
     # murmur3's 64-bit finaliser: every input bit reaches every output bit
     state ^= state >> _U33
@@ -58,7 +58,7 @@ def _finish(state: np.uint64) -> np.uint64:
     return state ^ (state >> _U33)
 
 
-@njit(cache=True, nogil=True)
+@cached_njit
 def _mix_column(lane: np.ndarray, offsets: np.ndarray, content: np.ndarray, valid: np.ndarray) -> None:
     for row in range(lane.size):
         state = lane[row] * _P3 + _P2
@@ -81,7 +81,7 @@ def _mix_column(lane: np.ndarray, offsets: np.ndarray, content: np.ndarray, vali
         lane[row] = _finish(state * _P2 + np.uint64(stop - start) + np.uint64(1))
 
 
-@njit(cache=True, nogil=True)
+@cached_njit
 def _add(sums: np.ndarray, buckets: np.ndarray, first: np.ndarray, second: np.ndarray) -> None:
     for row in range(buckets.size):
         bucket = buckets[row]

@@ -1,0 +1,99 @@
+"""Compiled functions with a cache on disk: numba's `njit(cache=True)`, made safe against older code in the cache.
+
+Numba alone can run wrong machine code, or end with an error, after an upgrade of this package:
+
+- It publishes the index of a function before the compiled code, and after a change it numbers the code files from 1
+  again. A process that starts at this moment, or after a kill at this moment, runs code of the earlier version.
+- Two processes that compile a function for different argument types choose the same name for their code files.
+- It considers only the file of the function, although classes and constants of other files are compiled into it.
+- Its index names classes, and cannot be read once such a class has another name.
+
+Here every access to the cache of a package has an exclusive file lock. The first access after a change of any file of
+the package removes all earlier code.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from threading import RLock
+from typing import Any, Final
+
+import numba
+
+LOCK_FILE: Final = "cdc-kernels.lock"
+"""Name of the file in a cache directory that processes lock; it contains the fingerprint of the compiled package."""
+
+
+def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
+    """Compile a function on its first call, without the GIL; cached on disk if a cache directory is writable."""
+    try:
+        dispatcher = numba.njit(nogil=True, cache=True, **options)(function)
+    except RuntimeError:  # neither NUMBA_CACHE_DIR, nor the package, nor the user's cache is writable
+        return numba.njit(nogil=True, **options)(function)
+    cache = _cache_in(Path(dispatcher.stats.cache_path), Path(function.__code__.co_filename).parent)
+    load_or_compile = dispatcher.compile
+
+    def load_or_compile_locked(signature: Any) -> Any:
+        with cache.lock():
+            return load_or_compile(signature)
+
+    dispatcher.compile = load_or_compile_locked
+    return dispatcher
+
+
+class _PackageCache:
+    """The cache directory of one package. Any thread may use it."""
+
+    def __init__(self, path: Path, package: Path) -> None:
+        self._path, self._expected = path, _fingerprint(package)
+        self._thread_lock = RLock()
+        self._depth = 0
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from using the cache; a compiled function that calls another one locks again."""
+        with self._thread_lock:
+            if self._depth:
+                yield
+                return
+            with (self._path / LOCK_FILE).open("a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                self._discard_earlier_code(file)
+                self._depth += 1
+                try:
+                    yield
+                finally:
+                    self._depth -= 1
+
+    def _discard_earlier_code(self, file: Any) -> None:
+        """Remove all compiled code if the lock file does not contain the fingerprint of the package."""
+        file.seek(0)
+        if file.read() == self._expected:
+            return
+        for pattern in ("*.nbi", "*.nbc"):
+            for path in self._path.glob(pattern):
+                path.unlink(missing_ok=True)
+        # last, so that a process that is killed before leaves no fingerprint
+        file.truncate(0)
+        file.write(self._expected)
+        file.flush()
+
+
+@lru_cache
+def _cache_in(path: Path, package: Path) -> _PackageCache:
+    return _PackageCache(path, package)
+
+
+def _fingerprint(package: Path) -> bytes:
+    """Digest of numba's version and of the name and content of every Python file of a package."""
+    digest = sha256(numba.__version__.encode())
+    files = sorted(package.glob("*.py")) or [path for path in package.parents if path.is_file()]  # a zip file
+    for path in files:
+        with suppress(FileNotFoundError):  # removed by an upgrade that is running
+            digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest().encode()
