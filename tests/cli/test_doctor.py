@@ -130,6 +130,7 @@ def test_a_target_of_a_log_that_is_not_this_pipelines_is_told_and_an_empty_place
     assert "was written from log 'log-1': this pipeline has no log yet" in issue["message"]
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_is_status_3_and_said_once(
     database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

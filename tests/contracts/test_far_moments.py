@@ -27,7 +27,11 @@ SCHEMA = replace(
 
 @pytest.mark.usefixtures("with_delta")
 @pytest.mark.parametrize(
-    "shape", ["arrow by delta-rs", pytest.param("arrow by Spark", marks=pytest.mark.slow), "frame by Spark"]
+    "shape",
+    [
+        "arrow by delta-rs",
+        *(pytest.param(shape, marks=pytest.mark.slow) for shape in ("arrow by Spark", "frame by Spark")),
+    ],
 )
 def test_a_far_moment_is_the_same_to_every_reader(spark: SparkSession, tmp_path: Path, shape: str) -> None:
     writer = Writer.DELTA_RS if shape == "arrow by delta-rs" else Writer.SPARK

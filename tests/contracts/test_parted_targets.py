@@ -68,6 +68,7 @@ def test_a_text_that_would_come_back_as_another_or_not_at_all_is_refused(
     assert [row["plain"] for row in lake.rows()] == ["a"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_delta")
 def test_spark_refuses_the_same_and_no_more(spark: SparkSession, tmp_path: Path) -> None:
     rules = (SinkRule(match="*.*", partition_by=("item",)),)

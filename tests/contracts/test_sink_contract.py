@@ -442,6 +442,7 @@ def as_frame(spark, whole: TableBatch) -> TableBatch:
     return replace(whole, rows=None, frame=spark.createDataFrame(whole.rows.drop_columns(["payload"])))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_delta")
 def test_rows_on_executors_give_what_rows_on_the_driver_give(spark, tmp_path):
     rounds = [
@@ -467,7 +468,13 @@ def test_rows_on_executors_give_what_rows_on_the_driver_give(spark, tmp_path):
 
 
 @pytest.mark.usefixtures("with_delta")
-@pytest.mark.parametrize("shaped", [lambda _, b: b, as_frame], ids=["on the driver", "on executors"])
+@pytest.mark.parametrize(
+    "shaped",
+    [
+        pytest.param(lambda _, b: b, id="on the driver"),
+        pytest.param(as_frame, id="on executors", marks=pytest.mark.slow),
+    ],
+)
 def test_a_timestamp_without_a_zone_is_no_moment_for_spark(spark, tmp_path, shaped):
     schema = replace(ORDERS, columns=(ID, column(2, "at", "timestamp", oid=1114), PRICE))
     sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", Writer.SPARK), spark)

@@ -208,6 +208,7 @@ def test_a_reader_killed_while_it_spools_and_while_it_replays_loses_and_doubles_
     assert files_on_disk(pipeline) == files_in_log(pipeline)
 
 
+@pytest.mark.slow
 def test_a_reader_stopped_while_it_spools_and_while_it_replays_ends_soon_and_leaves_no_part(pipeline: Pipeline) -> None:
     reader, rows = copied(pipeline), 60_000
     with transaction(pipeline) as (conn, xid):

@@ -177,6 +177,7 @@ def test_a_reader_killed_at_a_point_of_a_first_copy_ends_it_exactly(copied: Pipe
     exact(copied, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_reader_killed_at_a_random_moment_of_a_first_copy_ends_it_exactly(copied: Pipeline, seed: int) -> None:
     random = Random(seed)

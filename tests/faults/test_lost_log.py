@@ -50,7 +50,7 @@ def obeying(held: Captured, output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=output, stderr=output)
 
 
-@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize("running", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_reader_whose_log_is_closed_waits_and_goes_on_when_it_is_open(
     tmp_path: Path, database: str, running: bool
 ) -> None:

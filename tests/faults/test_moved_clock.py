@@ -68,6 +68,7 @@ def said_at(root: Path, table: str) -> float:
     return next(float(said["commitInfo"]["timestamp"]) / 1e3 for said in map(json.loads, first) if "commitInfo" in said)
 
 
+@pytest.mark.slow
 def test_a_log_lives_and_is_whole_under_a_clock_that_jumps_in_the_midst_of_every_step(
     tmp_path: Path, moved_clock: MovedClock
 ) -> None:

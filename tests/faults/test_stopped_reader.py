@@ -28,6 +28,7 @@ def _client(held: Captured) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.slow
 def test_a_reader_process_that_is_stopped_and_goes_on_is_seen_in_every_figure(
     held: Captured, client: httpx.Client
 ) -> None:

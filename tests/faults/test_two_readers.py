@@ -48,6 +48,7 @@ def attempts(pipeline: Pipeline, reader: Forked) -> float:
     return max((value for all_ in figures for name, _, value in all_ if name == RECONNECTS.name), default=0)
 
 
+@pytest.mark.slow
 def test_a_second_reader_waits_and_takes_over_when_the_first_ends(pipeline: Pipeline, workload: Workload) -> None:
     oracle = Oracle(pipeline.dsn, pipeline.name)
     first = pipeline.reader()

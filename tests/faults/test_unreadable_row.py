@@ -87,6 +87,7 @@ def state_of(held: Captured, topic: str) -> TableState:
     return next(schema.state for schema in held.log.schemas().values() if schema.topic == topic)
 
 
+@pytest.mark.slow
 def test_an_undecodable_transaction_fails_the_reader_and_each_remedy_leads_past_it(held: Captured) -> None:
     """The reader fails at the transaction, then the copy of its table fails at the row; every command is printed."""
     began = time.monotonic()

@@ -101,6 +101,7 @@ def test_without_a_spark_that_starts_the_process_ends_and_says_why_once(
     assert "Traceback" not in done.output + done.errors
 
 
+@pytest.mark.slow
 def test_a_stop_while_spark_starts_is_a_stop_also_when_it_ends_spark(shop: ShopPipeline) -> None:
     command = [sys.executable, "-m", "pipelines", "apply", "-c", str(shop.folder / "shop.yaml")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0) as process:

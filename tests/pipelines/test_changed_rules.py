@@ -197,6 +197,7 @@ def test_past_cuts_of_a_masked_table_are_refused_and_those_of_others_stay(
     assert query(capsys, masked, "--at", past, of="shop.items").status == 0
 
 
+@pytest.mark.slow
 def test_a_replay_without_a_rule_keeps_the_past_cuts_that_were_masked(
     shop: ShopPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:

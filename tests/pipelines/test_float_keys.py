@@ -64,6 +64,7 @@ def _place(row: dict[str, Any]) -> tuple[int, int]:
     return row["_position"], row["_ordinal"]
 
 
+@pytest.mark.slow
 def test_what_is_there_in_each_mode_is_what_the_source_has(tmp_path: Path, database: str) -> None:
     run_sql(database, *MADE)
     captured = Captured(tmp_path, database)

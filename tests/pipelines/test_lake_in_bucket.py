@@ -43,6 +43,7 @@ def lake(shop: ShopPipeline) -> Rows:
     return {record.topic: delta_rows(record.target, record.version) for record in records}
 
 
+@pytest.mark.slow
 def test_a_lake_in_a_bucket_is_the_one_in_a_directory(shop: ShopPipeline, beside: ShopPipeline) -> None:
     shop.drive("lake", upto=END - 100)
     shop.drive("lake")

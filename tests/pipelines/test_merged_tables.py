@@ -97,6 +97,7 @@ def test_shards_are_equal_to_their_source_and_mended_and_built_anew_by_table(
     )
 
 
+@pytest.mark.slow
 def test_a_replay_takes_all_tables_of_a_target_or_none_and_never_elsewhere(
     captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -216,7 +216,14 @@ SITUATIONS: dict[str, Situation] = {
 }
 
 
-@pytest.mark.parametrize("alert", [rule["alert"] for rule in shipped()])
+QUICK = {"CdcSlotInactive", "CdcProcessDown", "CdcErrors", "CdcSlotAtRisk"}
+"""Alerts of the four kinds: a state, an absence, a rate and a forecast."""
+
+
+@pytest.mark.parametrize(
+    "alert",
+    [pytest.param(rule["alert"], marks=() if rule["alert"] in QUICK else pytest.mark.slow) for rule in shipped()],
+)
 def test_an_alert_fires_while_its_situation_lasts_and_ends_with_it(
     alert: str, pipeline: Pipeline, prometheus: Prometheus
 ) -> None:

@@ -160,7 +160,9 @@ RATES = {
 }
 
 
-@pytest.mark.parametrize("limit", RATES)
+@pytest.mark.parametrize(
+    "limit", [pytest.param(limit, marks=() if limit == "rows of a table" else pytest.mark.slow) for limit in RATES]
+)
 def test_no_more_is_read_than_a_limit_allows(held: Captured, limit: str) -> None:
     """By the server's clock: each chunk is stamped when its watermark commits. A row has 3,000 bytes and some more."""
     asked, load, rate = RATES[limit]

@@ -147,6 +147,7 @@ def test_a_row_that_moves_while_its_base_is_read_keeps_its_unsent_value(
         assert is_exact(held)
 
 
+@pytest.mark.slow
 def test_a_reader_that_ends_between_the_end_of_a_copy_and_its_note_goes_on_with_the_next_table(held: Captured) -> None:
     in_full_speed(held)
     with Running(held) as running:
@@ -193,6 +194,7 @@ def test_a_table_that_no_rule_matches_any_more_stops_no_other(held: Captured) ->
         eventually(running, lambda: is_exact(held, "u"))
 
 
+@pytest.mark.slow
 def test_a_new_epoch_in_the_middle_of_a_copy_begins_it_anew(held: Captured) -> None:
     with Running(held) as running:
         halfway(running)

@@ -109,6 +109,7 @@ def test_a_first_copy_beside_writers_ends_in_the_sources_state(large: Captured) 
     assert [row["op"] for row in ends].count(Operation.GENERATION.value) == 1
 
 
+@pytest.mark.slow
 def test_a_table_without_a_key_is_copied_again_while_it_is_written(tmp_path: Path, database: str) -> None:
     run_sql(
         database,

@@ -76,6 +76,7 @@ def test_a_session_reads_postgres_text_under_utc_and_ansi(spark: SparkSession) -
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
 
 
+@pytest.mark.slow
 def test_a_session_says_whether_it_has_delta(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.delta == has_delta(spark.range(1).sparkSession)
     if not spark.delta:
@@ -90,6 +91,7 @@ def test_a_session_says_whether_it_has_delta(spark: SparkSession, tmp_path: Path
     assert sorted(row["id"] for row in spark.read.format("delta").load(path).collect()) == [0, 1, 2, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_session_starts_from_a_path_with_a_space_under_somebody_elses_spark_home(tmp_path: Path) -> None:
     folder = tmp_path / "with space"
     folder.mkdir()

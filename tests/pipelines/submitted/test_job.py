@@ -18,6 +18,7 @@ def ground(tmp_path: Path) -> ShopPipeline:
     return make_shop(tmp_path, EACH_OF_ITS_OWN)
 
 
+@pytest.mark.slow
 def test_a_submitted_compaction_compacts_the_log(ground: ShopPipeline) -> None:
     done = submit(ground, "compact", "--all")
     assert done.status == 0, done.errors

@@ -78,6 +78,7 @@ def test_a_replay_that_cannot_be_says_why(ground: ShopPipeline, catalog: Catalog
     assert (status.error or {})["code"] == "CDC-1000"
 
 
+@pytest.mark.slow
 def test_a_replay_that_was_killed_runs_until_its_lease_has_run_out(ground: ShopPipeline, catalog: Catalog) -> None:
     done = submit(ground, "replay", "lake", failpoint="replay_after_build")
     assert done.status == KILLED, done.errors

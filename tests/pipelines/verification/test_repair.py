@@ -85,6 +85,7 @@ def test_rows_that_another_client_removed_added_and_changed_are_repaired_while_t
     assert len(found["result"]["tables"]) == 4
 
 
+@pytest.mark.slow
 def test_equal_tables_request_nothing_and_what_cannot_be_repaired_is_reported_with_a_remedy(
     captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_busy_target_has_a_short_log_and_every_kept_cut(tmp_path: Path):
     assert upkept.assert_every_kept_cut_is_whole() == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_delta")
 def test_spark_reads_a_listed_version_behind_which_the_log_was_shortened(spark: SparkSession, tmp_path: Path):
     uri = table_of(tmp_path, 60)
