@@ -45,7 +45,7 @@ def application(word: str | None = None) -> typer.Typer:
     """Build the application with the module of one command, or with every module if `word` is None."""
     app = typer.Typer(
         name="cdc",
-        help="Capture changes of Postgres tables in one ordered log, and keep every other store in step with it.",
+        help="Capture changes of Postgres tables in one ordered log, and apply it to Delta tables and search indexes.",
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TablesArgument = Annotated[
     list[str],
-    typer.Argument(help="Read these tables again; write schema.table, where * and ? match several.", metavar="TABLE…"),
+    typer.Argument(help="Select these tables; write schema.table, where * and ? match several.", metavar="TABLE…"),
 ]
 JobArgument = Annotated[
     int,
@@ -57,7 +57,7 @@ KeysFromOption = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Read only the keys in this file, one key per line, written as for --key; - reads standard input.",
+        help="Read only the keys in this file, one key per line in the form of --key; - means standard input.",
     ),
 ]
 SinkOption = Annotated[str | None, typer.Option(help="Write the rows to this sink only.")]
@@ -65,7 +65,9 @@ WaitOption = Annotated[
     bool,
     typer.Option("--wait", help="Wait until the backfill ends, without a time limit; exit with status 1 if it failed."),
 ]
-RateOption = Annotated[int | None, typer.Option(min=1, help="Read at most this many rows per second.")]
+RateOption = Annotated[
+    int | None, typer.Option(min=1, help="Read at most this many rows per second [default: no limit].")
+]
 _NO_READER = frozenset({"missing", "stopped", "failed", "stale", "copied"})
 """States in which no reader works or will report again."""
 

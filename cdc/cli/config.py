@@ -43,7 +43,9 @@ def show(
 
 
 def schema(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the schema to this file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the schema to this file [default: standard output].")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Print the JSON schema of definitions, which editors use to complete and check them."""

@@ -60,7 +60,7 @@ def forget(
 ) -> None:
     """Forget a consumer that will not run again, so that the log no longer keeps changes for it.
 
-    A consumer that still runs registers itself again. If the log has trimmed its changes by then, rebuild its target.
+    A consumer that still runs registers itself again. Rebuild its target if the log has trimmed unread changes by then.
     """
     from datetime import UTC, datetime
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 IdArgument = Annotated[
     str,
     typer.Argument(
-        help="Use the dead letter with this id, or with an id that begins so; `cdc dlq ls` prints the ids.",
+        help="Use the dead letter with this id or unique prefix of an id; `cdc dlq ls` prints the ids.",
         metavar="ID",
     ),
 ]
 IdsArgument = Annotated[
     list[str] | None,
-    typer.Argument(help="Retry the dead letters with these ids, or with ids that begin so.", metavar="[ID]…"),
+    typer.Argument(help="Retry the dead letters with these ids or unique prefixes of ids.", metavar="[ID]…"),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Retry every dead letter of the pipeline.")]
 ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Record this reason in the audit log.")]

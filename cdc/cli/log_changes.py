@@ -37,20 +37,21 @@ PositionArgument = Annotated[
 TableArgument = Annotated[
     str,
     typer.Argument(
-        help="Print changes of this schema.table; * and ? match several, a name without schema matches in any schema."
+        help="Print changes of this table; write schema.table, or only the name to match it in every schema. "
+        "* and ? match several tables."
     ),
 ]
 CountOption = Annotated[
-    int | None, typer.Option("-n", min=0, help="Print the last N changes [default: 20; with --since all].")
+    int | None, typer.Option("-n", min=0, help="Print the last N changes [default: 20, or all changes with --since].")
 ]
 FollowOption = Annotated[
     bool, typer.Option("-f", "--follow", help="Wait for new changes, and print them as they arrive.")
 ]
 SinceOption = Annotated[str | None, typer.Option("--since", help="Begin at this position (included) or ISO 8601 time.")]
 OperationsOption = Annotated[
-    str, typer.Option("--op", help="Print only these operations, separated by commas, for example c,u,d.")
+    str, typer.Option("--op", help="Print only these operations, for example c,u,d for inserts, updates and deletes.")
 ]
-FormatOption = Annotated[str, typer.Option("--format", help="Print messages in this format: cdc, debezium or flat.")]
+FormatOption = Annotated[str, typer.Option("--format", help="Print each change in this format: cdc, debezium or flat.")]
 
 
 def register(app: typer.Typer) -> None:

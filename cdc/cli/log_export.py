@@ -56,7 +56,7 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Write single changes of the log to files; the changes at --from and --to are included, existing files are kept.
+    """Write single changes of the log, from --from to --to (both included), to new files.
 
     JSON lines are in commit order and need memory for one transaction. Parquet has the order of the log's files.
     """

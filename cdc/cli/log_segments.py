@@ -58,7 +58,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: 
 
 
 def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False, json: JsonOption = False) -> None:
-    """Compact the finished segments to the latest state of every row; a running apply process compacts them."""
+    """Compact the finished segments to the latest state of every row. A running apply process does the work."""
     from cdc.catalog import Catalog
     from cdc.service.log_maintenance import request_compaction, wait_for_compaction
 
@@ -72,9 +72,10 @@ def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False
 
 
 def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, json: JsonOption = False) -> None:
-    """Remove compacted segments that every consumer has read; delete their files after log.retain.grace.
+    """Remove compacted segments that every consumer has read, or that are older than log.retain.max.
 
-    The reader also removes such segments regularly; this command removes them now.
+    Their files are deleted after log.retain.grace. The reader also removes such segments regularly; this command
+    removes them now.
     """
     from dataclasses import asdict
 

@@ -29,8 +29,8 @@ AtOption = Annotated[
     str,
     typer.Option(
         "--at",
-        help="Read this version: 'published' is the newest published cut of all tables, a position or "
-        "a time is the cut at that point, 'latest' is each table as it is now.",
+        help="Read the tables at this version: 'published' (the newest published cut of all tables), "
+        "'latest' (each table as it is now), a position, or an ISO 8601 time.",
     ),
 ]
 SinkOption = Annotated[

@@ -52,8 +52,9 @@ def run(
 ) -> None:
     """Run reader, apply process and server on this machine.
 
-    The command restarts each child process that fails. It restarts a process that waits for an operator every five
-    minutes, and at once when the definition changes, a cdc command changes something, or SIGUSR1 arrives.
+    The command restarts each child process that fails. After an error that an operator must correct, it restarts
+    the process every five minutes, and at once when the definition changes, a cdc command changes something, or
+    SIGUSR1 arrives.
 
     ^C and SIGTERM let each process finish its batch; a second ^C ends all processes at once. With snapshot.mode
     initial_only the reader exits after the copy of all tables, and the other processes continue.

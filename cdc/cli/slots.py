@@ -36,7 +36,7 @@ ResyncOption = Annotated[
     typer.Option(
         "--resync",
         metavar="TABLE",
-        help="Mark tables that match this glob needs_resync; needed with --skip-to, may be repeated.",
+        help="Mark the tables that match this glob as needs_resync; required with --skip-to; may be repeated.",
     ),
 ]
 
@@ -181,7 +181,7 @@ def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: Js
 
 
 def adopt(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False) -> None:
-    """Assign a slot that you created to this pipeline; its definition says 'source.slot.create: false'.
+    """Assign a slot that you created to this pipeline; its definition must have 'source.slot.create: false'.
 
     The log then begins at the slot's position, and the reader copies every table while the stream runs. No other
     client may read the slot.

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 @_app.command()
 def install(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, json: JsonOption = False) -> None:
-    """Install event triggers that write every change of a table's columns into the WAL.
+    """Install event triggers that write each change of a table's definition (DDL) into the WAL as a logical message.
 
     The role in source.dsn must be allowed to create event triggers. The command waits for open
     transactions; it may be repeated.
@@ -37,7 +37,7 @@ def install(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, js
 
 @_app.command()
 def remove(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, json: JsonOption = False) -> None:
-    """Remove the event triggers; after that the reader finds column changes by querying the catalogue."""
+    """Remove the event triggers; after that the reader detects DDL changes by querying the system catalogue."""
     _run_script(config, "remove", show=show, json=json)
 
 

@@ -31,13 +31,15 @@ TriggerOption = Annotated[
     typer.Option(
         "--trigger",
         metavar="5s|once",
-        help="Start a batch at this interval; 'once' applies all changes of the log and ends.",
+        help="Start a batch at this interval; 'once' applies all changes of the log and ends [default: spark.trigger].",
     ),
 ]
 ScheduleOption = Annotated[
     str | None,
     typer.Option(
-        "--schedule", help="Start a run with --trigger once on this schedule; write it in the cluster's format."
+        "--schedule",
+        help="Run the job on this cron schedule; apply requires --trigger once. "
+        "Kubernetes: cron format; Databricks: Quartz format.",
     ),
 ]
 MasterOption = Annotated[
@@ -57,14 +59,16 @@ ClaimOption = Annotated[
     typer.Option(
         "--claim",
         metavar="NAME=PATH",
-        help="Mount a persistent volume claim at this path in all pods; may be repeated.",
+        help="Mount the persistent volume claim NAME at PATH in all pods; may be repeated.",
     ),
 ]
 
 EnvOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--env", metavar="NAME", help="Set this variable from the secrets, for example AWS_…; may be repeated."
+        "--env",
+        metavar="NAME",
+        help="Set this environment variable from the secret of the same name, for example AWS_REGION; may be repeated.",
     ),
 ]
 WordsArgument = Annotated[

@@ -39,7 +39,9 @@ TimeoutOption = Annotated[
 EveryOption = Annotated[
     str | None,
     typer.Option(
-        "--every", metavar="TIME", help="Repeat until stopped, with one pass over all rows per interval: 30m, 1h, …"
+        "--every",
+        metavar="TIME",
+        help="Repeat until stopped, and compare every row once per interval, for example 30m or 1h.",
     ),
 ]
 RateOption = Annotated[
