@@ -57,7 +57,7 @@ def _share(value: Any) -> Any:
         with suppress(ValueError):
             value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise invalid("expected a number: 0.05")
+        raise invalid("expected a number, for example 0.05")
     return value
 
 

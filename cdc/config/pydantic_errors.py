@@ -27,7 +27,7 @@ AUTO_CDC: Final = {
     "ignore_null_updates_column_list": _NULLS,
     "ignore_null_updates_except_column_list": _NULLS,
     "columns_to_update": f"{_EVERY_ROW}: a column that was not sent keeps its value",
-    "where": "write the condition under transform, of a rule",
+    "where": "write the condition as 'where' in the 'transform' of a rule",
 }
 """Arguments of Databricks AUTO CDC (`create_auto_cdc_flow`) that a Delta sink does not have; it has the others."""
 

@@ -139,7 +139,7 @@ def _pattern(text: str) -> str:
 
 def _property(name: str) -> str:
     if not name.startswith("delta.") or name.startswith(_OURS):
-        raise invalid("expected a property delta.<name> that the sink does not set")
+        raise invalid("expected a property delta.<name>, except those that the sink itself sets")
     if name.startswith(_FEATURED):
         raise invalid("the property requires a table feature that targets do not have")
     return name
@@ -151,8 +151,8 @@ class DeadLetterSettings(Model):
     stop_at: Annotated[int, Field(ge=0, le=10_000)] = 1_000
     """Number of dead-letter keys of one table above which the table stops; 0 stops it at the first rejected row."""
     ratio: Share = 1.0
-    """Share of the keys of a batch that may become dead letters; the table stops above it. Counts from 100 keys on.
-    Default 1, no limit."""
+    """Share of the keys of a batch that may become dead letters; the table stops above it. Applies to batches of at
+    least 100 keys. Default 1, no limit."""
 
 
 class TableSettings(Model):
@@ -288,8 +288,8 @@ class TargetUpkeep(Model):
     """Interval between two runs on one table; default 5 minutes. 0 turns maintenance off, for targets that another tool
     maintains."""
     vacuum_after: Seconds = 3600.0
-    """Time for which a file stays that neither the latest version nor a cut needs, so that running queries can finish;
-    default 1 hour."""
+    """Time for which an unused file stays on disk, so that running queries can finish; default 1 hour. A file is unused
+    if neither the latest version nor a cut needs it."""
     keep_commits: Annotated[int, Field(ge=50)] = 100
     """Number of the latest commits to keep in the Delta log of a table in a local directory. Readers that stream from
     the table may need more; thousands slow down every batch."""

@@ -149,7 +149,7 @@ class StandbyLimit(Model):
     name: Annotated[str, Field(min_length=1)]
     """The standby's `application_name` in `pg_stat_replication`."""
     lag: Annotated[Bytes, Field(gt=0)] = 64 * 2**20
-    """Bytes of WAL; copying pauses while the standby's replay lags behind by more. Default 64 MiB."""
+    """Bytes of WAL by which the standby's replay may lag; copying pauses above it. Default 64 MiB."""
 
 
 class SourceLoad(Model):

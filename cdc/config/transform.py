@@ -88,7 +88,9 @@ class Transform(Model):
         if twice := {name for name in made if made.count(name) > 1}:
             raise invalid("two columns would have the name {name}", name=repr(min(twice)))
         if hashed := [name for name, how in self.mask.items() if how == SHA256 and self.salt is None]:
-            raise invalid("required key is missing: salt, the HMAC key of mask sha256 of {name}", name=repr(hashed[0]))
+            raise invalid(
+                "'salt' is required: mask sha256 of {name} needs it as the secret of its HMAC", name=repr(hashed[0])
+            )
         if self.salt is not None and SHA256 not in self.mask.values():
             raise invalid("salt has no effect: no column is masked with sha256")
         return self

@@ -114,7 +114,7 @@ def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _S
     definition = check_definition(path, content=text.encode()).definition
     if definition is None or not _means(definition, load_definition(path), tables, wanted=change is _add):
         raise ConfigError(
-            f"cdc cannot safely edit the layout of definition {path}",
+            f"cdc cannot safely edit definition {path}, because of its YAML layout",
             remedy=f"edit the file by hand: {'; '.join(by_hand)}",
         )
     return YamlEdit(path, before, text, tuple(done), tuple(by_hand), definition)
@@ -175,7 +175,9 @@ class _Text:
         except YAMLError:
             self._root = None
         if found is None or not isinstance(self._root, MappingNode) or self._root.flow_style:
-            raise ConfigError(f"cdc cannot safely edit the layout of definition {path}", remedy="edit the file by hand")
+            raise ConfigError(
+                f"cdc cannot safely edit definition {path}, because of its YAML layout", remedy="edit the file by hand"
+            )
         self.definition = found
         self._shift = len(text) - len(text.removeprefix(_BOM))
 

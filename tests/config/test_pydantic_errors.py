@@ -223,7 +223,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     ),
     "share with its sign": (
         changed(DELTA, DELTA + "    dead_letters: {ratio: 5%}\n"),
-        "11:20: sinks.0.dead_letters.ratio: expected a number: 0.05",
+        "11:20: sinks.0.dead_letters.ratio: expected a number, for example 0.05",
     ),
     "other catalog": (SOUND + "catalog: {url: 'mysql://h/d'}\n", "12:11: catalog.url: expected a URL that begins"),
     "other version": ("version: 2\n" + SOUND, "1:1: version: expected '1'"),

@@ -65,7 +65,7 @@ FLAWS = {
     "a name of ours": ("computed: {_op: '1'}", "computed._op"),
     "another mask": ("mask: {a: md5}", "mask.a: expected sha256, redact, or keep_last:N"),
     "a mask that keeps nothing": ("mask: {a: 'keep_last:0'}", "mask.a: expected sha256, redact, or keep_last:N"),
-    "a hash without a salt": ("mask: {a: sha256}", "transform: required key is missing: salt"),
+    "a hash without a salt": ("mask: {a: sha256}", "transform: 'salt' is required"),
     "a salt in the file": ("salt: c4n4ry", "salt: the file contains a salt"),
     "a salt for nothing": ("salt: {env: SALT}", "transform: salt has no effect"),
     "dropped and masked": ("{drop: [a], mask: {a: redact}}", "transform: column 'a' is dropped"),
@@ -113,7 +113,11 @@ ROUTES = {
     ),
     "a group of that name": ("pattern: '(?P<table>.*)'", "shop.a", "pattern: expected group names of letters"),
     "into the log": ("path: 'log/{table}'", "shop.a", "overlaps the directory of the log"),
-    "a property of ours": ("properties: {delta.columnMapping.mode: name}", "shop.a", "that the sink does not set"),
+    "a property of ours": (
+        "properties: {delta.columnMapping.mode: name}",
+        "shop.a",
+        "except those that the sink itself sets",
+    ),
     "a property of type widening": ("properties: {delta.enableTypeWidening: 'true'}", "shop.a", NO_FEATURE),
     "a property of row tracking": ("properties: {delta.enableRowTracking: 'true'}", "shop.a", NO_FEATURE),
     "a property of in-commit timestamps": (
@@ -123,7 +127,7 @@ ROUTES = {
     ),
     "a merge without a place": ("merge_tables: true", "shop.a", "rules.0: merge_tables requires path"),
     "a merge that is none": ("merge_tables: 1", "shop.a", "merge_tables: expected true or false"),
-    "no property of Delta": ("properties: {cdc.log_id: x}", "shop.a", "that the sink does not set"),
+    "no property of Delta": ("properties: {cdc.log_id: x}", "shop.a", "except those that the sink itself sets"),
 }
 
 
