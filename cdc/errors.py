@@ -272,7 +272,10 @@ class SourceRejectsConnection(SourceError):
     code = "CDC-2003"
     reaction = Reaction.RETRY
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "correct what the server's message names; restart the reader if the password is in an environment variable"
+    remedy = (
+        "correct the password, role or limit that the server's message names; after a change of an environment "
+        "variable restart the reader"
+    )
 
 
 class SlotInUse(SourceError):
@@ -419,7 +422,7 @@ class MalformedFrame(SourceError):
     """Bytes from the server do not follow the replication protocol; the only error that the decoders raise."""
 
     code = "CDC-2201"
-    remedy = "report this with the position and the hexadecimal prefix of the frame"
+    remedy = "report this error with its position and the hexadecimal bytes of its frame"
 
 
 class ContradictoryLsn(SourceError):
@@ -589,9 +592,7 @@ class MaskedElsewhere(SinkError):
     """A sink shows a column unmasked that another sink of the pipeline masks."""
 
     code = "CDC-3021"
-    remedy = (
-        "mask the column in this sink too, or remove the table from the sink's 'tables', if nobody may see the values"
-    )
+    remedy = "mask the column in this sink too, or remove the table from the sink's 'tables'"
 
 
 class HistoryTrimmed(SinkError):
