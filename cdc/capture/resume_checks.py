@@ -122,8 +122,8 @@ def _check_cluster(log: LogIdentity, last: CommitInfo, source: SourceState) -> N
         )
     if found.timeline != last.timeline:
         raise TimelineChanged(
-            f"the source's timeline changed from {last.timeline} to {found.timeline}, and nothing proves that no "
-            "change is missing"
+            f"the source's timeline changed from {last.timeline} to {found.timeline}, so the promoted server "
+            "may not have the last transactions of the log"
         )
     if found.wal_end < last.last.lsn:
         raise SourceBehindLog(f"the source's WAL ends at {found.wal_end}, before the log's position {last.last.lsn}")

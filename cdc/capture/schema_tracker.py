@@ -226,9 +226,11 @@ def _can_receive_rows(schema: TableSchema) -> bool:
 def _after_catalog_check(schema: TableSchema, current: CatalogState | None) -> TableSchema:
     """The version after a catalogue query: dropped, renamed, diverged, or unchanged."""
     if current is None:
-        return schema.flagged(TableState.DROPPED, "the table is no longer at the source")
+        return schema.flagged(TableState.DROPPED, "the table no longer exists at the source")
     if current.sent_as is not None:
-        return schema.flagged(TableState.DROPPED, f"{PARTITION_OF}{current.sent_as}, under whose name its changes come")
+        return schema.flagged(
+            TableState.DROPPED, f"{PARTITION_OF}{current.sent_as}: pgoutput sends its changes under that name"
+        )
     return replace(_compared(schema, current), schema=current.schema, name=current.name)
 
 

@@ -207,7 +207,7 @@ class Spool:
     def _handle_control(self, frame: bytes) -> Iterator[FrameBatch]:
         control = parse_control(frame)
         if (self._inside is not None) != (kind_of(frame) == STOP):
-            raise malformed(frame, "a stream message inside or outside a block where none may be")
+            raise malformed(frame, "Stream Start inside a block, or Stream Stop, Commit or Abort in the wrong place")
         match control:
             case StreamStart():
                 self._inside = self._start_block(frame, control)

@@ -446,7 +446,12 @@ def _error_of(fatal: list[PreflightProblem]) -> CdcError:
     first = fatal[0]
     if first.code == PreflightFailed.code:
         listed = "".join(f"\n  {problem.subject}: {problem.message}" for problem in fatal)
-        return PreflightFailed(f"the source cannot be captured before {len(fatal)} problems are fixed:{listed}")
+        by_hand = (
+            None if any(problem.sql for problem in fatal) else "correct the listed problems, then run 'cdc doctor'"
+        )
+        return PreflightFailed(
+            f"the source is not ready for change capture, {len(fatal)} problems:{listed}", remedy=by_hand
+        )
     kind = next(error for error in all_error_classes() if error.code == first.code)
     return kind(f"{first.subject}: {first.message}", remedy=first.sql)
 

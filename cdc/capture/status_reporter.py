@@ -109,7 +109,7 @@ class StatusReporter(Thread):
                 position=str(copy.position),
                 tables=copy.tables,
                 rows=copy.rows,
-                later=copy.later,
+                copied_while_streaming=copy.later,
             )
         if start.compile_seconds > SLOW_COMPILE:
             log.info(
@@ -212,7 +212,7 @@ class StatusReporter(Thread):
             if tables := self._changed_tables(self._catalog):
                 self._catalog.tables.record(name, tables)
         except CdcError as exc:
-            log.warning("cannot report to the catalog", code=exc.code)
+            log.warning("cannot write the status of the reader to the catalog", code=exc.code)
 
     def _changed_tables(self, catalog: Catalog) -> list[TableProgress]:
         """Tables that this process has copied, and tables that the log marks as inexact."""
@@ -309,7 +309,8 @@ class StatusReporter(Thread):
             return
         over = slot.retained_bytes > source.wal_budget
         message = (
-            f"the server keeps {slot.retained_bytes} bytes of WAL for slot {slot.name!r} of {source.wal_budget} allowed"
+            f"the server retains {slot.retained_bytes} bytes of WAL for slot {slot.name!r}, and source.wal_budget is "
+            f"{source.wal_budget} bytes"
         )
         if over and source.on_wal_budget is OnWalBudget.STOP:
             self._stop_reader(WalBudgetExceeded(message))

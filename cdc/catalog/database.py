@@ -28,8 +28,8 @@ _WRITES: Final = "cdc_writes"
 
 
 NEW_CATALOG: Final = (
-    "the catalog contains no data: positions are in the log and the targets. A new catalog starts without the audit, "
-    "waiting backfills and commands, the counts of copied rows, and verification results"
+    "a new catalog loses no captured data and no position, but starts without the audit log, pending backfills and "
+    "commands, counts of copied rows, and verification results"
 )
 """Consequence of a new catalog, for remedies."""
 _DAMAGED: Final = frozenset({11, 26})

@@ -139,7 +139,9 @@ class SparkJob:
         wanted = self.definition
         for key, path in self._places():
             if not is_remote(path) and not _within(fixed_part(path), shared):
-                raise InvalidDefinition(f"{key} is a local directory: expected one that all machines can access")
+                raise InvalidDefinition(
+                    f"{key} is a local directory: expected a directory that all machines can access"
+                )
         kind, _, file = wanted.catalog.url.partition(":///")
         catalog = self.action is not SparkAction.COMPACT  # a compaction needs no catalog: its commit is fenced
         if catalog and kind == "sqlite" and not (sqlite and _within(file, shared)):

@@ -214,7 +214,7 @@ class CompactedWriter:
             )
         if horizon < self.horizon or floor < self.floor or floor > horizon:
             raise LogFenced(
-                f"the compacted log would go back: horizon and floor change from {self.horizon!s} and "
+                f"the compacted log would move backward: horizon and floor change from {self.horizon!s} and "
                 f"{self.floor!s} "
                 f"to {horizon!s} and {floor!s}"
             )

@@ -97,7 +97,10 @@ class TupleLayout:
         places = {column.id: index for index, column in enumerate(schema.sent)}
         unsent = [column.name for column in schema.key if column.id not in places]
         if unsent:
-            raise ValueError(f"key column of {schema.topic!r} is not sent: expected a stored one, got {unsent[0]!r}")
+            raise ValueError(
+                f"key column {unsent[0]!r} of table {schema.topic!r} is not sent by pgoutput: a key must consist of "
+                "stored columns"
+            )
         key = tuple(places[column.id] for column in schema.key)
         return cls(schema.oid, schema.relation, schema.topic, tuple(places), key)
 

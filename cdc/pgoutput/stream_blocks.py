@@ -179,9 +179,9 @@ def parse_control(frame: bytes) -> Control:
             begin, commit = b"B" + lsn + time + number, b"C" + bytes([flags]) + lsn + end_lsn + time
             return StreamCommit(xid, head + begin, head + commit)
     except struct.error:
-        raise malformed(frame, f"a stream message of {len(body)} bytes") from None
+        raise malformed(frame, f"the stream message has a wrong length, {len(body)} bytes") from None
     if body:
-        raise malformed(frame, f"{len(body)} bytes too many")
+        raise malformed(frame, f"Stream Stop is followed by {len(body)} unexpected bytes")
     return StreamStop()
 
 

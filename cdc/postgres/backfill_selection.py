@@ -56,7 +56,7 @@ _CANCELED: Final = "(57014)"
 
 The text of the message itself may be in any language.
 """
-_WRITE_AS_WHERE: Final = "write the predicate as the source's SQL expects it after WHERE"
+_WRITE_AS_WHERE: Final = "write the predicate in the SQL of the source, without the word WHERE"
 _USE_STABLE: Final = (
     "use STABLE or IMMUTABLE functions, for example now() instead of clock_timestamp(); declare your own function that "
     "only reads: ALTER FUNCTION … STABLE"
@@ -226,7 +226,7 @@ def _volatile(conn: psycopg.Connection, where: str) -> str:
     named = [name.lower() for name in _CALLED.findall(where)]
     found = ", ".join(name for (name,) in conn.execute(_VOLATILE, [named]))
     reason = f"it calls the volatile functions {found}" if found else "it contains a volatile expression or locks rows"
-    return f"the predicate could write, wait, or give another result each time, because {reason}"
+    return f"{reason}, so it could write, wait, or return another result each time"
 
 
 def _failure(exc: psycopg.Error, schema: TableSchema, where: str) -> CdcError:

@@ -100,7 +100,7 @@ def schema_from_ddl(table: CatalogTable, known: TableSchema | None, oid: int, ep
     )
     doubt = find_unstreamed_change(known, schema, {}) if known else None
     if known and not numbered and {c.id for c in known.columns} - set(live):
-        doubt = "a column was dropped or renamed: from the second epoch on, columns are identified by name"
+        doubt = "a column was dropped or renamed, and since epoch 2 columns are identified only by name"
     return with_state(schema, known, doubt)
 
 
@@ -111,7 +111,7 @@ def with_state(schema: TableSchema, known: TableSchema | None, doubt: str | None
     flags it as NEEDS_RESYNC.
     """
     if known is not None and known.state not in CAPTURED:
-        return schema.flagged(known.state, known.reason or "the previous version of the table had this state")
+        return schema.flagged(known.state, known.reason or "the previous version of the table already had this state")
     if doubt:
         return schema.flagged(TableState.NEEDS_RESYNC, doubt)
     return schema if known is None else replace(schema, state=known.state, reason=known.reason)
@@ -338,7 +338,7 @@ def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mappin
         if old is not None and old.generated:
             return f"column {column.name!r} was generated and not sent: the stream has no values of old rows"
         if old is None and attribute and column.missing is None and (attribute.has_default or attribute.not_null):
-            return f"column {column.name!r} was added with values for old rows that the catalogue does not contain"
+            return f"column {column.name!r} was added, and its values for old rows are not in the catalogue"
         if old is not None and old.type_oid == column.type_oid and not old.keeps_labels(column.labels):
             return f"labels of the enum of {column.name!r} were renamed"
         if old is not None and not _rewrites_nothing(old, column):

@@ -22,7 +22,7 @@ from cdc.postgres.system_catalog import Attribute, CatalogTable, TypeFacts, read
 from cdc.table import ReplicaIdentity
 
 REWRITES: Final = {
-    1: "SET LOGGED or UNLOGGED: rows of the unlogged time are not in the stream",
+    1: "SET LOGGED or UNLOGGED: rows written while the table was unlogged are not in the stream",
     2: "a new column with values for existing rows",
     4: "a change of a column's type: its stored values may have changed",
 }

@@ -298,9 +298,9 @@ def _computed(source: _Source, table: sql.Identifier, column: str, kind: str) ->
     if source.conn.info.server_version < COMPUTED_SENT:
         whole = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(table)
         return f"{what}different rows could have the same key", whole
-    what += "once the table is published, updates and deletes of the table fail at the source"
     if kind == _VIRTUAL:
-        return f"{what}; a virtual column is never sent, so choose an index without it as replica identity", None
+        return f"{what}a virtual column is never sent, so choose an index without it as replica identity", None
+    what += "once the table is published, updates and deletes of the table fail at the source"
     name = source.wants.publication
     if read_publication(source.conn, name) is not None:
         alter = "ALTER PUBLICATION {} SET (publish_generated_columns = stored);"
@@ -320,16 +320,14 @@ def _publication(source: _Source) -> Iterator[PreflightProblem]:
     may_change = allowed and found.owned and not source.standby
     missing = [] if found.everything else missing_tables(source.conn, wants.publication, names)
     if missing and not (may_change and all(_owned(source, table) for table in missing)):
-        why = (
-            f", and role {source.role!r} does not own publication and tables" if allowed else f", and it {NOT_ALTERED}"
-        )
+        why = f", and role {source.role!r} does not own publication and tables" if allowed else f", and {NOT_ALTERED}"
         listed = ", ".join(map(str, missing))
         yield _problem(subject, f"does not contain {listed}{why}", addition_sql(wants.publication, missing))
     if not found.operations:
         statement = sql.SQL("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate');")
         yield _problem(
             subject,
-            "does not publish all of insert, update, delete, truncate",
+            "does not publish all operations: expected insert, update, delete, truncate",
             statement.format(sql.Identifier(wants.publication)),
         )
     if not found.via_root and not may_change:

@@ -53,7 +53,7 @@ _OPEN_TRANSACTIONS: Final = """
 """
 _POLL_INTERVAL: Final = 0.05
 """Seconds between two polls; SQL offers nothing to wait for the end of transactions."""
-NOT_ALTERED: Final = "is not altered by this pipeline (source.publication.manage)"
+NOT_ALTERED: Final = "this pipeline may not alter it (source.publication.manage)"
 """Text in messages about publications that this pipeline may not alter."""
 # to_jsonb: column lists and filters came with version 15
 _SENT: Final = """
@@ -159,7 +159,7 @@ def wait_for_older_transactions(conn: psycopg.Connection, timeout: float) -> Non
                     or f"a transaction with xid {oldest}"
                 )
                 raise SlotBlocked(
-                    f"transactions older than the publication of the tables are still open after {timeout:.0f} "
+                    f"transactions that began before the tables were published are still open after {timeout:.0f} "
                     f"s: {listed}"
                 )
             time.sleep(_POLL_INTERVAL)
@@ -208,12 +208,12 @@ def _refuse(name: str, missing: Sequence[TableName], by_leaf: Sequence[TableName
     if missing:
         listed = ", ".join(map(str, missing))
         raise PreflightFailed(
-            f"publication {name!r} {NOT_ALTERED}, but it does not contain {listed}", remedy=addition_sql(name, missing)
+            f"publication {name!r} does not contain {listed}, and {NOT_ALTERED}", remedy=addition_sql(name, missing)
         )
     if by_leaf:
         listed = ", ".join(map(str, by_leaf))
         raise PreflightFailed(
-            f"publication {name!r} {NOT_ALTERED}, but it publishes the partitions of {listed} under their own names",
+            f"publication {name!r} publishes the partitions of {listed} under their own names, and {NOT_ALTERED}",
             remedy=via_root_sql(name),
         )
 

@@ -176,7 +176,7 @@ def _reasons(known: TableSchema, now: CatalogState) -> Iterator[str]:
     if before is None:
         return
     if before.persistence == "u":
-        yield "the table was unlogged: its rows of that time were not in the stream"
+        yield "the table was unlogged: rows written in that time are not in the stream"
     if known.witness is None or known.witness != now.witness:  # otherwise a DDL message reports every rewrite
         yield from _rewrite_reasons(known, before, now)
     yield from _leaf_reasons(before, now)
@@ -234,4 +234,4 @@ def _publication_reasons(before: tuple[str, ...] | None, now: CatalogState) -> I
             yield f"publication {now.publication!r} {what}: changes may be missing"
             return
     if xmin != after[1] and title == after[2]:
-        yield f"publication {now.publication!r} was altered, or altered and altered back: changes may be missing"
+        yield f"publication {now.publication!r} was altered, and perhaps altered back: changes may be missing"

@@ -158,7 +158,7 @@ class _LogStatusBuilder:
         return Problem(
             f"consumer {uuid}",
             LogCorrupt.code,
-            "the consumer's file in the log cannot be read, and until then the log is not trimmed",
+            "the consumer's file in the log cannot be read; the log is not trimmed while it is unreadable",
             "wait a minute: a running consumer writes its file again; "
             f"if it will not run again, run 'cdc consumers forget {uuid} -c {self._file}'",
         )

@@ -36,7 +36,7 @@ from cdc.service.restart_policy import RestartPolicy, Triggers
 POLL: Final = 0.05
 """Seconds between two checks of a child that is ending."""
 INTERRUPTED: Final = 130
-RETRY_HINT: Final = "or at once after a changed definition, a cdc command that changes something, or kill -USR1"
+RETRY_HINT: Final = "or at once when the definition changes, a cdc command changes something, or you run kill -USR1"
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -127,7 +127,10 @@ class Supervisor:
         self._retry.clear()
         for child in self._children:
             if child.halted and (retry or self._has_changed(child)):
-                self._print(child.spec.name, "restarting, because an operator changed something")
+                self._print(
+                    child.spec.name,
+                    "restarting, because the definition changed, a cdc command changed something, or SIGUSR1 arrived",
+                )
                 child.start_at = 0.0
             self._check_child(child)
         waiting = [p.start_at - time.monotonic() for p in self._children if p.process is None and not p.done]

@@ -23,7 +23,7 @@ from tests.faults.capture import Captured
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.postgres import drop_when_free, rows_of, run_sql
 
-TWO = r"2 problems are fixed:\n  public\.bare: .*\n  public\.none: "
+TWO = r"not ready for change capture, 2 problems:\n  public\.bare: .*\n  public\.none: "
 
 
 @pytest.fixture(name="unfit")

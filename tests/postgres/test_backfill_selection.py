@@ -232,7 +232,7 @@ def test_a_volatile_predicate_is_refused_without_running_it(
     said = (
         "it contains a volatile expression"
         if VOLATILE[where] is None
-        else f"calls the volatile functions {VOLATILE[where]}$"
+        else f"calls the volatile functions {VOLATILE[where]}, so"
     )
     with pytest.raises(ConfigError, match=said):
         check_predicate(conn, schema, where)

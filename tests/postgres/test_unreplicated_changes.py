@@ -116,7 +116,7 @@ def test_a_check_of_the_catalogue_reports_a_dropped_table(either_database: str) 
         session.run("DROP TABLE other")
         found = states(session)
 
-    assert found["other"] == (TableState.DROPPED, "the table is no longer at the source")
+    assert found["other"] == (TableState.DROPPED, "the table no longer exists at the source")
 
 
 def test_a_table_that_moved_to_another_schema_is_renamed_without_a_row(either_database: str) -> None:
