@@ -76,7 +76,9 @@ class RangeFolder:
             folded = self._in_spark(self._frame(rows, after, upto, relation), (after, upto), kept, since)
             found = self._single_changes((after, upto), kept if relation is None else kept & {relation}, since)
         else:
-            raise ValueError(f"range ({after}, {upto}] of sink {self._sink!r} is too large to fold without a frame")
+            raise ValueError(
+                f"range ({after}, {upto}] of sink {self._sink!r} is too large to fold without a Spark frame"
+            )
         return self._to_batch(folded, found, kept, after)
 
     def _fold_here(self, read: Iterable[pa.RecordBatch], after: Position) -> FoldedBatch:

@@ -270,7 +270,7 @@ def _check_moves(rows: pa.Table, parked: Container[Key], schema: TableSchema) ->
         if tuple(row["key"]) in parked or tuple(row["base"]) in parked:
             raise MissingBase(
                 f"table {schema.topic!r}: the partial image at {Position(row['position'])} cannot be completed, "
-                "because the key of its row changed from or to the key of a parked row",
+                "because it changed the key of its row from or to the key of a parked row",
                 remedy="find the refused column with 'cdc dlq ls', set its type policy to 'text', then run "
                 "'cdc replay SINK --tables TABLE'",
             )

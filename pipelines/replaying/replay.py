@@ -150,7 +150,7 @@ class _ReplayRun:
 
     def _switch(self, staged: StagedTarget, built: Published) -> Published:
         """Apply the last changes and replace the targets, while no driver has the sink open."""
-        self._report_line("built the new target; closing the sink until it replaces the old one")
+        self._report_line("built the new target; pausing the sink until the new target replaces the old one")
         with paused(self._catalog, self._definition.name, self._plan.wanted.name):
             current = staged.open_published(self._plan.log.log_id)
             built = self._catch_up(staged.sink, built, current)

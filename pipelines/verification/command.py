@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         conflict = "--repair" if arguments.repair else "--every"
         raise ConfigError(
             f"{conflict} cannot be combined with --against log: {conflict} reads the source",
-            remedy=f"omit {conflict}, or run 'cdc replay SINK' to rebuild a target from the log",
+            remedy=f"omit --against log, so that {conflict} reads the source",
         )
     if schedule is not None:
         return _verify_continuously(arguments, options, schedule)

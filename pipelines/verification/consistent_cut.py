@@ -144,7 +144,7 @@ def _wait_for_sinks(
         for sink, command in refused.items():
             reason = (command.result or {}).get("reason")
             if reason != PASSED:
-                raise PositionNotReached(f"sink {sink!r} cannot end a batch at the cut: {reason}")
+                raise PositionNotReached(f"sink {sink!r} cannot stop at the common position: {reason}")
         if refused:
             return None
         if all(found.values()):
@@ -172,7 +172,7 @@ def _timeout_message(catalog: Catalog, request: CutRequest, sinks: Sequence[str]
         sink.sink: f" ({sink.state}: {sink.reason})" for sink in catalog.sinks.ls(request.pipeline) if sink.reason
     }
     names = ", ".join(f"{sink!r}{states.get(sink, '')}" for sink in sinks)
-    return f"these sinks ended no batch at the cut within {request.timeout:.0f} s: {names}"
+    return f"these sinks did not reach the common position within {request.timeout:.0f} s: {names}"
 
 
 def _release(catalog: Catalog, pipeline: str, commands: Mapping[str, int]) -> None:

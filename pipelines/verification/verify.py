@@ -217,7 +217,7 @@ def _target(
 def _not_at_cut(record: TableRecord) -> str:
     if record.state == TargetState.SNAPSHOTTING:
         return "a full copy of the table has not ended"
-    return f"the target is at position {Position(record.position)}, not at the cut"
+    return f"the target is at position {Position(record.position)}, not at the common position"
 
 
 def _oid(record: TableRecord) -> int:

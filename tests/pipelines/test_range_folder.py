@@ -48,7 +48,7 @@ def test_a_small_range_is_folded_without_a_frame_and_only_its_tables(root: Path)
 
 def test_a_large_range_asks_for_a_frame(root: Path) -> None:
     assert not folding(root).is_small(Position(10), LARGE)
-    with pytest.raises(ValueError, match="without a frame"):
+    with pytest.raises(ValueError, match="without a Spark frame"):
         folding(root)(None, Position(10), LARGE)
 
 

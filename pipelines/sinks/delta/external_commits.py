@@ -69,7 +69,7 @@ class ExternalCommitWatch:
                 "another client changed a target",
                 table=topic,
                 target=target.uri,
-                left_at=known,
+                last_own_version=known,
                 versions=[commit.version for commit in found],
                 operations=sorted({commit.operation for commit in found}),
             )

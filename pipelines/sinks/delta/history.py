@@ -84,7 +84,11 @@ def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> Table
         return batch
     rows = batch.rows.filter(pc.greater_equal(batch.rows["position"], batch.generation))
     if dropped := batch.rows.num_rows - rows.num_rows:
-        log.warning("left out changes that use an earlier key of the table", table=batch.schema.topic, changes=dropped)
+        log.warning(
+            "skipped changes that identify their row by an earlier key of the table",
+            table=batch.schema.topic,
+            changes=dropped,
+        )
     return replace(batch, rows=rows)
 
 

@@ -328,12 +328,12 @@ class TargetMaintenance:
             return False
         if (large := len(ordering.too_large(target))) != turn.too_large:
             turn.too_large = large
-            log.warning("partitions of a target are too large to be sorted", target=target.uri, parts=large)
+            log.warning("partitions of a target are too large to be sorted", target=target.uri, partitions=large)
         due = ordering.due(target)
         if not due:
             return False
         ordering.order(target, due[0])
-        log.info("sorted rows of a target", target=target.uri, bytes=due[0].size, left=len(due) - 1)
+        log.info("sorted rows of a target", target=target.uri, bytes=due[0].size, groups_left=len(due) - 1)
         if len(due) > 1:
             turn.order_due = self._clock()
         return True
@@ -363,7 +363,9 @@ class TargetMaintenance:
         gone = files.removable(present, needed, now, after)
         removed = self._remove_some(store, gone)
         if removed:
-            log.info("removed unused files of a target", target=target.uri, files=removed, left=len(gone) - removed)
+            log.info(
+                "removed unused files of a target", target=target.uri, files=removed, files_left=len(gone) - removed
+            )
         return len(gone) - removed
 
     def _remove_some(self, store: pafs.FileSystem, paths: Sequence[str]) -> int:

@@ -202,8 +202,8 @@ def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
     mapped = configuration.get("delta.columnMapping.mode", "none") != "none"
     if mapped or target.layout.partition_by != staged.layout.partition_by:
         raise SchemaNotApplicable(
-            f"target {target.uri!r} cannot be overwritten in one step, because it has column mapping or other "
-            "partition columns than its rule",
+            f"target {target.uri!r} cannot be overwritten in one step, because it uses column mapping, or because it "
+            "is not partitioned as its rule says",
             remedy="replay with --into PATH, then move the new tables to the sink's path by hand",
         )
 

@@ -88,7 +88,7 @@ def test_a_change_of_rows_by_another_client_is_told_once(
     client(table)
     told = applied(sink, 60)
 
-    assert [(t["table"], t["left_at"], t["versions"], t["operations"], t["log_level"]) for t in told] == [
+    assert [(t["table"], t["last_own_version"], t["versions"], t["operations"], t["log_level"]) for t in told] == [
         (TOPIC, left, [left + 1], [operation], "warning")
     ]
     assert applied(sink, 80) == []
