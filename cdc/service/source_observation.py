@@ -89,11 +89,10 @@ class SourceObservation:
             return f"{kept}, more than max_slot_wal_keep_size; the slot is lost at the next checkpoint"
         if self.safe_bytes is None:
             return kept
-        left = f"{number_format.format_size(self.safe_bytes)} are left"
+        lost = f"the slot is lost after {number_format.format_size(self.safe_bytes)} more"
         if self.seconds_left is None:
-            return f"{kept}; {left}; then the slot is lost"
-        time_left = f"about {number_format.format_duration(self.seconds_left)} at the present rate"
-        return f"{kept}; {left}, {time_left}; then the slot is lost"
+            return f"{kept}; {lost}"
+        return f"{kept}; {lost}, in about {number_format.format_duration(self.seconds_left)} at the present rate"
 
     @property
     def remedy(self) -> str:

@@ -14,8 +14,8 @@ def test_what_is_kept_and_what_is_left_is_one_sentence() -> None:
         slot="s", up=True, retained_bytes=51_000_000, safe_bytes=23_000_000, wal_bytes_per_second=95_000
     )
     assert found.forecast == (
-        "the server retains 51.0 MB of WAL for slot 's'; 23.0 MB are left, about 4.0 min at the present rate; "
-        "then the slot is lost"
+        "the server retains 51.0 MB of WAL for slot 's'; the slot is lost after 23.0 MB more, "
+        "in about 4.0 min at the present rate"
     )
 
 
