@@ -100,7 +100,7 @@ def _paths(definition: Definition) -> Iterator[Disagreement]:
         root = fixed_part(sink.path)
         for other, owner in taken.items():
             if _overlap(root, other):
-                yield Disagreement(key, f"the directory above the first placeholder overlaps the directory of {owner}")
+                yield Disagreement(key, f"the part before the first placeholder overlaps the directory of {owner}")
                 break
         taken[root] = f"sink {sink.name!r}"
 
@@ -187,9 +187,9 @@ def _routes(definition: Definition) -> Iterator[Disagreement]:
                     "only with merge_tables: true",
                 )
             elif found := next((o for p, o in others.items() if _overlap(fixed_part(rule.path), p)), None):
-                yield Disagreement(key, f"the directory above the first placeholder overlaps the directory of {found}")
+                yield Disagreement(key, f"the part before the first placeholder overlaps the directory of {found}")
             elif whole and any(r.path and _overlap(r.path, rule.path) for r in sink.rules[:number]):
-                yield Disagreement(key, "overlaps the directory of another rule: every table has its own directory")
+                yield Disagreement(key, "overlaps the directory of another rule: every table needs its own directory")
 
 
 def _schema(glob: str) -> str | None:

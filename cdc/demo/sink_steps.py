@@ -150,7 +150,7 @@ class DeadLetterStep:
         self._run("comment_order", order=other, words=OTHER_COMMENT)
         self._wait_for_lake()
         letter = Wait(self.screen, "parked", self.wait_seconds).until(
-            f"order {self._order} is in dead letters", self._letter
+            f"order {self._order} is in the dead letters", self._letter
         )
         is_kept = self._in_lake(_TOTAL, self._order) == before
         is_other_applied = self._in_lake(_COMMENT, other) == OTHER_COMMENT
@@ -173,7 +173,7 @@ class DeadLetterStep:
             (repaired,) = self._run("repair_order", order=self._order)
         self._wait_for_lake()
         wait = Wait(self.screen, "retried", self.wait_seconds)
-        wait.until(f"order {self._order} is in dead letters no more", lambda: self._letter() is None)
+        wait.until(f"order {self._order} is no longer in the dead letters", lambda: self._letter() is None)
         total = self._in_lake(_TOTAL, self._order)
         equal = outcome == DeadLetterOutcome.PARKED and total == repaired
         retried = "refused again" if outcome == DeadLetterOutcome.PARKED else outcome

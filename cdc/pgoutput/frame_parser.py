@@ -149,7 +149,7 @@ class _Cursor:
     def name(self) -> str:
         end = self._frame.find(b"\0", self._at)
         if end < 0:
-            self.fail(f"string at offset {self._at} does not end")
+            self.fail(f"string at offset {self._at} has no terminating zero byte")
         raw = self.take(end - self._at)
         self.skip(1)
         return self.text(raw)
@@ -163,7 +163,7 @@ class _Cursor:
 
     def end(self) -> None:
         if self._at != len(self._frame):
-            self.fail(f"{len(self._frame) - self._at} bytes after its end")
+            self.fail(f"{len(self._frame) - self._at} unexpected bytes after the end of the message")
 
 
 def _keepalive(cursor: _Cursor) -> Keepalive:

@@ -204,7 +204,7 @@ def bounded_read(
         yield
     except SourceError as exc:
         if exc.message.endswith(_READ_ONLY):
-            reason = "the predicate calls a function that is declared read-only but writes"
+            reason = "the predicate calls a function that is declared STABLE or IMMUTABLE but writes"
             raise ConfigError(_refusal(schema, where, reason), remedy=_USE_STABLE) from exc
         if exc.message.endswith(_CANCELED):
             reason = f"reading a chunk was canceled, or took longer than {within:,g} seconds"

@@ -242,10 +242,10 @@ def _divide_history(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
 def _too_many(divided: _DividedBatch, waiting: ParkedByKey, allowed: DeadLetterSettings) -> str:
     """The exceeded limit as text for the error; empty if none is exceeded."""
     if _size(waiting) > divided.limit:
-        return f"{_size(waiting)} or more, but at most {allowed.stop_at} may be parked"
+        return f"{_size(waiting)} or more, but dead_letters.stop_at is {allowed.stop_at}"
     wait, keys = count_parked_keys(divided.batch.rows, waiting)
     if keys >= RATIO_MIN_KEYS and wait > allowed.ratio * keys:
-        return f"{wait} of the {keys} keys of a batch, but at most a share of {allowed.ratio:g} may be parked"
+        return f"{wait} of the {keys} keys of a batch, but dead_letters.ratio is {allowed.ratio:g}"
     return ""
 
 

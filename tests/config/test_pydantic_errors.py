@@ -173,7 +173,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     ),
     "sink inside the log": (
         changed("lake/{schema}", "log/{schema}"),
-        "11:5: sinks.0.path: the directory above the first placeholder overlaps the directory of the log",
+        "11:5: sinks.0.path: the part before the first placeholder overlaps the directory of the log",
     ),
     "index in a bucket": (
         SOUND + "  - {name: find, type: search, path: 's3://lake/find'}\n",

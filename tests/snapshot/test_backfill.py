@@ -361,7 +361,10 @@ def test_a_function_that_is_declared_to_read_and_writes_is_stopped_by_the_readin
     ended = running.ended(running.ask(BackfillRequest(("public.t",), where="only_reads(a)")))
     assert ended.result is not None
     assert (ended.state, ended.result["error"]["code"]) == ("failed", ConfigError.code)
-    assert "the predicate calls a function that is declared read-only but writes" in ended.result["error"]["message"]
+    assert (
+        "the predicate calls a function that is declared STABLE or IMMUTABLE but writes"
+        in ended.result["error"]["message"]
+    )
     assert rows_of(held.dsn, "SELECT last_value, is_called FROM s") == [(1, False)]
 
 

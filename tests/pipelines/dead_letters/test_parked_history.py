@@ -151,7 +151,7 @@ def test_a_table_stops_when_more_changes_would_wait_than_may(tmp_path: Path) -> 
     )
     lake.take(rows, 10)
     assert lake.take(rows, 20) == ["1"]
-    with pytest.raises(DeadLetterLimitExceeded, match="2 may be parked"):
+    with pytest.raises(DeadLetterLimitExceeded, match="stop_at is 2"):
         lake.apply([*rows, complete_row(25, 1, "2.00")], 20, 30)
 
 
