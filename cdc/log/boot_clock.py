@@ -1,4 +1,4 @@
-"""Timestamps with the time since boot, so that setting the clock does not change an elapsed time."""
+"""Timestamps that also record the machine's uptime, so that a clock change does not affect elapsed times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, Self
 SECOND: Final = 1_000_000
 """Number of microseconds in a second."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-"""Path of the file on Linux that contains an id of the current boot. Each boot has another id."""
+"""Path of the file in which Linux provides the id of the current boot. Each boot has a different id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class BootTimestamp:
     clock_us: int
     """Wall-clock time in microseconds since 1970 UTC."""
     boot: str = ""
-    """Id of the boot since which `up_us` counts; "" if the operating system has no such id."""
+    """Id of the boot from which `up_us` counts; "" if the operating system has no such id."""
     up_us: int = 0
     """Microseconds from the boot to this time, including the time in suspend; 0 without a boot id."""
 

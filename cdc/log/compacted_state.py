@@ -104,7 +104,7 @@ def last_commit(root: str | Root) -> dict[str, Any]:
 
 
 def secured_horizon(root: str | Root, log_id: str) -> Position:
-    """Sync the latest commit of `compacted`, and return its horizon, so that a power loss cannot undo it.
+    """Sync the latest commit of `compacted`, and return its horizon, which then survives a power loss.
 
     Return 0 if the log was never compacted.
     """
@@ -187,9 +187,9 @@ class CompactedWriter:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Report a failure inside the block as LogFenced if another compaction has committed.
+        """Raise LogFenced instead of an error inside the block if another compaction has committed.
 
-        A compaction removes the files of uncommitted runs of others. A missing file therefore does not prove damage.
+        A compaction removes the uncommitted files of other compactions. So a missing file does not prove damage.
         """
         try:
             yield

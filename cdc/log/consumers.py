@@ -31,7 +31,7 @@ class Consumer:
     uuid: str
     """Identifier of the consumer, which stays the same for one target; the consumer's file has this name."""
     name: str
-    """Name for people, such as the name of the sink."""
+    """Display name, such as the name of the sink."""
     position: Position
     """Position up to which the consumer has durably stored all changes; 0 at first."""
     pinned: int | None = None

@@ -63,9 +63,10 @@ A reader always reads whole row groups, even if it needs one table of many or a 
 needs 1,400 bytes in the footer, less than 0.3 % of the size of the group.
 """
 SMALL_GROUP: Final = 4_096
-"""Number of rows in a row group, for a file that has more relations than it would have row groups of GROUP rows.
+"""Number of rows in a row group of a file with many relations.
 
-The file grows by 2 %, and reading one table needs a quarter of the bytes.
+Such a file has more relations than it would have row groups of GROUP rows. The file grows by 2 %, and reading one
+table needs a quarter of the bytes.
 """
 
 PROPERTIES: Final[Mapping[str, str]] = {

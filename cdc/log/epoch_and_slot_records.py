@@ -66,7 +66,7 @@ class SlotRecord:
     """A replication slot with its positions, and the log and the source server to which it belongs."""
 
     log_id: str
-    """Id of the log. If somebody emptied the directory, the log in it has another id."""
+    """Id of the log. A log that was created again in the same directory has a different id."""
     system_id: str
     timeline: int
     database: str

@@ -106,7 +106,10 @@ def write_parquet(log: LogReader, selected: ExportRange, out: Path, file_rows: i
 
 
 def _grouped(parts: Iterator[pa.Table], limit: int) -> Iterator[Iterator[pa.Table]]:
-    """Yield groups of tables with at least `limit` rows each, except the last; consume each group before the next."""
+    """Yield groups of tables; each group except the last has at least `limit` rows.
+
+    The caller must consume each group before it asks for the next.
+    """
     for first in parts:
 
         def group(first: pa.Table = first) -> Iterator[pa.Table]:

@@ -253,7 +253,7 @@ class FencedTable:
             raise LogUnwritable(f"the log's latest commit cannot be synced to disk: {reason.lower()}") from exc
 
     def _last_checkpoint(self) -> int:
-        """Return the version of the last checkpoint, or 0. Writers with few commits each count on from it."""
+        """Return the version of the last checkpoint, or 0; a new writer counts commits from this version."""
         try:
             return int(json.loads((self.path / "_delta_log" / "_last_checkpoint").read_bytes())["version"])
         except (OSError, ValueError, KeyError, TypeError):

@@ -54,7 +54,7 @@ def migrate_log(root: Root) -> MigrationResult:
 
 
 def describe(table: Root, log_id: str, description: str) -> None:
-    """Replace the description of the table at that path in one commit; the commit is durable when this returns.
+    """Replace the description of a Delta table in one commit, which is durable when the function returns.
 
     The commit repeats the position and the metadata of the latest commit. Raises LogFenced if another process commits.
     """

@@ -49,7 +49,7 @@ _REQUEST_FAILED: Final = re.compile(r"Error performing|Generic (?:S3|GCS|Microso
 READ_AHEAD_BYTES: Final = 1 << 20
 """Minimum number of bytes of one partial read, because the next column is usually read as well."""
 _RESERVATION: Final = ".begun"
-"""Name of a file in a folder. The writer whose conditional put creates this file has the folder alone."""
+"""Name of the file that reserves a folder for the writer that creates this file with a conditional put."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,8 @@ def transaction(log: LogReader, position: Position) -> pa.Table:
 def outline(log: LogReader, position: Position, most: int) -> tuple[pa.Table, int]:
     """Return the first rows of the transaction at this position, and the number of all its rows.
 
-    At most `most` rows are returned, sorted by ordinal, with the columns OUTLINE. Messages are left out, as everywhere
-    in this module, because they belong to no table.
+    `most` limits the number of returned rows. They are sorted by ordinal and have the columns OUTLINE. Messages are
+    left out, because they belong to no table.
     """
     tables, count = [pa.schema([LOG_SCHEMA.field(name) for name in OUTLINE]).empty_table()], 0
     after = Position(max(0, position - 1))

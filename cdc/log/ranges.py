@@ -16,7 +16,7 @@ from cdc.position import Position
 from cdc.table import matches
 
 Bounds = Mapping[str, tuple[Any, Any]]
-"""Column → (least, greatest) value in some rows; for a column that is missing here the values are unknown."""
+"""Column → (least, greatest) value in a set of rows; a column without known bounds is missing."""
 
 MAX_BYTES: Final = 64 << 20
 """Maximum total size in bytes of the files in a batch that has a row limit.
@@ -37,7 +37,7 @@ class TableSelection:
     """Patterns for `schema.table`. No pattern selects all rows, including messages without a table."""
 
     def may_be_in(self, bounds: Bounds) -> bool:
-        """Return False if no row with values inside these bounds can be selected."""
+        """Return True if this filter may select rows with values inside these bounds."""
         if self.relations is not None and "relation" in bounds:
             least, greatest = bounds["relation"]
             if greatest < self.relations[0] or least > self.relations[1]:
@@ -51,7 +51,7 @@ class TableSelection:
         return any(greatest >= prefix and least[: len(prefix)] <= prefix for prefix in prefixes)
 
     def narrowed(self, files: Iterable[LogFile]) -> list[LogFile]:
-        """Return those of the files that may contain selected rows."""
+        """Return the files that may contain selected rows."""
         return [
             file for file in files if self.may_be_in({} if file.relations is None else {"relation": file.relations})
         ]

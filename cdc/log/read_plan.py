@@ -1,8 +1,8 @@
 """Read plan: the files from which a range of positions is read after old segments were compacted and trimmed.
 
 A range that starts at the oldest position or later is read from `changes` alone. An earlier range reads the latest
-state of each key up to the horizon from `compacted`, and later changes from `changes`. Folding either gives the same
-rows, so readers need not distinguish the two.
+state of each key up to the horizon from `compacted`, and later changes from `changes`. The fold
+computes the same rows in both cases, so readers need not distinguish them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HistoryPlan:
 
 
 def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
-    """Return the files to read for (after, upto]: those of `compacted` first, each table's sorted by first position.
+    """Return the files to read for (after, upto]: first `compacted`, then `changes`, each sorted by first position.
 
     Raises LogTrimmed in three cases: the range starts below `oldest` and neither at 0 nor at the floor or above; it
     starts below `oldest` and ends below the horizon; it ends between lost rows and the record of this loss.
@@ -121,7 +121,7 @@ def schema_files(view: LogSnapshot, upto: Position) -> list[LogFile]:
 
 
 def is_late(after: Position, oldest: Position, floor: Position) -> bool:
-    """Return True if a reader at position `after` cannot continue, because the log no longer has what follows.
+    """Return True if the log no longer has the rows that a reader at position `after` needs to continue.
 
     This is so if both the single changes and the tombstones after this position were removed.
     """

@@ -252,9 +252,8 @@ class LogReader:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows in (after, upto] as batches with the columns LOG_SCHEMA, file by file.
 
-        `topics` is a function that returns True for each topic to include; messages without a topic are passed to no
-        test and always included. `only` selects rows by relation and table name; other files and row groups are not
-        read.
+        `topics` is a function that returns True for each topic to include; messages without a topic are always
+        included. `only` selects rows by relation and table name; other files and row groups are not read.
         """
         for file in only.narrowed(self.files(after, upto)):
             for rows in stream_file(file, after, upto, LOG_SCHEMA.names, only):

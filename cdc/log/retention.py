@@ -27,7 +27,7 @@ REQUEST_FILE: Final = "_trim"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Limits of time: how long segments wait for consumers, and how long removed files stay on disk."""
+    """Time limits of retention: how long segments wait for consumers, and how long removed files stay on disk."""
 
     max_age: float
     """Seconds for which a segment is kept for consumers that have not read it yet."""

@@ -174,7 +174,7 @@ def is_storage_failure(error: BaseException) -> bool:
 
 
 def classify_storage_error(root: Root, error: OSError) -> Exception:
-    """Return the LogError for an OSError of a file of the log; the same error if it has another cause."""
+    """Return the LogError for an OSError of a log file; return the OSError itself if the storage is not the cause."""
     if (found := missing_log_error(root)) is not None:
         return found
     if is_storage_failure(error) and str(error.filename or root).startswith(str(root)):

@@ -32,7 +32,7 @@ host, a call of 4 MB took ten times as long.
 HANDOVER_BYTES: Final = 1 << 19
 """Number of bytes that pyarrow collects before it calls Python with a piece of an encoded file.
 
-Each call waits for Python's lock, so that fewer calls are faster.
+Each call waits for Python's lock, so fewer calls are faster.
 """
 WHOLE_FETCH_BYTES: Final = 8 << 20
 """Maximum size in bytes of a file in an object store that is fetched in one request.
@@ -200,7 +200,7 @@ def footer(path: Root, size: int) -> pq.FileMetaData:
 
 
 def open_data_file(path: str | Root, options: Options = (), size: int | None = None) -> Any:
-    """Return what pyarrow reads a data file from: the path on a disk, or a file object for an object store.
+    """Return the source from which pyarrow reads a data file: a path on a disk, or a file object for an object store.
 
     Pass `size`, the size of the file in bytes, only if all of the file is read. A small file is then fetched in one
     request.

@@ -85,7 +85,7 @@ def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> 
 
 
 def waiting(root: str | Root) -> int:
-    """Return the total bytes of the removed files that are still on disk, from the records of these files."""
+    """Return the total size in bytes of the removed files that are still on disk, as their records say."""
     return sum(record.size for record in removal_records.list_removals(root).values())
 
 

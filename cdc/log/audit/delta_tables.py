@@ -43,11 +43,11 @@ _RESTORE: Final = "restore the file from a backup: only this file records which 
 
 @dataclass(slots=True)
 class LogTables:
-    """The files and positions of both tables at one moment, and the findings about them."""
+    """The files and positions of the tables `changes` and `compacted`, and the findings about the tables."""
 
     findings: list[AuditFinding] = field(default_factory=list)
     claims: list[CommitClaim] = field(default_factory=list)
-    """What the commits say about each file of both tables."""
+    """One claim for each data file of both tables, from the commit that added the file."""
     durable: Position | None = None
     oldest: Position = _ZERO
     horizon: Position | None = None
@@ -123,7 +123,7 @@ def sizes(table: Root) -> Mapping[str, int]:
 
 
 def contradiction(message: str, remedy: str = FOREIGN_WRITER_REMEDY) -> AuditFinding:
-    """Return a finding with this message: two parts of the log contradict each other."""
+    """Return a finding that two parts of the log contradict each other."""
     return AuditFinding(damage=DamageKind.MISFIT, message=message, remedy=remedy)
 
 
@@ -138,7 +138,7 @@ class CommitHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRecord:
-    """What one commit says: its position, its files and their rows."""
+    """Content of one commit: its position, the data files that it adds, and their numbers of rows."""
 
     position: int | None
     """Position in the `txn` action of the commit; None if the commit has no such action."""
@@ -149,7 +149,7 @@ class CommitRecord:
 
 
 def read_commits(table: Root, log_id: str) -> CommitHistory:
-    """Read and check every commit and checkpoint of the table at that path.
+    """Read and check every commit and checkpoint of a Delta table.
 
     `log_id` is the application id of the `txn` actions that contain the positions.
     """

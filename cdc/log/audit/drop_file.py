@@ -2,7 +2,7 @@
 
 There are three ways, and the first two lose nothing:
 
-1. If the changes in the file are compacted, the segments up to that of the file are trimmed.
+1. If the file's changes are compacted, all segments up to the file's segment are trimmed.
 2. If a file of `compacted` is damaged and all changes still exist, the log is compacted again from its beginning.
 3. Otherwise one commit removes the file and marks the tables in it as needs_resync. No reader can end a range between
    the lost rows and these marks (`lost_ranges.py`).
@@ -38,13 +38,13 @@ from cdc.position import Position
 from cdc.table import TableSchema, TableState
 
 WAL_ALIGNMENT: Final = 8
-"""Number of bytes of which the LSN of every WAL record, and so of every commit, is a multiple (MAXALIGN)."""
+"""Alignment of WAL records in bytes (MAXALIGN): every commit LSN is a multiple of this number."""
 _LIMITS: Final = SegmentLimits(size=1, age=0.0)
 """Segment limits for a LogWriter that only trims."""
 
 
 class RecoveryWay(StrEnum):
-    """How a damaged file is removed."""
+    """Way to remove a damaged file from the log."""
 
     #: Its segment and all before it are trimmed, because their changes are compacted.
     TRIMMED = "trimmed"
@@ -101,7 +101,7 @@ class DamagedFile:
 
     @property
     def way(self) -> RecoveryWay:
-        """How the file is removed. Raises LogCorrupt if only a backup can help."""
+        """Way in which `drop` removes the file. Raises LogCorrupt if only a backup can help."""
         if self.table == COMPACTED and not self.log.oldest:
             return RecoveryWay.START_OVER
         if self.table == CHANGES and self._trimmable() is not None:
@@ -126,7 +126,7 @@ class DamagedFile:
         return [known[number] for number in sorted(found & known.keys())]
 
     def drop(self) -> DroppedFile:
-        """Remove the file; each running writer of the table fails at its next commit.
+        """Remove the file from the log. A running writer of the table fails at its next commit.
 
         If the process is killed, the method can be called again. Raises LogCorrupt as `way` does, LogFenced if another
         process commits at the same time.
@@ -148,9 +148,10 @@ class DamagedFile:
         return result(marked=tuple(sorted(schema.topic for schema in tables if schema.state is not TableState.DROPPED)))
 
     def _trimmable(self) -> tuple[list[int], Position] | None:
-        """Return the segments up to that of the file, and their last position.
+        """Return the segments up to the file's segment, and the last position in these segments.
 
-        Return None if a segment is not compacted, if a running copy needs one, or if the file is in the newest segment.
+        Return None if a segment is not compacted, if a running copy needs a segment, or if the file is in
+        the newest segment.
         """
         segments = [segment for segment in self.log.segments() if segment.segment <= self.file.segment]
         upto = max(one.last for one in segments)

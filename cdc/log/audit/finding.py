@@ -46,7 +46,7 @@ class DamageKind(StrEnum):
 
 
 HARMLESS: Final = frozenset({DamageKind.FOREIGN, DamageKind.LOST, DamageKind.UNCHECKED})
-"""Kinds of damage with which every read is still correct."""
+"""Kinds of damage that do not affect the results of reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class AuditFinding:
 
     @property
     def is_harmless(self) -> bool:
-        """True if every read of the log is still correct."""
+        """True if the damage does not affect the results of reads."""
         return self.damage in HARMLESS
 
     @property

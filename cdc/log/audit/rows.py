@@ -20,7 +20,7 @@ from cdc.table import TableSchema
 Place = tuple[int, int]
 """Position and ordinal of a row."""
 _NO_RELATION: Final = np.iinfo(np.int64).max
-"""Number used as the missing relation of a message; it is the greatest one, so messages sort last."""
+"""Relation number for messages, which have no relation; it is the greatest int64, so messages sort last."""
 _MILLISECOND: Final = 1_000
 """Microseconds in a millisecond; times in statistics are truncated to milliseconds."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -28,7 +28,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitClaim:
-    """What a commit says about one of the data files that it added."""
+    """Metadata of one data file, from the commit that added the file."""
 
     table: str
     name: str
@@ -39,9 +39,9 @@ class CommitClaim:
     bounds: Mapping[str, tuple[Any, Any]]
     """Column of STATISTICS → least and greatest value in the file; columns without statistics are missing."""
     after: Position
-    """Every position in the file is above this one."""
+    """Lower bound of the positions in the file, excluded."""
     upto: Position
-    """Every position in the file is at or below this one."""
+    """Upper bound of the positions in the file, included."""
 
     @classmethod
     def of(cls, table: str, action: Mapping[str, Any], within: tuple[Position, Position]) -> CommitClaim:
@@ -107,7 +107,7 @@ class FileContents:
     columns: dict[int, set[int]] = field(default_factory=dict)
     """Relation → ids of the columns that its row images contain."""
     runs: list[np.ndarray] = field(default_factory=list)
-    """Result of the function `runs` for each row group."""
+    """Runs of consecutive ordinals in each row group, from the function `runs`."""
     _before: tuple[int, int, int] | None = None
 
     def add(self, rows: pa.Table) -> None:
@@ -207,13 +207,13 @@ class SchemaVersions:
         return self._all_topics.get(relation, {self.name(relation)})
 
     def within(self, relations: tuple[int, int] | None) -> list[int]:
-        """Return the known relations from the least to the greatest of the pair; empty for None."""
+        """Return the known relations between the two numbers, both included; empty for None."""
         if relations is None:
             return []
         return [number for number in sorted(self._topics) if relations[0] <= number <= relations[1]]
 
     def faults(self, contents: FileContents) -> Iterator[tuple[int, Place, str]]:
-        """Yield (relation, its first row in the file, message) for each table without a schema for its rows."""
+        """Yield (relation, first row in the file, message) for each relation whose rows have no matching schema row."""
         for relation, place in contents.firsts.items():
             known = self._first.get(relation)
             if known is None or known > place:

@@ -37,7 +37,7 @@ _SCHEMA_COLUMNS: Final = ("position", "ordinal", "payload")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditScope:
-    """What an audit reads, and what it expects."""
+    """Scope of an audit: the tables and bytes to read, the expected source, and the minimum age of orphan files."""
 
     globs: tuple[str, ...] = ()
     """Patterns of the tables to audit; empty for all.
@@ -74,7 +74,7 @@ class AuditReport:
 
     @property
     def is_sound(self) -> bool:
-        """True if every read of the log is still correct."""
+        """True if no finding affects the results of reads."""
         return all(finding.is_harmless for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class _Verification:
         self._versions.add(place, schema)
 
     def _is_there(self, claim: CommitClaim, sizes: Mapping[str, int]) -> bool:
-        """Return True if a file exists with the size in its commit.
+        """Return True if a file exists and has the size that its commit records.
 
         `sizes` has the known sizes by file name; the size of any other file is looked up.
         """
@@ -200,7 +200,7 @@ class _Verification:
         return size == claim.size
 
     def _report_missing_files(self) -> None:
-        """Report the missing files that their table still contains."""
+        """Report each missing file that the current version of its table names."""
         listed = delta_tables.listed_files(self._root) if self._missing else set()
         for claim in self._missing:
             if claim.path in listed:
@@ -244,7 +244,7 @@ class _Verification:
                 self._report_gap(gap, claims[gap.file])
 
     def _scan(self, claim: CommitClaim, total: int) -> FileContents | None:
-        """Read a file, report its faults, and return the summary of its rows; None if not all of it can be read."""
+        """Read a file, report its faults, and return a summary of its rows; None if a part is missing or unreadable."""
         contents = FileContents()
         try:
             check = parquet_check.read(self._root / claim.table / claim.name, contents.add, size=claim.size)
