@@ -1,7 +1,7 @@
 """Checks of the rows that a person selects for a backfill: a list of keys, or a condition in the source's SQL.
 
-**Keys.** The text of a key may differ from what Postgres prints: `007` is the integer 7. A key has a row if Postgres
-considers the two equal, in the column's type and collation.
+**Keys.** The text of a key may differ from what Postgres prints: `007` is the integer 7. A key selects a row if
+Postgres considers it equal to the row's key, in the column's type and collation.
 
 **Conditions** must have no side effects. Postgres checks that by the volatility of the functions that they call. To
 evaluate the condition on rows would cause the side effects, and would prove nothing if no row reaches the function. A
@@ -159,7 +159,7 @@ def _texts(conn: psycopg.Connection, query: sql.Composed) -> list[list[str]]:
 
 
 def _as_printed(value: Sequence[str]) -> str:
-    """Return the value with the column's type modifier if that does not change it; otherwise without the modifier."""
+    """Return the value with the column's type modifier if the modifier keeps the value; otherwise without it."""
     bare, whole, same = value
     return whole if same == "t" else bare
 

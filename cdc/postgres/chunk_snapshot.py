@@ -74,9 +74,9 @@ class Visibility:
     xmin: int
     """Transaction id below which every committed transaction is visible."""
     xmax: int
-    """Transaction id from which on every transaction is invisible."""
+    """First transaction id from which every transaction is invisible."""
     running: frozenset[int]
-    """Ids of the invisible transactions between `xmin` and `xmax`."""
+    """Ids of the transactions between `xmin` and `xmax` that were running, and so are invisible."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -130,7 +130,7 @@ class BlockRange:
     end: int
     """Number of the first block after the range."""
     lines: tuple[int, int] | None = None
-    """First line pointer within the only block, and the one after the last; None for whole blocks."""
+    """First line pointer in a single block, and the line pointer after the range; None for whole blocks."""
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def replay_lag(conn: psycopg.Connection, standby: str) -> int | None:
 
 
 def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
-    """Return what a snapshot taken now sees, and the start time of the oldest open transaction."""
+    """Return the visibility of a snapshot taken now, and the start time of the oldest open transaction."""
     with map_errors():
         row = conn.execute(_OPEN).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM has one row

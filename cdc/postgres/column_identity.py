@@ -1,4 +1,4 @@
-"""Column identity: which column of the log each column of a Relation message is. This module does no I/O.
+"""Column identity: maps each column of a Relation message to a column of the log. This module does no I/O.
 
 pgoutput sends names and types, but no attribute numbers. Names prove nothing: between two messages a column may have
 been dropped, added, or renamed to the name of another column. Therefore this module compares attribute numbers:
@@ -27,7 +27,7 @@ from cdc.table import CAPTURED, Column, ReplicaIdentity, TableSchema, TableState
 
 EPOCH_SHIFT: Final = 32
 UNPROVED: Final = 1601
-"""First id of columns that are not proved; Postgres has at most 1,600 columns (`MaxHeapAttributeNumber`)."""
+"""First id for columns that are not proved; a table has at most 1,600 columns (`MaxHeapAttributeNumber`)."""
 
 _VARCHAR, _TEXT, _NUMERIC, _VARBIT = 1043, 25, 1700, 1562
 _PRECISE: Final = frozenset({1083, 1114, 1184, 1266, _VARCHAR, _VARBIT})
@@ -122,7 +122,7 @@ def _wire(column: RelationColumn | Column) -> Wire:
 
 
 def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, Attribute]:
-    """Return the attributes that are not dropped, by column id of the log.
+    """Return the table's attributes that are not dropped, by column id of the log.
 
     The id is the attribute number. If `known`, a version of an earlier epoch, has a column of that name, its id is
     used.
@@ -143,7 +143,7 @@ def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, 
 
 
 def _ids_by_name(message: Relation, known: TableSchema | None, live: Mapping[int, Attribute]) -> _ColumnIds:
-    """Identify columns by name and type, as from the second epoch on, when ids are no attribute numbers."""
+    """Identify columns by name and type, because from the second epoch on ids are not attribute numbers."""
     wire = [_wire(column) for column in message.columns]
     before = {c.id: _wire(c) for c in known.sent} if known else {}
     shown = {i: a.wire for i, a in live.items() if not a.generated or a.wire in wire}
@@ -187,9 +187,9 @@ class _Candidates:
     """The attribute numbers that the columns of a Relation message can have."""
 
     certain: frozenset[int]
-    """Numbers in the previous version and in the system catalogs: certainly in the message."""
+    """Numbers that are certainly in the message: the previous version and the system catalogs have them."""
     possible: frozenset[int]
-    """Numbers that were dropped since the previous version, or not sent in it: perhaps in the message."""
+    """Numbers that may be in the message: dropped since the previous version, or not sent in it."""
     created: tuple[int, ...]
     """Numbers above all numbers of the previous version, ascending."""
     live: frozenset[int]
@@ -299,7 +299,7 @@ def _key(message: Relation, ids: Sequence[int], orders: Sequence[tuple[int, ...]
 
 
 def _unsent_key(schema: TableSchema, now: CatalogTable | None) -> str | None:
-    """Return the reason if a key column is not sent, so that the key cannot identify rows; otherwise None."""
+    """Return why the key cannot identify rows, if a key column is not sent; otherwise None."""
     if now is None or schema.replica_identity in {ReplicaIdentity.FULL, ReplicaIdentity.NOTHING}:
         return None
     unsent = {column.name for column in schema.columns if column.generated}
@@ -325,7 +325,7 @@ def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> Table
 
 
 def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mapping[int, Attribute]) -> str | None:
-    """Return why stored rows have changed without a change in the stream; None if they have not.
+    """Return why stored rows changed without a change in the stream; None if no rows changed so.
 
     `live` is empty for a version from a DDL message, because another DDL message reports a rewrite that fills a new
     column.

@@ -22,7 +22,7 @@ CHUNK: Final = 1 << 20
 BYTEA: Final = 17
 """OID of the type bytea."""
 MOST_BYTES: Final = 1 << 29
-"""Size in bytes from which on the text form of a bytea is too long for Postgres (MaxAllocSize, 1 GiB - 1)."""
+"""Minimum size in bytes of a bytea whose text form is too long for Postgres (MaxAllocSize, 1 GiB - 1)."""
 _USABLE: Final = {pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS}
 _KIND: Final = "SELECT relkind FROM pg_class WHERE oid = %s AND relkind IN ('r', 'p')"
 
@@ -107,8 +107,8 @@ def from_clause(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
 def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema | None = None) -> Iterator[memoryview]:
     """Yield the rows of a query in COPY's text format, in pieces of whole lines.
 
-    A piece is valid only until the next one. Closing the iterator early cancels the statement. Raises UnreadableRow,
-    which names the table, if Postgres cannot send a row.
+    A piece is valid only until the next piece is read. Closing the iterator early cancels the statement. Raises
+    UnreadableRow, which names the table, if Postgres cannot send a row.
     """
     statement = sql.SQL("COPY ({}) TO STDOUT").format(query).as_string(conn)
     with map_errors():
@@ -137,7 +137,7 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema
 
 
 def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
-    """Replace UndecodableWal by UnreadableRow; its remedy contains SQL that finds the rows that are too large."""
+    """Replace UndecodableWal by UnreadableRow, whose remedy contains SQL that finds the rows that are too large."""
     if not isinstance(failure, UndecodableWal):
         return failure
     if schema is None:

@@ -29,7 +29,7 @@ LIMIT: Final = 4 << 20
 _FIRST_BUFFER: Final = 64 << 10
 
 PENDING: Final = 0
-"""Status: libpq has buffered nothing more; call again after input has arrived."""
+"""Status: the buffer of libpq has no complete message; call again after input has arrived."""
 ENDED: Final = -1
 """Status: Postgres ended the COPY; PQgetResult returns the result."""
 FAILED: Final = -2
@@ -113,8 +113,8 @@ def _gather(
 ) -> tuple[np.ndarray, np.ndarray, int, int]:
     """Append messages as `_drain` does, and wait for more input; return PENDING after PATIENCE_MS without input.
 
-    `addresses` has those of `_drain`, then PQconsumeInput, poll and usleep. `previous` has the buffer, the offsets and
-    the number of messages.
+    `addresses` has the addresses for `_drain`, then PQconsumeInput, poll and usleep. `previous` has the buffer, the
+    offsets and the number of messages.
     """
     buffer, offsets, count = previous
     connection, consume, poll, rest = addresses[0], addresses[4], addresses[5], addresses[6]
@@ -139,7 +139,7 @@ class CopyDrain:
         self._hint = _FIRST_BUFFER
 
     def take(self, limit: int = LIMIT) -> DrainResult:
-        """Return all messages that libpq has buffered, up to the first one that reaches the limit."""
+        """Return the messages that libpq has buffered, until their total size in bytes reaches the limit."""
         if self._functions is None:
             return _drain_in_python(self._pgconn, limit)
         addresses = np.array([self._pgconn.pgconn_ptr, *self._functions], np.int64)

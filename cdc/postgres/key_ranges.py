@@ -34,7 +34,7 @@ _WORD: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """A range of rows by one key column, sorted as the column's type is."""
+    """A range of rows by the values of one key column, in the sort order of the column's type."""
 
     column: str
     first: str | None = None

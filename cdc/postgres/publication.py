@@ -67,7 +67,7 @@ _FILTERED: Final = """
     WHERE t.pubname = %s AND to_jsonb(t) ->> 'rowfilter' IS NOT NULL
 """
 COMPUTED_SENT: Final = 180000
-"""First version of Postgres that can send generated columns; 15 to 17 list them without sending them."""
+"""First version of Postgres that can send generated columns; versions 15 to 17 only accept them in column lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class PublicationControl:
     create: bool = True
     """True if the pipeline may create the publication, and alter it if it created it."""
     alter: bool | None = None
-    """True or False: whether the pipeline may alter any publication; None: only one that it created."""
+    """True if the pipeline may alter any publication, False if none, None if only a publication that it created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +219,14 @@ def _refuse(name: str, missing: Sequence[TableName], by_leaf: Sequence[TableName
 
 
 def partitioned_tables(conn: psycopg.Connection, tables: Sequence[TableName]) -> list[TableName]:
-    """Return those of the tables that are partitioned."""
+    """Return the partitioned tables among the given tables."""
     with map_errors():
         found = {TableName(*row) for row in conn.execute(_PARTITIONED)}
     return [table for table in tables if table in found]
 
 
 def missing_tables(conn: psycopg.Connection, name: str, tables: Sequence[TableName]) -> list[TableName]:
-    """Return those of the tables that a publication contains neither by name nor by schema."""
+    """Return the given tables that a publication contains neither by name nor by schema."""
     listed = {TableName(*row) for row in conn.execute(_LISTED, [name])}
     schemas: set[str] = set()
     if conn.info.server_version >= 150000:  # noqa: PLR2004 - FOR TABLES IN SCHEMA came with 15
@@ -265,7 +265,7 @@ def addition_sql(name: str, tables: Sequence[TableName]) -> str:
 
 
 def via_root_sql(name: str) -> str:
-    """Return the SQL after which changes of partitions are sent under their root's name, for an operator to run."""
+    """Return the SQL that makes Postgres send changes of partitions under their root's name, for an operator."""
     return _via_root(name).as_string(None) + ";"
 
 

@@ -45,7 +45,7 @@ READ_DELAY: Final = 0.001
 LONG_READ_DELAY: Final = 0.010
 """Seconds between the first input and the read while the reader is behind."""
 BEHIND_BYTES: Final = 16 << 10
-"""Size of a batch in bytes from which on the reader counts as behind.
+"""Minimum size in bytes of a batch that shows that the reader is behind.
 
 More than a hundred messages then arrived within one delay.
 """
@@ -91,7 +91,7 @@ class SystemIdentity:
 
 
 class LargeTransactions(Enum):
-    """When Postgres sends a transaction that exceeds `logical_decoding_work_mem`."""
+    """Time at which Postgres sends a transaction that exceeds `logical_decoding_work_mem`."""
 
     #: While it runs, in blocks (protocol 2; from server 16 on protocol 4, whose aborts contain LSN and time).
     STREAMED = "streamed"
@@ -100,7 +100,7 @@ class LargeTransactions(Enum):
 
 
 class OriginFilter(StrEnum):
-    """Which transactions Postgres sends, by their replication origin."""
+    """Filter of the transactions that Postgres sends, by replication origin."""
 
     #: All transactions.
     ANY = "any"
@@ -217,7 +217,7 @@ class ReplicationStream:
     def confirm(self, flushed: Lsn) -> None:
         """Confirm that everything below `flushed` is durable, so that Postgres can remove its WAL.
 
-        A position below an earlier one, or below the slot's position at the start, is ignored.
+        A position below an already confirmed position, or below the slot's position at the start, is ignored.
         """
         if flushed >= self._floor:
             self._confirmed = max(self._confirmed, flushed)
@@ -282,7 +282,7 @@ class ReplicationStream:
             raise SourceUnreachable(f"the source has sent nothing for {silent:.0f} s and does not answer")
 
     def _read_available(self) -> None:
-        """Let libpq read until nothing is readable; an error is raised after the received frames were returned."""
+        """Read the available input into libpq's buffer; `receive` raises an error only after the received frames."""
         try:
             self._pgconn.consume_input()
             for _ in range(READS):
@@ -298,7 +298,7 @@ class ReplicationStream:
         return self._sent_at + (min(CONFIRM_INTERVAL, self._interval) if moved else self._interval)
 
     def _report(self) -> None:
-        """Send a status update; bytes that the socket does not accept now go out with the next flush."""
+        """Send a status update; the next flush sends the bytes that the socket does not accept now."""
         clock = time.time_ns() // 1000 - _POSTGRES_EPOCH
         now = time.monotonic()
         requests_reply = now - self._input_at >= self._silence / 3

@@ -113,7 +113,7 @@ def all_slots(conn: psycopg.Connection) -> list[SlotStatus]:
 
 
 def slot_limits(conn: psycopg.Connection) -> dict[str, str]:
-    """Return the settings of Postgres that can invalidate a slot, as far as this version has them, with units."""
+    """Return the settings of this Postgres version that can invalidate a slot, with units."""
     with map_errors():
         return {str(name): str(value) for name, value in conn.execute(_LIMITS)}
 
@@ -146,7 +146,7 @@ def advance_slot(conn: psycopg.Connection, name: str, upto: Lsn) -> Lsn:
 
 @contextmanager
 def copy_lock(conn: psycopg.Connection, name: str) -> Iterator[None]:
-    """Hold the advisory lock for copies of a slot during the block; the end of the connection releases it, too.
+    """Keep the advisory lock for copies of a slot during the block; the end of the connection also releases it.
 
     Raises SlotInUse while another session has the lock.
     """
@@ -168,8 +168,8 @@ def create_slot(
     """Create a pgoutput slot; its snapshot can be used inside the block.
 
     A permanent slot remains after the block, a temporary one does not. Postgres completes the slot only after the end
-    of every transaction that is open now. After `timeout` seconds SlotBlocked names the open ones, and no slot remains.
-    Raises PreflightFailed without privilege or free slot, SourceError (42710) if the name exists.
+    of every transaction that is open now. After `timeout` seconds SlotBlocked names the open transactions, and no slot
+    remains. Raises PreflightFailed without privilege or free slot, SourceError (42710) if the name exists.
     """
     with connect(dsn, replication=True, application_name="cdc slot") as conn:
         kind = " TEMPORARY" if temporary else ""
@@ -185,9 +185,9 @@ def create_recorded_slot(
 ) -> Iterator[ExportedSnapshot]:
     """Create a permanent slot as the copy of a temporary one; its snapshot can be used inside the block.
 
-    `record` is called with the status of the new slot before that slot exists. So a process that is killed leaves
-    either no slot, or one whose positions are recorded. Two free slots are needed until the block ends. Raises the
-    errors of `create_slot`.
+    `record` is called with the status of the new slot before that slot exists. So a killed process leaves
+    no slot, or a slot with recorded positions. Two free slots are needed until the block ends. Raises the errors of
+    `create_slot`.
     """
     draft = f"cdc_draft_{uuid.uuid4().hex[:12]}"
     with create_slot(dsn, draft, temporary=True) as snapshot:

@@ -1,4 +1,4 @@
-"""Identity of the source, with slot and publication, to compare with what the log has recorded."""
+"""State of the source (identity, slot, publication), to compare with the last commit of the log."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PublicationStatus:
 
     name: str
     oid: int
-    """OID of the publication; another one after the publication was dropped and created again."""
+    """OID of the publication; it differs after the publication was dropped and created again."""
     missing: tuple[str, ...]
     """`schema.table` of captured tables that still exist but are not in the publication."""
     by_leaf: tuple[str, ...] = ()

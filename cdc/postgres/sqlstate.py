@@ -15,7 +15,7 @@ from cdc.errors import CdcError
 
 
 class ErrorCourse(StrEnum):
-    """How cdc reacts to an error of the source."""
+    """Reaction of cdc to an error of the source."""
 
     #: A transient cause: retry at once, then with growing pauses.
     RETRY_FAST = "retry fast"
@@ -129,7 +129,7 @@ _REFUSALS: Final = (
 def classify(error: psycopg.Error) -> CdcError:
     """Return the CdcError for a failed statement; the caller raises it with the original error as the cause.
 
-    Its text is the primary message of Postgres, never the detail, which contains row values.
+    The text of the CdcError is the primary message of Postgres, never the detail, which contains row values.
     """
     if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
         return errors.SourceUnreachable(f"the connection to the source broke: {_first_line(str(error))}")

@@ -131,7 +131,7 @@ class Attribute:
         return self.name, self.type_oid, self.typmod
 
     def column(self, identifier: int, key: int | None) -> Column:
-        """Return the attribute as a column of a table schema, with this id and this place in the key."""
+        """Return the attribute as a column of a table schema, with this id and this index in the key."""
         facts = self.type or unknown_type(self.type_oid)
         return Column(
             id=identifier,

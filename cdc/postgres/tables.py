@@ -80,7 +80,7 @@ class UncapturableTable:
     name: TableName
     reason: str
     sql: str | None
-    """SQL after which the table can be captured; None if there is none."""
+    """SQL that makes the table capturable; None if SQL cannot do so."""
 
 
 def uncapturable_tables(

@@ -101,7 +101,7 @@ class CatalogState:
     filled: frozenset[int]
     """Attribute numbers of columns that may have been added with values for old rows, without `attmissingval`."""
     emptied: Mapping[int, str]
-    """Leaf partitions without statistics (`reltuples` = -1), as after TRUNCATE → xmin of their `pg_class` row."""
+    """Leaf partition without statistics (`reltuples` = -1), as after TRUNCATE → xmin of its `pg_class` row."""
     attached: frozenset[int]
     """Leaf partitions that contain rows and were separate tables before."""
     stored: frozenset[int]
@@ -156,7 +156,7 @@ def _state(row: Sequence[Any], publication: str) -> CatalogState:
 
 
 def find_divergence(known: TableSchema, now: CatalogState) -> str | None:
-    """Return the reason why rows of the log may differ from the source; None if there is no sign of that.
+    """Return the reason why rows of the log may differ from the source; None without such a reason.
 
     `known.standing` is the previous fingerprint. Without it, only the current state is checked.
     """

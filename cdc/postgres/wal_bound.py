@@ -60,7 +60,7 @@ class WalBound:
             self._answer = self._thread.submit(self._current_wal_end)
 
     def require(self, lsn: Lsn) -> None:
-        """Raise PositionBeyondWal if the WAL of Postgres ends at or before this LSN, so that no commit can be there.
+        """Raise PositionBeyondWal if the WAL of Postgres ends at or before this LSN, which then cannot be a commit LSN.
 
         Raises SourceUnreachable and the other errors of `connect` if the query fails.
         """
