@@ -1,6 +1,6 @@
 """Logical messages in the WAL: heartbeats and watermarks that cdc writes, and DDL messages that event triggers write.
 
-Heartbeats and watermarks are the only writes of a reader to the source.
+Apart from its slot and publication, a reader writes only heartbeats and watermarks to the source.
 `migrations/source/install.sql` installs event triggers that describe every altered table in a DDL message. Every role
 that can connect can write such a message too, so a malformed message is ignored.
 """
@@ -106,7 +106,7 @@ def trigger_script(name: str) -> str:
 def emit_message(conn: psycopg.Connection, prefix: str, content: str) -> Lsn:
     """Write one logical message in its own transaction, and return the LSN of the message.
 
-    This LSN is below that of the commit. The transaction uses `synchronous_commit = local`, so that a hanging
+    This LSN is below the commit LSN. The transaction uses `synchronous_commit = local`, so that a hanging
     synchronous standby does not block the reader.
     """
     with map_errors(), conn.transaction():

@@ -40,7 +40,7 @@ from cdc.postgres.tables import TableName, match_tables, uncapturable_tables
 OLDEST: Final = 140000
 """First version of Postgres whose pgoutput sends logical messages."""
 DECODING_STANDBY: Final = 160000
-"""First version of Postgres whose standbys support logical decoding."""
+"""First version of Postgres in which a standby supports logical decoding."""
 _VIRTUAL: Final = "v"
 """Value of `pg_attribute.attgenerated` for a virtual generated column, which is never sent."""
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}\Z", re.ASCII)

@@ -67,7 +67,10 @@ _FILTERED: Final = """
     WHERE t.pubname = %s AND to_jsonb(t) ->> 'rowfilter' IS NOT NULL
 """
 COMPUTED_SENT: Final = 180000
-"""First version of Postgres that can send generated columns; versions 15 to 17 only accept them in column lists."""
+"""First version of Postgres that can send generated columns.
+
+`pg_publication_tables` of versions 15 to 17 lists generated columns, but these versions do not send them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
