@@ -4,4 +4,4 @@ from pathlib import Path
 from typing import Final
 
 DEFAULT_CONFIG: Final = Path("config/shop.yaml")
-"""The definition that a command reads if none is named."""
+"""Definition file that a command reads if its options name no other file."""

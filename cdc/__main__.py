@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _escape_unprintable() -> None:
-    """Make output print characters as escapes that the terminal's encoding does not have."""
+    """Make the output streams print an escape for each character that the terminal's encoding cannot represent."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -71,7 +71,7 @@ def _report_error(command: Any, given: list[str], error: CdcError) -> int:
 
 
 def _definition_path(given: list[str]) -> str | None:
-    """Return the path of the definition on the command line; None if it names none."""
+    """Return the path of the definition from the command-line arguments; None if they name none."""
     own = given[: given.index("--")] if "--" in given else given
     for index, word in enumerate(own[:-1]):
         if word in {"-c", "--config"}:
@@ -92,7 +92,7 @@ def _report_usage_error(command: Any, given: list[str], error: Any) -> int:
 
 
 def _command_name(command: Any, given: list[str]) -> str:
-    """Return command and subcommand from the start of the arguments, such as `migrate up`."""
+    """Return the command and its subcommand, such as `migrate up`, from the beginning of the arguments."""
     words = []
     for argument in given:
         command = getattr(command, "commands", {}).get(argument)

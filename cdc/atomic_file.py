@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class StoredObject(Protocol):
-    """A file in an object store, which replaces content atomically and shows only durable content."""
+    """A file in an object store; the store replaces content atomically, and readers see only durable content."""
 
     def write_bytes(self, content: bytes, /) -> object:
         """Replace the content of the file."""
@@ -19,8 +19,8 @@ class StoredObject(Protocol):
 def replace(path: Path | StoredObject, content: bytes) -> None:
     """Replace the content of a file atomically; after an OSError the file has either the old or the new content.
 
-    On a disk the content is first written to a hidden file in the same directory. This file remains only if the process
-    is killed. An object store replaces every object atomically; errors there are LogUnreachable and LogInaccessible.
+    On a disk the function first writes a hidden file in the same directory. The hidden file remains only if the process
+    is killed. An object store replaces objects atomically; it raises LogUnreachable or LogInaccessible.
     """
     if not isinstance(path, Path):
         path.write_bytes(content)
@@ -40,7 +40,7 @@ def replace(path: Path | StoredObject, content: bytes) -> None:
 
 
 def probe_writable(folder: Path) -> None:
-    """Test that files can be written in the folder or its nearest existing parent; raises OSError."""
+    """Raise OSError if no file can be written in the folder or, if there is none, in its nearest existing parent."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     draft = folder / f".probe-{uuid.uuid4().hex}.tmp"

@@ -15,12 +15,12 @@ class BackOff:
     first: float
     longest: float
     jitter: float = 0.0
-    """Maximum random addition to a pause, so that processes that failed together do not all retry together."""
+    """Maximum number of random seconds added to a pause; prevents that many processes retry at the same time."""
 
     def seconds(self, failures: int) -> float:
         """Return the pause after this number of failures in a row (at least 1).
 
-        Jitter does not make the pause longer than the longest one.
+        Also with jitter, the pause is at most `longest`.
         """
         attempts = RetryCallState(Retrying(), None, (), {})
         attempts.attempt_number = max(1, failures)

@@ -16,7 +16,7 @@ class QueueClosed(Exception):
 
 
 class ByteQueue(Generic[T]):
-    """First-in, first-out queue in which `put` blocks while `limit` bytes are queued.
+    """First-in, first-out queue with a limit in bytes; `put` blocks while the item does not fit.
 
     An empty queue accepts one item of any size.
     """
@@ -39,9 +39,10 @@ class ByteQueue(Generic[T]):
         return bool(self._items)
 
     def put(self, item: T, size: int, *, meanwhile: Callable[[], None] | None = None) -> None:
-        """Add an item of `size` bytes; while the queue is full, call `meanwhile` about ten times a second.
+        """Add an item of `size` bytes; wait while the queue is full.
 
-        Raises QueueClosed once the queue is closed, because its consumer failed or stopped.
+        While it waits, `put` calls `meanwhile` about ten times a second. Raises QueueClosed if the queue is closed,
+        because its consumer failed or stopped.
         """
         with self._changed:
             while not self._fits(size) and not self._closed:
@@ -55,7 +56,10 @@ class ByteQueue(Generic[T]):
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Make the current or next `get` return None if the queue is empty. Raises QueueClosed if it is closed."""
+        """Make the current or the next call of `get` return None if the queue is empty.
+
+        Raises QueueClosed if the queue is closed.
+        """
         with self._changed:
             if self._closed:
                 raise QueueClosed

@@ -49,7 +49,7 @@ _OUTPUT_FAILS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReport:
-    """An error in an envelope; path, line and column are set if it is in a file."""
+    """An error in an envelope; path, line and column are set if the error is in a definition file."""
 
     code: str
     message: str
@@ -60,7 +60,7 @@ class ErrorReport:
 
     @classmethod
     def of(cls, error: CdcError) -> ErrorReport:
-        """The report of an error; path and line are those of the first issue of a definition."""
+        """Return the report of an error; path, line and column are those of the first issue in the definition."""
         issues = error.issues if isinstance(error, ConfigError) else ()
         report = cls(code=error.code, message=error.message, suggestion=error.fix)
         if not issues:
@@ -91,7 +91,7 @@ def emit(command: str, *, json: bool, summary: str, result: Any = None, ok: bool
 
 
 def line(mark: LineMark, text: str, *, fix: str | None = None, to: TextIO | None = None) -> None:
-    """Print one line of text, and the remedy below it."""
+    """Print a symbol and one line of text; print the remedy `fix` on the next line."""
     stream = to or sys.stdout
     sign = _sign(mark, stream)
     if _coloured(stream):
@@ -115,9 +115,10 @@ def fail(command: str, error: CdcError, *, json: bool) -> None:
 
 
 def error_to_report(error: BaseException, *, logs: bool = False) -> CdcError:
-    """Return the error to report; an unexpected one shows only type and line, not row values in its text.
+    """Return the error to report; for an unexpected exception it names type and line.
 
-    `logs` is True if log messages go to standard error; the traceback is then written there.
+    It omits the text of an unexpected exception, which may contain row values. `logs` is True if the command writes log
+    messages to standard error; the traceback is then logged.
     """
     if isinstance(error, CdcError):
         return error
@@ -148,7 +149,7 @@ def json_text(value: Any) -> str:
 
 
 def echo(*values: object, sep: str = " ", end: str = "\n", to: TextIO | None = None, flush: bool = False) -> None:
-    """Print values with control characters escaped; commands print all foreign names with it."""
+    """Print values with control characters escaped; commands print names from the source and from files with it."""
     print(sep.join(escaped_for_terminal(str(value)) for value in values), end=end, file=to, flush=flush)
 
 

@@ -99,12 +99,12 @@ from enum import Enum, StrEnum
 from typing import ClassVar, Final, Self
 
 RESYNC: Final = "copy the table again: 'cdc tables resync TABLE'"
-"""Remedy for a table whose changes can no longer be followed."""
+"""Remedy for a table that missed changes."""
 COMMAND: Final = re.compile(r"'(cdc [^']*)'")
 """A command in a remedy, in single quotes; SINK, TABLE and FILE are placeholders."""
 _SPECIAL: Final = re.compile(r'([\\"$`])')
 _WITHOUT: Final = ("cdc config", "cdc demo", "cdc explain", "cdc version")
-"""Commands without a definition file."""
+"""Commands that read no definition file, so their remedies get no `-c FILE`."""
 
 
 class Reaction(StrEnum):
@@ -141,17 +141,17 @@ class ConfigIssue:
 
     path: str
     line: int
-    """1-based; 1 if the issue concerns the whole file."""
+    """Line number from 1; 1 if the issue concerns the whole file."""
     column: int
-    """1-based, in characters."""
+    """Column number from 1, in characters."""
     key: str
     """Dotted path with list indices, such as `sinks.0.path`; empty if the issue concerns the whole file."""
     message: str
     suggestion: str | None = None
-    """The valid name closest to the one in the file."""
+    """Valid name that is most similar to the wrong name in the file; None without one."""
     code: str = "CDC-1002"
     fix: str | None = None
-    """A remedy, where correcting the key is not enough."""
+    """Remedy of the issue; None if the operator only has to correct the key."""
     fatal: bool = True
     """False for a warning, which does not stop the process."""
 
@@ -176,7 +176,7 @@ class CdcError(Exception):
         """The next step for an operator: the remedy of the class, or a more specific one."""
 
     def to_json(self) -> dict[str, str]:
-        """The representation of an error in reports, command output and API responses."""
+        """Return the error as it appears in reports, command output and API responses."""
         return {"code": self.code, "message": self.message, "suggestion": self.fix}
 
 
@@ -191,7 +191,7 @@ class ConfigError(CdcError):
 
     @classmethod
     def from_issues(cls, issues: tuple[ConfigIssue, ...]) -> Self:
-        """One error for all issues of a definition; the message has one line per issue."""
+        """Return one error for all issues of a definition; its message has one line per issue."""
         fixes = dict.fromkeys(issue.fix for issue in issues if issue.fix)
         error = cls("\n".join(map(str, issues)), remedy="; ".join(fixes) or None)
         error.issues = issues
@@ -839,13 +839,14 @@ class LogDamaged(CheckFailed):
 
 
 _RESTARTABLE: tuple[type[CdcError], ...] = (LogFenced, SinkFenced, UnknownRelation)
-"""Errors that stop a process but may not recur after a restart, which reads the state of log and sinks again."""
+"""Errors after which a restarted process may succeed: it reads the state of log and sinks again."""
 
 
 def process_exit_code(error: CdcError) -> ExitCode:
-    """Exit status of a reader, apply or server process that ends with the error.
+    """Return the exit status of a reader, apply or server process that ends with the error.
 
-    HALTED is for causes that persist. An error of a general class may have any cause, so its process is restarted.
+    The status is HALTED if the cause persists after a restart. An error of a base class may have any cause, so its
+    status is not HALTED.
     """
     kind = type(error)
     is_known = error.reaction is Reaction.HALT and not kind.__subclasses__() and kind not in _RESTARTABLE
@@ -853,7 +854,10 @@ def process_exit_code(error: CdcError) -> ExitCode:
 
 
 def as_cdc_error(failure: BaseException, process: str) -> CdcError:
-    """The failure as a CdcError; for other exceptions with the type only, because their text may contain row values."""
+    """Return the failure as a CdcError.
+
+    The message for any other exception names only its type, because its text may contain row values.
+    """
     if isinstance(failure, CdcError):
         return failure
     return CdcError(
@@ -863,7 +867,7 @@ def as_cdc_error(failure: BaseException, process: str) -> CdcError:
 
 
 def all_error_classes() -> tuple[type[CdcError], ...]:
-    """Every error class, parents before children."""
+    """Return every error class; a base class precedes its subclasses."""
     classes: list[type[CdcError]] = []
     queue: list[type[CdcError]] = [CdcError]
     while queue:
@@ -874,7 +878,7 @@ def all_error_classes() -> tuple[type[CdcError], ...]:
 
 
 def complete_remedy(remedy: str, *, sink: str | None = None, topic: str | None = None, file: str | None = None) -> str:
-    """The remedy with its placeholders replaced; a placeholder whose value is None stays."""
+    """Return the remedy with the placeholders SINK, TABLE and FILE replaced; a placeholder without a value stays."""
     return COMMAND.sub(lambda match: f"'{_with_definition(_with_names(match[1], sink, topic), file)}'", remedy)
 
 
@@ -894,5 +898,5 @@ def _with_definition(command: str, file: str | None) -> str:
 
 
 def _shell_word(text: str) -> str:
-    """The text as one shell word, in double quotes where needed, so that a shell executes nothing in a name."""
+    """Return the text as one shell word, quoted if needed, so that a shell executes no part of a name."""
     return text if shlex.quote(text) == text else '"' + _SPECIAL.sub(r"\\\1", text) + '"'

@@ -1,6 +1,6 @@
 """Failpoints for tests: `CDC_FAILPOINT=after_append:3` kills the process when it passes that point a third time.
 
-Inactive unless the variable is set. The process then ends as with `kill -9`, without flushing anything.
+Failpoints are inactive unless the variable is set. A killed process ends as with `kill -9`: it flushes nothing.
 `slot_created:1:abandon` raises Abandoned instead, for a test that stops hundreds of readers in its own process.
 """
 
@@ -15,11 +15,11 @@ _passes: dict[str, int] = {}
 
 
 class Abandoned(BaseException):
-    """A failpoint interrupted the work; no code of cdc handles this exception."""
+    """Exception of a failpoint with `abandon`; no code of cdc handles it."""
 
 
 def hit(name: str) -> None:
-    """Kill the process if the variable names this failpoint and this pass (default: the first)."""
+    """Kill the process if CDC_FAILPOINT names this failpoint and the process passes it for the nth time (default 1)."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return

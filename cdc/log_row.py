@@ -1,4 +1,4 @@
-"""Arrow schema of a log row, which reader, log and sinks share, and its operation codes."""
+"""Arrow schema and operation codes of log rows; reader, log and sinks share them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Operation(StrEnum):
 
     #: A row was inserted.
     CREATE = "c"
-    #: A row was updated; with `old_key`, its key changed to this one.
+    #: A row was updated; if `old_key` is set, the update changed the key from `old_key` to `key`.
     UPDATE = "u"
     #: A row was deleted, or its key changed to another one.
     DELETE = "d"
@@ -55,10 +55,10 @@ LOG_SCHEMA: Final = pa.schema(
         pa.field("address", pa.string()),
     ]
 )
-"""Columns of a log row without `segment`, which is the partition of the row's file.
+"""Columns of a log row. The partition column `segment` is not among them.
 
-A row image maps column ids to the text that Postgres sent. A column that is missing in the map was not sent; a null
-value is NULL. Positions are as in `Position`, and `committed_at` is in microseconds UTC.
+A row image maps column ids to the text that Postgres sent. A column id that is missing in the map is an unsent column;
+a null value is SQL NULL. `position` is the integer of a `Position`; `committed_at` is in microseconds UTC.
 """
 
 HEARTBEAT_PREFIX: Final = "cdc.heartbeat"
@@ -70,12 +70,12 @@ WATERMARK_PREFIX: Final = "cdc.watermark"
 SIGNAL_PREFIX: Final = "cdc.signal"
 """Prefix of messages that are signals to the reader, in Debezium's format; the log gets no row for them."""
 OWN_PREFIXES: Final = frozenset({HEARTBEAT_PREFIX, DDL_PREFIX, WATERMARK_PREFIX, SIGNAL_PREFIX})
-"""Prefixes of cdc's own messages, which are not messages of an application."""
+"""Prefixes of the logical messages that cdc itself uses; applications use other prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """Place of a row in the log: its transaction and its ordinal inside the transaction."""
+    """Values that order a row in the log: position and commit time of its transaction, and its ordinal inside it."""
 
     position: int
     ordinal: int

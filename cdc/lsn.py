@@ -14,8 +14,8 @@ _TEXT: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z", re.ASCII)
 class Lsn(int):
     """A WAL position in bytes since the cluster was initialised.
 
-    An int, so that lag is a subtraction; text is ``16/B374D848``: the high and the low
-    32 bits in hexadecimal (PostgreSQL manual, section 8.20, ``pg_lsn``).
+    It is an int, so the difference of two positions is a number of bytes. Its text, such as ``16/B374D848``, is the
+    high and the low 32 bits in hexadecimal (PostgreSQL manual, section 8.20, ``pg_lsn``).
     """
 
     __slots__ = ()

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Final
 
 BUCKET: Final = "_bucket"
-"""Suffix of the series with the counts of a histogram; their last label is the upper bound of the bucket."""
+"""Suffix of the series with a histogram's counts; the last label is the upper bound of the bucket."""
 SUM: Final = "_sum"
 """Suffix of the series with the sum of a histogram's values."""
 INFINITE: Final = "+Inf"
@@ -52,7 +52,7 @@ _CONSUMER: Final = ("pipeline", "consumer")
 _DURATIONS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bucket bounds in seconds for durations: an append takes 10 ms, a merge of a large table half a minute."""
 _LATENCIES: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-"""Bucket bounds in seconds for latencies, from below that of an idle machine to half an hour."""
+"""Bucket bounds in seconds for latencies, from less than the latency of an idle machine to half an hour."""
 
 BUILD_INFO: Final = Metric(
     "cdc_build_info",
@@ -328,11 +328,11 @@ READ_AT_SOURCE: Final = frozenset(
         SLOT_SECONDS_LEFT,
     )
 )
-"""Metrics that the server process reads at the source; values reported by other processes are ignored as stale."""
+"""Metrics whose values the server process reads from the source; values from other processes are stale and ignored."""
 
 
 MOMENTARY: Final = frozenset(metric.name for metric in (COMPILING, SPOOLED_BYTES, LOG_BLOCKED, CADENCE))
-"""Metrics of the current activity of a process; omitted once the process is silent or has ended."""
+"""Metrics of the current activity of a process; omitted if the process no longer reports or has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,12 +354,12 @@ class HistogramValues:
         self._sum = 0.0
 
     def add(self, value: float) -> None:
-        """Count the value in the first bucket whose upper bound is not below it."""
+        """Count the value in the first bucket whose upper bound is at least the value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def series(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """Yield (suffix of the name, label with the upper bound, value) of each series.
+        """Yield each series as (suffix of the name, label with the upper bound, value).
 
         The counts of buckets are cumulative.
         """
@@ -397,7 +397,7 @@ class Metrics:
             self._observed.setdefault((metric.name, labels), HistogramValues(metric)).add(value)
 
     def value(self, metric: Metric, *labels: str) -> float | None:
-        """Return the current value; None before it was first set."""
+        """Return the current value of a metric with these labels; None if it was never set."""
         with self._lock:
             return self._values.get((metric.name, labels))
 
@@ -432,7 +432,7 @@ class CommitMetrics:
     seconds: float
     """Duration of the commit in seconds."""
     lag: float | None
-    """Seconds since the commit's last transaction was committed at the source; None if unknown."""
+    """Seconds from the commit of the last transaction at the source to its commit in the log; None if unknown."""
 
 
 def record_commit(metrics: Metrics, pipeline: str, position: int, added: CommitMetrics) -> None:

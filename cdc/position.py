@@ -1,8 +1,8 @@
 """Position of a transaction in the log, ordered across source epochs.
 
-A position is ``epoch << 52 | commit LSN``. The commit LSN is that of the transaction's commit
-record. The epoch increases when the source starts a new history (a restored backup, an upgrade), so
-positions never decrease. A change is identified by its transaction's position and its ordinal in it.
+A position is ``epoch << 52 | commit LSN``. The commit LSN is the LSN of the transaction's commit record. LSNs can begin
+again at a low number, for example after a restored backup or an upgrade. The epoch then increases by one, so positions
+never decrease. The position of its transaction and its ordinal inside the transaction identify a change.
 """
 
 from __future__ import annotations

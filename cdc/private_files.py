@@ -1,8 +1,8 @@
-"""File modes: the files that cdc creates are private to its account, whatever umask the process inherits.
+"""File modes: files that cdc creates are private to its account, independent of the umask that the process inherits.
 
 The log and the catalog contain unmasked rows, so they are always created with modes 0700 and 0600. All other files,
-such as a lake, follow the umask of cdc's processes: 0077, or CDC_UMASK, with which an operator shares a lake with a
-group. An existing directory keeps its mode.
+such as those of a lake, follow the umask of cdc's processes: 0077, or the value of CDC_UMASK. An operator sets
+CDC_UMASK to share a lake with a group. An existing directory keeps its mode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 @contextmanager
 def product_umask() -> Iterator[None]:
-    """Set cdc's umask inside the block, so that child processes and the JVM inherit it. Raises ConfigError."""
+    """Set cdc's umask inside the block; child processes and the JVM inherit it.
+
+    Raises ConfigError if CDC_UMASK is invalid.
+    """
     previous = os.umask(configured_umask())
     try:
         yield
@@ -36,7 +39,7 @@ def product_umask() -> Iterator[None]:
 
 
 def configured_umask() -> int:
-    """Return the umask from CDC_UMASK, by default the private one."""
+    """Return the umask from CDC_UMASK; 0077 if the variable is not set. Raises ConfigError for an invalid value."""
     text = os.environ.get(VARIABLE, "")
     if text and not re.fullmatch("0?[0-7]{3}", text):
         raise ConfigError(
@@ -52,10 +55,10 @@ def make_private_directory(path: Path) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Create an empty file unless it exists; SQLite gives a database's WAL files the mode of the database.
+    """Create an empty file with mode 0600 unless it exists; SQLite gives the WAL files of a database the same mode.
 
-    An existing file is not even opened: closing it would release the locks that SQLite has on it in this process
-    (POSIX locks belong to the process and the file), and another process could then delete the WAL in use.
+    An existing file is not opened. POSIX locks belong to the process, so closing the file would release the locks that
+    SQLite has on it in this process. Another process could then delete the WAL in use.
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY, _FILE))

@@ -63,7 +63,7 @@ def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO", *, file:
 
 
 class _Remedies:
-    """Inserts definition, sink and table of a log message into the commands of its remedy."""
+    """Processor that inserts definition, sink and table of a log message into the commands of its remedy."""
 
     def __init__(self, file: str | None) -> None:
         self._file = file
@@ -77,6 +77,9 @@ class _Remedies:
 
 
 def configure_by_environment(file: str | None = None) -> None:
-    """Configure from CDC_LOG_FORMAT, for processes without the option; an unknown value means the console format."""
+    """Configure log messages from CDC_LOG_FORMAT, for processes without an option for the format.
+
+    An unset or unknown value selects the console format.
+    """
     known = {form.value: form for form in LogFormat}
     configure(known.get(os.environ.get("CDC_LOG_FORMAT", ""), LogFormat.CONSOLE), file=file)

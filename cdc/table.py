@@ -15,14 +15,16 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Self
 
 SCHEMA_FORMAT: Final = 2
-"""Version of the JSON format; readers reject a newer one. Fields missing from an older one are unknown."""
+"""Version of the JSON format; readers reject a newer one. Fields missing in an older one get their defaults."""
 
 _TOPIC: Final = re.compile(r'("(?:[^"]|"")+"|[^".]+)\.("(?:[^"]|"")+"|[^".]+)', re.DOTALL)
 _BARE: Final = re.compile(r'"(?:[^"]|"")+"|[^.]*', re.DOTALL)
 
 
 def topic(schema: str, name: str) -> str:
-    """Return `schema.table`; a name that contains a dot or a quote is quoted, so no two tables have the same topic.
+    """Return the topic `schema.table`; different tables have different topics.
+
+    A name that contains a dot or a quote is quoted.
 
     `"s.x".y` is table `y` of schema `s.x`, `s."x.y"` is table `x.y` of schema `s`.
     """
@@ -30,7 +32,7 @@ def topic(schema: str, name: str) -> str:
 
 
 def split_topic(text: str) -> tuple[str, str]:
-    """Return schema and name of a topic; the schema is "" if the text is not a topic."""
+    """Return schema and table name of a topic; if the text is not a topic, return "" and the text."""
     found = _TOPIC.fullmatch(text)
     if found is None:
         return "", text
@@ -44,9 +46,9 @@ def matches(topic: str, globs: Iterable[str]) -> bool:
 
 
 def matches_name(topic: str, globs: Iterable[str]) -> bool:
-    """Return the result of `matches`, for globs that a person types.
+    """Return True if one of the globs, as typed by a person, matches the topic; case-sensitive.
 
-    A name without a schema matches the table of that name in every schema.
+    A glob without a schema is compared with the table name alone, so it matches tables of every schema.
     """
     found = _TOPIC.fullmatch(topic)
     name = topic if found is None else found[2]
@@ -95,7 +97,10 @@ CAPTURED: Final = frozenset({TableState.LIVE, TableState.SNAPSHOTTING})
 REMOVED: Final = "no rule of the definition matches it any longer"
 """Reason of a DROPPED table that still exists at the source and may still be in the publication."""
 PARTITION_OF: Final = "it is a partition now of "
-"""Beginning of the reason of a DROPPED table whose changes are sent under a partitioned table's name."""
+"""First words of the reason of a DROPPED table that became a partition; the root's name follows.
+
+Its changes are sent under the name of the partitioned table.
+"""
 ADDED: Final = "added while the stream ran"
 """Reason of a SNAPSHOTTING table that was added after its epoch began."""
 
@@ -112,7 +117,7 @@ class Column:
     """Name of the type without modifier, such as `numeric`, `character varying` or `shop.mood`."""
     typmod: int = -1
     key: int | None = None
-    """Place of the column in the key, from 0; None for other columns."""
+    """Index of the column in the key, from 0; None for a column outside the key."""
     not_null: bool = False
     generated: bool = False
     """True if the source computes the column and pgoutput does not send it."""
@@ -123,14 +128,17 @@ class Column:
     base_typmod: int = -1
     """The type modifier of a domain's base type."""
     missing: str | None = None
-    """Value, as text, of rows that are older than ADD COLUMN … DEFAULT (`attmissingval`); None without one."""
+    """Text of `attmissingval`, the value in rows older than ADD COLUMN … DEFAULT; None without one."""
     default: str | None = None
-    """Expression of the default, or of a generated column, as Postgres prints it; None without one."""
+    """Expression of the column's default, or of the generated column, as Postgres prints it; None without one."""
     labels: tuple[str, ...] = ()
     """Labels of an enum in its order; also for a domain over an enum and for an array of an enum."""
 
     def keeps_labels(self, labels: tuple[str, ...]) -> bool:
-        """Return True if labels were only added to the enum; False if a label was renamed."""
+        """Return True if `labels` contains all labels of this column in the same order, or is empty.
+
+        So the result is False if a label of the enum was renamed.
+        """
         rest = iter(labels)
         return not labels or all(label in rest for label in self.labels)
 
@@ -144,9 +152,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogFingerprint:
-    """Values from the system catalogs of Postgres that show changes of rows that the stream does not contain.
+    """Values from the system catalogs of Postgres that change when rows change without a message in the stream.
 
-    They are only compared with earlier ones.
+    The values are only compared with those of an earlier fingerprint.
     """
 
     persistence: str
@@ -166,11 +174,11 @@ class CatalogFingerprint:
     The xmins are those of the `pg_inherits` rows from the leaf up to this table.
     """
     published: tuple[str, ...] | None = None
-    """Settings of the table in the publication; None if it is not in it, or if this was not read."""
+    """Settings of the table in the publication; None if the publication does not contain it, or was not read."""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Inverse of asdict, also after a round trip through JSON."""
+        """Build a fingerprint from the mapping that asdict returns, also after a round trip through JSON."""
         published = fields["published"]
         return cls(
             persistence=fields["persistence"],
@@ -187,9 +195,9 @@ class TableSchema:
     """One version of one source table; equal versions are equal objects."""
 
     relation: int
-    """The log's number of the table: epoch << 32 | OID, both as of when the table was first seen."""
+    """The log's number of the table: `epoch << 32 | OID`, with epoch and OID from when the table was first seen."""
     oid: int
-    """Current OID of the table; in its first epoch the low half of `relation` is the same."""
+    """Current OID of the table; in the table's first epoch it equals the low 32 bits of `relation`."""
     schema: str
     name: str
     replica_identity: ReplicaIdentity
@@ -199,15 +207,15 @@ class TableSchema:
     reason: str | None = None
     """Why the state is not LIVE, as text for an operator; None for LIVE."""
     root: int | None = None
-    """OID of the topmost partitioned table: its own for a root, None for an ordinary table."""
+    """OID of the topmost partitioned table; the table's own OID for that table, None for an ordinary table."""
     standing: CatalogFingerprint | None = None
-    """Fingerprint when the system catalogs of Postgres were last read; None in older rows."""
+    """Fingerprint from the last query of the source's system catalogs; None in `s` rows of older versions of cdc."""
     witness: str | None = None
     """Identity of the event triggers that sent this version; None if the reader inferred the version."""
 
     @property
     def topic(self) -> str:
-        """The table as `schema.table`, as the function `topic` writes it."""
+        """The table's topic, `schema.table`."""
         return topic(self.schema, self.name)
 
     @property

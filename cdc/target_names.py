@@ -1,7 +1,7 @@
-"""Escaping of table and column names for paths and Delta columns; injective and reversible.
+"""Escaping of table names for paths and of column names for Delta columns; injective and reversible.
 
-A safe name stays as it is, so `shop.orders` is at `shop/orders`. Every unsafe byte is written as an escape
-character and two hexadecimal digits.
+A name of safe characters is not changed: the path of `shop.orders` is `shop/orders`. Every unsafe byte becomes
+an escape character and two hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from cdc.errors import InvalidDefinition
 
 PATH_ESCAPE: Final = "~"
-"""Not `%`: delta-rs decodes `%41` in a URI and Hadoop's Path does not, so they would see two paths."""
+"""Escape character in paths. With `%`, delta-rs would decode `%41` in a URI and Hadoop's Path would not."""
 COLUMN_ESCAPE: Final = "%"
 
 POSITION_COLUMN: Final = "_position"
@@ -47,10 +47,10 @@ _PLACEHOLDER: Final = re.compile(r"\{[a-z]+\}")
 
 
 def path_segment(name: str) -> str:
-    """One path segment for the name of a schema or table; different names give different segments.
+    """Return the path segment for the name of a schema or table; different names give different segments.
 
-    Upper case is escaped because some file systems ignore case, a leading underscore because Spark
-    treats such a folder as metadata. Raises ValueError for an empty name, which Postgres does not have.
+    Upper case is escaped because some file systems ignore case. A leading underscore is escaped because Spark ignores
+    such a folder. Raises ValueError for an empty name.
     """
     if not name:
         raise ValueError("empty name")
@@ -61,12 +61,12 @@ def path_segment(name: str) -> str:
 
 
 def name_of_segment(segment: str) -> str:
-    """Inverse of path_segment."""
+    """Return the name of the schema or table from its path segment; the inverse of path_segment."""
     return _unescaped(segment, PATH_ESCAPE)
 
 
 def column_name(name: str) -> str:
-    """The Delta column for a source column: letters, digits and `_` stay, other characters are escaped.
+    """Return the Delta column for a source column: characters other than letters, digits and `_` are escaped.
 
     Delta rejects ` ,;{}()` and control characters; SQL dialects split names at dots and quotes. A leading
     underscore is escaped because cdc's own columns begin with one (`_position`, `_ordinal`).
@@ -80,12 +80,15 @@ def column_name(name: str) -> str:
 
 
 def name_of_column(column: str) -> str:
-    """Inverse of column_name."""
+    """Return the name of the source column from that of its Delta column; the inverse of column_name."""
     return _unescaped(column, COLUMN_ESCAPE)
 
 
 def target_uri(template: str, schema: str, table: str, more: Mapping[str, str] | None = None) -> str:
-    """The URI of a table's target: the sink's template with `{schema}`, `{table}` and the names in `more` filled in."""
+    """Return the URI of a table's target.
+
+    The sink's template contains the placeholders `{schema}` and `{table}`, and those whose values are in `more`.
+    """
     named = {"schema": schema, "table": table, **(more or {})}
     segments = {f"{{{name}}}": path_segment(text) for name, text in named.items()}
 
@@ -100,14 +103,14 @@ def target_uri(template: str, schema: str, table: str, more: Mapping[str, str] |
 
 
 def published_uri(template: str) -> str:
-    """The URI of a sink's published record: `_cdc/published` under the path before the first placeholder."""
+    """Return the URI of the sink's record of published cuts, `_cdc/published` above the placeholders."""
     fixed = _PLACEHOLDER.split(template, maxsplit=1)[0]
     root = fixed if fixed == template else fixed.rpartition("/")[0]
     return f"{root.rstrip('/')}/_cdc/published" if root or fixed.startswith("/") else "_cdc/published"
 
 
 def parked_uri(record: str) -> str:
-    """The URI of a sink's parked rows, next to its published record at `record`."""
+    """Return the URI of the sink's parked rows; `record` is the URI of its record of published cuts."""
     folder, _, name = record.rpartition("/")
     # the record of a replay is removed together with everything whose name begins with its name
     return f"{folder}/parked" if name == "published" else f"{record}-parked"

@@ -2,13 +2,13 @@
 
 A commit contains whole transactions. It is due in one of three cases:
 
-- The append stage has had nothing to do for the linger time. Rows that arrive while it is busy share one commit.
-- A thread waits until one of its positions is durable, and no more rows are queued: a copy continues only then.
-- Its rows exceed the size of a commit, or an open transaction exceeds OPEN_LIMIT.
+- The append stage has been idle for the linger time. Rows that arrive while the append stage is busy share one commit.
+- A thread waits until a position of the commit is durable, and no more rows are queued. A copy waits in this way.
+- The rows of the commit exceed its maximum size, or an open transaction exceeds OPEN_LIMIT.
 
-The rows of a large open transaction, and of a copy's chunks, are encoded to data files early; they become visible with
-a later commit. A trim of the log and a rewrite of its small files are commits as well. They are possible only while no
-data file waits for its commit. Callers pass the time: the batcher reads no clock.
+The rows of a large open transaction, and of a copy's chunks, are written to data files early. A later commit makes
+these files visible. A trim of the log and a rewrite of its small files are commits as well. They are possible only
+while no data file waits for its commit. Callers pass the time: the batcher reads no clock.
 """
 
 from __future__ import annotations
@@ -35,17 +35,23 @@ from cdc.position import Position
 from cdc.postgres.wal_bound import WalBound
 
 OPEN_LIMIT: Final = 16 * 1024 * 1024
-"""Bytes of an open transaction kept in memory; above it, its rows go to data files that no commit contains yet."""
+"""Maximum bytes of an open transaction in memory; above it, the rows go to data files that a later commit contains."""
 CHUNKS_PER_COMMIT: Final = 3
-"""Chunks of a copy after which a commit is due if a thread waits for it; more would idle the copying connections."""
+"""Number of chunks after which a commit is due if a copying thread waits for it.
+
+With more chunks per commit, the copying connections would be idle.
+"""
 
 
 def _wake_no_stage() -> None:
-    """Without a session there is no stage to wake, because no commit can become due."""
+    """Do nothing: without a replication session no commit can become due."""
 
 
 class DurablePosition:
-    """Durable position of the log, and the threads that wait for it; thread-safe. It outlives replication sessions."""
+    """The durable position of the log, for which threads can wait; thread-safe.
+
+    One object serves all replication sessions of a process.
+    """
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -59,13 +65,13 @@ class DurablePosition:
         return self._position
 
     def advance(self, position: Position) -> None:
-        """Set the position that the log contains now; wakes the waiting threads."""
+        """Set the durable position and wake the threads that wait for it."""
         with self._changed:
             self._position = position
             self._changed.notify_all()
 
     def wait(self, position: Position, seconds: float) -> bool:
-        """Wait until the log contains the position, at most `seconds`; returns whether it does."""
+        """Wait until the position is durable, for at most `seconds`; return True if it is."""
         with self._changed:
             if self._position >= position:
                 return True
@@ -79,13 +85,13 @@ class DurablePosition:
                 self._awaited.remove(position)
 
     def is_awaited(self, after: Position, upto: Position) -> bool:
-        """Whether a thread waits for a position in (after, upto]."""
+        """Return True if a thread waits for a position in the range (after, upto]."""
         with self._changed:
             return any(after < position <= upto for position in self._awaited)
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Within the block, call wake in every thread that begins to wait, because a commit may be due then."""
+        """Within the block, a call of `wait` first calls `wake`, because a commit may be due then."""
         self._wake = wake
         try:
             yield
@@ -102,7 +108,7 @@ class CommitBoundary:
     transactions: int
 
     def info(self, lineage: CommitSource, rows: int) -> CommitInfo:
-        """The commit's metadata for the log."""
+        """Return the metadata of the commit, as the log stores it."""
         return CommitInfo(
             last=self.last,
             committed_at=self.committed_at,
@@ -113,7 +119,7 @@ class CommitBoundary:
 
 
 class PendingRows:
-    """Rows in WAL order that wait for a commit; a transaction moves from open to ready as a whole."""
+    """Rows in WAL order that wait for a commit: those of finished transactions, and those of the open transaction."""
 
     def __init__(self) -> None:
         self._ready: list[pa.RecordBatch] = []
@@ -128,12 +134,12 @@ class PendingRows:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a finished transaction waits."""
+        """True if a finished transaction waits for a commit."""
         return self._last is not None
 
     @property
     def last(self) -> Position:
-        """Last position of a commit made now; 0 if there is nothing to commit."""
+        """Position of the last finished transaction; 0 if there is none."""
         return self._last or Position(0)
 
     def add(self, decoded: DecodedRows) -> None:
@@ -164,38 +170,41 @@ class PendingRows:
         return rows, end
 
     def take_finished(self) -> list[pa.RecordBatch]:
-        """Remove and return rows of finished transactions, to write them before their commit."""
+        """Remove and return the rows of finished transactions, to write them to data files before their commit."""
         batches, self._ready, self.ready_bytes = self._ready, [], 0
         return batches
 
     def take_open(self) -> list[pa.RecordBatch]:
-        """Remove and return rows of the open transaction, to write them before it ends."""
+        """Remove and return the rows of the open transaction, to write them to data files before it ends."""
         batches, self._open, self.open_bytes = self._open, [], 0
         return batches
 
 
 @dataclass(frozen=True, slots=True)
 class CommitBatch:
-    """Encoded data files that are not on disk yet."""
+    """Encoded data files for the append stage, which writes them and may commit them."""
 
     files: list[EncodedFile]
     end: CommitBoundary | None
-    """None if a later batch commits the files: parts of a large transaction, or chunks of a copy."""
+    """Boundary of the commit; None if a later batch commits the files.
+
+    Such files contain parts of a large transaction, or chunks of a copy.
+    """
 
     is_trim: bool = False
-    """Nothing is to be appended: the log may be trimmed or rewritten, as after every commit."""
+    """True if the batch has no files and only lets the append stage trim the log or rewrite its small files."""
 
 
 class CommitBatcher:
     """Collects rows in WAL order and yields batches to append; times are seconds of one monotonic clock.
 
-    The encode stage calls it. Other threads report appended batches, and request checks and trims.
+    The encode stage calls the batcher. Other threads report appended batches, and request checks and trims.
     """
 
     def __init__(self, commit_bytes: int, linger: float, durable: DurablePosition, wake: Callable[[], None]) -> None:
         """commit_bytes: a commit of this size is due at once; linger: seconds between smaller commits.
 
-        wake: makes the encode stage ask for batches again; raises QueueClosed once that stage has ended.
+        wake: makes the encode stage call `batches` again; raises QueueClosed if that stage has ended.
         """
         self._commit_bytes, self._linger, self._durable, self._wake = commit_bytes, linger, durable, wake
         self._last = durable.position
@@ -205,13 +214,13 @@ class CommitBatcher:
         self._yielded = self._appended = 0
         self._appended_at = 0.0
         self._is_staged = False
-        """Whether a batch without an end was yielded since the last commit."""
+        """True if the last batch has no commit boundary, so its files wait for a later commit."""
         self._trim_requested = False
 
     # called by other threads
 
     def record_append(self, now: float) -> None:
-        """Record that the append stage has written a batch; the next commit may be due earlier then."""
+        """Record that the append stage has written a batch, and check whether a commit is due."""
         self._appended_at = now
         self._appended += 1
         self.check_again()
@@ -222,7 +231,10 @@ class CommitBatcher:
             self._wake()
 
     def request_trim(self) -> None:
-        """Let the append stage trim the log as soon as no data file waits; raises QueueClosed after the session."""
+        """Let the append stage trim the log as soon as no data file waits for a commit.
+
+        Raises QueueClosed if the replication session has ended.
+        """
         self._trim_requested = True
         self._wake()
 
@@ -237,9 +249,9 @@ class CommitBatcher:
             self._chunks += 1
 
     def next_due(self, *, more: bool) -> float | None:
-        """When the next commit is due if no more rows arrive; None if none is due.
+        """Return the time at which the next commit is due if no more rows arrive; None if no commit can become due.
 
-        more: decoded rows are queued and may join a commit that a thread waits for.
+        more: True if more decoded rows are queued; the commit for which a thread waits then includes them.
         """
         if not self._pending.is_ready:
             return None
@@ -249,7 +261,7 @@ class CommitBatcher:
         return None if is_appending else self._appended_at + self._linger
 
     def batches(self, now: float, *, more: bool) -> Iterator[CommitBatch]:
-        """Batches to append now, in order."""
+        """Yield the batches to append now, in order; `more` as in next_due."""
         due = self.next_due(more=more)
         is_due = due is not None and now >= due
         if self._has_chunk and not is_due:  # free the rows' memory while the next chunks arrive
@@ -265,7 +277,7 @@ class CommitBatcher:
             yield CommitBatch([], None, is_trim=True)
 
     def flush(self) -> Iterator[CommitBatch]:
-        """All finished transactions, as one batch."""
+        """Yield one batch with all finished transactions; nothing if there are none."""
         if ready := self._pending.take_ready():
             self._last, self._has_chunk, self._chunks = ready[1].last, False, 0
             self._trim_requested = False  # the append stage trims after every commit
@@ -281,7 +293,7 @@ class CommitBatcher:
 
 @dataclass(slots=True, kw_only=True)
 class LogAppender:
-    """Appends batches to the log, and commits them; used by the append stage of one session."""
+    """Writer of batches to the log, for the append stage of one replication session."""
 
     writer: RetryingWriter
     bound: WalBound
@@ -290,12 +302,12 @@ class LogAppender:
     metrics: Metrics
     pipeline: str
     has_received_all: Event
-    """Set once no more frames are received; the writer then stops waiting for storage that is full."""
+    """Event that is set when the receive stage has ended; the writer then no longer waits for full storage."""
     _staged: list[StagedFile] = field(default_factory=list)
     """Data files on disk that no commit contains yet."""
 
     def append(self, batch: CommitBatch) -> None:
-        """Write the files of a batch; if it ends a transaction, commit all files that are staged."""
+        """Write the files of a batch; if the batch has a commit boundary, commit them with all files written before."""
         end, began = batch.end, time.monotonic()
         if end is not None and end.last <= self.durable.position:
             self._staged = []

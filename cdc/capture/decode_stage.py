@@ -1,7 +1,7 @@
 """Decode stage: turns the frames of one replication session into log rows.
 
-Only commits, and logical messages outside transactions, advance the position. A keepalive also contains a WAL end, but
-nothing in the stream proves it: one false WAL end would lose every row up to it.
+Only commits, and logical messages outside transactions, advance the position. The WAL end in a keepalive does not:
+nothing in the stream confirms it, and a false WAL end would lose every row below it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _BEGINS: Final = kind_set(bytes([BEGIN]))
 
 @dataclass(frozen=True, slots=True)
 class LastTransaction:
-    """Last transaction of the log, to recognise it when the server sends it again."""
+    """The last transaction of the log; with it the reader recognises the transaction if the server sends it again."""
 
     root: Root
     position: Position
     committed_at: int
-    """Microseconds UTC since 1970."""
+    """Commit time in microseconds UTC since 1970."""
 
     def is_same(self, begin: BeginMessage) -> bool:
-        """Whether a Begin message is of this transaction: equal commit time, and an xid that the log contains."""
+        """Return True if a Begin message is of this transaction: same commit time, and an xid of its log rows."""
         if begin.committed_at != self.committed_at:
             return False
         found = LogReader(self.root).rows(Position(self.position - 1), self.position)
@@ -52,24 +52,24 @@ class LastTransaction:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where a replication session continues the log."""
+    """The position at which a replication session continues the log, and the state of the log there."""
 
     position: Position
     schemas: Mapping[int, TableSchema] = field(default_factory=dict)
-    """Relation → the version that the log contains."""
+    """Map of a relation to the latest schema version in the log."""
     confirmed: Lsn | None = None
-    """LSN that the slot had confirmed; transactions that ended before it are refused."""
+    """Confirmed LSN of the slot at the start of the session; a transaction that ended before it is an error."""
     last: LastTransaction | None = None
-    """Last transaction of the log; it is skipped if the server sends it first, under a higher LSN."""
+    """Last transaction of the log; the session skips it if the server sends it again first, with a higher LSN."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamObservers:
-    """Objects that get every decoded batch before the log can contain it."""
+    """Objects that observe every decoded batch before it can be committed to the log."""
 
     windows: WatermarkWindows = field(default_factory=WatermarkWindows)
     signals: SignalQueue | None = None
-    """None if nothing processes signals."""
+    """Queue that stores the signals of the stream; None if signals are ignored."""
 
 
 class DecodeStage:
@@ -100,7 +100,7 @@ class DecodeStage:
         resume: ResumePoint,
         observers: StreamObservers,
     ) -> Self:
-        """Continue the log.
+        """Return the decode stage of a new replication session, which continues the log at the resume point.
 
         Large transactions are spooled in the log's directory, or in the temporary directory if the log is remote.
         """
@@ -122,13 +122,13 @@ class DecodeStage:
         )
 
     def close(self) -> None:
-        """Discard spooled transactions; close files and connection."""
+        """Discard spooled transactions; close their files and the catalogue connection."""
         self._windows.end_session()
         self.spool.close()
         self._relations.close()
 
     def rows(self, frames: FrameBatch) -> Iterator[DecodedRows]:
-        """DecodedRows rows in commit order."""
+        """Yield the log rows of the frames in commit order."""
         for schema in self._relations.detect_drift():
             self._announce(schema)
         for whole in self.spool.committed(frames):
@@ -148,8 +148,8 @@ class DecodeStage:
     def _skip_known(self, frames: FrameBatch) -> None:
         """Skip the log's last transaction if the server sends it again under a higher LSN.
 
-        No field of the stream repeats the commit LSN of a streamed transaction. If a corrupt LSN was too low, the
-        confirmed LSN is too low as well, and the server sends the transaction again.
+        The stream contains the commit LSN of a streamed transaction only once, so a corrupt value cannot be detected.
+        If that value was too low, the confirmed LSN is too low as well, and the server sends the transaction again.
         """
         index = -1
         while self._last and (index := next_of(*readonly_arrays(frames), index + 1, _BEGINS)) < len(frames):
@@ -161,7 +161,10 @@ class DecodeStage:
             self._last = None
 
     def _pass_on(self, event: SignalSeen | DecodedRows) -> Iterator[DecodedRows]:
-        """Yield rows; store signals on disk before the log can commit the transaction that contains them."""
+        """Yield decoded rows after storing the signals among them; store a signal message.
+
+        Signals are on disk before the log can commit the transaction that contains them.
+        """
         if isinstance(event, SignalSeen):
             if self._signals is not None:
                 self._signals.store_message(event)
@@ -172,7 +175,7 @@ class DecodeStage:
         yield event
 
     def _insert_chunk(self, seen: WatermarkSeen) -> Iterator[DecodedRows]:
-        """Rows of a chunk, as rows of the watermark's own transaction."""
+        """Yield the rows of the chunk that the watermark closes, as rows of the watermark's own transaction."""
         schema, batches = self._windows.batches_at_watermark(seen)
         if schema is not None:
             self._resolved.clear()
@@ -193,10 +196,10 @@ class DecodeStage:
         self._decoder.announce(schema)
 
     def _define(self, seen: RelationSeen) -> None:
-        """Resolve a Relation message, unless its own transaction repeats it.
+        """Resolve a Relation message; reuse the result if the message repeats an earlier one of the same transaction.
 
         After every rollback to a savepoint the server repeats the Relation messages of a streamed transaction, up to
-        thousands of times. The first catalogue query already runs after that transaction's commit, so a second query
+        thousands of times. The first message is resolved after the commit of that transaction, so resolving it again
         would return nothing new.
         """
         before, schema = self._resolved.get(seen.relation.oid, (None, None))

@@ -1,15 +1,16 @@
 """Initial snapshot: the first commit of an epoch, with the schema of every table and the rows of small tables.
 
 One REPEATABLE READ transaction with the slot's exported snapshot reads the rows. Their position is the slot's
-consistent point − 1, because the next commit record can be at the consistent point itself. A slot without this commit
-is useless: the next start replaces it if the log can prove that it owns the slot (see slot_ownership), or fails.
+consistent point − 1, because the next commit record can be at the consistent point itself. If the process is killed
+before this commit, the slot remains and is useless. The next start replaces the slot if the log can prove that it owns
+it (see slot_ownership); otherwise the start fails.
 
-Large tables are only marked here; backfills copy them in chunks while the stream runs. If the reader may not create the
-slot, there is no exported snapshot. The log then begins at the adopted slot, and all tables are copied in chunks.
+The commit only marks large tables; backfills copy them in chunks while the stream runs. If the reader may not create
+the slot, there is no exported snapshot. The log then begins at the adopted slot, and all tables are copied in chunks.
 
 Within an epoch the OID identifies a table and the attribute number a column. A restored, upgraded or failed-over source
-has other numbers, so a new epoch matches tables and columns by name. Unmatched ones get numbers that were never used.
-All rows are copied again in any case, so a wrong match affects only the history of a name.
+has other numbers, so a new epoch matches tables and columns by name. A table or column without a match gets an unused
+number. A new epoch copies all rows again, so a wrong match affects only the history of a name.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ class EarlierTables:
     epoch: int = 0
     """The epoch that begins."""
     known: Mapping[int, TableSchema] = field(default_factory=dict)
-    """Relation → its latest version."""
+    """Map of a relation to its latest schema version."""
     used: Mapping[int, int] = field(default_factory=dict)
-    """Relation → the highest column id that any version of it had."""
+    """Map of a relation to the highest column id in any of its schema versions."""
 
     @classmethod
     def of(cls, epoch: int, versions: Iterable[TableSchema]) -> EarlierTables:
-        """Build it from all schema versions of the log, oldest first."""
+        """Build the object from all schema versions of the log, oldest first."""
         known: dict[int, TableSchema] = {}
         used: dict[int, int] = {}
         for version in versions:
@@ -96,17 +97,20 @@ class Continuation:
     dropped: list[TableSchema]
     """Known tables that the source no longer has; targets delete their rows."""
     uncaptured: list[TableSchema]
-    """Known tables that the source has and the definition no longer captures; their rows stay, marked."""
+    """Known tables that the source has but the definition no longer captures.
+
+    Targets keep their rows, and the tables are marked `needs_resync`.
+    """
 
 
 def ensure_initial_snapshot(
     source: SourceSettings, root: Root, writer: LogWriter, metrics: Metrics
 ) -> CopySummary | None:
-    """Take an initial snapshot if the log is empty or a requested epoch has not begun; None if neither.
+    """Take an initial snapshot if the log is empty or a requested epoch has not begun; otherwise return None.
 
-    It can be called again after a crash at any point, because an epoch begins with a single commit. Raises SlotInUse
-    while another reader uses the slot, SlotBlocked, PreflightFailed, and UnexpectedSlot, SlotNotOwned or SlotNotCreated
-    for a slot that it may not replace.
+    An epoch begins with a single commit, so the function can be called again after a crash at any point. It raises
+    SlotInUse while another reader uses the slot, and SlotBlocked or PreflightFailed. It raises UnexpectedSlot,
+    SlotNotOwned or SlotNotCreated for a slot that it may not replace.
     """
     copied = take_initial_snapshot(source, root, writer, metrics, EarlierTables()) if writer.durable is None else None
     intent = read_pending_epoch(root)
@@ -122,7 +126,7 @@ def ensure_initial_snapshot(
 def take_initial_snapshot(
     source: SourceSettings, root: Root, writer: LogWriter, metrics: Metrics, past: EarlierTables
 ) -> CopySummary:
-    """Create publication and slot, copy the tables, and commit.
+    """Create publication and slot, copy the tables, and make the first commit of the epoch.
 
     Raises SlotInUse while another reader copies from the same source.
     """
@@ -162,9 +166,10 @@ def take_initial_snapshot(
 
 
 def _try_copy_table(reading: Any, copy: SnapshotCommit, schema: TableSchema, chunks: Iterator[Lines]) -> bool:
-    """Copy one table; returns False if the server cannot send one of its rows.
+    """Copy one table; return False if the server cannot send one of its rows.
 
-    The rows received so far are correct and stay. A backfill copies the table later, and reports the error.
+    The rows received before the error are correct and stay in the commit. A backfill copies the table again later, and
+    reports the error.
     """
     with map_errors():
         reading.execute("SAVEPOINT copied_so_far")
@@ -182,7 +187,7 @@ def _try_copy_table(reading: Any, copy: SnapshotCommit, schema: TableSchema, chu
 def _copy_tables(
     source: SourceSettings, copy: SnapshotCommit, plan: Continuation, later: set[int], reading: Any
 ) -> None:
-    """Add every table of the plan to the commit; relations in `later` are only marked."""
+    """Add every table of the plan to the commit; relations in `later` get only a schema row."""
     repair, rows_of = copy_text_repair(source.dsn, source.undecodable), published_rows(reading, source.publication)
     for schema in plan.copied:
         if not source.copies_rows:
@@ -199,14 +204,14 @@ def _copy_tables(
 
 @dataclass(frozen=True, slots=True)
 class _StartingSlot:
-    """The slot at which an epoch begins; the caller has the exclusive lock on it."""
+    """The slot at which an epoch begins; the caller has the lock that excludes other snapshots with this slot."""
 
     source: SourceSettings
     claim: SlotClaim
     identity: SystemIdentity
 
     def check(self, conn: Any) -> Lsn | None:
-        """Position of an adopted slot, None for a new slot; raises an error if the snapshot may not use the slot."""
+        """Return the LSN of an adopted slot, or None for a new one; raise an error if the slot may not be used."""
         slot = slot_status(conn, self.source.slot)
         if not self.source.create_slot:
             return check_adopted(slot, self.source.slot, self.claim, self.identity).confirmed_flush
@@ -215,7 +220,7 @@ class _StartingSlot:
         return None
 
     def create(self, conn: Any) -> AbstractContextManager[ExportedSnapshot]:
-        """Create the slot; replaces an existing one that belongs to the log."""
+        """Create the slot; an existing slot that belongs to the log is replaced."""
         return create_recorded_slot(
             conn,
             self.source.dsn,
@@ -225,7 +230,7 @@ class _StartingSlot:
         )
 
     def _replace(self, conn: Any, new_slot: SlotStatus) -> None:
-        """Drop the previous slot, as late as possible, and record the new one."""
+        """Drop the previous slot, as late as possible, and write the slot record of the new slot."""
         slot = slot_status(conn, self.source.slot)
         if slot is not None:
             check_replaceable(slot, self.claim, self.identity)
@@ -235,7 +240,7 @@ class _StartingSlot:
 
 
 def _tables_for_chunks(conn: Any, tables: Sequence[TableSchema], snapshot: Snapshot) -> set[int]:
-    """Relations to copy in chunks: tables with a key that are large, or that exceed the total limit."""
+    """Return the relations to copy in chunks: tables with a key that exceed the limit per table or the total limit."""
     relations = {schema.oid: schema.relation for schema in tables if schema.key}
     later, total = set[int](), 0
     for oid, size in sorted(table_sizes(conn, list(relations)).items(), key=itemgetter(1)):
@@ -246,9 +251,9 @@ def _tables_for_chunks(conn: Any, tables: Sequence[TableSchema], snapshot: Snaps
 
 
 def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], existing: Collection[str]) -> Continuation:
-    """Assign relation numbers to the captured tables.
+    """Assign relation numbers to the captured tables of a new epoch, and find the known tables that are not captured.
 
-    tables: tables to capture, as the catalogue shows them. existing: topics of all tables of the source.
+    tables: the tables to capture, from the source's catalogue. existing: topics of all tables of the source.
     """
     latest = {schema.topic: schema for schema in past.known.values() if schema.state is not TableState.DROPPED}
     copied = [_numbered(past, table, latest.get(table.topic)) for table in tables]
@@ -271,7 +276,7 @@ def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], exist
 
 
 def _numbered(past: EarlierTables, table: TableSchema, before: TableSchema | None) -> TableSchema:
-    """The table with its earlier relation number, or with a new one of this epoch."""
+    """Return the table with its earlier relation number and column ids, or with new ones of this epoch."""
     if before is None:
         return replace(table, relation=past.epoch << EPOCH_SHIFT | table.oid)
     named = {column.name: column.id for column in before.columns}

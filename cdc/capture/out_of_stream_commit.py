@@ -1,7 +1,8 @@
 """Snapshot commit: one commit of the log outside the stream, with all its rows at one position.
 
-An epoch begins with such a commit: the schema of every table and the rows of small tables. A command that skips WAL
-marks tables with one. Rows above STAGE_BYTES go to data files that the commit then makes visible at once.
+An epoch begins with such a commit, which contains the schema of every table and the rows of small tables. The command
+that skips WAL also makes such a commit, to mark tables. Rows above STAGE_BYTES go to data files; the commit makes all
+of them visible at once.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from cdc.position import Position
 from cdc.table import TableSchema
 
 STAGE_BYTES: Final = 64 * 1024 * 1024
-"""Rows in memory before they go to a data file."""
+"""Bytes of rows in memory from which the rows are written to data files."""
 
 
 class SnapshotCommit:
-    """Collects rows and commits them at once."""
+    """One commit outside the stream: collects rows of tables, then commits all of them at one position."""
 
     def __init__(
         self, writer: LogWriter, position: Position, count: Callable[[str, int], None] = lambda _topic, _rows: None
     ) -> None:
-        """count: gets the topic and the number of the table rows that were added."""
+        """count: called with a topic and the number of its table rows after each batch was added."""
         self.position = position
         self._writer, self._count = writer, count
         self._committed_at = time.time_ns() // 1000
@@ -41,7 +42,7 @@ class SnapshotCommit:
         self._waiting_bytes = 0
         self._ended: list[TableSchema] = []
         self.tables = self.table_rows = 0
-        """Tables with rows, and their rows, without schema rows."""
+        """Number of copied tables, and number of their rows without schema rows."""
 
     def table(self, schema: TableSchema, chunks: Iterator[Lines]) -> None:
         """Add one table: its schema row, then its rows."""
@@ -60,13 +61,13 @@ class SnapshotCommit:
         self._ended.append(schema)
 
     def mark(self, schema: TableSchema, *, ended: bool = False) -> None:
-        """Add the schema row of a table without its rows; ended: targets delete all its earlier rows."""
+        """Add the schema row of a table without its rows; with `ended`, targets delete all its earlier rows."""
         self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
         if ended:
             self._ended.append(schema)
 
     def commit(self, lineage: CommitSource) -> None:
-        """End the generation of every copied table, and commit."""
+        """Add the `g` row of every table that is complete, and commit all rows."""
         for schema in self._ended:
             self._add(self._control(schema, Operation.GENERATION, str(int(self.position)).encode()))
         self._stage()

@@ -37,27 +37,34 @@ from cdc.snapshot.backfill_worker import BackfillWorker
 from cdc.snapshot.signal_processor import Signals
 
 GRACE: Final = 8.0
-"""Seconds for a drain. A longer drain waits for a server or disk that does not answer; the process then exits. That is
-as safe as kill -9, because the log contains whole commits only."""
+"""Seconds after which the process exits although its drain has not ended.
+
+A longer drain waits for a server or disk that does not answer. Exiting then is as safe as kill -9, because the log
+contains whole commits only."""
 JITTER: Final = 0.25
-"""Largest share by which a pause is extended at random, so that readers do not reconnect all at once."""
+"""Maximum share of a pause that is added to it at random, so that readers do not reconnect all at once."""
 UNDECODABLE_ATTEMPTS: Final = 4
-"""Attempts at a transaction that the server cannot decode. Some causes end at the second or third attempt (a stale
-cache, a file that the server recreates); a value that is too large does not, and an operator should know within a
-minute. With the pauses of UNDECODABLE the attempts take 15 s plus the server's time to reach the transaction."""
+"""Number of attempts at a transaction that the server cannot decode.
+
+Some causes have disappeared by the second or third attempt (a stale cache, a file that the server recreates). A value
+that is too large fails every attempt, and an operator should know within a minute. With the pauses of UNDECODABLE the
+attempts take 15 s plus the server's time to reach the transaction."""
 FAST: Final = BackOff(0.2, 30.0)
-"""Default: a server that restarts, a network that recovers."""
+"""Default pauses, for example while a server restarts or a network recovers."""
 SLOT_IN_USE: Final = BackOff(0.2, 1.0)
-"""Another reader streams from the slot. Pauses stay short, because rows wait once that reader ends; an attempt costs a
-few short connections."""
+"""Pauses while another reader streams from the slot.
+
+They are short, because no reader captures changes after that reader has ended. An attempt costs a few short
+connections."""
 REFUSED: Final = BackOff(5.0, 60.0)
-"""The server refuses the login or is out of connections; frequent attempts could lock the account."""
+"""Pauses if the server refuses the login or has no free connection; frequent attempts could lock the account."""
 UNDECODABLE: Final = BackOff(2.0, 8.0)
-"""Every attempt makes the source decode the same WAL again."""
+"""Pauses between attempts at a transaction that the server cannot decode; each attempt decodes the same WAL again."""
 LARGE_BLOCK: Final = 1 << 20
-"""Bytes from which glibc maps a block separately and unmaps it when it is freed. The default is 128 KiB and grows
-to the largest block freed, up to 32 MiB. Such blocks then lie on the heap, where a small block above them prevents
-their return. Reusing smaller blocks is cheaper than mapping them again."""
+"""Size in bytes from which glibc maps a block separately and returns it to the system when it is freed.
+
+The default is 128 KiB and grows to the largest freed block, up to 32 MiB. Smaller blocks are on the heap, where a small
+block above them prevents their return. Reusing smaller blocks is cheaper than mapping them again."""
 _M_MMAP_THRESHOLD: Final = -3
 
 log = structlog.get_logger("connector")
@@ -66,7 +73,7 @@ log = structlog.get_logger("connector")
 def main(definition: Definition, reload: Callable[[], Definition] | None = None) -> int:
     """Run the reader until SIGTERM or SIGINT; raises an error that a retry cannot fix.
 
-    reload: reads the definition again; its table rules may change while the reader runs.
+    reload: function that reads the definition again, because table rules may change while the reader runs.
     """
     stop = Event()
     last = Timer(GRACE, os._exit, [0])
@@ -118,9 +125,9 @@ def main(definition: Definition, reload: Callable[[], Definition] | None = None)
 
 
 def exit_error(verdict: CdcError | None, failure: BaseException | None) -> BaseException | None:
-    """The error that the process exits with; None after a drain, or if only the stop prevented another attempt.
+    """Return the error with which the process exits; None after a drain, or if SIGTERM ended the attempts.
 
-    A verdict of the status reporter takes precedence, because the reader's failure is its consequence.
+    The status reporter's error, `verdict`, takes precedence, because it caused the reader's `failure`.
     """
     if verdict is not None:
         return verdict
@@ -128,10 +135,10 @@ def exit_error(verdict: CdcError | None, failure: BaseException | None) -> BaseE
 
 
 def retry_pause(error: BaseException, failures: int) -> float | None:
-    """Seconds to wait before the next attempt; None if the reader gives up.
+    """Return the seconds to wait before the next attempt; None if the reader gives up.
 
-    failures: consecutive failed attempts, this one included, without progress of the log; for UndecodableWal only the
-    attempts that failed with it.
+    failures: number of consecutive failed attempts without progress of the log, including this one. For UndecodableWal
+    only the attempts that failed with UndecodableWal count.
     """
     if isinstance(error, UndecodableWal):
         return UNDECODABLE.seconds(failures) if failures < UNDECODABLE_ATTEMPTS else None
@@ -143,7 +150,7 @@ def retry_pause(error: BaseException, failures: int) -> float | None:
 
 
 class _Attempts:
-    """Counts consecutive failures without progress of the log, and computes the pause after each."""
+    """Counter of consecutive failures without progress of the log; computes the pause after each failure."""
 
     def __init__(self, definition: Definition, process_metrics: metrics.Metrics) -> None:
         self._name, self._metrics = definition.name, process_metrics
@@ -153,7 +160,7 @@ class _Attempts:
         self._pause: float | None = None
 
     def should_retry(self, exc: BaseException) -> bool:
-        """Record a failure; returns whether to try again."""
+        """Record a failure; return True if the reader tries again."""
         position = self._metrics.value(metrics.LOG_POSITION, self._name)
         code = exc.code if isinstance(exc, CdcError) else None
         is_stuck = position == self._position
@@ -165,7 +172,7 @@ class _Attempts:
         return self._pause is not None
 
     def wait(self, _state: RetryCallState) -> float:
-        """Seconds before the next attempt."""
+        """Return the seconds to wait before the next attempt."""
         return (self._pause or 0.0) * (1 + random.uniform(0, JITTER))  # noqa: S311 - spreads attempts, guards nothing
 
 
@@ -199,9 +206,9 @@ def _run(definition: Definition, context: ReaderContext, reporter: StatusReporte
 def use_system_allocators() -> None:
     """Make Arrow use the system's allocator, and set glibc's mmap threshold where glibc is present.
 
-    Both return freed blocks to the operating system. Arrow's mimalloc keeps memory of every thread that has written
-    Parquet. With the system's allocator a transaction of 2 million rows peaked at 450 MiB instead of 521, with one
-    sixth less CPU.
+    Freed blocks then return to the operating system. Arrow's own allocator, mimalloc, keeps memory for every thread
+    that has written Parquet. With the system's allocator a transaction of 2 million rows needed 450 MiB at the peak
+    instead of 521 MiB, and one sixth less CPU.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     with suppress(OSError, AttributeError):

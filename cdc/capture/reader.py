@@ -1,8 +1,8 @@
 """The reader: the capture loop from the replication stream into the change log.
 
-Four stages run in one thread each: receive, decode, encode, append. Queues between them are bounded by bytes. A full
-queue stops reading the socket; status updates continue. Postgres gets only positions that the log contains durably.
-The commit batcher alone decides when the log is committed or trimmed.
+Four stages run in one thread each: receive, decode, encode, append. The queues between them are limited in bytes. A
+full queue stops reading the socket; status updates continue. The reader confirms only durable positions to Postgres.
+The commit batcher alone decides when to commit or trim the log.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from cdc.postgres.wal_bound import WalBound
 from cdc.snapshot.chunk_sender import ReaderLink
 
 FRAMES_WAITING: Final = 16 * 1024 * 1024
-"""Bytes of raw frames between receive and decode."""
+"""Limit of the queue between receive and decode, in bytes of raw frames."""
 ROWS_WAITING: Final = 32 * 1024 * 1024
-"""Bytes of Arrow rows between decode and encode."""
+"""Limit of the queue between decode and encode, in bytes of Arrow rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderStart:
-    """Results of the reader's start, up to the opening of its stream."""
+    """Results of one start of the reader, from its checks to the opening of the replication stream."""
 
     position: Position
     """Position after which the log continues."""
     copied: CopySummary | None
-    """Initial snapshot that this start has taken; None if the log already had one."""
+    """Summary of the initial snapshot that this start has taken; None if it has taken none."""
     compile_seconds: float
-    """Time to load the compiled decoder: the first start on a machine compiles it."""
+    """Seconds spent loading the compiled decoder; the first start on a machine compiles it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,15 @@ class ReaderContext:
 
     @property
     def link(self) -> ReaderLink:
-        """The part that copying threads use."""
+        """Interface of the reader for the threads that copy tables."""
         return ReaderLink(self.observers.windows, self.durable, self.stop)
 
 
 class Reader:
-    """Captures one source database into one log; run() returns after a drain, or raises the error that ended it."""
+    """Reader that captures one source database into one log.
+
+    `run` returns after a drain, or raises the error that ended the reader.
+    """
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class Reader:
             raise session.failure
 
     def _load_kernels(self) -> float:
-        """Load the compiled decoder; returns the seconds spent."""
+        """Load the compiled decoder; return the seconds spent."""
         began = time.monotonic()
         self._context.metrics.set(metrics.COMPILING, 1, self._settings.source.pipeline)
         load_kernels()
@@ -110,7 +113,7 @@ class Reader:
         return time.monotonic() - began
 
     def _resume(self, stream: ReplicationStream, bound: WalBound) -> _Session:
-        """Open the log for writing, and check that this source continues it."""
+        """Open the log for writing, check that this source can continue the log, and return the session."""
         settings, source, context = self._settings, self._settings.source, self._context
 
         def show_blocked(on: bool) -> None:  # noqa: FBT001 - signature of RetryingWriter
@@ -186,7 +189,7 @@ class _Session:
             self._stream.tick()
 
     def _guard(self, stage: Callable[[], None], *queues: ByteQueue[Any]) -> None:
-        """Run a stage; queues: those that it fills or reads, closed when it ends."""
+        """Run a stage; close its input and output queues when the stage ends."""
         try:
             stage()
         except QueueClosed:

@@ -36,14 +36,15 @@ from cdc.table import TableSchema, TableState, matches
 
 START_READER: Final = "start the reader, which takes the initial snapshot; no recovery is needed"
 RELEASE_TIMEOUT: Final = 3.0
-"""Seconds that the server may need to release the slot of a reader that has just ended."""
+"""Maximum seconds to wait until the server releases the slot of a reader that has just ended."""
 
 
 def begin_epoch(definition: Definition) -> dict[str, Any]:
-    """Begin the next epoch of the log: create publication and slot, copy every table, close deleted rows.
+    """Begin the next epoch of the log: create publication and slot, copy every table, end rows that no longer exist.
 
-    The request is durable before anything changes. From then on only the new epoch can continue the log; a reader can
-    finish it. Raises SlotInUse while a reader streams, SlotNotOwned, SlotNotCreated, SlotBlocked, PreflightFailed.
+    The request for the epoch is durable before anything changes. From then on only the new epoch can continue the log;
+    if the command is killed, the reader completes the epoch. Raises SlotInUse while a reader streams, SlotNotOwned,
+    SlotNotCreated, SlotBlocked, PreflightFailed.
     """
     settings = reader_settings(definition)
     writer = _open_writer(definition)
@@ -64,7 +65,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
 
 
 def _record_slot_for_replacement(settings: ReaderSettings, writer: LogWriter) -> None:
-    """Record the slot with its current positions, which allows the snapshot to replace it unless it changes."""
+    """Record the slot with its current positions; the snapshot may replace the slot while they stay the same."""
     source, claim = settings.source, SlotClaim.of(settings.log, writer)
     identity = identify_system(source.dsn)
     with connect(source.dsn, application_name="cdc slots") as conn, copy_lock(conn, source.slot):
@@ -79,8 +80,8 @@ def _record_slot_for_replacement(settings: ReaderSettings, writer: LogWriter) ->
 def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
     """Request a new epoch, because the source cannot continue the log.
 
-    No operator confirms this, so a slot that is not proven to belong to the log stays: raises SlotNotOwned or
-    SlotNotCreated without a request. Raises exc if the log is empty.
+    No operator confirms this request, so the slot must be proven to belong to the log. Otherwise the function raises
+    SlotNotOwned or SlotNotCreated, and requests nothing. It raises `exc` if the log is empty.
     """
     source, log = settings.source, LogReader(settings.log)
     if log.durable is None:
@@ -96,7 +97,7 @@ def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
 
 
 def adopt_slot(definition: Definition) -> dict[str, Any]:
-    """Record that a slot which an operator created belongs to this log; the slot itself does not change.
+    """Record that a slot that an operator created belongs to this log; the slot itself does not change.
 
     Creates the log if there is none. Raises SlotNotCreated if there is no slot, SlotUnsuitable, SlotInUse.
     """
@@ -123,10 +124,10 @@ def adopt_slot(definition: Definition) -> dict[str, Any]:
 
 
 def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict[str, Any]:
-    """Advance the log and then the slot to lsn; transactions in between are lost, and `tables` are marked.
+    """Advance the log and then the slot to `lsn`; transactions in between are lost, and `tables` need a resync.
 
-    The order matters: a slot behind the log is normal, a slot ahead of it is a gap. After a crash, run it again: it
-    advances whatever has not advanced yet.
+    The log advances first, because a slot behind the log is normal and a slot ahead of the log means a gap. After a
+    crash the function can be called again: it advances only the log or slot that is still behind `lsn`.
     """
     writer = _open_writer(definition)
     last = writer.last_commit
@@ -171,7 +172,7 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
 
 
 def _mark_for_resync(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, position: Position) -> None:
-    """Commit an `s` row at the position for every table that lost changes."""
+    """Commit an `s` row with state `needs_resync` at the position for each of the tables, which lost changes."""
     reason = f"an operator skipped the changes from {last.last} to {position}"
     commit = SnapshotCommit(writer, position)
     for schema in tables:
@@ -191,7 +192,7 @@ def _open_writer(definition: Definition) -> LogWriter:
     reraise=True,
 )
 def _idle_slot(definition: Definition) -> SlotStatus | None:
-    """The pipeline's slot; raises SlotInUse while a session streams from it."""
+    """Return the status of the pipeline's slot, None without a slot; raises SlotInUse if a session streams from it."""
     source = definition.source
     with connect(source.dsn.reveal(), application_name="cdc slots") as conn:
         slot = slot_status(conn, source.slot.name)
