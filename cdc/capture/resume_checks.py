@@ -1,4 +1,4 @@
-"""Resume checks: compare log, slot, publication and server, and refuse to continue a log with a gap."""
+"""Resume checks: compare the log with slot, publication and server, and raise an error if changes may be missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cdc.postgres.tables import TableName
 from cdc.table import TableSchema, TableState, split_topic
 
 RECOVER: Final = "run 'cdc slots recover -c FILE --new-epoch'"
-"""Remedy for every error after which the stream cannot deliver all changes."""
+"""Remedy of errors that mean that the stream cannot deliver all changes after the log's position."""
 
 DISCONTINUED: Final = (
     SlotMissing,
@@ -40,7 +40,7 @@ DISCONTINUED: Final = (
     PublicationMissing,
     PublicationReplaced,
 )
-"""Errors that a new epoch fixes. SourceReplaced is not among them: the definition may name the wrong server."""
+"""Errors that a new epoch fixes. SourceReplaced is excluded, because the definition may name the wrong server."""
 
 INVALIDATED: Final[Mapping[str, str]] = {
     "wal_removed": "raise max_slot_wal_keep_size (ALTER SYSTEM SET max_slot_wal_keep_size = '…'; "
@@ -50,17 +50,17 @@ INVALIDATED: Final[Mapping[str, str]] = {
     "idle_timeout": "raise idle_replication_slot_timeout (ALTER SYSTEM SET idle_replication_slot_timeout = 0; "
     "SELECT pg_reload_conf();), then " + RECOVER,
 }
-"""Remedy by `pg_replication_slots.invalidation_reason`; before version 17 the only reason is the first."""
+"""Map of `pg_replication_slots.invalidation_reason` to a remedy; before Postgres 17 the only reason is the first."""
 
 
 def check_source(log: LogIdentity, last: CommitInfo, source: SourceState, durable: Position | None = None) -> None:
     """Raise an error if the log cannot be continued from this source.
 
-    A slot behind the log is normal: after a server crash it moves back, and changes sent twice are dropped by
-    position. A slot ahead of the log always means a gap, because PostgreSQL accepts any confirmation.
+    A slot behind the log is normal: a server crash moves the slot back, and the reader drops changes up to the log's
+    position. A slot ahead of the log always means a gap.
 
-    last: last commit of the log before the source was queried. durable: position of the log after that; another reader
-    may have committed and confirmed in between. A caller that owns the slot does not need it.
+    last: last commit of the log, read before the query of the source. durable: position of the log, read after that
+    query, because another reader may have committed and confirmed meanwhile. A caller that owns the slot omits it.
     """
     _check_cluster(log, last, source)
     _check_slot((durable or last.last).lsn, source.slot, source.identity.database)
@@ -94,20 +94,20 @@ def _narrowed(publication: PublicationStatus) -> PublicationNarrowed:
 
 
 def captured_oids(known: Mapping[int, TableSchema]) -> list[int]:
-    """OIDs of the captured tables; tables that the log marks as dropped are excluded."""
+    """Return the OIDs of the captured tables, without the tables that the log marks as dropped."""
     return [schema.oid for schema in known.values() if schema.state is not TableState.DROPPED]
 
 
 def lineage_of(source: SourceState) -> CommitSource:
-    """Identity of the source, recorded in every commit of a session."""
+    """Return the source identity and the OID of the publication, which every commit of a session records."""
     oid = 0 if source.publication is None else source.publication.oid
     return CommitSource(source.identity.timeline, source.identity.system_id, oid)
 
 
 def lsn_to_confirm(durable: int) -> Lsn:
-    """LSN to confirm to Postgres as flushed: durable + 1.
+    """Return the LSN to confirm to Postgres as flushed: durable + 1.
 
-    The server skips a commit record at an LSN below the confirmed one, so plus one prevents that it sends the last
+    The server skips only commit records below the confirmed LSN. Without the addition it would send the last
     transaction again.
     """
     return Lsn(durable + 1)
@@ -130,7 +130,7 @@ def _check_cluster(log: LogIdentity, last: CommitInfo, source: SourceState) -> N
 
 
 def check_slot_kind(slot: SlotStatus, database: str) -> None:
-    """Raise SlotUnsuitable unless the slot is a logical one of pgoutput in this database."""
+    """Raise SlotUnsuitable unless the slot is a logical slot of pgoutput in this database."""
     drop = f"SELECT pg_drop_replication_slot('{slot.name}'); or choose another source.slot.name; then {RECOVER}"
     if slot.plugin is None:
         raise SlotUnsuitable(

@@ -1,8 +1,8 @@
 """Schema tracker: the schema version of every relation in a replication session, and changes of it.
 
-It has three sources: Relation messages in the stream, messages of the DDL event trigger if it is installed, and a
-catalogue query every 30 s for changes that neither shows. Only the decoding thread writes `s` rows, so results of the
-catalogue query wait until that thread calls detect_drift.
+The tracker uses Relation messages in the stream, messages of the DDL event trigger if that is installed, and a
+catalogue query every 30 s. The query finds changes that no message shows. Only the decoding thread writes `s` rows, so
+the results of the query wait until that thread calls detect_drift.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cdc.postgres.unreplicated_changes import CatalogState, find_divergence, rea
 from cdc.table import ADDED, PARTITION_OF, TableSchema, TableState, matches, topic
 
 CATALOG_CHECK_EVERY: Final = 30.0
-"""Seconds between two catalogue queries for all tables; one took 8 ms for one table, 80–150 ms for 1,000."""
+"""Seconds between two catalogue queries; a query took 8 ms for one table, and 80–150 ms for 1,000 tables."""
 
 _T = TypeVar("_T")
 log = structlog.get_logger("reader")
@@ -40,13 +40,13 @@ class CaptureFilter:
     publication: str
     patterns: Sequence[str] = ("*",)
     exclude: Sequence[str] = ()
-    """Globs of included and of excluded tables; the publication may contain more tables."""
+    """Globs of tables that are not captured although a pattern matches them."""
     copies: bool = False
-    """Whether a newly found table gets a copy of its existing rows."""
+    """True if the existing rows of a newly found table are copied."""
 
 
 class SchemaTracker:
-    """Resolves Relation messages against the log's schemas and the source's catalogue; used by one thread."""
+    """Schema versions of one replication session, by the OIDs of Relation messages; used by one thread."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class SchemaTracker:
         return self._checks
 
     def set_schema(self, schema: TableSchema) -> None:
-        """Use this version from now on; a copy has read it at the source and written it to the log."""
+        """Use this version from now on; a copy of the table has read it at the source and written it to the log."""
         self._known[schema.oid] = schema
 
     def resolve_relation(self, message: Relation, position: Position) -> tuple[TableSchema, bool] | None:
-        """The schema of the rows that follow, and whether it needs a new `s` row; None if the table is not captured.
+        """Return the schema of the following rows, and whether it needs an `s` row; None if the table is not captured.
 
-        A table is not captured if no rule matches it or if it was removed. Partitions are not captured either, because
-        rules match partition roots. The catalogue shows the present, the message a state of the past. Where the two
-        cannot be reconciled, the schema is flagged `needs_resync`.
+        A table is not captured if no rule matches it, if it was removed, or if it is a partition: rules match partition
+        roots. The message shows the table at an earlier time than the catalogue. If the two contradict each other, the
+        schema gets the state `needs_resync`.
         """
         before = self._known.get(message.oid)
         if not self._is_captured(message, before):
@@ -119,7 +119,10 @@ class SchemaTracker:
         return matches(name, self._patterns) and not matches(name, self._exclude)
 
     def _view_of(self, conn: Any, oid: int, position: Position) -> CatalogView:
-        """A catalogue view no older than the message; one view of all tables serves the backlog at the start."""
+        """Return a catalogue view that is not older than the message.
+
+        One view of all tables is used for the first messages of a session, up to the WAL position of that view.
+        """
         if self._view is None:
             self._view = read_catalog_view(conn, [*self._known, oid], self._publication)
         first = oid not in self._seen and oid in self._view.tables
@@ -129,7 +132,7 @@ class SchemaTracker:
         return read_catalog_view(conn, [oid], self._publication)
 
     def _query(self, question: Callable[[Any], _T]) -> _T:
-        """Run a query over one persistent connection; reconnect once if it broke."""
+        """Run a query over one persistent connection; if it broke, connect again and repeat the query once."""
         if self._conn is not None:
             try:
                 return question(self._conn)
@@ -139,13 +142,13 @@ class SchemaTracker:
         return question(self._conn)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the catalogue connection."""
         if self._conn is not None:
             self._conn.close()
             self._conn = None
 
     def apply_ddl(self, content: bytes) -> Iterator[TableSchema]:
-        """The new version that a DDL message describes, if it changes a known table."""
+        """Yield the new schema version that a DDL message describes, if the message is about a known table."""
         message = parse_ddl_message(content)
         if message is None:
             log.warning("cannot read a schema message from the WAL", bytes=len(content))
@@ -172,7 +175,10 @@ class SchemaTracker:
         yield from self._changed(schema, known)
 
     def detect_drift(self) -> Iterator[TableSchema]:
-        """Changed versions that the last catalogue query has found; starts the next query when due, never waits."""
+        """Yield the changed schema versions from the last catalogue query.
+
+        The method starts the next query when it is due, and never waits for its result.
+        """
         if self._check is not None and self._check.done():
             done, self._check = self._check, None
             self._due = time.monotonic() + self._every
@@ -210,7 +216,7 @@ class SchemaTracker:
 
 
 def _with_sent_columns(created: TableSchema | None, message: Relation) -> TableSchema | None:
-    """A new table from the event trigger; generated columns that the publication sends count as ordinary columns."""
+    """Return a new table from the event trigger; generated columns that are sent count as ordinary columns."""
     if created is None:
         return None
     sent = {column.name for column in message.columns}
@@ -219,12 +225,12 @@ def _with_sent_columns(created: TableSchema | None, message: Relation) -> TableS
 
 
 def _can_receive_rows(schema: TableSchema) -> bool:
-    """Whether the stream may still contain rows of the table."""
+    """Return True if the stream may still contain rows of the table."""
     return schema.state is not TableState.DROPPED or schema.removed
 
 
 def _after_catalog_check(schema: TableSchema, current: CatalogState | None) -> TableSchema:
-    """The version after a catalogue query: dropped, renamed, diverged, or unchanged."""
+    """Return the schema version after a catalogue query: dropped, renamed, in need of a resync, or unchanged."""
     if current is None:
         return schema.flagged(TableState.DROPPED, "the table no longer exists at the source")
     if current.sent_as is not None:

@@ -27,17 +27,17 @@ class SourceSettings:
     control: PublicationControl = field(default_factory=PublicationControl)
     """Whether the reader may create or alter the publication."""
     create_slot: bool = True
-    """Whether the snapshot may create the slot, and replace one that belongs to the log."""
+    """True if the initial snapshot may create the slot, and replace a slot that belongs to the log."""
     failover: bool = False
-    """Whether the slot is synchronized to standbys; from version 17."""
+    """True if the slot is synchronized to standbys; from Postgres 17 on."""
     undecodable: Undecodable = Undecodable.FAIL
-    """Treatment of text that is not valid UTF-8."""
+    """Policy for text of the source that is not valid UTF-8."""
     snapshot: Snapshot = field(default_factory=Snapshot)
     """Snapshot mode, and the size from which tables are copied in chunks."""
 
     @property
     def copies_rows(self) -> bool:
-        """Whether existing rows of a table are copied before its changes are captured."""
+        """True if existing rows of tables are copied, as the snapshot mode says."""
         return self.snapshot.mode is not SnapshotMode.NO_DATA
 
 
@@ -52,7 +52,7 @@ class ReaderSettings:
     linger: float
     """Seconds between commits under load; the first change after an idle time is committed at once."""
     retention: Retention | None = None
-    """None: the log is never trimmed."""
+    """Retention rules of the log; None if the log is never trimmed."""
 
 
 def reader_settings(definition: Definition) -> ReaderSettings:

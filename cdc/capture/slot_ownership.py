@@ -3,8 +3,8 @@
 On the server a slot has only a name and no owner, and names are copied together with definitions. A snapshot therefore
 drops a slot only in one of these cases; any other case is an error, and the slot stays:
 
-- The log's slot record contains this slot with exactly its positions. Then an unfinished snapshot of this log created
-  it and no reader has confirmed anything since, or an operator's command released it in its current state.
+- The log's slot record contains this slot with exactly its current positions. Then an unfinished snapshot of this log
+  created the slot and no reader has confirmed a position since, or an operator's command recorded the slot.
 - The log's last commit is from this server and timeline, its slot record contains the slot's name, and the slot is not
   ahead of the log. A slot created later begins after the log's position, so the log was written from this slot.
 """
@@ -28,25 +28,25 @@ from cdc.postgres.slot import PLUGIN, SlotStatus
 from cdc.postgres.source_state import SourceState
 
 ALIGNMENT: Final = 8
-"""WAL records begin at multiples of it; a cdc reader confirms one byte more, see `lsn_to_confirm`."""
+"""Alignment of WAL records in bytes; a cdc reader confirms an LSN one byte higher, see `lsn_to_confirm`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotClaim:
-    """Evidence of a log that it owns the slot of its definition."""
+    """Evidence that a log owns the slot of its definition."""
 
     root: Root
     log_id: str | None
-    """None if there is no log."""
+    """Identity of the log; None if there is no log."""
     last: CommitInfo | None
-    """None while the log is empty."""
+    """Last commit of the log; None while the log is empty."""
     system_id: str
     """System identifier of the server that the log was written from; "" if there is no log."""
     record: SlotRecord | None
 
     @classmethod
     def of(cls, root: Root, log: LogReader | LogWriter | None) -> Self:
-        """The claim of a log; raises LogCorrupt if its slot record cannot be read."""
+        """Return the claim of a log; raises LogCorrupt if the log's slot record cannot be read."""
         record = read_slot_record(root)
         if log is None:
             return cls(root, None, None, "", record)
@@ -54,7 +54,7 @@ class SlotClaim:
         return cls(root, log.log_id, last, (last and last.system_id) or log.identity.system_id, record)
 
     def record_of(self, slot: SlotStatus, source: SystemIdentity, *, adopted: bool = False) -> SlotRecord:
-        """The slot record for a slot in its current state."""
+        """Return the slot record of this log for a slot with its current positions."""
         return SlotRecord(
             log_id=self.log_id or "",
             system_id=source.system_id,
@@ -67,7 +67,7 @@ class SlotClaim:
         )
 
     def records(self, slot: SlotStatus, source: SystemIdentity) -> bool:
-        """Whether the slot record matches this slot of this server in its current state."""
+        """Return True if the log's slot record names this slot of this server with its current positions."""
         record = self.record
         if record is None or slot.name != record.slot or record.log_id != self.log_id:
             return False
@@ -77,7 +77,7 @@ class SlotClaim:
         return slot.confirmed_flush == record.confirmed_flush and slot.restart_lsn in {record.restart_lsn, None}
 
     def is_written_from(self, slot: SlotStatus, source: SystemIdentity) -> bool:
-        """Whether the log was certainly written from this slot."""
+        """Return True if it is certain that the log was written from this slot."""
         last = self.last
         if last is None or (self.system_id, last.timeline) != (source.system_id, source.timeline):
             return False
@@ -91,7 +91,7 @@ class SlotClaim:
 def check_replaceable(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity, seen: Position | None = None) -> None:
     """Raise an error if a snapshot must not replace the slot.
 
-    seen: last position of this pipeline's log in the catalog, as evidence against an unfinished snapshot.
+    seen: last position of this pipeline's log in the catalog; it can prove that the first snapshot was finished.
     Raises SlotUnsuitable, UnexpectedSlot, SlotNotOwned, and SlotInUse if the slot belongs to the log and is active.
     """
     check_slot_kind(slot, source.database)
@@ -106,8 +106,8 @@ def check_replaceable(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity
 def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity) -> None:
     """Raise an error if an operator's command must not replace the slot for a new epoch.
 
-    The command replaces missing evidence, but it cannot overrule evidence against ownership: a slot of another server,
-    or a slot that the reader of another log has confirmed.
+    Missing evidence that the slot belongs to the log is no error here. Evidence that it belongs to another log is one:
+    the slot is on another server, or the reader of another log has confirmed its position.
     """
     check_slot_kind(slot, source.database)
     if slot.active:
@@ -151,7 +151,10 @@ def check_resume(root: Root, log: LogReader, last: CommitInfo, state: SourceStat
 
 
 def check_adopted(slot: SlotStatus | None, name: str, claim: SlotClaim, source: SystemIdentity) -> SlotStatus:
-    """The slot at which a log begins if `source.slot.create` is false; raises SlotNotCreated, SlotUnsuitable."""
+    """Return the adopted slot at which a log begins if `source.slot.create` is false.
+
+    Raises SlotNotCreated or SlotUnsuitable if the slot cannot be used.
+    """
     if slot is None:
         raise slot_missing_error(name)
     check_slot_kind(slot, source.database)
@@ -161,7 +164,7 @@ def check_adopted(slot: SlotStatus | None, name: str, claim: SlotClaim, source: 
 
 
 def slot_missing_error(name: str) -> SlotNotCreated:
-    """The error for a missing slot that the reader may not create."""
+    """Return the error for a slot that does not exist and that the reader may not create."""
     return SlotNotCreated(
         f"slot {name!r} does not exist, and source.slot.create is false",
         remedy=f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}'); then 'cdc slots adopt -c FILE'",

@@ -1,9 +1,9 @@
-"""Spool: raw frames of streamed (in-progress) transactions, on disk until the transaction commits.
+"""Spool: stores raw frames of streamed (in-progress) transactions on disk until the transaction commits.
 
-It precedes the decoder, which therefore gets only whole transactions, in commit order, in protocol version 1. Each
-transaction has an unnamed temporary file and a list of rolled-back subxids (four bytes each). So memory does not grow
-with its rows, and a killed process leaves no files. The server sends an unfinished transaction again after a restart,
-because the confirmed LSN precedes its end.
+The spool precedes the decoder, so the decoder gets only whole transactions, in commit order, in protocol version 1.
+Each transaction has an unnamed temporary file and a list of rolled-back subxids (four bytes each). So memory does not
+grow with its rows, and a killed process leaves no files. After a restart the server sends an unfinished transaction
+again, because the confirmed LSN precedes its end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from cdc.pgoutput.stream_blocks import (
 )
 
 BATCH: Final = 4 << 20
-"""Minimum bytes per replayed batch, as much as one receive returns."""
+"""Minimum bytes of a replayed batch of frames; one receive from the server returns as much."""
 
 _CONTROLS: Final = bytes([START, STOP, ABORT, COMMIT])
 _QUIET: Final = kind_set(_CONTROLS)
@@ -56,24 +56,24 @@ class _SpooledRelation(NamedTuple):
     """One Relation message of a streamed transaction."""
 
     order: int
-    """Order of arrival over all transactions."""
+    """Sequence number of arrival among the Relation messages of all transactions."""
     subxid: int
     frame: bytes
-    """The message in protocol version 1."""
+    """Frame of the message in protocol version 1."""
 
 
 @dataclass(slots=True)
 class _SpooledTransaction:
-    """One transaction on disk: runs of frames, each as count, offsets (int64) and bytes."""
+    """One streamed transaction on disk: runs of frames, each run as count, offsets (int64) and bytes."""
 
     xid: int
     file: IO[bytes]
     nbytes: int = 0
     _aborted: array[int] = field(default_factory=lambda: array("I"))
     _relations: dict[int, list[_SpooledRelation]] = field(default_factory=lambda: defaultdict(list))
-    """Relation messages by OID, in order of arrival; a rollback removes those of its subtransaction."""
+    """Relation messages by OID, in order of arrival; the rollback of a subtransaction removes its messages."""
     _oids_by_subxid: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """OIDs of those messages, by subxid."""
+    """OIDs of the recorded Relation messages, by subxid."""
 
     def append(self, frames: FrameBatch) -> None:
         """Write a run of frames to the file."""
@@ -84,10 +84,10 @@ class _SpooledTransaction:
         self.nbytes += frames.nbytes
 
     def add_relation(self, oid: int, relation: _SpooledRelation, elsewhere: int) -> None:
-        """Record a Relation message; `elsewhere`: order of the OID's last message outside this transaction.
+        """Record a Relation message, unless it repeats the last recorded message of the OID.
 
-        The server repeats all messages after every rollback. A repetition is not recorded. Otherwise the rollback of an
-        open subtransaction, which contains the first message, would remove the repetition as well.
+        The server repeats all Relation messages after every rollback. `elsewhere` is the order of the OID's last
+        message outside this transaction; a repetition after that message is recorded.
         """
         relations = self._relations[oid]
         if relations and relations[-1].frame == relation.frame and relations[-1].order > elsewhere:
@@ -103,11 +103,11 @@ class _SpooledTransaction:
 
     @property
     def aborted(self) -> np.ndarray:
-        """Subxids that were rolled back, int64, sorted."""
+        """Sorted array (int64) of the subxids that were rolled back."""
         return np.unique(np.array(self._aborted, np.int64))
 
     def runs(self) -> Iterator[FrameBatch]:
-        """The frames in order, joined into batches of BATCH or one run more."""
+        """Yield all frames in order; runs are joined into batches of at least BATCH bytes."""
         self.file.seek(0)
         buffers: list[np.ndarray] = []
         offsets, used = [np.zeros(1, np.int64)], 0
@@ -123,7 +123,7 @@ class _SpooledTransaction:
             yield FrameBatch(np.concatenate(buffers), np.concatenate(offsets))
 
     def surviving(self) -> dict[int, _SpooledRelation]:
-        """The last Relation message per OID that was not rolled back."""
+        """Return, for each OID, the last Relation message that was not rolled back."""
         return {oid: relations[-1] for oid, relations in self._relations.items() if relations}
 
     def close(self) -> None:
@@ -138,11 +138,11 @@ class _SpooledTransaction:
 
 
 class Spool:
-    """Turns the stream of one session into whole transactions of protocol version 1; unusable after an error.
+    """Converter of one session's stream to whole transactions of protocol version 1; unusable after an error.
 
-    Relation messages of a streamed transaction are replayed with it, so a rolled-back transaction does not change the
-    decoder. The server remembers the last message that it sent. If another transaction described the same relation
-    later than the replayed one did, that message is repeated after the replay.
+    The Relation messages of a streamed transaction are replayed with it, so those of a rolled-back transaction never
+    reach the decoder. If another transaction described the same relation later than the replayed transaction did, its
+    message is repeated after the replay: the server assumes that the last message it sent is in force.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -152,18 +152,18 @@ class Spool:
         self._known: dict[int, tuple[int, bytes]] = {}
         self._arrived = 0
         self.is_replaying = False
-        """Whether the frames that committed() yields now belong to a streamed transaction."""
+        """True while `committed` yields the frames of a streamed transaction."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of frames whose transactions have not ended."""
+        """Bytes of the spooled frames of transactions that have not ended."""
         return sum(stream.nbytes for stream in self._streams.values())
 
     def committed(self, frames: FrameBatch) -> Iterator[FrameBatch]:
-        """Frames of protocol version 1, in commit order; keepalives pass immediately.
+        """Yield frames of protocol version 1 in commit order; keepalives are yielded immediately.
 
         The result does not depend on how the stream is split into batches. Raises MalformedFrame, and LogUnwritable
-        when the disk is full.
+        if the disk is full.
         """
         buffer, offsets = readonly_arrays(frames)
         start = at = 0
@@ -249,7 +249,7 @@ class Spool:
         self._end(stream)
 
     def _later_relations(self, stream: _SpooledTransaction) -> list[bytes]:
-        """Relation messages that arrived later than those of the replayed transaction."""
+        """Return the Relation messages that arrived after the replayed message of the same OID."""
         later = []
         for oid, relation in stream.surviving().items():
             known, description = self._known.get(oid, (0, b""))

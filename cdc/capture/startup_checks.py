@@ -1,7 +1,7 @@
-"""Startup checks: what must be true of definition, source, log and stores before a reader starts.
+"""Startup checks: conditions on definition, source, log and stores that a reader needs to start.
 
-`cdc doctor` runs the whole list and reports every problem. A reader runs the checks that apply to its start, in the
-same order, and raises the first failure. So doctor reports every error that would stop a reader at its start.
+`cdc doctor` runs all checks and reports every problem. A reader runs the checks that apply to its start, in the same
+order, and raises the first failure. So doctor reports every error that would stop a reader at its start.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from cdc.table import TableSchema, matches
 
 
 class CheckScope(Enum):
-    """Starts that a failing check prevents."""
+    """Kinds of reader starts that a failing check prevents."""
 
     #: Every start.
     ALWAYS = "always"
@@ -76,7 +76,7 @@ class CheckScope(Enum):
     EMPTY = "empty log"
     #: Starts that continue a log.
     CONTINUED = "continued log"
-    #: None: the check concerns another process, or is only informative.
+    #: No start: the check concerns another process, or is only informative.
     NEVER = "never"
 
 
@@ -86,13 +86,13 @@ class CheckSubject:
 
     definition: Definition
     log: LogReader | None
-    """None if there is no readable log."""
+    """Reader of the log; None if there is no log, or if it cannot be read."""
     unreadable: LogError | None
-    """Why the log cannot be read; None as well if there is none yet."""
+    """Error that prevents reading the log; None if the log can be read, or if there is no log yet."""
 
     @classmethod
     def of(cls, definition: Definition) -> CheckSubject:
-        """Open the log, if there is one."""
+        """Build the subject of a definition; open its log if there is one."""
         try:
             return cls(definition, LogReader(definition.log.root), None)
         except LogError as exc:
@@ -100,19 +100,19 @@ class CheckSubject:
 
     @property
     def is_continued(self) -> bool:
-        """Whether the log has a commit."""
+        """True if the log has a commit, so that a reader continues it."""
         return self.log is not None and self.log.last_commit is not None
 
     @property
     def begins_epoch(self) -> bool:
-        """Whether the next start begins a new epoch, which is possible with any source."""
+        """True if the next start begins a requested epoch; the source then need not continue the log."""
         intent = read_pending_epoch(self.definition.log.root)
         durable_position = None if self.log is None else self.log.durable
         return intent is not None and durable_position is not None and durable_position.epoch < intent.epoch
 
     @property
     def copies_first(self) -> bool:
-        """Whether the next start takes an initial snapshot and needs a slot for it."""
+        """True if the next start takes an initial snapshot and needs a slot for it."""
         return self.unreadable is None and (not self.is_continued or self.begins_epoch)
 
 
@@ -122,13 +122,13 @@ class StartupCheck(NamedTuple):
     find: Callable[[CheckSubject], Iterator[PreflightProblem]]
     binds: CheckScope
     subject: str
-    """Subject of the errors that it raises, unless the error class implies one."""
+    """Subject that is reported with the errors of this check, unless the class of an error implies another subject."""
 
 
 def find_problems(definition: Definition) -> list[PreflightProblem]:
-    """All problems, fatal ones first; changes nothing.
+    """Return all problems of a definition, fatal problems first.
 
-    It writes and removes one small file each in the directories of log, catalog and lake.
+    To test the directories of log, catalog and lake, it writes one small file into each and removes the file.
     """
     found = dict[tuple[str, str], PreflightProblem]()
     subject = CheckSubject.of(definition)
@@ -158,7 +158,7 @@ def check_log(definition: Definition) -> None:
 
 
 def defined_tables(definition: Definition) -> list[TableSchema]:
-    """Tables that the definition matches at the source, or in the log if the source does not answer."""
+    """Return the tables of the source that the definition matches; those of the log if the source does not answer."""
     try:
         return matched_schemas(definition.source.current_dsn(), definition.patterns, definition.excludes)
     except (SourceError, ConfigError):
@@ -170,7 +170,7 @@ def defined_tables(definition: Definition) -> list[TableSchema]:
 
 
 def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
-    """Tables whose target was written with other rules than the definition has, and unreadable sinks.
+    """Return a problem for each table whose target was written under other rules, and for each unreadable sink.
 
     file: path of the definition, for the remedies.
     """
@@ -191,7 +191,7 @@ def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
 
 
 def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list[PreflightProblem]:
-    """Columns that one sink masks and another sink shows in clear; a warning."""
+    """Return a warning for each column that one sink masks and another sink shows unmasked."""
     found = []
     for schema in tables:
         feeding = [sink for sink in definition.sinks if matches(schema.topic, sink.tables)]
@@ -215,7 +215,7 @@ def _masked_columns(sink: Sink, schema: TableSchema) -> set[str]:
 
 
 def _hidden_columns(sink: Sink, schema: TableSchema) -> set[str]:
-    """Columns whose values a sink does not show."""
+    """Return the names of the columns whose values a sink masks or omits."""
     if not isinstance(sink, DeltaSinkDefinition):
         return set()
     rule, all_columns = rule_of(schema.topic, sink.rules), {column.name for column in schema.columns}
@@ -227,7 +227,7 @@ def _hidden_columns(sink: Sink, schema: TableSchema) -> set[str]:
 
 
 def storage_problems(definition: Definition) -> list[PreflightProblem]:
-    """Problems of the object store for the log; none for a directory, which is created when needed."""
+    """Return the problems of the object store for the log; none if the log is in a local directory."""
     root = definition.log.root
     if not isinstance(root, BucketPath):
         return []
@@ -280,7 +280,7 @@ def _source(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 
 def _existing_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
-    """An existing slot of the definition's name, if the log is empty or begins another epoch."""
+    """Raise an error if a new epoch must not replace the existing slot; yield a problem if that slot is in use."""
     if not subject.copies_first:
         return
     source, root = subject.definition.source, subject.definition.log.root
@@ -300,7 +300,7 @@ def _existing_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 
 def _adopted_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
-    """The slot of an empty log, if the reader may not create one."""
+    """Raise an error if the reader may not create the slot of a new epoch and no usable slot was adopted."""
     source = subject.definition.source
     if source.slot.create or not subject.copies_first:
         return
@@ -312,7 +312,7 @@ def _adopted_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 
 def _continuity(subject: CheckSubject) -> Iterator[PreflightProblem]:
-    """Whether the source can continue the log."""
+    """Raise an error if the source and its slot cannot continue the log."""
     log, definition = subject.log, subject.definition
     last = None if log is None else log.last_commit
     if log is None or last is None or subject.begins_epoch:
@@ -343,7 +343,7 @@ def _lake(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 
 def _rules(subject: CheckSubject) -> Iterator[PreflightProblem]:
-    """Rules that match no table of the source, usually because of a typo."""
+    """Yield a problem for each rule that matches no table of the source, usually because of a typo."""
     definition = subject.definition
     with connect(definition.source.current_dsn(), application_name="cdc preflight") as conn:
         topics = [str(name) for _, name in match_tables(conn, ["*"])]
@@ -361,7 +361,10 @@ def _rules(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 
 def exposure_problems(definition: Definition) -> list[PreflightProblem]:
-    """Log and catalog files of an older version that other accounts of this machine can read; not fatal."""
+    """Return a warning if other accounts of this machine can read files of the log or the catalog.
+
+    cdc creates private files; older versions did not.
+    """
     catalog = definition.catalog.url.partition("sqlite:///")[2]
     found = [(definition.log.root, "log"), *([(Path(catalog), "catalog")] if catalog else [])]
     return [
@@ -393,11 +396,14 @@ CHECKS: Final = (
     StartupCheck(_lake, CheckScope.NEVER, "sinks"),
     StartupCheck(_rules, CheckScope.NEVER, "dsn"),
 )
-"""In the order in which an operator would fix them."""
+"""All checks, in the order in which an operator would fix their problems."""
 
 
 def last_known_position(definition: Definition) -> Position | None:
-    """Last position of this pipeline's log in the catalog; None if there is none or the catalog does not answer."""
+    """Return the last log position that the catalog has for this pipeline.
+
+    None if the catalog has none or does not answer.
+    """
     known, name = [0], definition.name
     with suppress(CatalogUnavailable):
         if not is_catalog_created(definition.catalog.url):
@@ -422,7 +428,7 @@ def _run_check(check: StartupCheck, subject: CheckSubject) -> list[PreflightProb
 
 
 def _subject_of_error(exc: CdcError, definition: Definition) -> str | None:
-    """The subject that an error's class implies."""
+    """Return the subject that the class of an error implies; None if it implies none."""
     if isinstance(exc, PublicationMissing | PublicationNarrowed | PublicationReplaced):
         return f"publication {definition.source.publication.name}"
     if (
@@ -442,7 +448,7 @@ def _problem_of(exc: CdcError, subject: str, *, fatal: bool = True) -> Preflight
 
 
 def _error_of(fatal: list[PreflightProblem]) -> CdcError:
-    """The error for the fatal problems of one check: PreflightFailed with all of them, or the first one's class."""
+    """Return one error for the fatal problems of a check: PreflightFailed lists all, any other class has the first."""
     first = fatal[0]
     if first.code == PreflightFailed.code:
         listed = "".join(f"\n  {problem.subject}: {problem.message}" for problem in fatal)

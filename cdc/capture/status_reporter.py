@@ -1,10 +1,10 @@
 """Status reporter: writes the reader's state to the catalog, watches slot and publication, and sends heartbeats.
 
-The main thread calls `close` for the last report, once it knows the outcome. `stop` is set too early for that, before a
-failure is known. The reporter's own thread may be waiting for the source.
+The main thread calls `close`, which writes the last report, once it knows how the reader ended. The reporter's own
+thread cannot write that report: it may be waiting for the source, and `stop` is set before a failure is known.
 
-Errors that end the stream get the positions of slot and log. An operator who has to advance the slot or begin an epoch
-needs the slot's name, both positions, and a command with an LSN. The server's message contains none of them.
+The reporter adds the positions of slot and log to errors that end the stream. To advance the slot or begin an epoch, an
+operator needs the slot's name, both positions, and a command with an LSN. The server's message contains none of them.
 """
 
 from __future__ import annotations
@@ -51,25 +51,28 @@ CHECK_PUBLICATION_EVERY: Final = 5.0
 READ_SCHEMAS_EVERY: Final = 5.0
 """Seconds between two reads of the log's `s` rows."""
 BUDGET_WARNING: Final = 0.8
-"""Share of the WAL budget from which a warning is logged."""
+"""Share of `source.wal_budget` from which a warning is logged."""
 LAST_REPORT_WITHIN: Final = 5.0
-"""Seconds to wait for the last report."""
+"""Maximum seconds to wait until the catalog has stored the last report."""
 SLOT_IN_USE_EVERY: Final = 60.0
-"""Seconds between two log lines while the same other reader uses the slot; the reader retries every second."""
+"""Seconds between two log messages while another reader uses the slot; attempts follow each other every second."""
 REPORT_EVERY: Final = 1.0
 """Seconds between reports; a process without a report for five seconds is shown as down."""
 
 SLOW_COMPILE: Final = 2.0
-"""Seconds from which loading the decoder is logged; a decoder that is already compiled loads faster."""
+"""Duration in seconds from which loading the decoder is logged; a compiled decoder loads faster."""
 
 ERRORS_WITH_POSITIONS: Final = (UndecodableWal, PublicationMissing, PublicationNarrowed, PublicationReplaced)
-"""Errors about the next WAL; errors about the slot already contain its position."""
+"""Errors to which the positions of slot and log are added; errors about the slot already contain its position."""
 Located = TypeVar("Located", bound=SourceError)
 log = structlog.get_logger("reader")
 
 
 class StatusReporter(Thread):
-    """Thread that runs as long as the reader; it logs a source or catalog that is unreachable, and tries again."""
+    """Thread that reports the reader's state to the catalog.
+
+    If source or catalog cannot be reached, it logs that and tries again.
+    """
 
     def __init__(self, definition: Definition, process_metrics: metrics.Metrics, stop: Event) -> None:
         super().__init__(name="reporter", daemon=True)
@@ -93,15 +96,15 @@ class StatusReporter(Thread):
         self._inexact_due = 0.0
         self._log: LogReader | None = None
         self.verdict: CdcError | None = None
-        """Error for which this thread has stopped the reader; None if there is none."""
+        """Error because of which this thread has stopped the reader; None if it has not."""
 
     def report_running(self) -> None:
-        """Report that an attempt begins."""
+        """Report that an attempt to capture begins."""
         self._state, self._error = "running", None
         self._captured = None
 
     def report_started(self, start: ReaderStart) -> None:
-        """Report that the stream is open."""
+        """Report that the replication stream is open."""
         if start.copied is not None:
             copy = start.copied
             log.info(
@@ -123,11 +126,11 @@ class StatusReporter(Thread):
         self._waiting_since = None
 
     def report_copied(self) -> None:
-        """Report that the initial snapshot is complete, after which the reader ends (snapshot.mode initial_only)."""
+        """Report that the initial snapshot is complete and the reader ends (snapshot.mode initial_only)."""
         self._last_state = "copied"
 
     def report_waiting(self, attempt: RetryCallState) -> None:
-        """Report that an attempt failed and another follows."""
+        """Report that an attempt failed and that another one follows."""
         exc = attempt.outcome.exception() if attempt.outcome else None
         assert isinstance(exc, CdcError)  # noqa: S101 - only those are retried
         self._metrics.add(metrics.RECONNECTS, 1, self._definition.name)
@@ -171,7 +174,7 @@ class StatusReporter(Thread):
                 self._catalog.close()
 
     def _check_log(self) -> None:
-        """Show whether the reader waits for the log's storage."""
+        """Report whether the reader waits for the log's storage."""
         blocked = bool(self._metrics.value(metrics.LOG_BLOCKED, self._definition.name))
         if blocked and self._state == "running":
             self._record_error("waiting", LogUnwritable("the log's storage accepts no writes"))
@@ -215,7 +218,7 @@ class StatusReporter(Thread):
             log.warning("cannot write the status of the reader to the catalog", code=exc.code)
 
     def _changed_tables(self, catalog: Catalog) -> list[TableProgress]:
-        """Tables that this process has copied, and tables that the log marks as inexact."""
+        """Return the progress of tables that this process has copied or that the log marks as inexact."""
         position = self._metrics.value(metrics.LOG_POSITION, self._definition.name)
         if position is not None and time.monotonic() >= self._inexact_due:
             self._inexact_due = time.monotonic() + READ_SCHEMAS_EVERY
@@ -227,7 +230,7 @@ class StatusReporter(Thread):
         return [*(table for table in self._copied_tables() if table.topic not in marked), *self._inexact]
 
     def _copied_tables(self) -> list[TableProgress]:
-        """Tables of which this process copied rows; the counts include rows that the catalog had before."""
+        """Return the tables of which this process copied rows; counts include those that the catalog already had."""
         position = self._metrics.value(metrics.LOG_POSITION, self._definition.name)
         return [
             TableProgress(
@@ -266,7 +269,7 @@ class StatusReporter(Thread):
             self._check_wal_budget(slot)
 
     def _send_heartbeat(self) -> None:
-        """Send a heartbeat to the source; if that is a standby, to its primary, provided that its DSN is known."""
+        """Send a heartbeat to the source; if the source is a standby, to the primary if the definition has its DSN."""
         source = self._definition.source
         if source.primary is None:
             if not is_standby(self._source):
@@ -279,7 +282,7 @@ class StatusReporter(Thread):
         log_standby_snapshot(self._primary)
 
     def _check_publication(self) -> None:
-        """Stop the reader if the publication is missing: from version 18 the server then silently sends nothing."""
+        """Stop the reader if the publication is missing: from Postgres 18 on, the server then sends nothing."""
         try:
             known = self._refreshed_log()
         except LogError:
@@ -296,7 +299,10 @@ class StatusReporter(Thread):
             self._stop_reader(exc)
 
     def _refreshed_log(self) -> LogReader:
-        """The current log; a refresh costs a tenth of opening it. Raises LogError if there is none."""
+        """Return the log at its latest commit; raises LogError if there is no log.
+
+        Refreshing an open log costs a tenth of opening it.
+        """
         if self._log is None:
             self._log = LogReader(self._definition.log.root)
         self._log.refresh()
@@ -319,7 +325,7 @@ class StatusReporter(Thread):
             log.warning("WAL budget is almost used" if not over else "WAL budget is exceeded", message=message)
 
     def _stop_reader(self, found: CdcError) -> None:
-        """Record an error as verdict, and stop the reader."""
+        """Store an error in `verdict`, and stop the reader."""
         verdict = add_positions(found, self._definition) if isinstance(found, ERRORS_WITH_POSITIONS) else found
         if self.verdict is None:
             self.verdict = verdict
@@ -328,9 +334,9 @@ class StatusReporter(Thread):
 
 
 def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress], position: int) -> list[TableProgress]:
-    """Updates for the catalog: tables that the log marks, whose mark has gone, or that the catalog does not show.
+    """Return updates for the catalog: tables that are not LIVE in the log, or whose entry is missing or outdated.
 
-    shown: entries of the catalog. Of two tables with one name, a dropped one is left out.
+    shown: the tables in the catalog. If two tables have the same name, a dropped one is omitted.
     """
     latest: dict[str, TableSchema] = {}
     for schema in known:
@@ -353,7 +359,7 @@ def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress],
 
 
 def add_positions(exc: Located, definition: Definition) -> Located:
-    """The error with the positions of slot and log; unchanged if the source does not answer or has no such slot."""
+    """Return the error with the positions of slot and log; unchanged if the source does not answer or has no slot."""
     source = definition.source
     try:
         with connect(source.current_dsn(), application_name="cdc identify", timeout=ANSWER_TIMEOUT) as conn:
@@ -377,7 +383,7 @@ def _log_position(definition: Definition) -> str:
 
 
 def _skip(exc: UndecodableWal, slot: SlotStatus) -> str:
-    """Remedy that skips the transaction; the server reports neither its end nor its tables."""
+    """Return a remedy that skips to the WAL end: the server reports neither end nor tables of the transaction."""
     cause = "" if exc.fix == UndecodableWal.remedy else exc.fix.partition(": run ")[0] + "; "
     skip = f"'cdc slots recover -c FILE --skip-to {slot.wal_end} --resync \"*\"'"
     return (

@@ -51,10 +51,10 @@ __all__ = [
 
 
 class Catalog:
-    """All stores of one catalog database.
+    """One catalog database with all its stores.
 
-    Threads of a process may share it; several processes may open the same database. Every failure of the database is
-    raised as CatalogUnavailable.
+    Threads of a process may share the object, and several processes may open the same database. Every failure of the
+    database is raised as CatalogUnavailable.
     """
 
     def __init__(self, database: Database) -> None:
@@ -119,13 +119,13 @@ class Pipelines:
             upsert(session, PipelineRow, [row])
 
     def get(self, name: str) -> Pipeline | None:
-        """The pipeline with that name; None if there is none."""
+        """Return the pipeline with that name; None if the catalog has none."""
         with self._database.reading() as session:
             row = session.get(PipelineRow, name)
             return None if row is None else _pipeline(row)
 
     def ls(self) -> list[Pipeline]:
-        """All pipelines, by name."""
+        """Return all pipelines, sorted by name."""
         with self._database.reading() as session:
             return [_pipeline(row) for row in session.scalars(select(PipelineRow).order_by(PipelineRow.name))]
 
@@ -161,7 +161,7 @@ class AuditLog:
             session.add(row)
 
     def ls(self, limit: int = 100) -> list[AuditLine]:
-        """The newest entries, newest first."""
+        """Return the newest entries, newest first."""
         with self._database.reading() as session:
             return [
                 AuditLine(r.id, r.actor, r.action, r.subject, r.detail, r.written_at)
@@ -170,16 +170,17 @@ class AuditLog:
 
 
 class Leases:
-    """The store of leases: each allows one process to do some work alone until it expires.
+    """The store of leases; a lease gives one process the right to do something alone until the lease expires.
 
-    The fencing of commits does not depend on leases. `now` is a parameter so that tests need not wait for expiry.
+    Leases do not protect commits: log and sinks detect a second writer at each commit. Tests set `now`, so that they
+    need not wait until a lease expires.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def acquire(self, name: str, holder: str, seconds: float, *, now: datetime | None = None) -> bool:
-        """Acquire or renew the lease; False if another holder has it and it has not expired."""
+        """Acquire or renew the lease; return False if another holder has a lease of this name that has not expired."""
         now = now or datetime.now(UTC)
         row = {"name": name, "holder": holder, "expires_at": now + timedelta(seconds=seconds)}
         is_free = (LeaseRow.holder == holder) | (LeaseRow.expires_at <= now)
@@ -189,12 +190,12 @@ class Leases:
             return lease is not None and lease.holder == holder
 
     def release(self, name: str, holder: str) -> None:
-        """Release the lease; does nothing if the holder does not have it."""
+        """Release the lease; do nothing if the holder does not have the lease."""
         with self._database.writing() as session:
             session.execute(delete(LeaseRow).where(LeaseRow.name == name, LeaseRow.holder == holder))
 
     def holder(self, name: str, *, now: datetime | None = None) -> str | None:
-        """The present holder of the lease; None if it is free or expired."""
+        """Return the present holder of the lease; None if the lease is free or expired."""
         with self._database.reading() as session:
             lease = session.get(LeaseRow, name)
             return lease.holder if lease is not None and lease.expires_at > (now or datetime.now(UTC)) else None

@@ -1,4 +1,4 @@
-"""Commands: requests of people to a running process, and their results."""
+"""Commands: requests that people make to a running process, and their results."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cdc.catalog.models import CommandRow
 COMPACT: Final = "compact"
 """Kind of the command that asks the apply process to compact the log; its payload is {"everything": bool}."""
 REPLAY: Final = "replay"
-"""Kind of the command of a replay; its result is the report of the child process."""
+"""Kind of the command that starts a replay; its result is the report of the child process."""
 VERIFY: Final = "verify"
-"""Kind of the command of a verification; its result is the report of the child process."""
+"""Kind of the command that starts a verification; its result is the report of the child process."""
 JOB_LEASE: Final = "lease"
-"""Payload key of a job that runs on a cluster: the name of the lease that the job renews while it runs."""
+"""Key in the payload of a job on a cluster; its value names the lease that the job renews while it runs."""
 
 
 class CommandState(StrEnum):
@@ -50,13 +50,13 @@ class Command:
 
 
 class Commands:
-    """The store of commands; only the process that executes a command finishes it."""
+    """The store of commands; only the process that executes a command sets its result."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def post(self, pipeline: str, kind: str, payload: Mapping[str, Any]) -> int:
-        """Post a command, and return its number."""
+        """Store a new command, and return its number."""
         row = CommandRow(
             pipeline=pipeline,
             kind=kind,
@@ -70,14 +70,14 @@ class Commands:
             return row.id
 
     def pending(self, pipeline: str, kind: str) -> list[Command]:
-        """Unfinished commands of the kind, oldest first."""
+        """Return the unfinished commands of the kind, oldest first."""
         row = CommandRow
         is_pending = (row.pipeline == pipeline, row.kind == kind, row.state == CommandState.PENDING.value)
         with self._database.reading() as session:
             return [_command(found) for found in session.scalars(select(row).where(*is_pending).order_by(row.id))]
 
     def get(self, command: int) -> Command | None:
-        """The command with that number; None if there is none."""
+        """Return the command with that number; None if the catalog has none."""
         with self._database.reading() as session:
             row = session.get(CommandRow, command)
             return None if row is None else _command(row)
@@ -92,7 +92,7 @@ class Commands:
             )
 
     def ls(self, pipeline: str, kind: str, limit: int | None = None) -> list[Command]:
-        """The newest commands of the kind, newest first; all without a limit."""
+        """Return the newest commands of the kind, newest first; all of them if `limit` is None."""
         of_kind = (CommandRow.pipeline == pipeline, CommandRow.kind == kind)
         newest = select(CommandRow).where(*of_kind).order_by(CommandRow.id.desc()).limit(limit)
         with self._database.reading() as session:

@@ -22,7 +22,7 @@ from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 from cdc.private_files import make_private_file
 
 BUSY_MILLISECONDS: Final = 5_000
-"""How long SQLite waits for a write of another process; writes of cdc take milliseconds."""
+"""Milliseconds that SQLite waits for the write transaction of another process; those of cdc take milliseconds."""
 _INSERT: Final = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _WRITES: Final = "cdc_writes"
 
@@ -31,15 +31,15 @@ NEW_CATALOG: Final = (
     "a new catalog loses no captured data and no position, but starts without the audit log, pending backfills and "
     "commands, counts of copied rows, and verification results"
 )
-"""Consequence of a new catalog, for remedies."""
+"""Text for remedies: what the pipeline loses with a new catalog."""
 _DAMAGED: Final = frozenset({11, 26})
-"""SQLITE_CORRUPT and SQLITE_NOTADB."""
+"""SQLite error codes of a damaged file: SQLITE_CORRUPT and SQLITE_NOTADB."""
 _MAY_CREATE: Final = "SELECT has_schema_privilege(current_schema(), 'CREATE')"
 _MAY_WRITE: Final = f"SELECT has_table_privilege('{ProcessRow.__tablename__}', 'INSERT, UPDATE')"
 
 
 class Database:
-    """The engine of one catalog; threads may share it, each process opens its own."""
+    """The database engine of one catalog; threads may share it, but each process opens its own."""
 
     def __init__(self, url: str) -> None:
         self._url = _parsed(url)
@@ -48,19 +48,19 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """A short transaction that reads; it sees what was committed before it began."""
+        """Run the block in a short read transaction, which sees all commits before its beginning."""
         with self._mapped(), Session(self.engine) as session:
             yield session
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """A transaction that writes; commits at the end of the block, rolls back if the block raises."""
+        """Run the block in a write transaction; commit at its end, or roll back if the block raises."""
         with self._mapped(), Session(self._writer) as session, session.begin():
             yield session
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        """A transaction that changes the schema; a second process waits until it ends."""
+        """Run the block in a transaction that changes the schema; a second process waits until it ends."""
         with self._mapped(), self._writer.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('cdc.catalog.migrations'))")
@@ -68,12 +68,12 @@ class Database:
 
     @property
     def shown(self) -> str:
-        """The URL without its password."""
+        """URL of the catalog without its password."""
         return self._url.render_as_string(hide_password=True)
 
     @property
     def replacement(self) -> str:
-        """Remedy that gives the pipeline an empty catalog."""
+        """Remedy with which an operator gives the pipeline an empty catalog."""
         if self._url.get_backend_name() != "sqlite":
             return "stop cdc, let catalog.url name an empty database, and start cdc again"
         file = str(self._url.database)
@@ -103,7 +103,7 @@ def upsert(
 ) -> None:
     """Insert the rows, or replace rows with the same primary key; one statement, atomic on both dialects.
 
-    only_if: condition under which an existing row is replaced.
+    only_if: condition under which an existing row is replaced; by default every existing row is.
     """
     if not rows:
         return
@@ -116,7 +116,7 @@ def upsert(
 
 
 def is_catalog_created(url: str) -> bool:
-    """Whether the catalog may exist: always True on a server; for SQLite, whether its file exists."""
+    """Return True if the catalog may exist: for SQLite if its file exists, on a server always."""
     file = _file(url)
     return file is None or file.exists()
 
@@ -215,7 +215,7 @@ def _check_rights(session: Session, url: str) -> None:
 
 
 def _file(url: str) -> Path | None:
-    """The file of an SQLite catalog; None for a server or an in-memory database."""
+    """Return the file of an SQLite catalog; None for a server or an in-memory database."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
         return None

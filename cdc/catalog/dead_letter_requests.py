@@ -1,6 +1,7 @@
 """Requests to retry or discard dead letters, from the command line and the API.
 
-A request is a command. The running apply process executes it with its next batch, and stores the outcome as result.
+A request is stored as a command. The running apply process executes the command with its next batch, and stores the
+outcome as its result.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from cdc.errors import UnknownName
 from cdc.position import Position
 
 DLQ: Final = "dlq"
-"""Kind of the command; its payload is {"sink", "verb", "ids"}, its result {"letters": id → DeadLetterOutcome}."""
+"""Kind of these commands; the payload has "sink", "verb" and "ids", the result {"letters": id → DeadLetterOutcome}."""
 ANSWER_WITHIN: Final = 15.0
-"""Seconds to wait for the outcome: each heartbeat of the source causes a batch, by default every 10 seconds."""
+"""Seconds to wait for the outcome; each heartbeat, by default every 10 seconds, causes a batch of the apply process."""
 _POLL_INTERVAL: Final = 0.1
 _MAX_LISTED: Final = 10
 """Number of dead letters that an error message lists."""
 
 
 class DeadLetterAction(StrEnum):
-    """What a person can request for parked keys."""
+    """Action on dead letters that a person can request."""
 
     #: Try again to write the row to the target.
     RETRY = "retry"
@@ -56,11 +57,11 @@ class DeadLetterRequest:
     verb: DeadLetterAction
     actor: str
     reason: str | None = None
-    """Why; written to the audit."""
+    """Reason of the request, which is written to the audit."""
 
 
 def find_dead_letters(catalog: Catalog, pipeline: str, ids: Iterable[str]) -> list[DeadLetter]:
-    """The dead letters with these ids, or with unambiguous beginnings of their ids; raises UnknownName."""
+    """Return the dead letters with these ids, or with unambiguous prefixes of ids; raises UnknownName."""
     known = catalog.dead_letters.ls(pipeline)
     return [_find(known, one) for one in ids]
 
@@ -68,7 +69,7 @@ def find_dead_letters(catalog: Catalog, pipeline: str, ids: Iterable[str]) -> li
 def request_action(
     catalog: Catalog, pipeline: str, letters: Iterable[DeadLetter], request: DeadLetterRequest
 ) -> list[int]:
-    """Post a command for each sink to the apply process, and return the numbers of the commands."""
+    """Store one command per sink for the apply process, and return the numbers of the commands."""
     by_sink: dict[str, list[DeadLetter]] = {}
     for letter in letters:
         by_sink.setdefault(letter.sink, []).append(letter)
@@ -83,7 +84,7 @@ def request_action(
 
 
 def await_outcomes(catalog: Catalog, commands: Iterable[int], patience: float = ANSWER_WITHIN) -> dict[str, str]:
-    """The outcomes by id of dead letter, as far as they are known after `patience` seconds."""
+    """Wait at most `patience` seconds for the commands; return the known outcomes by id of dead letter."""
     deadline, never, outcomes = time.monotonic() + patience, Event(), dict[str, str]()
     for number in commands:
         while (command := catalog.commands.get(number)) is not None and command.state is CommandState.PENDING:
@@ -95,7 +96,7 @@ def await_outcomes(catalog: Catalog, commands: Iterable[int], patience: float = 
 
 
 def to_json(letter: DeadLetter) -> dict[str, Any]:
-    """The JSON object of a dead letter in commands and API."""
+    """Return a dead letter as the JSON object that commands and API show."""
     return {
         "id": letter.id,
         "sink": letter.sink,

@@ -1,7 +1,7 @@
 """SQLAlchemy models of the catalog: requests to processes, and the state that the page shows.
 
 The catalog never contains the only copy of a position or of data: those are in the log and in the sinks.
-Rows name pipelines by text, without foreign keys, because a report may arrive before the definition.
+Rows contain the name of their pipeline without a foreign key, because a report may arrive before the definition.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ NAMING: Final = {
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A time with zone; SQLite stores no zone, so values are converted to UTC and back here."""
+    """Column type for a time with zone; values are stored in UTC, because SQLite stores no zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - SQLAlchemy's signature
-        """Convert to UTC; a time without zone raises ValueError, because its meaning is unknown."""
+        """Convert a value to UTC for the database; raises ValueError for a time without zone."""
         if value is not None and value.tzinfo is None:
             raise ValueError("the datetime has no time zone: expected one with a time zone")
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - as above
-        """Convert to a time with zone UTC."""
+        """Convert a value of the database to a time with zone UTC."""
         if value is None:
             return None
         time: datetime = value
@@ -41,7 +41,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 BigIdentity: Final = BigInteger().with_variant(Integer, "sqlite")
-"""Type of generated numbers: SQLite generates numbers only for a key of type INTEGER, which has 64 bits there."""
+"""Type of generated numbers; SQLite generates them only for a key of type INTEGER, which has 64 bits there."""
 
 
 class CatalogModel(DeclarativeBase):
@@ -125,7 +125,7 @@ class DeadLetterRow(CatalogModel):
 
 
 class VerifiedRow(CatalogModel):
-    """One key range of a table, compared with the source in one pass over the table."""
+    """The result of comparing one key range of a table with the source, in one pass over the table."""
 
     __tablename__ = "verified"
     pipeline: Mapped[str] = mapped_column(primary_key=True)

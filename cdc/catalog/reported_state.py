@@ -1,7 +1,7 @@
 """Stores of the state that processes report: of each process, each sink and each table, and the dead letters of sinks.
 
-The reports are for page, API and commands. The authoritative positions are in the log and in the sinks; each sink
-stores its own dead letters, and the catalog has a copy of them.
+Page, API and commands show the reports. The authoritative positions are in the log and in the sinks. Each sink stores its
+own dead letters, and the catalog contains a copy of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cdc.catalog.models import DeadLetterRow, ProcessRow, SinkRow, TableRow
 AWAITS_SPARK: Final = "waits for Spark"
 """Reason of a sink whose next batch needs Spark, while Spark has not yet run its first batch."""
 REFUSED: Final = "refused"
-"""State of a table at the source that matches a rule but cannot be captured; the reason says why."""
+"""State of a source table that matches a rule but cannot be captured; the table's reason says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +34,21 @@ class ProcessReport:
     pid: int
     state: str
     error: dict[str, Any] | None = None
-    """Code, message and suggestion of the present error; None without one."""
+    """Code, message and suggestion of the present error; None if the process has no error."""
     figures: list[Any] = field(default_factory=list)
     """Metrics of the process: [[name, [label…], value]…]."""
     reported_at: datetime | None = None
-    """Set by the store."""
+    """Time of storing; the store sets it."""
 
 
 class Processes:
-    """The store of the last report of each process."""
+    """The store of process reports, which contains the last one of each process."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def report(self, report: ProcessReport) -> None:
-        """Store the report with the present time; replaces the previous one."""
+        """Store the report with the present time; it replaces the previous report of the process."""
         row = {
             "pipeline": report.pipeline,
             "process": report.process,
@@ -62,7 +62,7 @@ class Processes:
             upsert(session, ProcessRow, [row])
 
     def ls(self, pipeline: str) -> list[ProcessReport]:
-        """The last report of each process of the pipeline, by process name."""
+        """Return the last report of each process of the pipeline, sorted by process name."""
         query = select(ProcessRow).where(ProcessRow.pipeline == pipeline).order_by(ProcessRow.process)
         with self._database.reading() as session:
             return [
@@ -78,22 +78,22 @@ class SinkProgress:
     sink: str
     position: int
     committed_at: datetime | None
-    """Commit time of the transaction at that position."""
+    """Commit time of the transaction at the sink's position."""
     lag_seconds: float
     state: str
     reason: str | None = None
     recorded_at: datetime | None = None
-    """Set by the store."""
+    """Time of storing; the store sets it."""
 
 
 class Sinks:
-    """The store of the last progress of each sink."""
+    """The store of sink progress, which contains the last report on each sink."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def record(self, pipeline: str, progress: SinkProgress) -> None:
-        """Store the progress with the present time; replaces the previous one."""
+        """Store the progress with the present time; it replaces the previous progress of the sink."""
         row = {
             "pipeline": pipeline,
             "sink": progress.sink,
@@ -108,7 +108,7 @@ class Sinks:
             upsert(session, SinkRow, [row])
 
     def ls(self, pipeline: str) -> list[SinkProgress]:
-        """The last progress of each sink of the pipeline, by name."""
+        """Return the last progress of each sink of the pipeline, sorted by name."""
         query = select(SinkRow).where(SinkRow.pipeline == pipeline).order_by(SinkRow.sink)
         with self._database.reading() as session:
             return [
@@ -122,9 +122,9 @@ class TableProgress:
     """The progress of one table at the source or in one sink."""
 
     sink: str
-    """Empty for the source."""
+    """Name of the sink; empty for the table at the source."""
     topic: str
-    """`schema.table`."""
+    """Topic of the table, `schema.table`."""
     state: str
     reason: str | None
     position: int
@@ -132,17 +132,17 @@ class TableProgress:
     """Version of the target table; None for targets without versions."""
     rows: int
     recorded_at: datetime | None = None
-    """Set by the store."""
+    """Time of storing; the store sets it."""
 
 
 class TableStore:
-    """The store of the last progress of each table."""
+    """The store of table progress, which contains the last report on each table."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def record(self, pipeline: str, tables: Iterable[TableProgress]) -> None:
-        """Store the progress of all these tables in one transaction; other tables do not change."""
+        """Store the progress of the given tables in one transaction; other tables do not change."""
         now = datetime.now(UTC)
         rows = [
             {
@@ -162,7 +162,7 @@ class TableStore:
             upsert(session, TableRow, rows)
 
     def record_refused(self, pipeline: str, refused: Mapping[str, str]) -> None:
-        """Store exactly these refused tables, topic → reason; deletes tables that are no longer refused."""
+        """Replace the stored refused tables with `refused`, a map of topic to reason."""
         known = {t.topic: t.reason for t in self.ls(pipeline) if not t.sink and t.state == REFUSED}
         if known == refused:
             return
@@ -174,7 +174,7 @@ class TableStore:
         self.record(pipeline, (TableProgress("", topic, REFUSED, why, 0, None, 0) for topic, why in refused.items()))
 
     def ls(self, pipeline: str) -> list[TableProgress]:
-        """The last progress of each table, by sink and topic."""
+        """Return the last progress of each table, sorted by sink and topic."""
         query = select(TableRow).where(TableRow.pipeline == pipeline).order_by(TableRow.sink, TableRow.topic)
         with self._database.reading() as session:
             return [
@@ -185,19 +185,19 @@ class TableStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One key whose latest state a sink refused."""
+    """One key of a table whose latest row a target of a sink refused."""
 
     sink: str
     topic: str
     key: tuple[str, ...]
-    """The values of the key's columns as Postgres text."""
+    """Values of the key columns, as Postgres text."""
     position: int
     ordinal: int
-    """Ordinal of the latest change of the key, as `position` is its position."""
+    """Ordinal of the latest change of the key; `position` is the position of that change."""
     code: str
     message: str
     added_at: datetime
-    """When the key was first parked."""
+    """Time at which the key was first parked."""
 
     @property
     def id(self) -> str:
@@ -212,7 +212,7 @@ class DeadLetterStore:
         self._database = database
 
     def mirror(self, pipeline: str, sink: str, letters: Iterable[DeadLetter]) -> None:
-        """Replace the dead letters of a sink with these, in one transaction."""
+        """Replace all stored dead letters of a sink with the given ones, in one transaction."""
         row = DeadLetterRow
         rows = [
             {
@@ -233,7 +233,7 @@ class DeadLetterStore:
             upsert(session, row, rows)
 
     def ls(self, pipeline: str, limit: int | None = None) -> list[DeadLetter]:
-        """The oldest dead letters of the pipeline, in order of position; all without a limit."""
+        """Return the oldest dead letters of the pipeline, in order of position; all of them if `limit` is None."""
         row = DeadLetterRow
         query = select(row).where(row.pipeline == pipeline).order_by(row.position, row.ordinal, row.sink)
         with self._database.reading() as session:

@@ -12,11 +12,11 @@ from cdc.catalog.database import NEW_CATALOG, Database
 from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 
 HEAD: Final = "0002"
-"""The newest revision; a constant, so that a process with an up-to-date catalog need not import Alembic."""
+"""The newest revision, as a constant: a process with an up-to-date catalog need not import Alembic."""
 
 
 def current(database: Database) -> str | None:
-    """The revision of the database; None if it contains no catalog yet."""
+    """Return the revision of the database; None if the database contains no catalog yet."""
     with database.reading() as session:
         connection = session.connection()
         if not inspect(connection).has_table("alembic_version"):
@@ -25,7 +25,7 @@ def current(database: Database) -> str | None:
 
 
 def ensure(database: Database, *, migrate: bool) -> None:
-    """Migrate the database to HEAD; without `migrate`, raise CatalogUnavailable if it has another revision.
+    """Migrate the database to HEAD; with `migrate` False, raise CatalogUnavailable if it has another revision.
 
     Raises CatalogUnusable if a newer version of cdc created the catalog.
     """
@@ -45,12 +45,12 @@ def up(database: Database, revision: str = "head") -> None:
 
 
 def down(database: Database, revision: str) -> None:
-    """Downgrade to the revision, `base` for an empty database; deletes what later revisions added."""
+    """Downgrade to the revision, and delete what later revisions added; `base` means an empty database."""
     _run(database, "downgrade", revision)
 
 
 def is_newer(found: str | None) -> bool:
-    """Whether the revision is unknown to this version of cdc: a newer cdc, or another program, set it."""
+    """Return True if the revision is unknown to this version of cdc; a newer cdc or another program has set it."""
     return found is not None and found > HEAD
 
 
@@ -64,7 +64,7 @@ def _refuse_newer(database: Database, found: str | None) -> None:
 
 
 def sql(url: str, revision: str = "head") -> str:
-    """The SQL that `up` would send to an empty database, without connecting."""
+    """Return the SQL that `up` would send to an empty database; needs no connection."""
     from alembic import command  # takes a quarter of a second, and most processes never need it
 
     output = io.StringIO()

@@ -24,17 +24,17 @@ class VerifiedRange:
 
     sink: str
     topic: str
-    """`schema.table`."""
+    """Topic of the table, `schema.table`."""
     began: datetime
     """Start time of the pass that the range belongs to."""
     number: int = 0
     """Number of the range in its pass."""
     first: str | None = None
-    """First key of the range, included: the first key column as Postgres text. None: from the beginning."""
+    """Inclusive start of the range: a value of the first key column as Postgres text; None without a lower bound."""
     ended: str | None = None
-    """First key after the range; None: to the end."""
+    """Exclusive end of the range, in the same form; None without an upper bound."""
     rows: int
-    """Number of rows at the source."""
+    """Number of rows of the range at the source."""
     mismatched: int
     """Number of rows that differ, are missing, or are superfluous; at least 1 if only a digest was compared."""
     position: int
@@ -49,15 +49,15 @@ class VerifiedTable:
     sink: str
     topic: str
     through: datetime | None
-    """Every row was compared at this time or later; None until a pass is complete."""
+    """Time after which every row was compared: the earliest in the newest complete pass. None without one."""
     position: int | None
-    """Lowest position at which a range of that pass was compared."""
+    """Lowest position at which a range of the newest complete pass was compared; None without such a pass."""
     rows: int
-    """Number of rows in that pass."""
+    """Number of rows in the newest complete pass."""
     mismatched: int
-    """Number of mismatched rows: of the newest pass, and of the previous one for keys not yet compared again."""
+    """Number of mismatched rows; ranges not yet compared in the newest pass count as in the newest complete pass."""
     equal_at: datetime | None
-    """End of the newest complete pass without mismatches."""
+    """End time of the newest complete pass without mismatches; None without such a pass."""
     ranges: int
     """Number of ranges compared in the newest pass."""
     ended: bool
@@ -71,9 +71,10 @@ class VerifiedRangeStore:
         self._database = database
 
     def record(self, pipeline: str, found: VerifiedRange) -> None:
-        """Store a range; replaces a range with the same pass and number.
+        """Store a range; it replaces a range with the same pass and number.
 
-        The last range of a pass deletes older passes. If this pass has mismatches, the newest pass without any is kept.
+        Storing the last range of a pass deletes the older passes. If the pass has mismatches, the newest older pass
+        without mismatches stays.
         """
         row = {name: getattr(found, name) for name in VerifiedRange.__slots__}
         with self._database.writing() as session:
@@ -82,7 +83,7 @@ class VerifiedRangeStore:
                 _delete_older_passes(session, pipeline, found)
 
     def retain(self, pipeline: str, sink: str, topics: Collection[str]) -> None:
-        """Delete the results of all other tables of a sink: they were dropped or renamed."""
+        """Delete the results of a sink's tables that are not in `topics`, because they were dropped or renamed."""
         row = VerifiedRow
         with self._database.writing() as session:
             session.execute(
@@ -90,14 +91,14 @@ class VerifiedRangeStore:
             )
 
     def passes(self, pipeline: str, sink: str, topic: str) -> list[list[VerifiedRange]]:
-        """The passes over one table, newest first; the ranges of each pass in order."""
+        """Return the passes over one table, newest first; each pass is the list of its ranges in order."""
         row = VerifiedRow
         query = select(row).where(row.pipeline == pipeline, row.sink == sink, row.topic == topic)
         with self._database.reading() as session:
             return _passes([_range(found) for found in session.scalars(query)])
 
     def ls(self, pipeline: str) -> list[VerifiedTable]:
-        """The results of every table that was compared at least once, by sink and topic."""
+        """Return the results of every table that was compared at least once, sorted by sink and topic."""
         row = VerifiedRow
         query = select(row).where(row.pipeline == pipeline).order_by(row.sink, row.topic)
         with self._database.reading() as session:

@@ -1,1 +1,1 @@
-"""Descriptions of a Spark job for a cluster: command line of spark-submit, Kubernetes manifest, Databricks bundle."""
+"""A Spark job for a cluster, as a command line of spark-submit, a Kubernetes manifest or a Databricks bundle."""

@@ -7,7 +7,7 @@ files that the definition refers to.
 The bundle (`databricks.yml`) is for a directory with the definition and the built wheel. Each variable that the
 definition refers to comes from a secret of that name; the secret scope has the job's name.
 
-Both are built as values and printed as YAML. A text template would have to quote every name and path itself.
+Python values are printed as YAML; a text template would have to quote every name and path itself.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cdc.errors import InvalidDefinition
 
 _OPERATOR_API: Final = "sparkoperator.k8s.io/v1beta2"
 DEFINITIONS: Final = PurePosixPath("/etc/cdc")
-"""Mount path of the definition and of secret files with a relative path."""
+"""Mount path in the pods of the definition, and of secret files with a relative path."""
 MAIN: Final = "local:///opt/cdc/job.py"
 """Path of `pipelines/submitted/job.py` in the image, independent of the Python version."""
 
 ENTRY_POINT: Final = "cdc-job"
 """Entry point of the wheel, which runs `pipelines.submitted.job`."""
 VOLUMES: Final = "/Volumes"
-"""Root of the volumes, which every machine of a workspace can access."""
+"""Root directory of Databricks volumes, which every machine of a workspace can access."""
 MEMORY: Final = "2g"
 """Default memory of driver and executors."""
 
@@ -44,13 +44,13 @@ class PodSettings:
     service_account: str = "spark"
     """Service account of the driver, which creates the executors."""
     claims: Mapping[str, str] = field(default_factory=dict)
-    """Persistent volume claims that all pods share, and their mount paths."""
+    """Map of the persistent volume claims that all pods share to their mount paths."""
     schedule: str | None = None
-    """Cron schedule that starts a job which ends."""
+    """Cron schedule of a job that ends without being stopped; None to run the job once."""
 
 
 def kubernetes_manifest(job: SparkJob, pods: PodSettings) -> list[dict[str, Any]]:
-    """The Kubernetes objects to apply; raises InvalidDefinition if the pods cannot run the definition."""
+    """Return the Kubernetes objects of the job; raises InvalidDefinition if the pods cannot run the definition."""
     job.check_portable(pods.claims.values())
     text = job.config.read_text(encoding="utf-8")
     definition = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": job.name}}
@@ -58,7 +58,7 @@ def kubernetes_manifest(job: SparkJob, pods: PodSettings) -> list[dict[str, Any]
 
 
 def databricks_bundle(job: SparkJob, *, workers: int = 2, schedule: str | None = None) -> dict[str, Any]:
-    """The bundle; schedule: Quartz cron expression that starts a job which ends.
+    """Return the bundle of the job; `schedule` is a Quartz cron expression for a job that ends without being stopped.
 
     Raises InvalidDefinition if the machines of the workspace cannot run the definition.
     """

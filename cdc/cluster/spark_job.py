@@ -1,8 +1,7 @@
 """SparkJob: one Spark application of a pipeline, and the command line of spark-submit that runs it.
 
-A job depends only on the definition: equal definitions give equal text. Secrets stay references. A Spark setting whose
-value comes from a variable, or whose name is sensitive, is not part of the job's text: the driver reads it from the
-definition.
+The text of a job depends only on the definition, and contains references instead of secrets. It omits a Spark setting
+whose value comes from a variable, or whose name is sensitive: the driver reads such a setting from the definition.
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ from cdc.config.yaml_document import Key, dotted_key
 from cdc.errors import ConfigError, InvalidDefinition
 
 SPARK_VERSION: Final = "4.2.0"
-"""Version of Spark, pinned together with Delta's in pyproject.toml."""
+"""Version of Spark; pyproject.toml pins it together with the version of Delta."""
 DELTA_PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""The latest Delta release for this Spark version."""
+"""Maven coordinates of the latest Delta release for SPARK_VERSION."""
 SHIPPED_BY_SPARK: Final = (
     "org.apache.hadoop:*,org.apache.parquet:*,org.apache.logging.log4j:*,org.slf4j:*,com.fasterxml.jackson.core:*,"
     "com.github.luben:*,org.xerial.snappy:*,org.roaringbitmap:*,org.locationtech.jts:*,io.airlift:*,io.unitycatalog:*"
 )
 """Dependencies of Delta's package that Spark already contains, often in a newer version."""
 DEFAULT_CONF: Final = {"spark.log.level": "WARN"}
-"""Settings that a definition can override; at INFO Spark logs a hundred lines for every batch."""
+"""Default Spark settings, which a definition can override; at INFO Spark logs a hundred lines for every batch."""
 
 _FETCHED: Final = {"--packages": DELTA_PACKAGE, "--exclude-packages": SHIPPED_BY_SPARK}
-"""Options of spark-submit that download Delta."""
+"""Options of spark-submit that make it download Delta."""
 
 ONCE: Final = "once"
 """Trigger of a job that ends after it has applied all changes."""
 
 _VARIABLE: Final = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""A reference to a variable without a default."""
+"""Pattern of a reference `${VAR}` without a default."""
 _PASSWORD: Final = re.compile(r"://[^:@/]*:(?!\$\{)[^@/]+@")
-"""A literal password in a URL."""
+"""Pattern of a literal password in a URL."""
 
 
 class SparkAction(StrEnum):
-    """What a job does: a command of `python -m pipelines`."""
+    """Command of `python -m pipelines` that a job runs."""
 
     #: Apply the log to the sinks, until stopped.
     APPLY = "apply"
@@ -68,24 +67,24 @@ class SparkJob:
 
     definition: Definition
     written: Any
-    """Plain values of the definition file, before interpolation."""
+    """Content of the definition file as plain values, before interpolation."""
     config: Path
     """Path of the definition file."""
     sinks: tuple[str, ...] = ()
-    """Names of the sinks to apply; all if empty. A replay has exactly one."""
+    """Names of the sinks of the job; empty for all sinks. A replay has exactly one name."""
     action: SparkAction = SparkAction.APPLY
     action_arguments: tuple[str, ...] = ()
     """Command-line arguments of a replay or a compaction."""
     into: str | None = None
-    """Directory of a replay's new target; None replaces the old target."""
+    """Directory of a replay's new target; with None the new target replaces the old one."""
     extra_variables: tuple[str, ...] = ()
-    """Additional environment variables, for access to sinks in an object store."""
+    """Names of additional environment variables that the job needs, for access to sinks in an object store."""
     trigger: str | None = None
     """Time between batches, or `once` for a job that ends after it has applied all changes."""
 
     @property
     def name(self) -> str:
-        """Name of the pipeline's objects, in the form that Kubernetes accepts."""
+        """Name for the objects of the pipeline in the cluster, in the form that Kubernetes accepts."""
         return f"cdc-{self.definition.name}".replace("_", "-")
 
     @property
@@ -101,18 +100,18 @@ class SparkJob:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the job ends without being stopped."""
+        """True if the job ends without being stopped."""
         return self.action is not SparkAction.APPLY or self.trigger == ONCE
 
     @property
     def conf(self) -> dict[str, str]:
-        """The Spark settings without sensitive ones, by name."""
+        """Map of name to value of the Spark settings that are not sensitive."""
         shown = printable_definition(self.definition, self.written)["spark"]["conf"]
         public = {name: text for name, text in shown.items() if text == self.definition.spark.conf[name]}
         return dict(sorted((DEFAULT_CONF | public).items()))
 
     def arguments(self, config: str) -> list[str]:
-        """Command-line arguments of `pipelines/submitted/job.py`; config: path of the definition on the driver."""
+        """Return the arguments of `pipelines/submitted/job.py`; config: path of the definition on the driver."""
         if self.action is not SparkAction.APPLY:
             return [self.action.value, "--config", config, *self.action_arguments]
         sinks = [word for sink in self.sinks for word in ("--sink", sink)]
@@ -134,7 +133,7 @@ class SparkJob:
     def check_portable(self, shared: Collection[str], *, sqlite: bool = True) -> None:
         """Raise InvalidDefinition if the job uses local directories or if its text contains a secret.
 
-        shared: directories that all machines can access; sqlite: whether the catalog can be a file in them.
+        shared: directories that all machines can access. sqlite: True if the catalog may be a file in one of them.
         """
         wanted = self.definition
         for key, path in self._places():
@@ -155,7 +154,7 @@ class SparkJob:
             raise InvalidDefinition(f"spark.conf {hidden[0]!r} contains a secret in plain text: write ${{VAR}} instead")
 
     def _places(self) -> Iterator[tuple[str, str]]:
-        """(description, path) of every directory that the job reads or writes."""
+        """Yield (description, path) for every directory that the job reads or writes."""
         yield "log.path", self.definition.log.path
         if self.action is not SparkAction.COMPACT:
             yield from ((f"the path of sink {sink.name!r}", sink.path) for sink in self.definition.sinks)
@@ -168,22 +167,22 @@ class SparkSubmit:
     """Paths of the local Spark and Python installations."""
 
     home: Path
-    """SPARK_HOME."""
+    """Directory of the Spark installation (SPARK_HOME)."""
     main: Path
     """Path of `pipelines/submitted/job.py`."""
     python: str
     """Python executable of the driver."""
     executor_python: str
-    """Python executable of the executors, by its name there."""
+    """Name or path of the Python executable on the executors."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of spark-submit; sets SPARK_HOME, because an inherited one could start another Spark."""
+        """Environment variables of spark-submit, with SPARK_HOME: an inherited value could start another Spark."""
         python = {"PYSPARK_PYTHON": self.executor_python, "PYSPARK_DRIVER_PYTHON": self.python}
         return {"SPARK_HOME": str(self.home)} | python
 
     def command(self, job: SparkJob, master: str | None = None, extra: Sequence[str] = ()) -> list[str]:
-        """The arguments of spark-submit; extra: further options, which override those of the job."""
+        """Return the command line of spark-submit; options in `extra` override those of the job."""
         jars = job.definition.spark.delta_jars
         delta = {"--jars": ",".join(jars)} if jars else _FETCHED
         options = {"--master": master or job.definition.spark.master, "--name": job.application_name} | delta
@@ -193,13 +192,13 @@ class SparkSubmit:
         return [str(self.home / "bin" / "spark-submit"), *arguments, *conf, *extra, *main]
 
     def line(self, command: Sequence[str]) -> str:
-        """The command as a shell command line, with its environment variables."""
+        """Return the command as one line for a shell, with the environment variables in front."""
         variables = [f"{name}={shlex.quote(text)}" for name, text in self.environment.items()]
         return " ".join([*variables, shlex.join(command)])
 
 
 def chosen_sinks(definition: Definition, wanted: Collection[str]) -> tuple[Sink, ...]:
-    """The sinks with those names, all if none is given; raises ConfigError for an unknown name."""
+    """Return the sinks with the given names, or all sinks without names; raises ConfigError for an unknown name."""
     known = [sink.name for sink in definition.sinks]
     if unknown := sorted(set(wanted) - set(known)):
         raise ConfigError(
@@ -209,7 +208,7 @@ def chosen_sinks(definition: Definition, wanted: Collection[str]) -> tuple[Sink,
 
 
 def checked_trigger(text: str | None) -> str | None:
-    """The text itself; raises InvalidDefinition unless it is `once` or a duration."""
+    """Return the text unchanged; raises InvalidDefinition unless it is None, `once` or a duration."""
     if text not in {None, ONCE}:
         try:
             seconds(text)
@@ -219,7 +218,7 @@ def checked_trigger(text: str | None) -> str | None:
 
 
 def _references(model: BaseModel) -> Iterator[tuple[str, str]]:
-    """(env or file, name) of every secret that is a mapping."""
+    """Yield (`env` or `file`, name) for every secret that the definition contains as a mapping."""
     for _, value in model:
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, Secret) and isinstance(one.reference, dict):
@@ -229,7 +228,7 @@ def _references(model: BaseModel) -> Iterator[tuple[str, str]]:
 
 
 def _texts(written: Any, key: Key = ()) -> Iterator[tuple[Key, str]]:
-    """Key and text before interpolation of every text of a definition."""
+    """Yield the key of every text value in a definition, and the text before interpolation."""
     if isinstance(written, dict | list):
         for part, value in written.items() if isinstance(written, dict) else enumerate(written):
             yield from _texts(value, (*key, part))
