@@ -1,4 +1,4 @@
-"""RowBuffers: numpy buffers that the kernels fill and that become Arrow columns without a copy."""
+"""RowBuffers: numpy buffers that the kernels fill; they become Arrow columns without a copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLACK: Final = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Number of rows, and number of children and bytes per nested column."""
+    """Capacity of row buffers: number of rows, and number of children and bytes per nested column."""
 
     rows: int = _MINIMUM[0]
     children: tuple[int, ...] = (_MINIMUM[1],) * len(_NESTED)
@@ -30,17 +30,17 @@ class Capacity:
 
 
 def new_state() -> np.ndarray:
-    """The kernels' state, int64; `kernel` defines the indices."""
+    """Return the initial state of the kernels, an int64 array; `kernel` defines its indices."""
     return np.zeros(STATE_SIZE, np.int64)
 
 
 def new_values(width: int) -> Values:
-    """Scratch memory for one tuple of up to `width` values."""
+    """Return empty arrays for one tuple of up to `width` values."""
     return Values(np.zeros(width, np.uint8), np.zeros(width, np.int64), np.zeros(width, np.int64))
 
 
 class RowBuffers:
-    """Rows under construction; `take` converts them to Arrow, after which these buffers must not be used."""
+    """Buffers of log rows that are being filled; not usable after `take` has converted them to Arrow."""
 
     def __init__(self, state: np.ndarray, capacity: Capacity) -> None:
         self._state = state
@@ -49,7 +49,10 @@ class RowBuffers:
 
     @classmethod
     def like(cls, state: np.ndarray, previous: Self) -> Self:
-        """Buffers with the capacity that the previous ones needed; call before the state's row count is reset."""
+        """Return empty buffers with the capacity that the previous buffers needed.
+
+        Call it before the row count in the state is reset.
+        """
 
         def room(used: int, least: int) -> int:
             return max(least, int(used * _SLACK))
@@ -70,7 +73,7 @@ class RowBuffers:
     def control(self, operation: Operation, relation: int, topic: int, payload: bytes | None) -> None:
         """Append a row without images; relation and topic below 0 are null.
 
-        Runs parts of the kernel as Python, because compiling them for this caller would delay the stream.
+        It runs functions of the kernel as Python code, because compiling them here would delay the stream.
         """
         if self._state[ROWS] + 1 >= len(self.rows.position):
             self.grow(0, 0)
@@ -81,7 +84,7 @@ class RowBuffers:
             self._payloads.append((int(row), payload))
 
     def take(self, topics: pa.Array) -> pa.RecordBatch:
-        """All rows as one batch of LOG_SCHEMA that owns the memory."""
+        """Return all rows as one Arrow batch of LOG_SCHEMA, which then owns the memory of the buffers."""
         count, rows = int(self._state[ROWS]), self.rows
         columns = {
             "position": _plain(pa.int64(), rows.position, count),

@@ -40,8 +40,8 @@ _NONE: Final = -1
 class ColumnarDecoder:
     """Decoder of one replication session, from its first frame on. Not thread-safe; not usable after an error.
 
-    Transactions at or below `after` are dropped: no rows, no `last`. `decode` accepts any split of the stream into
-    whole frames.
+    It drops transactions at or below the position `after`: they yield no rows and do not change `last`. The stream may
+    be split between any two frames.
     """
 
     def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
@@ -60,24 +60,24 @@ class ColumnarDecoder:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the frames so far end inside a transaction, dropped ones included."""
+        """True if the frames so far end inside a transaction, also inside a dropped one."""
         return bool(self._state[kernel.OPEN])
 
     def define(self, schema: TableSchema, *, announce: bool) -> None:
         """Decode the following tuples of schema.oid with the columns `schema.sent`, in that order.
 
-        With `announce` an `s` row follows at the next ordinal of the open transaction. Outside a transaction, or inside
-        a dropped one, the row waits for the next transaction that is not dropped, and a later announced version
-        replaces it. Raises ValueError for a key column that is not sent.
+        With `announce` the decoder also writes an `s` row at the next ordinal of the open transaction. Without an open
+        transaction, or inside a dropped one, the row waits for the next transaction that is not dropped. A version that
+        is announced meanwhile replaces the waiting one. Raises ValueError for a key column that is not sent.
         """
         self._set_layout(TupleLayout.of(schema))
         if announce:
             self.announce(schema)
 
     def announce(self, schema: TableSchema) -> None:
-        """Write the `s` row of a version without a Relation message, as define does.
+        """Write the `s` row of a schema version that no Relation message caused, at the place where `define` writes it.
 
-        Another Relation message defines the tuples, so this version changes only their topic and key.
+        The last Relation message still defines the tuples; this version changes only their topic and key.
         """
         self._announced[schema.relation] = schema
         if self._state[kernel.OPEN] and not self._state[kernel.DROPPED]:
@@ -88,27 +88,29 @@ class ColumnarDecoder:
             self._set_layout(TupleLayout.of(schema))
 
     def ignore(self, oid: int) -> None:
-        """Skip the following rows of this OID: the table is published, but not captured."""
+        """Skip the following rows of this OID, whose table is published but not captured."""
         self._set_layout(TupleLayout.ignored(oid))
 
     def skip_to(self, position: Position) -> None:
-        """Also drop transactions at or below this position; call it outside a transaction."""
+        """Drop also the transactions up to this position; call it outside a transaction."""
         self._state[kernel.AFTER] = max(int(self._state[kernel.AFTER]), position)
 
     def leave_room(self, rows: int) -> None:
-        """Reserve ordinals for rows that the consumer inserts into the open transaction at this event."""
+        """Reserve ordinals for rows that the consumer inserts into the open transaction at the current event."""
         self._state[kernel.ORDINAL] += rows
 
     def decode(self, frames: FrameBatch) -> Iterator[Event]:
-        """Yield events in WAL order; of keepalives that request no reply only the last one, at the end.
+        """Yield the events of the frames in WAL order.
 
-        A Relation message is stored and invalidates the definition of its OID. RelationSeen is yielded when a change or
-        truncate of a transaction that is not dropped first needs it: under publish_via_partition_root the walsender
-        also describes leaf partitions, of which it sends no rows.
+        Every keepalive that requests a reply is an event. Of the others only the last one is an event, at the end.
 
-        A DecodedRows is yielded before every keepalive that requests a reply if rows or transactions are pending, when
-        about 16 MiB of values are pending, and at the end if a `w` frame was consumed since the last one. Raises
-        MalformedFrame or UnknownRelation after yielding the events before the error.
+        A Relation message is stored and invalidates the definition of its OID. RelationSeen is yielded only when a
+        change or truncate first needs the message. The reason: under publish_via_partition_root the walsender also
+        describes leaf partitions, of which it sends no rows.
+
+        DecodedRows is yielded in three cases: before a keepalive that requests a reply if rows or transactions are
+        pending; when about 16 MiB of values are pending; and at the end if a `w` frame was consumed since the last
+        DecodedRows. Raises MalformedFrame or UnknownRelation after yielding the events before the error.
         """
         buffer, offsets = _readonly(frames.buffer), _readonly(frames.offsets)
         state, keepalive = self._state, None
@@ -192,7 +194,7 @@ class ColumnarDecoder:
         return decoded
 
     def _needed(self, message: AnyMessage) -> RelationSeen | None:
-        """An event for the first undefined relation that the message refers to; only one event per relation."""
+        """Return an event for the first undefined relation of the message; None without one, or after its event."""
         if not self.in_transaction or self._state[kernel.DROPPED]:
             return None
         for oid in row_oids(message):
@@ -211,7 +213,7 @@ class ColumnarDecoder:
         self._announced.clear()
 
     def _handle(self, frame: bytes, message: AnyMessage) -> None:
-        """Handle what the kernel does not: relations, truncates, messages, and malformed frames."""
+        """Handle a frame that the kernel does not handle: relations, truncates, logical messages, malformed frames."""
         match message:
             case Relation():
                 self._store_relation(message)
@@ -246,7 +248,7 @@ class ColumnarDecoder:
                 self._buffers.control(Operation.TRUNCATE, layout.relation, self._topic(layout.topic), None)
 
     def _message_event(self, message: Message) -> DdlSeen | WatermarkSeen | SignalSeen | None:
-        """The event of a logical message that cdc reads; None for other messages and dropped transactions."""
+        """Return the event of a logical message that cdc uses; None for other messages and in dropped transactions."""
         state = self._state
         if state[kernel.POSITION] <= state[kernel.AFTER]:  # position of the transaction, or of a message outside one
             return None
@@ -287,7 +289,7 @@ class ColumnarDecoder:
 
 
 def _readonly(array: np.ndarray) -> np.ndarray:
-    """A read-only view, because numba would compile the kernel again for writable arrays."""
+    """Return a read-only view of the array; for a writable array numba would compile the kernel again."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view

@@ -1,4 +1,4 @@
-"""CopyDecoder: decodes COPY … TO STDOUT in text format to `r` rows of the log, without a Python object per row."""
+"""CopyDecoder: decodes the text of COPY … TO STDOUT to `r` rows of the log, without a Python object per row."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cdc.position import Position
 from cdc.table import TableSchema
 
 Lines: TypeAlias = bytes | memoryview
-"""Text of a COPY."""
+"""A chunk of the text that a COPY returns."""
 
 
 class CopyDecoder:
     r"""Decoder of one COPY of the columns `schema.sent`, in that order: tab-separated lines, `\N` for NULL.
 
-    Chunks may end anywhere. A chunk costs about 0.1 ms plus 0.1 µs per value, so larger ones are cheaper. All rows
-    share position, xid and committed_at (microseconds UTC); ordinals count up from first_ordinal.
+    Chunks may end anywhere. A chunk costs about 0.1 ms plus 0.1 µs per value, so large chunks are cheaper. All rows
+    have the same position, xid and committed_at (microseconds UTC); ordinals increase from first_ordinal.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CopyDecoder:
         return int(self._state[kernel.ORDINAL])
 
     def feed(self, chunk: Lines) -> pa.RecordBatch | None:
-        """Decode all complete lines so far; None if there is none. Keeps no reference to the chunk.
+        """Return the rows of all complete lines so far; None if no line is complete. Keeps no reference to the chunk.
 
         Raises MalformedFrame.
         """
@@ -63,7 +63,7 @@ class CopyDecoder:
         return self._rows(lines)
 
     def finish(self) -> None:
-        """Check the end of the COPY; raises MalformedFrame if it is inside a line."""
+        """Check that the COPY ended after a complete line; raises MalformedFrame."""
         if self._tail:
             raise MalformedFrame(f"copy of {self._layout.topic!r} ended inside the line of row {self.rows}")
 

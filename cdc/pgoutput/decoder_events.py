@@ -12,7 +12,7 @@ from cdc.position import Position
 
 @dataclass(frozen=True, slots=True)
 class RelationSeen:
-    """The latest Relation message of an OID, before the first row or truncate that needs it.
+    """Event before the first row or truncate that needs a Relation message: the latest message of the OID.
 
     The consumer must call `define` or `ignore` for the OID before it resumes the iterator, which then decodes the same
     frame again. Otherwise the iterator raises UnknownRelation.
@@ -25,37 +25,38 @@ class RelationSeen:
 
 @dataclass(frozen=True, slots=True)
 class DdlSeen:
-    """A DDL message of the event trigger in the source; the consumer may call `announce`."""
+    """A DDL message of the event trigger at the source; the consumer may call `announce`."""
 
     content: bytes
-    """See `cdc.postgres.logical_messages`; every role can write such a message, so validate it."""
+    """Content, parsed by `cdc.postgres.logical_messages`; every role can write such a message, so validate it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSeen:
-    """A watermark inside a transaction; the consumer may insert rows here, and reserves ordinals by `leave_room`."""
+    """A watermark inside a transaction; the consumer may reserve ordinals with `leave_room` and insert rows here."""
 
     content: bytes
-    """Identifies the watermark; every role can write such a message, so validate it."""
+    """Content, which identifies the watermark; every role can write such a message, so validate it."""
     position: Position
     ordinal: int
     """Ordinal of the transaction's next row."""
     xid: int
     committed_at: int
-    """Microseconds UTC."""
+    """Commit time of the transaction in microseconds UTC."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignalSeen:
     """A signal message, inside or outside a transaction.
 
-    It is yielded before the DecodedRows whose `last` is its position, so a consumer that stores it first loses none.
+    The event precedes the DecodedRows whose `last` is its position. So a consumer that stores the signal at once has it
+    before the transaction is committed to the log.
     """
 
     content: bytes
     """Content of the signal; every role can write such a message, so validate it."""
     position: Position
-    """Position of the message; the same when the server sends it again."""
+    """Position of the message; it is the same when the server sends the message again."""
     ordinal: int
     """Ordinal of the transaction's next row, which orders signals of one transaction; 0 outside a transaction."""
 
@@ -67,20 +68,21 @@ class DecodedRows:
     rows: pa.RecordBatch
     """Rows with LOG_SCHEMA; may be empty."""
     complete: int
-    """The first `complete` rows belong to committed transactions, and so do all rows of earlier DecodedRows that were
-    still open; the others belong to the transaction that is open now."""
+    """Number of leading rows that belong to committed transactions; the other rows belong to the open transaction.
+
+    If `last` is set, all rows of earlier DecodedRows belong to committed transactions as well."""
     last: Position | None
-    """Position of the last commit in these rows, also of an empty transaction; None without a commit."""
+    """Position of the last commit among these rows, also that of an empty transaction; None without a commit."""
     committed_at: int
-    """Time of that commit, microseconds UTC since 1970; 0 if none."""
+    """Time of the last commit in microseconds UTC since 1970; 0 without a commit."""
     transactions: int
-    """Number of commits in these rows, including empty transactions."""
+    """Number of commits among these rows, including those of empty transactions."""
     copied: bool = False
-    """Whether the rows come from a copy instead of the stream."""
+    """True if the rows come from a copy instead of the stream."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of the rows; a copy reserves more than it uses, which is not counted."""
+        """Bytes of memory that the rows use; memory that a copy reserves beyond that is not counted."""
         return int(self.rows.nbytes if self.copied else self.rows.get_total_buffer_size())
 
 
@@ -92,6 +94,6 @@ class OpenTransaction:
     xid: int
     committed_at: int
     dropped: bool
-    """Whether the log already contains it, so that its rows are skipped."""
+    """True if the log already contains the transaction, so that its rows are skipped."""
     ordinal: int = 0
-    """Ordinal of the next row."""
+    """Ordinal of the next row of the transaction."""

@@ -1,4 +1,4 @@
-"""Frames of the replication stream: batches of frames, and the parser of one, which raises only MalformedFrame."""
+"""Frames of the replication stream: batches of frames, and the parser of one frame."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ from cdc.pgoutput.messages import (
 from cdc.position import LSN_BITS
 
 POSTGRES_EPOCH: Final = 946_684_800_000_000
-"""2000-01-01 UTC in microseconds since 1970: the protocol counts time from there."""
+"""2000-01-01 UTC in microseconds since 1970; the replication protocol counts time from 2000-01-01."""
 HEADER: Final = 25
-"""Bytes of a `w` frame before its message: the letter, start and end of WAL, send time."""
+"""Number of bytes of a `w` frame before its message: the letter, start and end of WAL, send time."""
 _HEX_BYTES: Final = 32
-"""Bytes of a malformed frame that an error shows: header and start of the message, without values of rows."""
+"""Number of bytes of a malformed frame that an error shows: header and start of the message, without row values."""
 _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
 """Microseconds since 1970 in the years 1 to 9999, the range that readers of the log support."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameBatch:
-    """Whole `w` and `k` frames, as the walsender sent them and in its order; no object per frame."""
+    """A batch of whole `w` and `k` frames in the order of the stream, without a Python object per frame."""
 
     buffer: np.ndarray
-    """uint8, C-contiguous."""
+    """uint8, C-contiguous: the bytes of all frames."""
     offsets: np.ndarray
     """int64, one more than there are frames; frame i is `buffer[offsets[i]:offsets[i + 1]]`."""
 
     @classmethod
     def of(cls, frames: Sequence[bytes]) -> Self:
-        """Join frames; copies them once."""
+        """Return a batch of the given frames; copies their bytes once."""
         offsets = np.zeros(len(frames) + 1, np.int64)
         np.cumsum([len(frame) for frame in frames], out=offsets[1:])
         return cls(np.frombuffer(b"".join(frames), np.uint8), offsets)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all frames."""
+        """Number of bytes of all frames."""
         return int(self.offsets[-1] - self.offsets[0])
 
     def __len__(self) -> int:
@@ -76,13 +76,13 @@ class FrameBatch:
 
 
 def malformed(frame: bytes, reason: str) -> MalformedFrame:
-    """The error for a frame that violates the protocol; contains its LSN and first 32 bytes."""
+    """Return the error for a frame that violates the protocol; it contains LSN and first 32 bytes of the frame."""
     lsn = Lsn(int.from_bytes(frame[1:9], "big"))
     return MalformedFrame(f"malformed frame at {lsn}: {reason}; frame starts with '{frame[:_HEX_BYTES].hex()}'")
 
 
 def parse_frame(frame: bytes) -> AnyMessage:
-    """Parse one `w` or `k` frame; raises MalformedFrame for anything else, including trailing bytes."""
+    """Parse one `w` or `k` frame; raises MalformedFrame for any other frame and for trailing bytes."""
     cursor = _Cursor(frame)
     letter = cursor.letter()
     if letter == "k":
@@ -155,7 +155,7 @@ class _Cursor:
         return self.text(raw)
 
     def sent_at(self) -> int:
-        """The header's send time."""
+        """Return the send time in the frame's header, in microseconds since 1970."""
         since_2000 = int.from_bytes(self._frame[HEADER - 8 : HEADER], "big", signed=True)
         if since_2000 + POSTGRES_EPOCH not in _TIMES:
             self.fail("time out of range")

@@ -52,7 +52,7 @@ OPERATIONS: Final = "cudrtmsg"
 SENT, NULL, NOT_SENT = b"tnu"
 KEY, ROW, NEW = b"KON"
 WAL, BEGIN, COMMIT, INSERT, UPDATE, DELETE = b"wBCIUD"
-#: Bytes of a Begin and of a Commit without the letter.
+#: Bytes of a Begin message and of a Commit message without the letter.
 BEGIN_SIZE, COMMIT_SIZE = 20, 25
 
 BACKSLASH, LETTER_N, TAB, NEWLINE = b"\\N\t\n"
@@ -67,13 +67,13 @@ BYTE_BITS = np.uint64(0x38)
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile on the first call, without the GIL; cached on disk.
 
-    No kernel allocates, so reference counting is off: it took most of the time, for the arrays that kernels pass on.
+    Reference counting, which took most of the time, is off, because no kernel allocates.
     """
     return cached_njit(function, _nrt=False)
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """Inline a function into its kernel: passing the arrays of a tuple would cost more than most functions do."""
+    """Inline a function into its kernel; passing tuples of arrays would take longer than most of the functions."""
     return njit(nogil=True, forceinline=True, _nrt=False)(function)
 
 
@@ -88,7 +88,7 @@ def unsigned(buffer: np.ndarray, at: int, width: int) -> Any:
 
 @kernel
 def is_utf8(buffer: np.ndarray, at: int, end: int) -> bool:
-    """Whether the bytes are UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF."""
+    """Return True if the bytes are UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF."""
     seen = np.uint8(0)
     for i in range(at, end):
         seen |= buffer[i]
@@ -124,7 +124,7 @@ def is_utf8(buffer: np.ndarray, at: int, end: int) -> bool:
 
 @kernel
 def read_tuple(buffer: np.ndarray, at: int, end: int, width: int, values: Values) -> Any:
-    """Find the values of a tuple; returns the offset after it, or -1 if it is malformed or has another width."""
+    """Find the values of a tuple; return the offset after it, or -1 if it is malformed or not `width` values wide."""
     if at + 2 > end or unsigned(buffer, at, 2) != width:
         return np.int64(-1)
     at += 2
@@ -151,7 +151,7 @@ def read_tuple(buffer: np.ndarray, at: int, end: int, width: int, values: Values
 
 @part
 def put(texts: Texts, column: int, buffer: np.ndarray, kind: int, at: int, size: int) -> None:
-    """Append one child."""
+    """Append one child, the text of one value, to a nested column."""
     child, end = texts.used[0], texts.used[1]
     texts.ids[child] = column
     texts.present[child] = kind == SENT
@@ -166,14 +166,14 @@ def put(texts: Texts, column: int, buffer: np.ndarray, kind: int, at: int, size:
 
 @part
 def end_row(texts: Texts, row: int, valid: bool) -> None:
-    """End the row after the children that were appended."""
+    """End a row of a nested column after the children appended so far."""
     texts.ends[row + 1] = texts.used[0]
     texts.valid[row] = valid
 
 
 @part
 def start_row(rows: Rows, state: np.ndarray, op: int, relation: int, topic: int) -> int:
-    """Write the plain columns of the next row; returns its index."""
+    """Write the columns of the next row that are not nested; return the row's index."""
     row = state[ROWS]
     rows.position[row] = state[POSITION]
     rows.ordinal[row] = state[ORDINAL]
@@ -190,7 +190,7 @@ def start_row(rows: Rows, state: np.ndarray, op: int, relation: int, topic: int)
 
 @part
 def put_key(texts: Texts, layouts: Layouts, layout: int, buffer: np.ndarray, values: Values) -> None:
-    """Append the key columns."""
+    """Append the values of the key columns to a nested column."""
     for i in range(layouts.key_first[layout], layouts.key_first[layout + 1]):
         place = layouts.keys[i]
         put(texts, np.int32(0), buffer, values.kind[place], values.at[place], values.size[place])
@@ -198,7 +198,7 @@ def put_key(texts: Texts, layouts: Layouts, layout: int, buffer: np.ndarray, val
 
 @part
 def put_image(texts: Texts, layouts: Layouts, layout: int, buffer: np.ndarray, values: Values, keys_only: bool) -> bool:
-    """Append the sent columns; returns whether all columns were sent."""
+    """Append the sent values of a tuple as a row image; return True if all columns were sent."""
     first = layouts.first[layout]
     width = layouts.first[layout + 1] - first
     whole = True
@@ -245,7 +245,7 @@ def append(
 
 @part
 def fill(layouts: Layouts, layout: int, old_kind: int, old: Values, new: Values) -> None:
-    """Fill values that the new tuple does not contain from the old one."""
+    """Copy values that the new tuple does not contain from the old tuple, if that contains them."""
     first = layouts.first[layout]
     for place in range(layouts.first[layout + 1] - first):
         if new.kind[place] == NOT_SENT and (old_kind == ROW or layouts.is_key[first + place]):
@@ -256,7 +256,7 @@ def fill(layouts: Layouts, layout: int, old_kind: int, old: Values, new: Values)
 
 @part
 def has_key(layouts: Layouts, layout: int, values: Values) -> bool:
-    """Whether every key column was sent."""
+    """Return True if the tuple contains every key column."""
     for i in range(layouts.key_first[layout], layouts.key_first[layout + 1]):
         if values.kind[layouts.keys[i]] == NOT_SENT:
             return False
@@ -265,7 +265,7 @@ def has_key(layouts: Layouts, layout: int, values: Values) -> bool:
 
 @part
 def same_key(layouts: Layouts, layout: int, buffer: np.ndarray, old: Values, new: Values) -> bool:
-    """Whether the key's texts are equal."""
+    """Return True if the old and the new tuple have equal texts in all key columns."""
     for i in range(layouts.key_first[layout], layouts.key_first[layout + 1]):
         place = layouts.keys[i]
         if old.kind[place] != new.kind[place]:
@@ -282,7 +282,7 @@ def same_key(layouts: Layouts, layout: int, buffer: np.ndarray, old: Values, new
 
 @part
 def find(layouts: Layouts, oid: int) -> int:
-    """Index of the layout, or -1."""
+    """Return the index of the OID's layout; -1 if there is none."""
     low, high = 0, len(layouts.oid)
     while low < high:
         middle = (low + high) >> 1
@@ -297,7 +297,7 @@ def find(layouts: Layouts, oid: int) -> int:
 
 @part
 def has_room(rows: Rows, state: np.ndarray) -> bool:
-    """Whether two more rows fit, each with the maximum that the frame can contain."""
+    """Return True if two more rows fit, each with the maximum that the frame can contain."""
     if state[ROWS] + 2 > len(rows.position):
         return False
     for texts in (rows.key, rows.old_key, rows.before, rows.after):
@@ -321,7 +321,7 @@ def change(
     old: Values,
     new: Values,
 ) -> bool:
-    """Append the rows of one I, U or D whose tuples start at `at`; False if it is malformed."""
+    """Append the rows of one I, U or D message whose tuples start at `at`; return False if it is malformed."""
     width = layouts.first[layout + 1] - layouts.first[layout]
     mark = buffer[at]
     old_kind = 0
@@ -355,7 +355,7 @@ def change(
 
 @part
 def take_begin(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> bool:
-    """Open a transaction; False if the message is malformed or another transaction is open."""
+    """Open a transaction; return False if the message is malformed or another transaction is open."""
     if end - at != BEGIN_SIZE or state[OPEN] != 0:
         return False
     lsn, time = unsigned(buffer, at, 8), unsigned(buffer, at + 8, 8)
@@ -372,7 +372,7 @@ def take_begin(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> bool
 
 @part
 def take_commit(buffer: np.ndarray, at: int, end: int, state: np.ndarray) -> bool:
-    """Close the transaction; False if the message is malformed or belongs to another transaction."""
+    """Close the transaction; return False if the message is malformed or belongs to another transaction."""
     if end - at != COMMIT_SIZE or state[OPEN] == 0:
         return False
     time = unsigned(buffer, at + 17, 8)
@@ -401,7 +401,7 @@ def take_change(
     old: Values,
     new: Values,
 ) -> int:
-    """Append the rows of one I, U or D if the relation is captured; DONE, or the reason for the stop."""
+    """Append the rows of one I, U or D if its relation is captured; return DONE or the reason why decoding stops."""
     if state[OPEN] == 0:
         return OTHER
     if state[DROPPED] != 0:
@@ -426,7 +426,7 @@ def take_change(
 
 @part
 def is_full(rows: Rows, state: np.ndarray) -> bool:
-    """Whether the rows are enough for one batch."""
+    """Return True if the rows are enough for one batch."""
     children = rows.before.used[0] + rows.after.used[0]
     nbytes = rows.before.used[1] + rows.after.used[1]
     return state[ROWS] >= ROW_LIMIT or nbytes >= VALUE_LIMIT or children >= CHILD_LIMIT
@@ -442,7 +442,7 @@ def walk(
     old: Values,
     new: Values,
 ) -> int:
-    """Decode frames from the cursor on, until the end or a frame that Python must handle."""
+    """Decode frames from the cursor in `state` on until the end, or until Python must act; return the reason."""
     while state[CURSOR] < len(offsets) - 1:
         if is_full(rows, state):
             return FULL
@@ -469,7 +469,7 @@ def walk(
 
 @part
 def unescaped(letter: int) -> Any:
-    """The byte of an escape sequence (COPY, section File Formats)."""
+    """Return the byte for the letter of an escape sequence (PostgreSQL manual, COPY, File Formats)."""
     if letter == ord("n"):
         return np.uint8(10)
     if letter == ord("r"):
@@ -487,7 +487,7 @@ def unescaped(letter: int) -> Any:
 
 @part
 def zero_bytes(word: Any) -> Any:
-    """0x80 in the lowest byte that is zero; higher bytes have no meaning."""
+    """Return a word with 0x80 in the position of the lowest zero byte; higher bytes have no meaning."""
     return (word - EACH_BYTE) & ~word & HIGH_BITS
 
 
@@ -515,10 +515,9 @@ def copy_words(buffer: np.ndarray, at: Any, text: np.ndarray, out: Any) -> Any:
 
 @part
 def copy_field(buffer: np.ndarray, at: Any, texts: Texts, column: int) -> Any:
-    """Append the field that starts at `at`; returns the offset of its tab or newline, or -1 if there is none or the
-    field is not UTF-8.
+    """Append the field that starts at `at`; return the offset of the tab or newline after it.
 
-    The text buffer is large enough for the rest of the input.
+    Return -1 if none follows, or if the field is not UTF-8. The text buffer must have room for the rest of the input.
     """
     child, start = texts.used[0], texts.used[1]
     out = start
@@ -555,7 +554,7 @@ def copy_field(buffer: np.ndarray, at: Any, texts: Texts, column: int) -> Any:
 
 @kernel
 def lines_in(text: np.ndarray) -> int:
-    """Number of complete lines."""
+    """Return the number of complete lines in a text."""
     count = 0
     for byte in text:
         count += byte == NEWLINE
@@ -564,9 +563,9 @@ def lines_in(text: np.ndarray) -> int:
 
 @kernel
 def walk_copy(buffer: np.ndarray, state: np.ndarray, rows: Rows, layouts: Layouts) -> bool:
-    """Decode whole lines of COPY text to `r` rows; False at a line that does not match the layout.
+    """Decode whole lines of COPY text to `r` rows; return False at a line that does not match the layout.
 
-    The buffers are large enough: no value is longer than its text in the line.
+    The caller sizes the buffers by the text, because no value is longer than its text in the line.
     """
     width, keyed = layouts.first[1], layouts.key_first[1] > 0
     after = rows.after

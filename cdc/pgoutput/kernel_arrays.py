@@ -1,4 +1,4 @@
-"""Arrays that the kernels read and fill: log rows under construction, tuple layouts, one tuple."""
+"""Groups of numpy arrays that the kernels read and fill: log rows, tuple layouts, and the values of one tuple."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ import numpy as np
 from cdc.table import TableSchema
 
 IGNORED: Final = -1
-"""Relation id of a layout whose rows are skipped."""
+"""Relation number in the layout of a table that is not captured; the kernel skips its rows."""
 
 
 class Texts(NamedTuple):
-    """One nested column (list or map of text) under construction."""
+    """Buffers of one nested Arrow column (list or map of text) that is being filled."""
 
     ends: np.ndarray
-    """int32, rows + 1: end offset of each row's children."""
+    """int32, rows + 1 entries: offset after the last child of each row."""
     valid: np.ndarray
-    """uint8 per row: 0 is null."""
+    """uint8 per row; 0 means null."""
     ids: np.ndarray
-    """int32 per child: column id; the key of a map, unused in a list."""
+    """int32 per child: column id, which is the key in a map; unused in a list."""
     offsets: np.ndarray
-    """int32, children + 1."""
+    """int32, children + 1 entries: offsets of the children's texts in `text`."""
     present: np.ndarray
-    """uint8 per child: 0 is null."""
+    """uint8 per child; 0 means null."""
     text: np.ndarray
-    """uint8, UTF-8."""
+    """uint8: the texts of all children in UTF-8."""
     used: np.ndarray
-    """int64: children, bytes."""
+    """int64, two entries: number of children and bytes used so far."""
 
 
 class Rows(NamedTuple):
-    """Columns of log rows under construction; Python code fills payload and address."""
+    """Buffers of the columns of log rows that are being filled; Python code fills payload and address."""
 
     position: np.ndarray
     ordinal: np.ndarray
     xid: np.ndarray
     committed_at: np.ndarray
     relation: np.ndarray
-    """int64; below 0 is null."""
+    """int64: relation number; a negative value means null."""
     topic: np.ndarray
-    """int32: index of the topic; below 0 is null."""
+    """int32: index of the topic; a negative value means null."""
     op: np.ndarray
-    """int8: index in OPERATIONS."""
+    """int8: index of the operation in OPERATIONS."""
     partial: np.ndarray
-    """uint8."""
+    """uint8: 1 if the row image is partial."""
     key: Texts
     old_key: Texts
     before: Texts
@@ -56,23 +56,23 @@ class Rows(NamedTuple):
 
 
 class Layouts(NamedTuple):
-    """All defined layouts, sorted by OID; index i of the first arrays is one relation."""
+    """Arrays of all defined tuple layouts, sorted by OID; entry i of `oid`, `relation` and `topic` is layout i."""
 
     oid: np.ndarray
     relation: np.ndarray
     topic: np.ndarray
     first: np.ndarray
-    """int64, n + 1: start of its columns in `ids` and `is_key`."""
+    """int64, n + 1 entries: index of each relation's first column in `ids` and `is_key`."""
     key_first: np.ndarray
-    """int64, n + 1: start of its key in `keys`."""
+    """int64, n + 1 entries: index of each relation's first key column in `keys`."""
     ids: np.ndarray
     is_key: np.ndarray
     keys: np.ndarray
-    """int64: tuple indices of the key columns, in key order."""
+    """int64: indices of the key columns in the tuple, in key order, for all relations."""
 
 
 class Values(NamedTuple):
-    """Values of one tuple: kind, and offset and size of the text in the frame buffer."""
+    """Values of one tuple: the kind of each, and offset and size of its text in the frame buffer."""
 
     kind: np.ndarray
     at: np.ndarray
@@ -81,19 +81,19 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TupleLayout:
-    """One version of a relation, as far as decoding of tuples needs it."""
+    """The part of one version of a relation that decoding its tuples needs."""
 
     oid: int
     relation: int
     topic: str
     ids: tuple[int, ...]
-    """Column id by index in the tuple."""
+    """Ids of the columns, in the order of the tuple."""
     key: tuple[int, ...]
-    """Tuple indices of the key columns, in key order; empty for a keyless table."""
+    """Indices of the key columns in the tuple, in key order; empty for a table without a key."""
 
     @classmethod
     def of(cls, schema: TableSchema) -> Self:
-        """The layout of the tuples that pgoutput sends; raises ValueError if a key column is not sent."""
+        """Return the layout of the tuples that pgoutput sends; raises ValueError if a key column is not sent."""
         places = {column.id: index for index, column in enumerate(schema.sent)}
         unsent = [column.name for column in schema.key if column.id not in places]
         if unsent:
@@ -106,12 +106,12 @@ class TupleLayout:
 
     @classmethod
     def ignored(cls, oid: int) -> Self:
-        """The layout of a relation that is not captured."""
+        """Return the layout of a relation that is not captured."""
         return cls(oid, IGNORED, "", (), ())
 
 
 def pack_layouts(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
-    """Arrays for the kernels from pairs of layout and topic index."""
+    """Return the arrays for the kernels from pairs of a layout and its topic index."""
     layouts = sorted(layouts, key=lambda pair: pair[0].oid)
     shapes = [layout for layout, _ in layouts]
     return Layouts(
@@ -127,7 +127,7 @@ def pack_layouts(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
 
 
 def without_layout(layouts: Layouts, oid: int) -> Layouts:
-    """Arrays without the layout of the OID, if there is one; costs copies, but no loop."""
+    """Return copies of the arrays without the layout of the OID, if there is one; runs no Python loop."""
     at = int(np.searchsorted(layouts.oid, oid))
     if at == len(layouts.oid) or layouts.oid[at] != oid:
         return layouts
@@ -145,7 +145,7 @@ def without_layout(layouts: Layouts, oid: int) -> Layouts:
 
 
 def with_layout(layouts: Layouts, layout: TupleLayout, topic: int) -> Layouts:
-    """Arrays with this layout added; it replaces one with the same OID."""
+    """Return the arrays with this layout, which replaces a layout with the same OID."""
     layouts, one = without_layout(layouts, layout.oid), pack_layouts([(layout, topic)])
     at = int(np.searchsorted(layouts.oid, layout.oid))
     first, key = layouts.first[at], layouts.key_first[at]

@@ -1,7 +1,7 @@
 """load_kernels: compiles or loads all compiled functions of this package for the argument types that callers use.
 
-Compiling takes seconds, loading from numba's cache 0.1 s, both under the interpreter lock, which stops all stages of a
-reader. So a reader calls it before the stream begins; a test asserts that nothing is compiled later.
+Compiling takes seconds; loading from numba's cache takes 0.1 s. Both keep the interpreter lock, which stops all stages
+of a reader. So a reader calls load_kernels before the stream begins; a test asserts that nothing is compiled later.
 """
 
 from __future__ import annotations

@@ -8,15 +8,16 @@ the rules for plain transactions in commit order, as the spool returns them:
 1. Begin and Commit name the same commit LSN and the same commit time.
 2. The commit LSN is below the end LSN, and the end LSN is the WAL position in the header of the Commit's frame.
 3. The commit LSN is not below the WAL position in the header of any change of the transaction.
-4. A message outside of transactions names the LSN that the header of its frame names.
-5. The LSN of a commit or of such a message is not below the end of the one before it. The first one is not below
-   the position that the slot had confirmed: the server skips what is older.
+4. A message outside of transactions contains the same LSN as the header of its frame.
+5. The LSN of a commit or of such a message is not below the end of the previous commit or message. The first LSN is
+   not below the position that the slot had confirmed: the server skips older transactions.
 
-No other field repeats the WAL end of a keepalive, therefore it never becomes a position
-(`cdc/capture/decode_stage.py`). `cdc/postgres/wal_bound.py` finds fields that agree and are all too high. The commit
-LSN of a Stream Commit is in the stream only once. No rule finds one that is slightly too low but not below the last
-change. Then the log has the transaction at a wrong position in the right order; when the server sends it again, the
-reader drops it by its xid.
+No other field repeats the WAL end of a keepalive, so it never becomes a position (`cdc/capture/decode_stage.py`).
+`cdc/postgres/wal_bound.py` finds fields that agree but are all too high.
+
+The stream contains the commit LSN of a Stream Commit only once. If it is slightly too low but not below the last
+change, no rule finds it. The log then has the transaction at a wrong position in the right order. When the server sends
+the transaction again, the reader recognises its xid and drops it.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ _BROKEN: Final = (
     "the LSN of the message is not the WAL position of its frame",
     "the LSN is below the end of the preceding transaction or message",
 )
-"""Message by the number of the rule."""
+"""Error message by the number of the violated rule."""
 
 
 class LsnCheck:
-    """Check of one replication session, from its first frame on; not thread-safe."""
+    """Check of all frames of one replication session, from the first one on; not thread-safe."""
 
     def __init__(self, floor: Lsn) -> None:
-        """floor: the slot's confirmed position at the start of the session."""
+        """floor: the LSN that the slot had confirmed at the start of the session."""
         self._state = np.zeros(_STATE_SIZE, np.int64)
         self._state[_FLOOR] = min(floor, np.iinfo(np.int64).max)
 
     def checked(self, frames: FrameBatch) -> FrameBatch:
-        """Return the frames; raises ContradictoryLsn. Messages of a wrong size are left to the decoder."""
+        """Return the frames unchanged; raises ContradictoryLsn. The decoder rejects messages of a wrong size."""
         index = int(_first_broken(*readonly_arrays(frames), self._state))
         if index < len(frames):
             frame = frames[index]
@@ -70,7 +71,7 @@ class LsnCheck:
 
 @kernel
 def _read(buffer: np.ndarray, at: int) -> Any:
-    """Read eight bytes, big-endian; 2**63 and above become negative."""
+    """Read eight bytes as a big-endian integer; 2**63 and above become negative."""
     value = np.int64(0)
     for i in range(at, at + 8):
         value = (value << 8) | np.int64(buffer[i])
@@ -79,7 +80,7 @@ def _read(buffer: np.ndarray, at: int) -> Any:
 
 @kernel
 def _commit_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
-    """Number of the rule that the Commit with its body at `at` violates; 0 for none."""
+    """Return the number of the rule that the Commit with its body at `at` violates; 0 if it violates none."""
     lsn, end = _read(buffer, at + 1), _read(buffer, at + 9)
     if lsn != state[_BEGUN] or _read(buffer, at + 17) != state[_BEGUN_AT]:
         return 1
@@ -95,7 +96,7 @@ def _commit_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
 
 @kernel
 def _message_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
-    """Number of the rule that a message outside transactions violates; 0 for none."""
+    """Return the number of the rule that a message outside transactions violates; 0 if it violates none."""
     lsn = _read(buffer, at + 1)
     if lsn != _read(buffer, at - HEADER):
         return 4
@@ -107,9 +108,9 @@ def _message_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
 
 @kernel
 def _first_broken(buffer: np.ndarray, offsets: np.ndarray, state: np.ndarray) -> int:
-    """Index of the first frame that violates a rule; without one, the number of frames.
+    """Return the index of the first frame that violates a rule; the number of frames if none does.
 
-    The state contains the number of the violated rule.
+    The function stores the number of the violated rule in `state`.
     """
     for place in range(len(offsets) - 1):
         first = offsets[place]

@@ -10,7 +10,7 @@ from cdc.lsn import Lsn
 
 
 class NotSent(Enum):
-    """Why a tuple has no value for a column; SQL NULL is a value, and is None."""
+    """Reason why a tuple has no value for a column; SQL NULL is a value, represented by None."""
 
     #: An unchanged TOASTed value.
     UNCHANGED = "u"
@@ -21,11 +21,11 @@ UNCHANGED = NotSent.UNCHANGED
 Value: TypeAlias = str | NotSent | None
 """Value of one column in a tuple: text, SQL NULL, or not sent."""
 Values: TypeAlias = tuple[Value, ...]
-"""One tuple, in the order of the Relation message's columns."""
+"""Values of one tuple, in the order of the Relation message's columns."""
 
 
 class OldKind(Enum):
-    """Which part of the old row an update or a delete contains."""
+    """Part of the old row that an update or a delete contains."""
 
     #: The columns of the replica identity; all other columns are null without meaning.
     KEY = "K"
@@ -35,7 +35,7 @@ class OldKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OldTuple:
-    """The row before the change, as far as the replica identity contains it."""
+    """The part of the old row that the replica identity includes."""
 
     kind: OldKind
     values: Values
@@ -43,7 +43,7 @@ class OldTuple:
 
 @dataclass(frozen=True, slots=True)
 class BeginMessage:
-    """Start of a transaction; sent after the commit, so it contains the commit LSN."""
+    """Start of a transaction; the server sends it after the commit, so it contains the commit LSN."""
 
     final_lsn: Lsn
     """LSN of the commit record."""
@@ -70,12 +70,12 @@ class RelationColumn:
     type_oid: int
     typmod: int
     key: bool
-    """Whether it is part of the replica identity; true for every column under FULL."""
+    """True if the column is part of the replica identity; True for every column under FULL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Columns of the tuples that follow for this OID."""
+    """Relation message: the columns of the following tuples of this OID."""
 
     oid: int
     schema: str
@@ -95,7 +95,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A changed row; contains the old one if the identity changed, is TOASTed, or is FULL."""
+    """A changed row; contains the old tuple if the replica identity changed, has TOASTed values, or is FULL."""
 
     oid: int
     old: OldTuple | None
@@ -141,7 +141,7 @@ class OriginMessage:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type that is not built in, named before a Relation that uses it."""
+    """A type that is not built in; the server sends it before a Relation message that uses the type."""
 
     oid: int
     schema: str
@@ -172,7 +172,7 @@ AnyMessage: TypeAlias = (
 
 
 def row_oids(message: AnyMessage) -> tuple[int, ...]:
-    """OIDs of the relations that must be defined to decode the message's rows or truncates."""
+    """Return the OIDs of the relations that must be defined before the message can be decoded."""
     match message:
         case Insert() | Update() | Delete():
             return (message.oid,)

@@ -1,13 +1,13 @@
 """ReferenceDecoder: the readable specification of how messages become rows of the log.
 
-`ColumnarDecoder` does the same without an object per change. Property tests compare the two, and it calls `expand` here
-for the error message when its kernel rejects a row.
+`ColumnarDecoder` does the same without an object per change. Property tests compare the two decoders. If the kernel of
+`ColumnarDecoder` rejects a row, that decoder calls `expand` of this module for the error message.
 
 Rules of the images (the tests name them):
-- The key of an insert or update comes from the new tuple, of a delete from the old one.
-- A value that the new tuple does not contain comes from the old tuple if that contains it: an old row `O` contains
-  every column, an old key `K` only the key columns; its other nulls have no meaning.
-- An update that changes the key is two rows: `d` of the old key, then `u` of the new one.
+- The key of an insert or update comes from the new tuple, the key of a delete from the old tuple.
+- A value that the new tuple does not contain comes from the old tuple if that contains it. An old row `O` contains
+  every column. An old key `K` contains only the key columns; its nulls in other columns have no meaning.
+- An update that changes the key becomes two rows: `d` with the old key, then `u` with the new key.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from cdc.position import Position
 from cdc.table import TableSchema
 
 VALUE_LIMIT: Final = 16 << 20
-"""Approximate bytes of values after which a DecodedRows is yielded."""
+"""Approximate bytes of pending values from which a DecodedRows is yielded."""
 
 Image = dict[int, str | None]
 Event = DecodedRows | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
@@ -53,7 +53,7 @@ Event = DecodedRows | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowImage:
-    """Content of one log row; None for null columns."""
+    """Key and images of one log row; None for null columns."""
 
     op: Operation
     key: list[str | None] | None
@@ -64,7 +64,7 @@ class RowImage:
 
 
 def expand(frame: bytes, message: Insert | Update | Delete, layout: TupleLayout) -> list[RowImage]:
-    """The one or two log rows of a change; raises MalformedFrame if the tuples do not match the layout."""
+    """Return the one or two log rows of a change; raises MalformedFrame if the tuples do not match the layout."""
     old = None if isinstance(message, Insert) else message.old
     new = None if isinstance(message, Delete) else message.new
     for values in (old.values if old else None, new):
@@ -140,7 +140,7 @@ class _Pending:
 
 
 class ReferenceDecoder:
-    """Same interface and events as ColumnarDecoder, with one object per change. Not usable after an error."""
+    """Decoder with the interface and events of ColumnarDecoder, one object per change; not usable after an error."""
 
     def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
         self._epoch, self._after = Position.of(0, epoch).epoch, after
@@ -153,7 +153,7 @@ class ReferenceDecoder:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the frames so far end inside a transaction, dropped ones included."""
+        """True if the frames so far end inside a transaction, also inside a dropped one."""
         return self._open is not None
 
     def define(self, schema: TableSchema, *, announce: bool) -> None:
@@ -225,7 +225,7 @@ class ReferenceDecoder:
         return pending.decoded()
 
     def _skips(self, frame: bytes) -> bool:
-        """Whether the frame is a change of a dropped transaction or of an ignored relation."""
+        """Return True if the frame is a change of a dropped transaction or of an ignored relation."""
         if self._open is None or frame[:1] != b"w" or frame[HEADER : HEADER + 1] not in {b"I", b"U", b"D"}:
             return False
         oid = int.from_bytes(frame[HEADER + 1 : HEADER + 5], "big")
@@ -233,7 +233,7 @@ class ReferenceDecoder:
         return self._open.dropped or (layout is not None and layout.relation == IGNORED)
 
     def _needed(self, message: AnyMessage) -> RelationSeen | None:
-        """An event for the first undefined relation that the message refers to; only one event per relation."""
+        """Return an event for the first undefined relation of the message; None without one, or after its event."""
         if self._open is None or self._open.dropped:
             return None
         for oid in row_oids(message):
@@ -330,7 +330,7 @@ class ReferenceDecoder:
             self._pending.finish(transaction.position, transaction.committed_at)
 
     def _own_transaction(self, message: Message) -> OpenTransaction:
-        """A message outside transactions as a transaction of its own.
+        """Return a message outside transactions as a transaction of its own.
 
         Its position is one byte before its LSN, because its LSN can equal that of the next commit record.
         """

@@ -19,39 +19,39 @@ from cdc.pgoutput.frame_parser import FrameBatch, malformed
 from cdc.pgoutput.kernel import HEADER, WAL, kernel
 
 START, STOP, ABORT, COMMIT, RELATION, KEEPALIVE = b"SEAcRk"
-"""Kinds of frames: the letter of the message, or of the frame if it contains no message."""
+"""Kinds of frames. The kind is the letter of the message; for a frame without a message the letter of the frame."""
 _TYPE, _INSERT, _UPDATE, _DELETE, _TRUNCATE, _MESSAGE = b"YIUDTM"
 
 _BODY: Final = HEADER + 1
-"""Offset of a message's body, after its letter."""
+"""Offset in a frame of the message's body, which follows its letter."""
 _BODY_AFTER_XID: Final = _BODY + 4
-"""Offset of the body after the xid."""
+"""Offset in a frame of the body that follows the xid of a message inside a block."""
 OID: Final = slice(_BODY, _BODY + 4)
-"""Bytes of the OID in a plain Relation message."""
+"""Slice of the OID in the frame of a Relation message without xid."""
 _START: Final = struct.Struct(">IB")
 _ABORT: Final = struct.Struct(">II")
 _ABORT_SIZE_PARALLEL: Final = _ABORT.size + 16
-"""Bytes of a Stream Abort with LSN and time, which `streaming 'parallel'` adds."""
+"""Size in bytes of a Stream Abort message with the LSN and time that `streaming 'parallel'` adds."""
 _COMMIT: Final = struct.Struct(">IB8s8s8s")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """Begin of a block of one transaction."""
+    """Stream Start: the beginning of a block of one transaction."""
 
     xid: int
     first: bool
-    """Whether it is the transaction's first block."""
+    """True if the block is the first one of the transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStop:
-    """End of the block."""
+    """Stream Stop: the end of the open block."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """Rollback of a subtransaction, or with subxid = xid of the transaction."""
+    """Stream Abort: rollback of a subtransaction, or of the whole transaction if subxid equals xid."""
 
     xid: int
     subxid: int
@@ -59,27 +59,27 @@ class StreamAbort:
 
 @dataclass(frozen=True, slots=True)
 class StreamCommit:
-    """Commit of the transaction."""
+    """Stream Commit: the commit of a streamed transaction."""
 
     xid: int
     begin: bytes
-    """Frame of the equivalent Begin of a plain transaction."""
+    """Frame of the Begin message that a plain transaction would have."""
     commit: bytes
-    """Frame of the equivalent Commit."""
+    """Frame of the Commit message that a plain transaction would have."""
 
 
 Control: TypeAlias = StreamStart | StreamStop | StreamAbort | StreamCommit
 
 
 def kind_set(letters: bytes) -> np.ndarray:
-    """A set of frame kinds as a boolean array, for next_of."""
+    """Return a set of frame kinds as a boolean array, for next_of."""
     kinds = np.zeros(256, np.bool_)
     kinds[list(letters)] = True
     return kinds
 
 
 def kind_of(frame: bytes) -> int:
-    """The kind of a frame as in next_of; 0 if the frame is too short."""
+    """Return the kind of a frame, as next_of finds it; 0 if the frame is too short."""
     if frame[:1] != b"w":
         return frame[0] if frame else 0
     return frame[HEADER] if len(frame) > HEADER else 0
@@ -87,7 +87,7 @@ def kind_of(frame: bytes) -> int:
 
 @kernel
 def next_of(buffer: np.ndarray, offsets: np.ndarray, at: int, kinds: np.ndarray) -> int:
-    """Index of the first frame from `at` on whose kind is in the set; the number of frames if there is none."""
+    """Return the index of the first frame from `at` on whose kind is in the set; the number of frames if none is."""
     for i in range(at, len(offsets) - 1):
         first, size = offsets[i], offsets[i + 1] - offsets[i]
         if size > 0:
@@ -101,7 +101,10 @@ def next_of(buffer: np.ndarray, offsets: np.ndarray, at: int, kinds: np.ndarray)
 
 @kernel
 def _unwrap(buffer: np.ndarray, offsets: np.ndarray, aborted: np.ndarray, out: np.ndarray, ends: np.ndarray) -> int:
-    """Copy frames that were not rolled back, without xids; ends[i + 1] is the end of frame i; returns their number."""
+    """Copy the frames that were not rolled back, without xids, to `out`; return their number.
+
+    The function stores the end of frame i in ends[i + 1].
+    """
     count = used = 0
     for i in range(len(offsets) - 1):
         at, end = offsets[i], offsets[i + 1]
@@ -140,7 +143,7 @@ def _unwrap(buffer: np.ndarray, offsets: np.ndarray, aborted: np.ndarray, out: n
 
 
 def unwrap(frames: FrameBatch, aborted: np.ndarray) -> FrameBatch:
-    """The frames of one streamed transaction as those of a plain one, without `aborted` subxids (int64, sorted).
+    """Return the frames of a streamed transaction as those of a plain one, without `aborted` subxids (int64, sorted).
 
     A frame that is too short for its xid is not changed, so that the decoder reports it.
     """
@@ -150,7 +153,7 @@ def unwrap(frames: FrameBatch, aborted: np.ndarray) -> FrameBatch:
 
 
 def xid_and_oid(frame: bytes) -> tuple[int, int]:
-    """(Sub)xid and relation OID of a Relation message inside a block; raises MalformedFrame."""
+    """Return the (sub)xid and the OID of a Relation message inside a block; raises MalformedFrame."""
     if len(frame) < _BODY_AFTER_XID + 4:
         raise malformed(frame, "a streamed message has no xid")
     xid, oid = frame[_BODY:_BODY_AFTER_XID], frame[_BODY_AFTER_XID : _BODY_AFTER_XID + 4]
@@ -158,12 +161,12 @@ def xid_and_oid(frame: bytes) -> tuple[int, int]:
 
 
 def without_xid(frame: bytes) -> bytes:
-    """The message in its form outside a block."""
+    """Return the frame of a message inside a block as it is sent outside a block: without its xid."""
     return frame[:_BODY] + frame[_BODY_AFTER_XID:]
 
 
 def parse_control(frame: bytes) -> Control:
-    """The control message in a `w` frame of kind START, STOP, ABORT or COMMIT; raises MalformedFrame."""
+    """Return the control message in a `w` frame of kind START, STOP, ABORT or COMMIT; raises MalformedFrame."""
     kind, body = kind_of(frame), frame[_BODY:]
     try:
         if kind == START:
@@ -186,7 +189,7 @@ def parse_control(frame: bytes) -> Control:
 
 
 def readonly_arrays(frames: FrameBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Buffer and offsets as read-only contiguous arrays, the type that the kernels are compiled for."""
+    """Return buffer and offsets as read-only contiguous arrays, the type for which the kernels are compiled."""
     buffer, offsets = np.ascontiguousarray(frames.buffer).view(), np.ascontiguousarray(frames.offsets).view()
     buffer.flags.writeable = offsets.flags.writeable = False
     return buffer, offsets

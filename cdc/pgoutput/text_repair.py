@@ -1,11 +1,11 @@
 """Repair of text that is not UTF-8, from an SQL_ASCII database; the log can only contain UTF-8.
 
 The server neither converts nor validates the text of such a database. This module rejects or rewrites invalid values in
-the frames and COPY lines, before any string is created; the unit is a whole value of any type. For databases with
-another encoding the server converts the text, and this module is not used.
+the frames and COPY lines, before any string is created. It always rewrites a whole value, of any type. For databases
+with another encoding the server converts the text, and this module is not used.
 
-Under BASE64 a value that is not UTF-8 becomes PREFIX and the base64 of its bytes; so does a value that begins with
-PREFIX, so that every value can be restored exactly. Under REPLACE information is lost: two keys may become equal.
+Under BASE64 a value that is not UTF-8 becomes PREFIX and the base64 of its bytes. A value that begins with PREFIX is
+also rewritten, so that every value can be restored exactly. REPLACE loses information: two keys may become equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PREFIX: Final = b"base64:"
 """Prefix of base64 values under the policy BASE64."""
 
 _ROWS: Final = HEADER + 5
-"""Offset of the tuples in an insert, update or delete, after letter and OID."""
+"""Offset in a frame of the tuples of an insert, update or delete, after letter and OID."""
 _ESCAPED: Final = re.compile(rb"\\(.)", re.DOTALL)
 _TO_ESCAPE: Final = re.compile(rb"[\\\b\f\n\r\t\v]")
 _ESCAPES: Final = {b"\b": b"b", b"\f": b"f", b"\n": b"n", b"\r": b"r", b"\t": b"t", b"\v": b"v"}
@@ -37,7 +37,7 @@ _LINE: Final = re.compile(rb"[^\n]*\n|[^\n]+")
 
 
 def repair_value(value: bytes, policy: Undecodable) -> bytes:
-    """The value as valid UTF-8; raises UnicodeDecodeError under FAIL."""
+    """Return the value as valid UTF-8; raises UnicodeDecodeError under FAIL."""
     if policy is Undecodable.BASE64 and value.startswith(PREFIX):
         return PREFIX + b64encode(value)
     try:
@@ -54,15 +54,15 @@ def repair_value(value: bytes, policy: Undecodable) -> bytes:
 
 
 def needs_no_repair(raw: bytes, policy: Undecodable) -> bool:
-    """Whether none of the values inside the bytes can need repair."""
+    """Return True if it is certain that no value inside the bytes needs repair."""
     return raw.isascii() and (policy is not Undecodable.BASE64 or PREFIX not in raw)
 
 
 class FrameTextRepair:
-    """Repair of the frames of one replication session: plain transactions in order; call it before decoding.
+    """Repair of text in the frames of one replication session: plain transactions in order, before decoding.
 
-    Costs about 1 µs per row of short ASCII text and 1.5 µs per value of other rows. Transactions at or below `after`,
-    which the log contains, and malformed frames, which the decoder rejects, are not changed.
+    It costs about 1 µs per row of short ASCII text and 1.5 µs per value of other rows. It does not change transactions
+    at or below `after`, which the log contains, and malformed frames, which the decoder rejects.
     """
 
     def __init__(self, policy: Undecodable, after: Position) -> None:
@@ -71,7 +71,7 @@ class FrameTextRepair:
         self._position = Position(0)
 
     def __call__(self, frames: FrameBatch) -> FrameBatch:
-        """The frames with repaired values; raises UndecodableValue under FAIL."""
+        """Return the frames with repaired values; raises UndecodableValue under FAIL."""
         repaired_frames: list[bytes] = []
         changed = False
         for frame in frames:
@@ -134,14 +134,14 @@ class FrameTextRepair:
 
 
 class CopyTextRepair:
-    """Repair of chunks of whole lines of one COPY; call it before CopyDecoder.feed."""
+    """Repair of text in the chunks of one COPY, each of whole lines; call it before CopyDecoder.feed."""
 
     def __init__(self, policy: Undecodable, schema: TableSchema) -> None:
         self._policy, self._schema = policy, schema
         self._row = 0
 
     def __call__(self, lines: Lines) -> Lines:
-        """The lines with repaired values; raises UndecodableValue under FAIL."""
+        """Return the lines with repaired values; raises UndecodableValue under FAIL."""
         lines = bytes(lines)
         if needs_no_repair(lines, self._policy):
             self._row += lines.count(b"\n")

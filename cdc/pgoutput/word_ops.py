@@ -1,4 +1,4 @@
-"""Single machine instructions on eight bytes, which numba does not offer."""
+"""Machine instructions on words of eight bytes that numba does not offer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 @intrinsic
 def load_word(_context: Any, buffer: Any, at: Any) -> Any:
-    """Load eight bytes at `at` as little-endian uint64; the caller checks the bounds."""
+    """Load eight bytes at offset `at` as little-endian uint64; the caller checks the bounds."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = builder.load(_word_address(context, builder, signature, arguments))
@@ -23,7 +23,7 @@ def load_word(_context: Any, buffer: Any, at: Any) -> Any:
 
 @intrinsic
 def store_word(_context: Any, buffer: Any, at: Any, word: Any) -> Any:
-    """Store eight bytes; the reverse of load_word."""
+    """Store a uint64 as eight little-endian bytes at offset `at`; the caller checks the bounds."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         stored = builder.store(arguments[2], _word_address(context, builder, signature, arguments))
@@ -40,7 +40,7 @@ def _word_address(context: Any, builder: Any, signature: Any, arguments: Any) ->
 
 @intrinsic
 def lowest_bit(_context: Any, word: Any) -> Any:
-    """Index of the lowest set bit of a word other than 0."""
+    """Return the index of the lowest set bit of a word other than 0."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
