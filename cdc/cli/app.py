@@ -1,4 +1,4 @@
-"""The typer application: its commands, and the module that defines each.
+"""The typer application: its commands, and the module that defines each command.
 
 Importing every module takes longer than most commands run. A command line that begins with a command therefore imports
 only that command's module. The help page, shell completion and a misspelt command import all of them.
@@ -38,7 +38,7 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "migrate": ("migrate",),
     "config": ("config",),
 }
-"""Modules of `cdc.cli` in the order of the help page, each with the commands that its `register(app)` adds."""
+"""Modules of `cdc.cli` in the order of the help page, each with the commands that its function `register` adds."""
 
 
 def application(word: str | None = None) -> typer.Typer:

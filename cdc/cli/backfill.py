@@ -69,14 +69,14 @@ RateOption = Annotated[
     int | None, typer.Option(min=1, help="Read at most this many rows per second [default: no limit].")
 ]
 _NO_READER = frozenset({"missing", "stopped", "failed", "stale", "copied"})
-"""States in which no reader works or will report again."""
+"""States of a reader that executes no command and will not report again."""
 
 
 class DefaultsToStart(TyperGroup):
-    """A group in which `cdc backfill TABLE` means `cdc backfill start TABLE`."""
+    """Command group in which `cdc backfill TABLE` means `cdc backfill start TABLE`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Treat a first argument that names no command as a table."""
+        """Treat the first argument as a table of `start` if it names no command."""
         if args and args[0] not in self.commands:
             args = ["start", *args]
         return super().resolve_command(ctx, args)
@@ -173,7 +173,7 @@ def cancel(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
 
 
 def submit_backfill(request: BackfillRequest, *, command: str, config: Path, wait: bool, json: bool) -> None:
-    """Request a backfill or a resync and print its state; raises the error of one that has failed."""
+    """Request a backfill or a resync and print its state; if it has failed, raise its error."""
     from dataclasses import asdict
     from getpass import getuser
 
@@ -201,7 +201,7 @@ def submit_backfill(request: BackfillRequest, *, command: str, config: Path, wai
 
 
 def reader_state(catalog: Catalog, pipeline: str) -> str:
-    """`running` if a reader executes commands now; otherwise `missing`, `stopped`, `waiting`, …"""
+    """Return `running` if a reader executes commands now; otherwise its state, such as `missing` or `stopped`."""
     from datetime import UTC, datetime
 
     from cdc.service.status import pipeline_status
@@ -211,7 +211,7 @@ def reader_state(catalog: Catalog, pipeline: str) -> str:
 
 
 def _outcome_line(job: int, tables: int, status: BackfillStatus, reader: str) -> tuple[str, LineMark]:
-    """The state of a requested backfill in words, and the sign in front of them."""
+    """Return the line that describes the state of a requested backfill, and the symbol in front of the line."""
     named = f"backfill {job}: {tables} tables"
     if status.state == "done":
         return f"{named}, done, {status.rows:,} rows", LineMark.GOOD
@@ -234,7 +234,7 @@ def _outcome_line(job: int, tables: int, status: BackfillStatus, reader: str) ->
 
 
 def _failed_backfill(job: int, error: dict[str, str]) -> CdcError:
-    """The error with which a backfill ended, in the class of its code."""
+    """Return the error with which a backfill ended, as an object of the error class with its code."""
     kinds = {kind.code: kind for kind in all_error_classes()}
     kind = kinds.get(error["code"], CdcError)
     return kind(f"backfill {job} failed: {error['message']}", remedy=error["suggestion"])
@@ -271,7 +271,7 @@ def _line(status: BackfillStatus) -> str:
 
 
 def _parse_keys(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ...], ...] | None:
-    """The keys of --key and --keys-from without duplicates; None if neither was given."""
+    """Return the keys of --key and --keys-from without duplicates; None if neither option was given."""
     if keys is None and file is None:
         return None
     import sys

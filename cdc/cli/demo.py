@@ -92,7 +92,7 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
 
 
 def _stop_on_signals() -> threading.Event:
-    """An event that the first SIGINT, SIGTERM or SIGHUP sets; the second raises KeyboardInterrupt."""
+    """Return an event that the first SIGINT, SIGTERM or SIGHUP sets; a second signal raises KeyboardInterrupt."""
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""`cdc dlq`: dead letters, that is rows that a sink's target refused, quarantined with their keys."""
+"""`cdc dlq`: list, retry and discard dead letters, which are rows that a sink's target refused."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def discard(
 def _send_request(
     names: list[str] | None, verb: DeadLetterAction, reason: str | None, *, config: Path, json: bool
 ) -> None:
-    """Post the request and print what the running apply process did with it."""
+    """Send the request to the running apply process, and print the outcome."""
     from getpass import getuser
 
     from cdc.catalog import Catalog
@@ -163,7 +163,7 @@ def _send_request(
 
 
 def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, dict[int, str]]:
-    """The parked row of a dead letter, and the names of its columns by id."""
+    """Return the parked row of a dead letter, and the names of its columns by column id."""
     from cdc.stores.lake import Lake
     from cdc.stores.target_rule_changes import TargetRules
     from cdc.table import TableSchema
@@ -188,7 +188,7 @@ def _shown(text: str | None) -> str | None:
 
 
 def _read_parked_rows(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple[Published | None, list[ParkedRow]]:
-    """What a sink last published, and the rows that it has parked."""
+    """Return the last published cut of a sink, and its parked rows."""
     if sink.type == "search":
         from cdc.stores.search_index import SearchIndex
 

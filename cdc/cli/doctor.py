@@ -1,4 +1,4 @@
-"""`cdc doctor`: problems that prevent capture or applying, each with its remedy."""
+"""`cdc doctor`: report the problems that prevent capture or applying, each with its remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RulesOption = Annotated[
     ),
 ]
 SOURCE_ANSWERS = 5.0
-"""Seconds to wait for the source's view of the slot."""
+"""Seconds to wait until the source answers the query for the slot."""
 NO_PROBLEMS = "the source can be captured, and the targets can be filled"
 
 
@@ -76,7 +76,7 @@ def doctor(
 
 
 def _slot_risks(definition: Definition) -> list[PreflightProblem]:
-    """A problem if the slot may soon be lost; a slot that is lost has its own check."""
+    """Return a problem if the slot may soon be lost; another check reports a slot that is lost."""
     from cdc.errors import SlotInvalidated
     from cdc.postgres.preflight import PreflightProblem
     from cdc.service.source_observation import LOST
@@ -96,7 +96,7 @@ def _store_problem(error: Any) -> PreflightProblem:
 
 
 def _check_rules_with_spark(config: Path) -> tuple[list[ConfigIssue], list[PreflightProblem]]:
-    """The issues that Spark found in the rules, or the problem that prevented it from checking."""
+    """Return the issues that Spark found in the rules, and the problem that prevented Spark from checking them."""
     import subprocess
     import sys
 
@@ -121,7 +121,7 @@ def _check_rules_with_spark(config: Path) -> tuple[list[ConfigIssue], list[Prefl
 
 
 def _next_command(definition: Definition, config: Path, *, rules: bool) -> str:
-    """The next command after a check without problems."""
+    """Return the command that the operator runs after a check without problems."""
     made = (rule for sink in definition.sinks for rule in getattr(sink, "rules", ()))
     unasked = not rules and any(rule.transform or rule.partition_by or rule.cluster_by for rule in made)
     run = f"cdc run -c {config}"

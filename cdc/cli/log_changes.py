@@ -141,7 +141,7 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 class _LogMessages:
-    """Some topics of a log as messages of one format."""
+    """Messages in one format from the rows of some topics of a log."""
 
     def __init__(
         self, log: LogReader, definition: Definition, wanted: Callable[[str], bool], printer: _Printer
@@ -154,13 +154,13 @@ class _LogMessages:
         self._source = SourceBlock(definition.name, log.identity.database, version("cdc"))
 
     def newest(self, count: int, operations: frozenset[str]) -> pa.Table:
-        """At least the last `count` rows, sorted."""
+        """Return at least the last `count` rows, sorted in log order."""
         from cdc.log.queries import newest_rows
 
         return newest_rows(self._log, self._wanted, count, operations)
 
     def since(self, after: Position, earliest: datetime | None) -> pa.Table:
-        """The rows after a position that were committed at `earliest` or later, sorted."""
+        """Return the rows after a position that were committed at `earliest` or later, sorted in log order."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -171,20 +171,20 @@ class _LogMessages:
         return rows.filter(pc.greater_equal(rows["committed_at"], pa.scalar(earliest, pa.timestamp("us", tz="UTC"))))
 
     def parts(self, after: Position, upto: Position) -> Iterator[pa.Table]:
-        """The rows in (after, upto], sorted, a few files at a time; raises LogTrimmed if some are trimmed."""
+        """Yield the sorted rows in (after, upto], a few files at a time; raises LogTrimmed if some are trimmed."""
         from cdc.log.queries import rows_between
 
         _check_not_trimmed(self._log, after)
         return rows_between(self._log, self._wanted, after, upto)
 
     def schemas_before(self, rows: pa.Table) -> dict[int, Any]:
-        """The schemas in force before the first row."""
+        """Return the schema of each relation that applies before the first of the rows."""
         from cdc.position import Position
 
         return self._log.schemas(Position(rows["position"][0].as_py()) if rows.num_rows else None)
 
     def messages(self, rows: pa.Table, tables: Any) -> Iterator[tuple[Row, Message]]:
-        """The rows, each with its message."""
+        """Yield each row with its message."""
         from cdc.log.json_messages import messages
 
         stream = (row for batch in rows.to_batches(max_chunksize=1024) for row in batch.to_pylist())
@@ -192,7 +192,7 @@ class _LogMessages:
 
 
 class _Printer:
-    """Prints messages as lines for people, as JSON lines, or in one envelope."""
+    """Printer of messages: as lines for people, as JSON lines, or in one JSON envelope."""
 
     def __init__(self, form: str, operations: str, *, json: bool, follow: bool) -> None:
         from cdc.log.json_messages import MessageFormat
@@ -211,7 +211,7 @@ class _Printer:
         self._people = self.form is MessageFormat.CDC and not json
 
     def show(self, found: Iterator[tuple[Row, Message]], count: int) -> None:
-        """Print the last `count` messages of the wanted operations, all for -1."""
+        """Print the last `count` messages of the requested operations; all of them if `count` is -1."""
         from cdc.log.json_messages import filter_messages
 
         wanted = deque(filter_messages(found, self.operations), maxlen=None if count < 0 else count)
@@ -280,7 +280,7 @@ def _topic_filter(glob: str) -> Callable[[str], bool]:
 
 
 def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime | None] | None:
-    """--since as an exclusive position and the earliest commit time."""
+    """Parse --since; return the position after which rows are printed, and their earliest commit time."""
     if text is None:
         return None
     from cdc.log.queries import approximate_position_at
@@ -310,7 +310,7 @@ def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime |
 
 
 def _oldest_commit_time(log: LogReader) -> datetime:
-    """Commit time of the oldest single change that the log still has."""
+    """Return the commit time of the oldest single change in the log."""
     import pyarrow.compute as pc
 
     from cdc.log.reader import read_file

@@ -77,7 +77,7 @@ def _print(report: AuditReport) -> None:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """A function that prints progress on one line of a terminal, and nothing elsewhere."""
+    """Return a function that prints progress on one line of a terminal; it prints nothing if there is no terminal."""
     if not sys.stderr.isatty():
         return lambda _done, _total: None
 

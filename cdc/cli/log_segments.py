@@ -138,7 +138,7 @@ def _print_trim(done: VacuumReport) -> None:
 
 
 def retention_line(log: LogStatus) -> str:
-    """What the log keeps and its slowest consumer, in one line."""
+    """Return one line about the changes that the log keeps and its slowest consumer."""
     from cdc.service import number_format
 
     if log.state != "read":
@@ -156,7 +156,7 @@ def retention_line(log: LogStatus) -> str:
 
 
 def lag_text(consumer: ConsumerLine) -> str:
-    """How far a consumer is behind the end of the log; empty at the end."""
+    """Return the text of a consumer's lag behind the end of the log; empty if it is at the end."""
     from cdc.service import number_format
 
     if not consumer.behind_segments:

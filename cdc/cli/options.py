@@ -1,4 +1,4 @@
-"""What several commands share: options, the confirmation before something is removed, and its audit entry."""
+"""Functions and options that several commands share: confirmation of a removal, and its audit entry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ConfigOption = Annotated[
         "--config", "-c", envvar="CDC_CONFIG", help="Read the pipeline from this definition file.", show_default=True
     ),
 ]
-"""Its default is `DEFAULT_CONFIG`."""
+"""Option --config of a command; its default is `DEFAULT_CONFIG`."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON envelope.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
@@ -30,11 +30,11 @@ class Invocation:
     """How the application was started; the `obj` of typer's context."""
 
     owns_process: bool
-    """Whether the process runs this command only, so that the command may restrict the process."""
+    """True if the process runs only this command, so that the command may restrict the process."""
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Ask for confirmation; exits if it is refused, raises ConfigError if there is no terminal."""
+    """Ask for confirmation; exit if the person refuses, raise ConfigError if there is no terminal."""
     import sys
 
     if yes:
@@ -45,7 +45,7 @@ def confirm(what: str, *, yes: bool) -> None:
 
 
 def audit(definition: Definition, action: str, subject: str, detail: dict[str, Any], *, json: bool) -> None:
-    """Write an audit entry; the work is already done, so an unreachable catalog causes only a warning."""
+    """Write an audit entry after the action; an unreachable catalog causes only a warning."""
     from getpass import getuser
 
     from cdc.catalog import Catalog

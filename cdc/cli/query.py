@@ -85,7 +85,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def _cut_to_json(cut: Published) -> dict[str, Any]:
-    """The cut as the envelope shows it; tables that are not part of it are listed with their state."""
+    """Return a cut as JSON for the envelope; tables that are not part of the cut are listed with their state."""
     from cdc.position import Position
     from cdc.stores.cut_retention import format_time
 
@@ -116,7 +116,7 @@ def _find_delta_sink(definition: Definition, config: Path, name: str | None) -> 
 
 
 def _read_rows(reader: pa.RecordBatchReader, limit: int) -> tuple[list[list[Any]], bool]:
-    """At most `limit` rows, and whether there are more."""
+    """Return at most `limit` rows, and True if there are more."""
     rows: list[list[Any]] = []
     for batch in reader:
         columns = [column.to_pylist() for column in batch.columns]
@@ -165,7 +165,7 @@ def _print(names: list[str], rows: list[list[Any]]) -> None:
 
 
 def _print_upright(names: list[str], rows: list[list[Any]]) -> None:
-    """Print one column per line, for rows that are wider than the terminal."""
+    """Print rows with one column per line, because they are wider than the terminal."""
     widest = max(len(escaped_for_terminal(name)) for name in names)
     for number, row in enumerate(rows, 1):
         echo(f"── row {number}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cdc.stores.search_index import FoundRow, SearchIndex
 
 _CELL = 60
-"""Characters of a value on a screen; `--json` prints it in full."""
+"""Maximum characters of a value that a terminal line shows; `--json` prints values in full."""
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +53,7 @@ def search(
 
 
 def _find_index(definition: Definition, table: str) -> tuple[SearchIndex, str]:
-    """The first search sink that has the table, and the table's topic."""
+    """Return the index of the first search sink that has the table, and the topic of the table."""
     from cdc.stores.search_index import SearchIndex
 
     indexes = [SearchIndex.open(sink.path) for sink in definition.sinks if sink.type == "search"]

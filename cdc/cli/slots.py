@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cdc.service.source_observation import SourceObservation
 
 SOURCE_ANSWERS = 5.0
-"""Seconds to wait for the source's view of the slot."""
+"""Seconds to wait until the source answers the query for the slot."""
 
 EpochOption = Annotated[
     bool,

@@ -1,6 +1,6 @@
 """`cdc source`: event triggers at the source that write column identities into the WAL.
 
-They are optional. Without them the reader infers from the catalogue which column was renamed, dropped or added.
+The triggers are optional. Without them the reader infers from the catalogue which column was renamed, dropped or added.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def _launcher(python: str | None) -> SparkSubmit:
 
 
 def _folder_of(package: str) -> Path:
-    """The folder of an installed package that this process does not import."""
+    """Return the directory of an installed package without importing the package."""
     from importlib.util import find_spec
 
     found = find_spec(package)
@@ -266,7 +266,7 @@ def _print(documents: list[dict[str, Any]]) -> None:
 
 
 def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> dict[str, Any]:
-    """Parse the arguments of a verb; returns the values by parameter of its command.
+    """Parse the arguments of a verb; return the values by parameter of the verb's command.
 
     Raises ConfigError or the usage error of the verb's command, if that command would reject the arguments.
     """

@@ -185,7 +185,10 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
 
 
 def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
-    """Tables that the rules match and the reader refuses, with the reason; from the running reader or the catalog."""
+    """Return the tables that match `tables` and that the reader refuses, with the reason of each.
+
+    The answer comes from the running reader, or else from the catalog.
+    """
     from cdc.catalog import REFUSED, Catalog
     from cdc.snapshot.reader_commands import request_table_check
     from cdc.table import matches
@@ -203,7 +206,7 @@ def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
 
 
 def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tuple[Command | None, str | None]:
-    """The reader's answer, and why there is none."""
+    """Make the reader reload its rules; return its finished command, or None and the reason without an answer."""
     from getpass import getuser
 
     from cdc.catalog import Catalog
@@ -221,7 +224,7 @@ def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tu
 
 
 def _wait_for_answer(catalog: Catalog, pipeline: str, job: int) -> Command | None:
-    """The finished command; None if no reader runs or it does not answer in time."""
+    """Return the finished command; None if no reader runs, or if the reader does not answer in time."""
     from cdc.snapshot.reader_commands import wait_for_answer
 
     return wait_for_answer(catalog, job) if _is_reader_running(catalog, pipeline) else None
@@ -232,7 +235,7 @@ def _is_reader_running(catalog: Catalog, pipeline: str) -> bool:
 
 
 def _missing_at_source(definition: Definition, tables: list[str]) -> list[str]:
-    """Tables that do not exist at the source; empty if it cannot be reached."""
+    """Return the tables that do not exist at the source; empty if the source cannot be reached."""
     from cdc.postgres.connection import connect
     from cdc.postgres.tables import match_tables
 
@@ -257,7 +260,7 @@ def _result_of(answer: Command | None) -> dict[str, Any] | None:
 
 
 def _refused(outcome: dict[str, Any] | None, tables: list[str]) -> dict[str, str]:
-    """Why the reader refuses, by table, or by 'the reader' for all of them."""
+    """Return the reader's reasons for refusing, by table; the key 'the reader' means all tables."""
     from cdc.table import matches
 
     if outcome is None:

@@ -99,7 +99,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def _check_choice(option: str, word: str, known: list[str]) -> None:
-    """Check an option before the child starts: the child's errors do not name this command."""
+    """Raise an error for an unknown word of an option; errors of the child process would not name this command."""
     if word not in known:
         expected = ", ".join(map(repr, known))
         raise ConfigError(

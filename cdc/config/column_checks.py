@@ -1,4 +1,4 @@
-"""Checks of the columns that a Delta sink's rules name against those that a table has. Does no I/O."""
+"""Checks that the columns named in a Delta sink's rules exist in a table and fit its target. Does no I/O."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class ColumnMismatch(NamedTuple):
     """A key of the definition that conflicts with a table's columns, or with the existing target."""
 
     key: Key
-    """Path of the key, from the root of the definition, or below a rule or its sink."""
+    """Path of the key in the definition: from its root, or relative to a rule or sink."""
     error: CdcError
-    """The error with which the table would stop."""
+    """The error that stops the table if the definition is not corrected."""
 
 
 def with_target_columns(schema: TableSchema, settings: TableSettings) -> TableSchema:
-    """The table with only the columns that its target has; unknown names are ignored."""
+    """Return the table with only the columns that its target has; unknown names in the settings are ignored."""
     wanted, unwanted = set(settings.column_list), set(settings.except_column_list)
     if not wanted and not unwanted:
         return schema
@@ -36,7 +36,7 @@ def with_target_columns(schema: TableSchema, settings: TableSettings) -> TableSc
 
 
 def column_mismatches(schema: TableSchema, rule: SinkRule | None, settings: TableSettings) -> Iterator[ColumnMismatch]:
-    """All mismatches that can be found without Spark; settings: those of the sink and the rule together."""
+    """Yield all mismatches that can be found without Spark; settings: the sink's settings with those of the rule."""
     yield from unknown_columns(schema, rule)
     yield from left_out_key_columns(schema, settings)
     yield from missing_key(schema, settings.history_mode)
@@ -46,7 +46,7 @@ def column_mismatches(schema: TableSchema, rule: SinkRule | None, settings: Tabl
 
 
 def unknown_columns(schema: TableSchema, rule: SinkRule | None) -> Iterator[ColumnMismatch]:
-    """Names in the column lists of a rule that are no columns of the table."""
+    """Yield a mismatch for each name in a rule's column lists that is no column of the table."""
     known = {column.name for column in schema.sent}
     for name in _LISTS if rule is not None else ():
         for unknown in sorted(set(getattr(rule, name)) - known):
@@ -55,7 +55,7 @@ def unknown_columns(schema: TableSchema, rule: SinkRule | None) -> Iterator[Colu
 
 
 def left_out_key_columns(schema: TableSchema, settings: TableSettings) -> Iterator[ColumnMismatch]:
-    """Key columns that the column lists exclude from the target."""
+    """Yield a mismatch for each key column that the column lists exclude from the target."""
     if not settings.column_list and not settings.except_column_list:
         return
     there = {column.name for column in with_target_columns(schema, settings).columns}
@@ -66,7 +66,7 @@ def left_out_key_columns(schema: TableSchema, settings: TableSettings) -> Iterat
 
 
 def missing_key(schema: TableSchema, keeping: HistoryMode) -> Iterator[ColumnMismatch]:
-    """A table without a key whose target needs one to identify rows."""
+    """Yield a mismatch if the table has no key and its target needs a key to identify rows."""
     if keeping in {HistoryMode.VERSIONS, HistoryMode.MARKED} and not schema.key:
         message = f"table {schema.topic!r} has no key: {keeping.value!r} needs a key to identify rows"
         remedy = "use mode 'append' or the default, or add a primary key or a replica identity index at the source"
@@ -77,7 +77,7 @@ def missing_key(schema: TableSchema, keeping: HistoryMode) -> Iterator[ColumnMis
 
 
 def transform_mismatches(rule: Transform, schema: TableSchema) -> Iterator[ColumnMismatch]:
-    """Mismatches between a transform and a table: unknown columns, and columns of the key that would be lost.
+    """Yield the mismatches between a transform and a table: unknown columns, and key columns that would be lost.
 
     schema: the table with the target's columns, as `with_target_columns` returns it.
     """

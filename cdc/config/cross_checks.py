@@ -1,4 +1,4 @@
-"""Checks of the keys of a definition against each other, after each single key was found valid."""
+"""Checks for keys of a definition that conflict with each other, after each single key was found valid."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from cdc.table import matches
 
 _WILD: Final = frozenset("*?[")
 _MERGED_CHANGES: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.EXCEPTION})
-"""Policies for a target of several tables: all its tables must keep the same column names and types."""
+"""Schema-change policies that a target of several tables allows; all its tables must have the same columns."""
 _FOLLOWING: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.TRY_EVOLVE})
-"""Policies under which a target can drop a column."""
+"""Schema-change policies under which a target can drop a column."""
 _OF_COLUMNS: Final = frozenset({"dropped_columns", "schema_changes", "merge_tables", "transform", *EXCLUSIVE_KEYS[0]})
-"""Keys that must be compatible with `dropped_columns: drop`."""
+"""Keys that can conflict with `dropped_columns: drop`."""
 
 
 class Disagreement(NamedTuple):
-    """A key that conflicts with another, and why."""
+    """A key that conflicts with another key, and the reason."""
 
     key: Key
     message: str
 
 
 def disagreements(definition: Definition) -> Iterator[Disagreement]:
-    """All conflicts, each at the key that the user would change."""
+    """Yield all conflicts in a definition, each at the key that the user would change."""
     yield from _names(definition)
     yield from _paths(definition)
     yield from _signals(definition)
@@ -140,7 +140,7 @@ def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disag
 
 
 def _dropping(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
-    """Keys of the sink or the rule that conflict with `dropped_columns: drop`; inherited keys are reported above."""
+    """Yield the keys of the sink or the rule that conflict with `dropped_columns: drop`, without inherited keys."""
     if meant.dropped_columns is not DroppedColumns.DROP or not _OF_COLUMNS & said.model_fields_set:
         return
     key = (*key, "dropped_columns")
@@ -158,7 +158,7 @@ def _dropping(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[D
 
 
 def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
-    """Settings that conflict with a target that several tables share."""
+    """Yield the settings that conflict with a target that several tables share."""
     if meant.history_mode is not HistoryMode.LATEST:
         found = f"conflicts with {meant.history_mode.value!r}: a shared target requires the latest state of rows"
         yield Disagreement(key, found)
@@ -168,7 +168,7 @@ def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
 
 
 def _routes(definition: Definition) -> Iterator[Disagreement]:
-    """Rules whose directories overlap with each other, with another sink or with the log."""
+    """Yield the rules whose target directories overlap with those of other rules or sinks, or with the log."""
     for place, sink in enumerate(definition.sinks):
         if not isinstance(sink, DeltaSinkDefinition):
             continue
@@ -193,7 +193,7 @@ def _routes(definition: Definition) -> Iterator[Disagreement]:
 
 
 def _schema(glob: str) -> str | None:
-    """The one schema that the glob can match, or None."""
+    """Return the only schema that the glob can match; None if it can match several."""
     schema = glob.partition(".")[0]
     return None if _WILD & set(schema) else schema
 

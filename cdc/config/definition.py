@@ -129,7 +129,7 @@ class Spark(Model):
 
 
 def _catalog_url(url: str, info: ValidationInfo) -> str:
-    """Make the path of an SQLite file absolute, and name the psycopg driver for Postgres."""
+    """Return the URL with an absolute path for SQLite, and with the psycopg driver for Postgres."""
     scheme, _, rest = url.partition("://")
     if scheme == "postgresql":
         return f"postgresql+psycopg://{rest}"
@@ -150,7 +150,7 @@ class CatalogLocation(Model):
 
 
 SHORTEST_TOKEN: Final = 16
-"""Characters; half a UUID, more than an attacker can guess over a network."""
+"""Minimum number of characters of a token: half a UUID, more than an attacker can guess over a network."""
 
 
 def _token(secret: Secret) -> Secret:
@@ -177,25 +177,25 @@ class Service(Model):
     request."""
 
     def current_token(self) -> str | None:
-        """The token as its file contains it now; None, which rejects every request, if the file has no valid token."""
+        """Return the present token; None, which rejects every request, if the secret file has no valid token."""
         found = self.token.reread() if self.token is not None else None
         return found if found is not None and _is_token(found) else None
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches the service."""
+        """True if only this machine can reach the service."""
         return is_loopback(self.host)
 
     @property
     def exposure(self) -> ServiceUnprotected | None:
-        """The error of a server with a public address and no token; None if the server may start."""
+        """Error that prevents the server from starting: a public address without a token. None if it may start."""
         if self.is_local or self.token is not None:
             return None
         return ServiceUnprotected(f"service.token is missing: other machines can reach {self.host!r}")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host name or address is a loopback address."""
+    """Return True if the host name or address is a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -205,7 +205,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _catalog_next_to(log: str) -> str:
-    """Default URL of the catalog; empty if the log is in an object store, where SQLite cannot be."""
+    """Return the default URL of the catalog; empty if the log is in an object store, which cannot contain SQLite."""
     return "" if is_remote(log) else "sqlite:///" + sibling_path(log.removeprefix("file://"), "catalog.db")
 
 
@@ -240,7 +240,7 @@ class Definition(Model):
         return [*self.exclude, *(glob for rule in self.tables for glob in rule.exclude)]
 
     def with_rules_of(self, other: Self) -> Self:
-        """A copy of this definition with the table rules of another."""
+        """Return a copy of this definition with the table rules of another definition."""
         return self.model_copy(update={"tables": other.tables, "exclude": other.exclude})
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""A definition file: loading and checking, which find all issues at once, and printing without secrets."""
+"""Loading, checking and printing of a definition file; checking finds all issues at once, printing omits secrets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from cdc.config.yaml_document import FAULTY, Key, YamlDocument, read_document
 from cdc.errors import ConfigIssue, InvalidDefinition, TransformFailed, UnsetVariable
 
 _BY_SPARK: Final = {"transform", "partition_by", "cluster_by"}
-"""Keys whose issues are found completely only by Spark."""
+"""Keys for which only Spark finds all issues."""
 _SENSITIVE: Final = re.compile(r"secret|password|token|access[._]?key|credential", re.IGNORECASE)
-"""Names of settings that are hidden: Spark's own rule (`spark.redaction.regex`), extended."""
+"""Pattern of the names of settings whose values are hidden; extends Spark's default of `spark.redaction.regex`."""
 _URL_PASSWORD: Final = re.compile(r"(://[^:@/]*):[^@/]*@")
 _DURATIONS: Final = (("cuts", "retain"), ("upkeep", "every"), ("upkeep", "vacuum_after"))
-"""Keys of a sink that are durations."""
+"""Keys of a sink whose values are durations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class CheckedDefinition:
     issues: tuple[ConfigIssue, ...]
     """All issues in the order of the file, including warnings."""
     written: Any
-    """Plain values of the file; text with variables is Interpolated."""
+    """Content of the file as plain values; text with variables is an Interpolated."""
 
 
 def load_definition(path: Path, environment: Mapping[str, str] | None = None) -> Definition:
@@ -58,7 +58,7 @@ def load_definition(path: Path, environment: Mapping[str, str] | None = None) ->
 def check_definition(
     path: Path, environment: Mapping[str, str] | None = None, content: bytes | None = None
 ) -> CheckedDefinition:
-    """As load_definition, but return the issues instead of raising them; `content` replaces that of the file."""
+    """Check a definition as load_definition does, but return the issues; `content` replaces the content of the file."""
     environment = os.environ if environment is None else environment
     document = read_document(path, environment, content)
     definition = None
@@ -72,7 +72,7 @@ def check_definition(
 
 
 def issues_in_file(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[ConfigIssue, ...]:
-    """Mismatches with the tables as issues with line and column, in the order of the file."""
+    """Return column mismatches as issues with line and column, in the order of the file."""
     found = list(misfits)
     if not found:
         return ()
@@ -88,7 +88,7 @@ def issues_in_file(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[Confi
 
 
 def unprotected_service(definition: Definition) -> list[ColumnMismatch]:
-    """The mismatch of a public service.host without a token, which only concerns the server."""
+    """Return the issue of a public service.host without a token as a mismatch; it prevents only the server's start."""
     error = definition.service.exposure
     return [] if error is None else [ColumnMismatch(("service", "host"), error)]
 
@@ -111,7 +111,7 @@ def _validated(document: YamlDocument, path: Path, environment: Mapping[str, str
 
 
 def _misspelt(issues: list[ConfigIssue]) -> Iterator[str]:
-    """Keys that the file contains under a misspelt name, so that they are not reported as missing."""
+    """Yield the keys that the file contains under a misspelt name, so that they are not reported as missing."""
     for issue in issues:
         if issue.suggestion is not None:
             above = issue.key.rpartition(".")[0]
@@ -119,7 +119,7 @@ def _misspelt(issues: list[ConfigIssue]) -> Iterator[str]:
 
 
 def _where(values: Any, wanted: str, key: Key = ()) -> Key:
-    """The key whose value is the text; () if there is none."""
+    """Return the key whose value is the text `wanted`; () if there is none."""
     entries = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
     for part, value in entries:
         if value is not FAULTY and value == wanted:
@@ -130,7 +130,10 @@ def _where(values: Any, wanted: str, key: Key = ()) -> Key:
 
 
 def printable_definition(definition: Definition, written: Any) -> dict[str, Any]:
-    """Plain values for printing; where a value may contain a password, the text of the file (`written`) is shown."""
+    """Return a definition as plain values for printing.
+
+    A value that may contain a password is printed as in the file, whose values are `written`.
+    """
     view = definition.model_dump(mode="json")
     source, log, spark = view["source"], view["log"], view["spark"]
     source["heartbeat"] = print_seconds(source["heartbeat"])

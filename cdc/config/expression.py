@@ -1,4 +1,4 @@
-"""Expressions in Spark SQL over one row, checked as far as possible without Spark."""
+"""Type of Spark SQL expressions over one row in a definition, with the checks that are possible without Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BARE: Final = frozenset(
         "user",
     }
 )
-"""Functions that Spark calls without parentheses, unless a column has that name."""
+"""Functions that Spark calls by name without parentheses, unless a column has that name."""
 _CHANGING: Final = BARE | {
     "current_catalog",
     "current_database",
@@ -51,12 +51,12 @@ _CHANGING: Final = BARE | {
     "uuid",
     "version",
 }
-"""Non-deterministic functions of Spark, and functions that run code by its name."""
+"""Functions of Spark that an expression must not call: non-deterministic ones, and those that call code by name."""
 _CLOSES: Final = {")": "(", "]": "[", "}": "{"}
 
 
 def named_in(expression: str) -> Iterator[tuple[int, str, bool]]:
-    """(offset, name, whether it is called as a function) of every identifier in an expression."""
+    """Yield (offset, name, True if it is called as a function) for every identifier in an expression."""
     tokens = _tokens(expression)
     for token, following in zip_longest(tokens, tokens[1:]):
         name = token["word"] or (token["quoted"] or "").replace("``", "`")

@@ -34,7 +34,7 @@ class Model(BaseModel):
 
 
 def invalid(message: str, **context: Any) -> PydanticCustomError:
-    """A validation error. The message is fixed text: never put input values into it."""
+    """Return a validation error; the message must be fixed text without input values."""
     return PydanticCustomError("invalid", message, context or None)
 
 
@@ -81,13 +81,13 @@ def _location(text: str, info: ValidationInfo) -> str:
 
 
 def absolute_path(path: str, info: ValidationInfo) -> str:
-    """The local path, relative to the definition's directory if that is known."""
+    """Return the normalized local path; a relative path starts at the definition's directory if that is known."""
     directory = (info.context or {}).get("directory", "")
     return os.path.normpath(Path(directory, Path(path).expanduser()))
 
 
 def placeholders(text: str) -> list[str]:
-    """The names in braces, in order; raises a validation error for unbalanced braces."""
+    """Return the names in braces, in order; raises a validation error for unbalanced braces."""
     try:
         return [name for _, name, _, _ in Formatter().parse(text) if name is not None]
     except ValueError:
@@ -95,19 +95,19 @@ def placeholders(text: str) -> list[str]:
 
 
 def fixed_part(path: str) -> str:
-    """The directory above the first placeholder, or the path itself if it has none."""
+    """Return the directory above the first placeholder; the whole path if it has no placeholder."""
     head, brace, _ = path.partition("{")
     return head.rpartition("/")[0] if brace else path
 
 
 def is_remote(path: str) -> bool:
-    """Whether the path names an object store."""
+    """Return True if the path is in an object store."""
     scheme = _SCHEME.match(path)
     return scheme is not None and scheme[1] != "file"
 
 
 def sibling_path(path: str, name: str) -> str:
-    """The path of another name in the same directory."""
+    """Return the path of `name` in the directory that contains `path`."""
     return f"{path.rpartition('/')[0] or '.'}/{name}"
 
 

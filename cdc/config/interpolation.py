@@ -20,17 +20,17 @@ class Interpolated(str):
 
     @classmethod
     def of(cls, text: str, written: str) -> Self:
-        """The text after interpolation, with the text before it."""
+        """Return the text after interpolation as an Interpolated; `written` is the text before interpolation."""
         made = cls(text)
         made.written = written
         return made
 
 
 def interpolate(text: str, environment: Mapping[str, str]) -> str:
-    """The text with its variables replaced: Interpolated if it contains one, otherwise the same text.
+    """Return the text with its variables replaced, as an Interpolated; a text without variables is returned unchanged.
 
-    A variable that is unset or empty is replaced by its default, as in a shell. Raises UnsetVariable if it has no
-    default, ConfigError for malformed syntax.
+    An unset or empty variable is replaced by its default, as in a shell. Raises UnsetVariable if it has no default, and
+    ConfigError for malformed syntax.
     """
     if "${" not in text:
         return text

@@ -74,7 +74,7 @@ class Storage(Model):
     """Google: path of the key file of a service account."""
 
     def to_json(self) -> str:
-        """JSON for another process on this machine; secrets are written as references."""
+        """Return JSON for another process on this machine; it contains references instead of secrets."""
         said = {name: getattr(self, name) for name in sorted(self.model_fields_set)}
         return json.dumps(
             {n: v.portable_reference if isinstance(v, Secret) else v for n, v in said.items() if v is not None}
@@ -93,7 +93,7 @@ class Storage(Model):
             raise InvalidDefinition(f"option 'storage' is malformed: {what}; expected log.storage as JSON") from None
 
     def options(self, scheme: str) -> tuple[tuple[str, str], ...]:
-        """The keys that are set, as options of delta-rs for a URL of that scheme."""
+        """Return the keys that are set, as (name, value) options of delta-rs for a URL of the scheme."""
         given: dict[str, Any] = {name: getattr(self, name) for name in _OPTIONS.get(scheme, ()) if getattr(self, name)}
         values = {name: value.reveal() if isinstance(value, Secret) else value for name, value in given.items()}
         options = {_OPTIONS[scheme][name]: "true" if value is True else str(value) for name, value in values.items()}
@@ -101,10 +101,10 @@ class Storage(Model):
 
 
 def log_root(path: str, storage: Storage) -> Root:
-    """The location of a log with the options of its object store."""
+    """Return the location of a log, with the options of its object store."""
     return as_root(path, storage.options(path.partition("://")[0]))
 
 
 def storage_keys(scheme: str) -> frozenset[str]:
-    """The fields of Storage that apply to a URL of that scheme."""
+    """Return the names of the fields of Storage that apply to a URL of the scheme."""
     return frozenset(_OPTIONS.get(scheme, ()))

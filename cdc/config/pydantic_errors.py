@@ -1,6 +1,6 @@
-"""Translation of pydantic's errors to issues with line and column, without input values, and with a suggested key.
+"""Translation of pydantic's errors to issues with line, column and a suggested key, but without input values.
 
-A key or value of another tool gets an explanation: why a definition does not have it, or how to write it here.
+For a key or value of another tool, the issue explains why a definition does not have it, or how to write it here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AUTO_CDC: Final = {
     "columns_to_update": f"{_EVERY_ROW}: a column that was not sent keeps its value",
     "where": "write the condition as 'where' in the 'transform' of a rule",
 }
-"""Arguments of Databricks AUTO CDC (`create_auto_cdc_flow`) that a Delta sink does not have; it has the others."""
+"""Arguments of Databricks AUTO CDC (`create_auto_cdc_flow`) that a Delta sink does not have, with explanations."""
 
 TRANSFORM: Final = {
     "mask": "{email: redact}",
@@ -41,11 +41,11 @@ TRANSFORM: Final = {
 """Keys of a rule's transform, each with an example value, for users who write them under the sink or the rule."""
 
 POLICIES: Final = {"reject": "write 'exact', which rejects values that a type cannot represent"}
-"""Names that other tools have for a policy of types."""
+"""Policies for types in other tools, each with the instruction for a definition."""
 
 
 def issues_of(errors: list[ErrorDetails], document: YamlDocument, schema: Mapping[str, Any]) -> Iterator[ConfigIssue]:
-    """One issue per error; `schema` is the definition's JSON schema, which says what a key can contain."""
+    """Yield one issue per error; `schema` is the JSON schema of definitions, which lists the keys of each mapping."""
     for error in errors:
         if error["type"] == "too_short" and any(_within(other["loc"], error["loc"]) for other in errors):
             continue  # The list is short only because its entries are wrong.
@@ -67,7 +67,7 @@ def _within(inner: tuple[str | int, ...], outer: tuple[str | int, ...]) -> bool:
 
 
 def _untagged(loc: tuple[str | int, ...], schema: Mapping[str, Any]) -> tuple[Key, Mapping[str, Any]]:
-    """The key without the tags of unions, and the schema of the mapping that contains its last part."""
+    """Return the key of a pydantic location without union tags, and the schema of the mapping that contains it."""
     key: list[str | int] = []
     node = around = _resolved(schema, schema)
     for part in loc:
@@ -89,7 +89,7 @@ def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str
 
 
 def _elsewhere(error: ErrorDetails, key: Key, document: YamlDocument, around: Mapping[str, Any]) -> str | None:
-    """The explanation for a key or value of another tool that has no counterpart here; None for other errors."""
+    """Return the explanation for a key or value of another tool that a definition does not have; otherwise None."""
     if error["type"] == "extra_forbidden" and "stored_as_scd_type" in around.get("properties", {}):
         return AUTO_CDC.get(str(key[-1]).lower()) or _transformed(str(key[-1]), around)
     if error["type"] == "enum" and "exact" in _choices(error):
@@ -98,7 +98,7 @@ def _elsewhere(error: ErrorDetails, key: Key, document: YamlDocument, around: Ma
 
 
 def _transformed(word: str, around: Mapping[str, Any]) -> str | None:
-    """How to write a key of a transform, which belongs into a rule."""
+    """Return the instruction for a transform key that is outside `transform`; None for other keys."""
     if word not in TRANSFORM:
         return None
     written = f"transform: {{{word}: {TRANSFORM[word]}}}"
@@ -107,7 +107,7 @@ def _transformed(word: str, around: Mapping[str, Any]) -> str | None:
 
 
 def _example(error: ErrorDetails, key: Key) -> str:
-    """An example of a list of rules, if the value is no such list."""
+    """Return an example of a list of rules if the value should be one and is not; otherwise an empty text."""
     if error["type"] in {"model_type", "model_attributes_type"} and key[-2:-1] in {("tables",), ("rules",)}:
         return ": write - match: shop.*"
     return ": write [{match: shop.*}]" if error["type"] == "tuple_type" and key[-1] in {"tables", "rules"} else ""
@@ -152,7 +152,7 @@ def _limit(error: ErrorDetails) -> str:
 
 
 def _own(error: ErrorDetails) -> str:
-    """The message of a validator of this package; pydantic's own messages could repeat the input."""
+    """Return the message of a validator of this package; pydantic's own messages could repeat the input."""
     return error["msg"] if error["type"] in _OURS else f"not valid here ({error['type']})"
 
 

@@ -1,7 +1,7 @@
 """Secret: a value that a definition contains as a reference and that is never printed.
 
-A reference is `${VAR}`, `{env: VAR}` or `{file: PATH}`. Loading the definition reads the value, so that a missing one
-is found before anything starts. A secret file is read again for every new connection, so that a password can change
+A reference is `${VAR}`, `{env: VAR}` or `{file: PATH}`. Loading the definition reads the value, so a missing value is
+found before anything starts. A secret file is read again for every new connection, so that a password can change
 while a process runs. Text without a password, such as a DSN for peer authentication, can be written literally.
 """
 
@@ -23,7 +23,7 @@ from cdc.config.interpolation import Interpolated
 HIDDEN: Final = "***"
 _FORM: Final = "expected ${VAR}, {env: VAR} or {file: PATH}"
 _LONGEST_FILE: Final = 64 * 1024
-"""Bytes; no password is longer, so a larger file is a mistake."""
+"""Maximum bytes of a secret file; no password is longer, so a larger file is a mistake."""
 
 
 class Secret:
@@ -36,21 +36,21 @@ class Secret:
     ) -> None:
         self._value, self._again, self._file = value, again, file
         self.reference = reference
-        """The reference as the definition contains it, for printing: text or a mapping with one key."""
+        """Reference as the definition contains it, for printing: text, or a mapping with one key."""
 
     def reveal(self) -> str:
-        """The value itself, for the call that needs it; never put it into a message."""
+        """Return the secret value, for the call that needs it; never put it into a message."""
         return self._value
 
     def current(self) -> str:
-        """The value as its file contains it now; the previous value if there is no file or its content is invalid."""
+        """Return the present value of the secret file; the previous value without a file or with an invalid one."""
         if self._again is not None:
             with suppress(PydanticCustomError, OSError):
                 return self._again()
         return self._value
 
     def reread(self) -> str | None:
-        """The value as its file contains it now; None if the file has no valid value. Variables are not read again."""
+        """Return the present value of the secret file; None if it has no valid value. Variables are not read again."""
         if self._again is None:
             return self._value
         try:
@@ -60,7 +60,7 @@ class Secret:
 
     @property
     def portable_reference(self) -> Any:
-        """The reference for another process on this machine, with an absolute path; a literal value as it is."""
+        """Reference for another process on this machine, with an absolute path; a literal secret is its own value."""
         if self._file:
             return {"file": self._file}
         return self._value if self.reference == HIDDEN else self.reference
@@ -141,7 +141,10 @@ def _from_file(name: str, context: Mapping[str, Any]) -> str:
 
 
 def _checked(value: str) -> str:
-    """Reject white space and control characters, which copy and paste adds and which make a login fail."""
+    """Return the value; raise a validation error for white space and control characters, which make a login fail.
+
+    Copy and paste adds such characters.
+    """
     if value != value.strip():
         raise PydanticCustomError("secret", "the value of the secret begins or ends with white space")
     if not value.isprintable():

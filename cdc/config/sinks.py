@@ -26,7 +26,7 @@ _OURS: Final = (
     "delta.logRetentionDuration",
     "delta.min",
 )
-"""Prefixes of table properties that the sink sets itself, and a definition therefore may not."""
+"""Prefixes of table properties that only the sink sets, so a definition must not set them."""
 _FEATURED: Final = (
     "delta.coordinatedCommits.",
     "delta.enableIcebergCompat",
@@ -38,7 +38,7 @@ _FEATURED: Final = (
     "delta.rowTracking.",
     "delta.universalFormat.",
 )
-"""Prefixes of table properties that require a table feature which delta-rs does not write."""
+"""Prefixes of table properties that need a table feature that delta-rs does not write."""
 
 
 class WriterChoice(StrEnum):
@@ -237,21 +237,24 @@ EXCLUSIVE_KEYS: Final = (
     frozenset({"column_list", "except_column_list"}),
     frozenset({"track_history_column_list", "track_history_except_column_list"}),
 )
-"""Groups of keys of which at most one may be set; a rule that sets one overrides the whole group of the sink."""
+"""Groups of keys; at most one key of a group may be set.
+
+A rule that sets a key overrides the sink's settings of the whole group.
+"""
 
 
 def rule_of(topic: str, rules: Sequence[SinkRule]) -> SinkRule | None:
-    """The first rule that matches the table, or None."""
+    """Return the first rule that matches the table; None if no rule does."""
     return next((rule for rule in rules if matches(topic, (rule.match,))), None)
 
 
 def table_settings(topic: str, sink: TableSettings, rules: Sequence[SinkRule]) -> TableSettings:
-    """The settings of one table: those of its rule over those of the sink."""
+    """Return the settings of one table: those of the sink, overridden by those of the table's rule."""
     return settings_with_rule(sink, rule_of(topic, rules))
 
 
 def settings_with_rule(sink: TableSettings, rule: SinkRule | None) -> TableSettings:
-    """The settings of the tables that the rule matches; without a rule those of the sink."""
+    """Return the settings of the tables that the rule matches; without a rule the settings of the sink."""
     fields = TableSettings.model_fields.keys()
     own = {name: getattr(sink, name) for name in sink.model_fields_set & fields}
     said = {} if rule is None else {name: getattr(rule, name) for name in rule.model_fields_set & fields}
@@ -261,7 +264,7 @@ def settings_with_rule(sink: TableSettings, rule: SinkRule | None) -> TableSetti
 
 
 def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -> str:
-    """URI of the target of a table; raises TransformFailed if `match` of a rule fits but its `pattern` does not."""
+    """Return the URI of a table's target; raises TransformFailed if the rule's `pattern` does not match the table."""
     rule = rule_of(schema.topic, rules)
     if rule is None or rule.path is None:
         return target_uri(template, schema.schema, schema.name)

@@ -80,7 +80,7 @@ class Publication(Model):
 
     @property
     def alter(self) -> bool | None:
-        """True or false if `manage` decides it for any publication; None: only if this pipeline created it."""
+        """True if the reader may alter any publication, False if none, None if only one that this pipeline created."""
         return None if self.manage is Manage.AUTO else self.manage is Manage.ALWAYS
 
 
@@ -113,11 +113,11 @@ class Source(Model):
     """What the reader does above `wal_budget`: `warn` or `stop`. It never drops the slot."""
 
     def current_dsn(self) -> str:
-        """The DSN for a new connection: read again from its secret file; the previous one if that is malformed."""
+        """Return the DSN for a new connection, read again from its secret file; the previous one if it is malformed."""
         return _current_dsn(self.dsn)
 
     def current_primary(self) -> str:
-        """The DSN of the server that accepts writes: `primary`, or `dsn` if there is none; read again as above."""
+        """Return the DSN of the server that accepts writes: `primary` or else `dsn`, read again from its file."""
         return _current_dsn(self.primary or self.dsn)
 
 
@@ -187,14 +187,14 @@ class Snapshot(Model):
 
 
 def check_dsn(dsn: str) -> None:
-    """Raise a validation error, which repeats no part of the DSN, if libpq would reject it."""
+    """Raise a validation error if libpq would reject the DSN; the error repeats no part of the DSN."""
     options = _url_options(dsn) if dsn.startswith(("postgres://", "postgresql://")) else _pairs(dsn)
     if options.get("sslmode", "prefer") not in SSL_MODES:
         raise invalid("unknown sslmode: expected one of {modes}", modes=", ".join(SSL_MODES))
 
 
 def contains_password(dsn: str) -> bool:
-    """Whether a well-formed DSN contains a password."""
+    """Return True if a well-formed DSN contains a password."""
     if not dsn.startswith(("postgres://", "postgresql://")):
         return bool(_pairs(dsn).get("password"))
     match = _URL.match(dsn)

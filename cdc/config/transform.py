@@ -1,7 +1,7 @@
 """Transform: how a rule of a Delta sink changes the rows of a table before they are written to the target.
 
-`drop`, `rename` and `mask` name columns of the source. Expressions see the row of the target: without dropped columns,
-under the new names, masked. Therefore they can be computed even if an update did not send all columns.
+`drop`, `rename` and `mask` name columns of the source. Expressions see the columns of the target: without dropped
+columns, with new names, masked. So they can be computed even if an update did not send all columns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _salt(secret: Secret) -> Secret:
 
 
 Added = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,62}$")]
-"""The name of a column that the source does not have."""
+"""Name of a column that the source does not have."""
 
 
 class Transform(Model):
@@ -64,17 +64,17 @@ class Transform(Model):
 
     @property
     def needs_spark(self) -> bool:
-        """Whether the transform contains expressions of Spark SQL."""
+        """True if the transform contains expressions of Spark SQL."""
         return bool(self.computed) or self.where is not None
 
     @property
     def hides_data(self) -> bool:
-        """Whether the target contains less data than the source."""
+        """True if the target contains less data than the source."""
         return bool(self.drop or self.mask or self.python) or self.where is not None
 
     @property
     def fingerprint(self) -> str:
-        """Keyed hash of the transform and its salt: with another fingerprint the target's rows would be different."""
+        """Keyed hash of the transform and its salt; another fingerprint means that the target's rows would differ."""
         text = self.model_dump(mode="json", exclude={"salt"})
         salt = b"" if self.salt is None else self.salt.reveal().encode()
         return hmac.digest(salt, json.dumps(text, sort_keys=True).encode(), hashlib.sha256).hex()[:32]

@@ -25,7 +25,7 @@ _QUANTITY: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([A-Za-z]{1,3})\Z", re
 
 
 def seconds(value: Any) -> float:
-    """Seconds of `10s`, `100ms`, `5m`, `1h`, `7d` or 0; a bare number is rejected, because it has no unit."""
+    """Return the seconds of a duration such as `10s`, `100ms`, `5m`, `1h`, `7d` or 0; other numbers need a unit."""
     if str(value) == "0":
         return 0.0
     found = _read(value, SECONDS)
@@ -35,7 +35,7 @@ def seconds(value: Any) -> float:
 
 
 def size(value: Any) -> int:
-    """Bytes of `16MiB`, `10GB` or a bare number of bytes."""
+    """Return the bytes of a size such as `16MiB`, `10GB` or a number of bytes without unit."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     if isinstance(value, str) and value.isascii() and value.isdigit():
@@ -69,7 +69,7 @@ Bytes = Annotated[
 
 
 def print_seconds(value: float) -> str:
-    """The shortest text that parses to the value."""
+    """Return the shortest text that parses to the duration."""
     if not value:
         return "0"
     for unit in reversed(SECONDS):
@@ -80,7 +80,7 @@ def print_seconds(value: float) -> str:
 
 
 def print_size(value: int) -> str:
-    """The size in the largest binary unit that is exact."""
+    """Return the size as text, in the largest binary unit that is exact."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if value and value % BYTES[unit] == 0:
             return f"{value // BYTES[unit]}{unit}"

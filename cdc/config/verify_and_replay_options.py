@@ -1,4 +1,4 @@
-"""Options of verifications and replays, which the commands, the API and the jobs share."""
+"""Options of verifications and replays; commands, API and jobs share them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Against(StrEnum):
 
 
 def parse_point_in_time(text: str, option: str) -> Position | datetime:
-    """Parse where a replay begins or ends: a position, or a commit time in ISO 8601, by default in UTC.
+    """Parse the beginning or end of a replay: a position, or a commit time in ISO 8601, by default in UTC.
 
     Raises ConfigError with the name of the option.
     """

@@ -1,7 +1,7 @@
-"""YAML parser for definitions: YAML 1.2 text as plain values, each with its line and column.
+"""YAML parser for definitions: parses YAML 1.2 to plain values, each with its line and column.
 
-It accepts only mappings, lists and scalars of the core schema: no tags, no merge keys, no dates. Size, depth and the
-number of values, which aliases can multiply, are limited.
+It accepts only mappings, lists and scalars of the core schema: no tags, no merge keys, no dates. It limits size, depth
+and the number of values, which aliases can multiply.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ DEEPEST: Final = 24
 _CORE: Final = "tag:yaml.org,2002:"
 _SHOWN: Final = re.compile(r"(?:[\w.*-]{1,64}|<<)\Z")
 Key = tuple[str | int, ...]
-"""Path of a value: ("sinks", 0, "path")."""
+"""Path of a value in a definition, such as ("sinks", 0, "path")."""
 
 
 class SourceLocation(NamedTuple):
-    """1-based line and column."""
+    """Line and column in a file, both from 1."""
 
     line: int
     column: int
@@ -46,30 +46,30 @@ class YamlDocument:
     path: str
     values: Any = None
     places: dict[Key, SourceLocation] = field(default_factory=dict)
-    """Location of each value: of a mapping's entry that of its key; () is the file as a whole."""
+    """Location of each value; for an entry of a mapping, that of its key. The key () is the whole file."""
     issues: list[ConfigIssue] = field(default_factory=list)
 
     def issue(self, key: Key, message: str, **more: Any) -> ConfigIssue:
-        """An issue at the key, or at its nearest existing parent."""
+        """Return an issue at the location of the key, or of its nearest existing parent."""
         place = next(self.places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.places)
         return ConfigIssue(
             path=self.path, line=place.line, column=place.column, key=dotted_key(key), message=message, **more
         )
 
     def note(self, key: Key, message: str, **more: Any) -> None:
-        """Add an issue at the key."""
+        """Add an issue at the key to the document."""
         self.issues.append(self.issue(key, message, **more))
 
 
 def dotted_key(key: Key) -> str:
-    """The key as text, `sinks.0.path`; a part that does not look like a key may be a misplaced secret and is hidden."""
+    """Return the key as text, such as `sinks.0.path`; a part that may be a misplaced secret is hidden."""
     return ".".join(str(part) if _SHOWN.match(str(part)) else "…" for part in key)
 
 
 def read_document(path: Path, environment: Mapping[str, str], content: bytes | None = None) -> YamlDocument:
-    """Parse the file and interpolate variables; issues are collected in the document, none is raised.
+    """Parse the file and interpolate variables; all issues are in the returned document, none is raised.
 
-    `content` replaces the content of the file, for a change that is not written yet.
+    `content` replaces the content of the file, for example for a change that is not written yet.
     """
     document = YamlDocument(str(path), places={(): SourceLocation(1, 1)})
     text = _text(path, document) if content is None else _decoded(content, document)
@@ -227,7 +227,7 @@ _SCALARS: Final[Mapping[str | None, Callable[[str], Any]]] = {
 }
 
 FAULTY: Final = object()
-"""Placeholder for a value with an issue; further issues of validation at this key are left out."""
+"""Placeholder for a value with an issue; validation reports no further issues at its key."""
 
 
 class _TooLarge(Exception):

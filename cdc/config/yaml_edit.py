@@ -1,4 +1,4 @@
-"""Editing of a definition file: add tables to its rules or remove them; every other character of the text stays.
+"""Editing of a definition file: adds tables to its rules or removes them, and changes no other character.
 
 The edit inserts or removes text at the offsets that the YAML parser reports for lists. It does not print the document,
 because a printer would move comments and change indentation. The new text is validated, and its rules must capture
@@ -40,37 +40,40 @@ class YamlEdit:
     before: str
     after: str
     done: tuple[str, ...]
-    """One description per change; empty if there is nothing to do."""
+    """One description per change; empty if nothing has to change."""
     by_hand: tuple[str, ...]
-    """The lines that a person would write for the same change."""
+    """Lines that a person would write to make the same change by hand."""
     definition: Definition
-    """The definition in the new text."""
+    """Definition that the new text contains."""
 
     @property
     def changes(self) -> bool:
-        """Whether the texts differ."""
+        """True if the new text differs from the old one."""
         return self.before != self.after
 
     @property
     def diff(self) -> str:
-        """The change as `diff -u` shows it; empty without one."""
+        """The change as `diff -u` shows it; empty without a change."""
         old, new = (text.splitlines(keepends=True) for text in (self.before, self.after))
         lines = unified_diff(old, new, str(self.path), f"{self.path} (new)")
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
 def add_tables(path: Path, tables: Sequence[str]) -> YamlEdit:
-    """Edit the rules so that they capture the tables, globs of `schema.table`; raises ConfigError if that fails."""
+    """Return the edit after which the rules capture the tables, given as globs of `schema.table`.
+
+    Raises ConfigError if there is no such edit.
+    """
     return _edited(path, tables, _add)
 
 
 def remove_tables(path: Path, tables: Sequence[str]) -> YamlEdit:
-    """Edit the rules so that none captures the tables; raises ConfigError if that fails."""
+    """Return the edit after which no rule captures the tables; raises ConfigError if there is no such edit."""
     return _edited(path, tables, _remove)
 
 
 def write_edit(edit: YamlEdit) -> None:
-    """Replace the file atomically; raises ConfigError, and then the file is unchanged."""
+    """Write the new text to the file atomically; if it raises ConfigError, the file is unchanged."""
     path = edit.path.resolve()
     try:
         if path.read_bytes() != edit.before.encode():
@@ -90,7 +93,7 @@ def write_edit(edit: YamlEdit) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The change of the text for one table."""
+    """Result of one step of an edit: the change of the text for one table."""
 
     text: str
     done: str | None = None
@@ -121,7 +124,7 @@ def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _S
 
 
 def _means(now: Definition, before: Definition, tables: Sequence[str], *, wanted: bool) -> bool:
-    """Whether the rules capture the tables as requested, and the rest of the definition is unchanged."""
+    """Return True if the rules capture the tables as requested and the rest of the definition is unchanged."""
     if now.with_rules_of(before) != before:
         return False
     captured = [_covers(now.patterns, table) and not _covers(now.excludes, table) for table in tables]
@@ -182,14 +185,14 @@ class _Text:
         self._shift = len(text) - len(text.removeprefix(_BOM))
 
     def named_exclusions(self, table: str) -> list[tuple[tuple[str | int, ...], int]]:
-        """(key of the list, index) of exclusions that name exactly this table."""
+        """Return (key of the list, index) for each exclusion that names exactly this table."""
         lists: list[tuple[tuple[str | int, ...], Sequence[str]]] = [(("exclude",), self.definition.exclude)]
         lists += [(("tables", n, "exclude"), rule.exclude) for n, rule in enumerate(self.definition.tables)]
         names = {table, exact_glob(table)}
         return [(key, n) for key, globs in lists for n, glob in enumerate(globs) if glob in names]
 
     def without(self, key: tuple[str | int, ...], number: int) -> str:
-        """The text without one item of the list at the key."""
+        """Return the text without one item of the list at the key."""
         found = self._list(key)
         items = found.value
         if found.flow_style:
@@ -203,7 +206,7 @@ class _Text:
         return self._spliced(begin, self._next_line(_end(items[number])), "")
 
     def with_item(self, key: tuple[str | int, ...], name: str | None, value: str) -> str:
-        """The text with an item appended to the list at the key: a value, or a mapping of a name to it."""
+        """Return the text with an item appended to the list at the key: `value`, or the mapping `name: value`."""
         item = _written(value) if name is None else f"{name}: {_written(value)}"
         try:
             found = self._list(key)
@@ -229,7 +232,7 @@ class _Text:
         return "\r\n" if "\r\n" in self.text else "\n"
 
     def _list(self, key: tuple[str | int, ...]) -> SequenceNode:
-        """The list at the key; raises KeyError if there is none."""
+        """Return the list at the key; raises KeyError if there is none."""
         node: Any = self._root
         for part in key:
             node = node.value[part] if isinstance(part, int) else dict(_entries(node))[str(part)][1]
@@ -238,7 +241,7 @@ class _Text:
         return node
 
     def _colon(self, key: tuple[str | int, ...]) -> int:
-        """Offset after the colon of the key whose value is the list."""
+        """Return the offset after the colon of the key whose value is the list."""
         node: Any = self._root
         for part in key[:-1]:
             node = node.value[part] if isinstance(part, int) else dict(_entries(node))[str(part)][1]
@@ -249,7 +252,7 @@ class _Text:
         return self._text.rindex("-", 0, item.start_mark.index)
 
     def _line(self, index: int) -> int:
-        """Offset of the beginning of the line."""
+        """Return the offset of the beginning of the line that contains the offset `index`."""
         return self._text.rfind("\n", 0, index) + 1
 
     def _next_line(self, index: int) -> int:
@@ -257,7 +260,7 @@ class _Text:
         return len(self._text) if end < 0 else end + 1
 
     def _inserted(self, index: int, line: str) -> str:
-        """The text with a new line inserted at the beginning of a line."""
+        """Return the text with a new line inserted before the line that begins at the offset `index`."""
         before = "" if index == 0 or self._text[index - 1] == "\n" else self._newline
         after = self._newline if before == "" or index < len(self._text) else ""
         return self._spliced(index, index, f"{before}{line}{after}")
@@ -271,7 +274,7 @@ def _entries(node: Node) -> list[tuple[str, tuple[Node, Node]]]:
 
 
 def _end(node: Node) -> int:
-    """Offset after the last character of the node; the parser's own end mark includes comments after a block."""
+    """Return the offset after the last character of the node; the parser's end mark includes comments after a block."""
     if isinstance(node, MappingNode) and node.value and not node.flow_style:
         return _end(node.value[-1][1])
     if isinstance(node, SequenceNode) and node.value and not node.flow_style:
@@ -280,7 +283,7 @@ def _end(node: Node) -> int:
 
 
 def _covers(globs: Sequence[str], table: str) -> bool:
-    """Whether one of the globs matches every table that the given glob matches, as far as the texts show."""
+    """Return True if the texts show that one of the globs matches every table that the glob `table` matches."""
     if not any(char in table for char in "*?["):
         return matches(table, globs)
     simple = [glob for glob in globs if not any(char in glob for char in "?[")]
