@@ -1,7 +1,7 @@
 """Stores of the state that processes report: of each process, each sink and each table, and the dead letters of sinks.
 
-Page, API and commands show the reports. The authoritative positions are in the log and in the sinks. Each sink stores its
-own dead letters, and the catalog contains a copy of them.
+Page, API and commands show the reports. The authoritative positions are in the log and in the sinks. Each sink stores
+its own dead letters, and the catalog contains a copy of them.
 """
 
 from __future__ import annotations
