@@ -1,1 +1,1 @@
-"""Sinks: one contract (sink.py), one file or family of files per engine, none importing another."""
+"""Sinks: one contract (contract.py), and one package per engine (delta, search). No engine imports another."""

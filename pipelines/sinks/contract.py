@@ -1,6 +1,6 @@
-"""Sink contract: what the apply loop asks of a derived store, and the values that cross between them.
+"""Sink contract: the methods that the apply loop calls on a derived store, and the types of their arguments.
 
-Theory. The loop cuts the log into ranges (after, upto], folds each to the latest state per key, and gives every table
+Theory. The loop cuts the log into ranges (after, upto], folds each to the latest state per key, and passes every table
 its part. A sink **applies** table by table, then **publishes** one record of the position of every table. Applied is
 not published: what `apply` did is durable in the target, but readers and progress rely only on what `publish` returned.
 
@@ -45,7 +45,7 @@ ImageMask = Callable[[Image], Image]
 """A function that converts a row image: it keeps only the columns of the target, masked as in the target."""
 
 NONE_PARKED: Final = DeadLetterSettings(stop_at=0)
-"""The limits of a table that stops at the first row that its target refuses."""
+"""Dead-letter limits under which no row is parked: the first row that the target refuses stops the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ class TableBatch:
     rows: pa.Table | None
     frame: DataFrame | None
     after: int
-    """Position after which the range begins; earlier batches have passed everything up to it to the target."""
+    """Position after which the range begins. Earlier batches have applied all changes up to it."""
     upto: int
-    """Position at which the range ends; the range includes it."""
+    """Position at which the range ends. The range includes this position."""
     truncated: tuple[int, int] | None = None
-    """(position, ordinal) of the last truncate in the range, which removes every older row; None if there is none."""
+    """(position, ordinal) of the last truncate in the range; None without truncate. It removes every older row."""
     generation: int | None = None
-    """Start position of the last full copy that ended in the range, which removes every older row; None if none did."""
+    """Start position of the last full copy that ended in the range; None if none ended. It removes every older row."""
     endings: tuple[GenerationEnd, ...] = ()
     """Targets with history only: every truncate and end of a full copy in the range, by position."""
     since: int = 0
-    """Targets with history only: up to this position the log has no single changes; 0: it has every change."""
+    """Targets with history only: position up to which the log has only latest states; 0 if it has every change."""
     unparked: pa.Table | None = None
     """Targets with history only: the changes of keys that are no longer parked; `rows` does not contain them."""
     earlier_endings: tuple[GenerationEnd, ...] = ()
@@ -91,18 +91,18 @@ class TableBatch:
     def is_copying(self) -> bool:
         """Whether a full copy of the table is running at upto.
 
-        The base row of a partial image may then not be copied yet; it arrives before the copy ends.
+        During the copy, the base row of a partial image may be missing in the target. It arrives before the copy ends.
         """
         return self.schema.state is TableState.SNAPSHOTTING
 
     @property
     def ends_copy(self) -> bool:
-        """Whether a full copy of the table as of upto ended in the range; it replaces every row of the target."""
+        """Whether a full copy of the table ended in the range. Such a copy replaces every row of the target."""
         return self.generation is not None and not self.is_copying
 
 
 class SparkAwaited(Exception):
-    """A batch needs Spark, which has not started yet; the loop applies the batch again later."""
+    """Raised when a batch needs Spark and Spark has not started yet. The loop applies the batch again later."""
 
 
 class Sink(Protocol):
@@ -181,21 +181,22 @@ class RefusedRow:
 
 
 class ParkedRows(Protocol):
-    """The parked rows of one sink: those that its targets refused; for one driver."""
+    """The parked rows of one sink, which its targets refused. Only one driver uses them."""
 
     def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
-        """The parked rows of a table at the position of its target."""
+        """Return the parked rows of a table, by key, as of the position of its target."""
 
     def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
-        """Store what a batch parks and unparks, in one commit that replaces all entries behind `after`.
+        """Store the entries of the rows that a batch parks or unparks, in one commit.
 
-        Durable when it returns. A sink whose batches become durable only in `publish` may write both in one commit
-        there. The entries count once the target reaches the end of the batch. Called before each merge, also without
-        entries: that removes entries of a failed attempt.
+        The commit replaces all entries with a position later than `after`, such as those of a failed attempt. So the
+        caller calls it before each merge, also without entries. The entries are durable when the call returns, but take
+        effect only once the target reaches the end of the batch. A sink whose batches become durable in `publish` may
+        write the entries there.
         """
 
     def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
-        """Record that the batch was merged; `rows` are now the parked rows of the table."""
+        """Replace the parked rows of a table by `rows`, after the batch was merged."""
 
 
 @runtime_checkable
@@ -204,23 +205,23 @@ class ParkingSink(Sink, Protocol):
 
     @property
     def parked(self) -> ParkedRows:
-        """The parked rows, once the sink is open."""
+        """The parked rows of the sink, which must be open."""
 
     def parking_limits(self, schema: TableSchema) -> DeadLetterSettings:
-        """How many rows of a table may be parked; `stop_at` is 0 if a refused row stops the table."""
+        """Return how many rows of a table may be parked; `stop_at` is 0 if the first refused row stops the table."""
 
     def target_position(self, schema: TableSchema) -> int:
-        """Return the position of a table's target, which decides the parked rows of a table never published."""
+        """Return the position of a table's target. The entries of a table that was never published count up to it."""
 
     def image_mask(self, schema: TableSchema) -> ImageMask:
-        """Return the function that removes from an image of the table what its target must not show."""
+        """Return the function that removes or masks the columns of an image that the target must not show."""
 
     def keeps_history(self, schema: TableSchema) -> bool:
         """Whether the target keeps more of a row than its latest state, so that it needs every change of a key."""
 
     def find_refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
-        """The rows of a batch that make `apply` fail, not many more than `limit` of them; changes nothing.
+        """Return the rows of a batch that make `apply` fail, at most slightly more than `limit`; change nothing.
 
-        For a target with history these are only rows with a value that it cannot store. The rows of `unparked` are
-        numbered after those of `rows`, and a failure of one of them counts for its key.
+        For a target with history, only rows with a value that the target cannot store are returned. The rows of
+        `unparked` are numbered after those of `rows`. The error of an unparked row applies to the whole key.
         """

@@ -31,9 +31,9 @@ def check_captured(schema: TableSchema) -> None:
 
 
 def applied_state(batch: TableBatch, before: TableRecord | None, *, complete: bool) -> TargetState:
-    """The state of a target after a batch was merged.
+    """Return the state of a target after a batch was merged.
 
-    before: the record that was published last. complete: whether a full copy has ended in the target.
+    before: the last published record of the table. complete: whether at least one full copy has ended in the target.
     """
     waits = before is not None and before.state == TargetState.SNAPSHOTTING and batch.generation is None
     return TargetState.STREAMING if complete and not waits and not batch.is_copying else TargetState.SNAPSHOTTING
@@ -51,12 +51,12 @@ def with_progress_state(record: TableRecord, upto: int) -> TableRecord:
 
 
 def log_trimmed_error(exc: LogTrimmed, sink: str) -> LogTrimmed:
-    """Return the error with the remedy to rebuild the sink, which needs changes that the log no longer has."""
+    """Return the error with another remedy: rebuild the sink, because the log no longer has changes that it needs."""
     return LogTrimmed(exc.message, remedy=f"rebuild the sink: 'cdc replay {sink}'")
 
 
 def failure_reason(exc: CdcError) -> str:
-    """Code, message and remedy of an error as one line of text."""
+    """Return code, message and remedy of an error as one line of text."""
     return f"{exc.code} {exc.message} → {exc.fix}"
 
 
@@ -77,6 +77,6 @@ def failed_record(before: TableRecord | None, schema: TableSchema, exc: CdcError
 
 
 def median_lag(images: pa.Table) -> float | None:
-    """Seconds from commit at the source to now, for the median row of a batch; None for a batch without rows."""
+    """Return the seconds from commit at the source to now for the median row of a batch; None without rows."""
     middle = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
     return None if middle is None else max(0.0, time.time() - middle / 1e6)

@@ -27,7 +27,7 @@ from pipelines.types.typed_rows import typed_keys
 STALE: Final = 500
 """Minimum number of superseded entries before the table is rewritten without them."""
 _KEPT_FOR: Final = 1
-"""Hours for which files that left the table stay on disk for its readers."""
+"""Hours for which files that were removed from the table stay on disk for its readers."""
 _PROPERTIES: Final = {
     "delta.checkpointInterval": "100",
     "delta.enableExpiredLogCleanup": "true",
@@ -106,7 +106,7 @@ class DeadLetterTable:
             self._parked[relation] = rows
 
     def compact(self) -> None:
-        """Rewrite the table without superseded entries if these are the majority; call it between two batches."""
+        """Rewrite the table without superseded entries if they are the majority; call this between two batches."""
         live = [row for rows in self._parked.values() for row in rows.values()]
         if self._table is None or self._unconfirmed or self._unlisted or self._entries <= STALE + 2 * len(live):
             return
@@ -117,7 +117,7 @@ class DeadLetterTable:
         self._entries = len(rows)
 
     def rewrite(self, record: Published) -> None:
-        """Remove every entry except those of rows that are parked at the record, also from earlier versions."""
+        """Keep only the entries of rows that are parked at the record; remove all others, also from older versions."""
         self.load(record, {})
         if self._table is None:
             return

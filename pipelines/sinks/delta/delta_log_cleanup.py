@@ -101,9 +101,9 @@ def paths_of(table: DeltaTable) -> frozenset[str]:
 
 
 def expired_log_files(paths: Iterable[str], oldest: int) -> list[str]:
-    """Return those of the `_delta_log` files `paths` that no version from `oldest` on needs.
+    """Return the `_delta_log` files among `paths` that version `oldest` and later versions do not need.
 
-    These are the files from before the last checkpoint at or before version `oldest`.
+    These files are older than the last checkpoint at or before version `oldest`.
     """
     versions = {path: int(found[1]) for path in paths if (found := _LOG_FILE.match(path))}
     starts = [version for path, version in versions.items() if version <= oldest and _CHECKPOINT.match(path)]
@@ -139,7 +139,7 @@ def mark_to_erase(table: DeltaTable) -> None:
 
 
 def erase_earlier(uri: str, version: int) -> int:
-    """Remove the files that no version from `version` on needs, and the mark; return the number of data files.
+    """Remove the files that `version` and later versions do not need, then the mark; return the number of data files.
 
     Only the single writer of the table may call this function, because it also removes files that no commit names yet.
     """

@@ -48,8 +48,9 @@ class ExternalCommitWatch:
         self._check(target, topic)
 
     def after(self, target: DeltaTarget, topic: str) -> None:
-        """Report commits of other clients after a batch was merged. If `before` was followed by a single commit, that
-        is the batch's own.
+        """Report commits of other clients after a batch was merged.
+
+        If only one commit was made since `before`, it is the commit of the batch, and nothing is reported.
         """
         if target.version == self._known[target.uri] + 1:
             self._known[target.uri] = target.version

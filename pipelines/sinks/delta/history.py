@@ -1,9 +1,10 @@
 """History: merges batches into targets that keep more than the latest state of each row.
 
-Such a target keeps every version of a row, deleted rows with a mark, or every change. A merge has three steps: it
-changes the columns of the target, fills the defaults of new columns, and writes the rows with HistoryMerge. A full copy
-does not replace the rows that the target already has. So the target records a position for each new column, in a `txn`
-action. Rows up to that position are older than the column, and only they get the column's default.
+The history mode decides whether such a target keeps every version of a row, the latest row with a mark if it was
+deleted, or every change. A merge has three steps: it changes the columns of the target, sets new columns to their
+defaults, and writes the rows with HistoryMerge. A full copy does not replace the rows that the target already has. So
+the target records a position for each new column, in a `txn` action. Rows up to that position are older than the
+column, and only they get the column's default.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class History:
 def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> TableBatch:
     """Return the batch without the changes that use an earlier key of its table.
 
-    This only concerns a batch in which a full copy ends. If the key changed, the changes before that copy are left out,
-    because the target no longer finds rows by the earlier key. before: the schema that was published last, or None.
+    Changes are only left out if a full copy ends in the batch and the key changed: those before the copy. The target
+    no longer finds rows by the earlier key. before: the schema that was published last, or None.
     """
     if batch.rows is None or not batch.ends_copy:
         return batch
@@ -93,7 +94,7 @@ def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> Table
 
 
 def original_columns(target: DeltaTarget, schema: TableSchema) -> list[Column]:
-    """Return the columns of the schema that the target has had since its first row."""
+    """Return the columns of the schema that the target already had when its first row was written."""
     if not target.changed_upto:
         return list(schema.columns)
     fields = {column_id(field): field for field in target.columns}

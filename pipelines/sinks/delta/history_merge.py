@@ -94,7 +94,10 @@ class HistoryMerge:
         self.writers.merge(self.target, source, find_columns, marker, writer)
 
     def _close(self, endings: Sequence[GenerationEnd], batch: TableBatch) -> None:
-        """Close, with one commit per ending, the open rows that the truncate or end of a copy removed at the source."""
+        """Mark the open rows that are older than an ending as closed, in one commit per ending.
+
+        endings: truncates and ends of full copies. The last commit contains the `txn` of the batch.
+        """
         not_parked = self.rows.not_parked(batch.parked_keys)
         for ending in endings:
             last = ending is endings[-1]

@@ -48,7 +48,7 @@ class HistoryRows(ABC):
 
     mode: HistoryMode
     open_rows: str | None
-    """SQL that is true for the target rows that exist at the source; None if the mode closes no rows."""
+    """SQL condition that is true for target rows that exist at the source; None if the mode never closes rows."""
 
     def __init__(self, target: DeltaTarget, shape: RowShape, settings: TableSettings) -> None:
         self.target, self.shape, self.settings = target, shape, settings
@@ -92,7 +92,7 @@ class HistoryRows(ABC):
         return "true"
 
     def closing(self, ending: GenerationEnd) -> Mapping[str, str]:  # noqa: ARG002 - see VersionRows and MarkedRows
-        """Return column → SQL expression, for the columns that change in a row which the ending closes."""
+        """Return column → SQL expression of its new value, for the columns that change when the ending closes a row."""
         return {}
 
     def _read(self, keys: pa.Table) -> StoredRows:
@@ -201,7 +201,7 @@ class MarkedRows(HistoryRows):
         return StoredRows(rows, ~rows[DELETED_COLUMN].to_numpy())
 
     def _typed_keys(self, keys: Sequence[Key]) -> pa.Table | None:
-        """Convert keys to typed columns, without keys that the target cannot represent; None if no key remains."""
+        """Convert keys to typed columns; leave out keys that the target cannot represent. None if no key remains."""
         found = [typed for typed in map(self._typed_key, keys) if typed is not None]
         return pa.concat_tables(found) if found else None
 

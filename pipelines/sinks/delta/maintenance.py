@@ -29,7 +29,7 @@ from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.target_layout import partition_text
 
 COMPACT_ABOVE: Final = 64
-"""Number of files that a target gains after an OPTIMIZE before it gets the next one. Each merge of a batch adds a file
+"""Number of files that a target gains between two OPTIMIZE runs. Each merge of a batch adds a file
 and opens all files.
 """
 SMALL: Final = 16 << 20
@@ -37,11 +37,11 @@ SMALL: Final = 16 << 20
 larger files too.
 """
 URGENT: Final = 4
-"""Multiple of COMPACT_ABOVE. With more new files than that, a target gets its OPTIMIZE even if maintenance has used its
-share of the time.
+"""Multiple of COMPACT_ABOVE. A target with more new files gets its OPTIMIZE even if maintenance has used its share of
+the time.
 """
 SHARE: Final = 10
-"""Divisor of the time: maintenance may use 1/SHARE of it, and rests after each job for as long as that requires."""
+"""Divisor of the time: maintenance may use 1/SHARE of it. After each job it waits as long as that limit requires."""
 PINNED_FOR: Final = 86_400.0
 """Seconds after which a pin of versions expires, because the reader that pinned them was probably killed."""
 FIRST_AFTER: Final = 60.0
@@ -274,8 +274,9 @@ class TargetMaintenance:
         self._turns = kept | {uri: _Turn(first, first) for uri in present if uri not in kept}
 
     def _next(self) -> str | None:
-        """Return the URI of the target that has waited longest, and move it to the end of the queue; None without
-        targets.
+        """Return the URI of the target that has waited longest, and move it to the end of the queue.
+
+        Returns None if there are no targets.
         """
         uri = next(iter(self._turns), None)
         if uri is not None:
@@ -505,6 +506,6 @@ def _part(values: tuple[tuple[str, str], ...], files: Sequence[tuple[int, int]],
 
 
 def _noted(target: DeltaTarget) -> dict[str, int]:
-    """Return for each file group the time of its newest file after the last sorting by `target.cluster_by`."""
+    """Return file group → time of its newest file at its last sorting by `target.cluster_by`."""
     said = json.loads(target.table.metadata().configuration.get(ORDERED) or "{}")
     return dict(said["upto"]) if said.get("by") == list(target.cluster_by) else {}

@@ -59,8 +59,8 @@ class BaseLookup:
     table: DeltaTable | None
     """The target at the version to read; None if there was no target before the batch."""
     exact: bool = True
-    """False if the target already contains some changes of the batch's range. A row of the same key is then still the
-    right base row, but the old key of a moved row may belong to another row.
+    """False if the target already contains some changes of the batch's range. Its row of the same key is then still a
+    valid base row. Its row of the old key of a moved row may be a different row.
     """
     truncated: tuple[int, int] | None = None
     """(position, ordinal) of a truncate in the batch's range; rows older than it are not used as base rows."""
@@ -206,9 +206,7 @@ def has_no_base(images: pa.Table, bases: BaseLookup, shape: RowShape) -> np.ndar
 
 
 def find_base_rows(images: pa.Table, bases: BaseLookup, shape: RowShape) -> tuple[pa.Array, pa.Table]:
-    """Return the index of each image's base row (null if it has no base row), and the table of rows that the indexes
-    refer to.
-    """
+    """Find the base row of each image; return (indexes into the rows, rows). The index is null without base row."""
     wanted = shape.image_columns
     base_keys = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
     keys = typed_keys(base_keys, shape.schema, shape.policy, images["position"])
@@ -286,7 +284,7 @@ def one_row_per_key_in_spark(source: DataFrame, key: Sequence[str]) -> DataFrame
 
 
 def is_after(rows: pa.Table, moment: tuple[int, int]) -> pa.ChunkedArray:
-    """Return for each row of a target whether it is later than the given (position, ordinal)."""
+    """Return one bool per row of a target: whether the row is later than `moment`, a pair (position, ordinal)."""
     position, ordinal = moment
     same = pc.and_(pc.equal(rows[POSITION_COLUMN], position), pc.greater(rows[ORDINAL_COLUMN], ordinal))
     return pc.or_(pc.greater(rows[POSITION_COLUMN], position), same)
@@ -311,9 +309,7 @@ def _op_column(op: str, rows: int) -> pa.Array:
 
 
 def _awaits_copy(images: pa.Table, places: pa.Array, bases: BaseLookup) -> np.ndarray:
-    """Return for each image of a table that is being copied whether it is left out, because the copy will write its
-    row.
-    """
+    """Return one bool per image: whether the image is left out, because a running full copy will write its row."""
     absent: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
     if bases.exact:
         return absent
@@ -398,8 +394,9 @@ def _positions(rows: pa.Table) -> pa.Table:
 
 
 def _most_selective_column(typed: pa.Table) -> pa.Table:
-    """Return only that column of `typed` that has the most distinct values, out of integer and text columns without
-    nulls; no column if none of them qualifies.
+    """Return `typed` with only one column: the integer or text column without nulls that has most distinct values.
+
+    Returns a table without columns if no column qualifies.
     """
     narrowing = [
         field.name

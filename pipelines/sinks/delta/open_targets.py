@@ -129,7 +129,7 @@ class OpenTargets:
         return replace(batch, schema=with_target_types(batch.schema, target.columns, changes, shape.policy))
 
     def erased_upto(self, target: DeltaTarget, relation: int) -> int:
-        """Return the end of the last batch of which a truncate or copy deleted rows of this table; 0 if there is none.
+        """Return the end of the last batch in which a truncate or copy deleted rows of this table; 0 without one.
 
         Rows up to that position may be missing in the target after a crash.
         """
@@ -139,11 +139,11 @@ class OpenTargets:
         return self._erased[relation]
 
     def record_erasure(self, relation: int, upto: int) -> None:
-        """Record that the batch that ends at `upto` deletes rows of this table before it merges its own rows."""
+        """Record that the batch ending at `upto` first deletes rows of this table, and then merges its own rows."""
         self._erased[relation] = upto
 
     def close(self) -> None:
-        """Forget all targets."""
+        """Remove all targets from this object; nothing is written."""
         self.by_uri.clear()
         self._erased.clear()
 

@@ -62,7 +62,7 @@ class KeptCut:
 
     @classmethod
     def of(cls, published_at: int, record: Published) -> Self:
-        """Make the row of a record, without the schemas of its tables."""
+        """Create the KeptCut of a published record: remove the schemas of its tables, and format it as JSON."""
         slim = replace(record, tables={r: replace(table, schema=None) for r, table in record.tables.items()})
         return cls(published_at, slim, slim.to_json())
 
@@ -161,7 +161,7 @@ class PublishedTable:
         self._seen_at = time.monotonic()
 
     def check(self) -> DeltaTable:
-        """Return the table, or raise SinkFenced if another driver wrote to it after this driver's last access."""
+        """Return the table; raise SinkFenced if another driver wrote to it since this driver opened or wrote it."""
         if is_newest(self._uri, self._version):
             return self._table
         seen = self._newest()

@@ -46,8 +46,9 @@ def with_target_position(record: TableRecord, cut: int) -> TableRecord:
 
 
 def parked_upto(record: TableRecord, *, keeps_history: bool) -> int:
-    """Return the position up to which entries of parked rows are valid: that of the other rows in
-    the table's target.
+    """Return the position up to which entries of parked rows are valid.
+
+    With history this is the position up to which the target has all changes, otherwise the position of the record.
     """
     try:
         target = DeltaTarget.open(record.target) if keeps_history and record.target else None
@@ -57,10 +58,10 @@ def parked_upto(record: TableRecord, *, keeps_history: bool) -> int:
 
 
 def readable_versions(record: Published, targets: OpenTargets) -> dict[str, int]:
-    """Return for each target, by URI, the version that readers of the published cut should read.
+    """Return URI → version that readers of the published cut should read, for each target.
 
-    That is the newest version, with commits of other clients. If the target already has changes after the cut, it is
-    the published version.
+    This is the newest version, which includes commits of other clients. For a target that already has changes after
+    the cut, it is the published version.
     """
     return {uri: _readable_version(uri, version, record, targets) for uri, version in record.versions.items()}
 
@@ -117,9 +118,7 @@ def _by_rules(record: TableRecord, rules: TargetRules, position: int) -> TableRe
 def _continued(
     record: TableRecord, target: DeltaTarget | None, schema: TableSchema | None, position: int
 ) -> TableRecord:
-    """Return the record of a table that stopped because of changed rules and now continues, because
-    they were restored.
-    """
+    """Return the record of a table that continues: it stopped because of changed rules, and they were restored."""
     copying = schema is not None and schema.state is TableState.SNAPSHOTTING
     whole = target is not None and target.part_of(record.relation).is_complete and not copying
     state = TargetState.CATCHING_UP if whole else TargetState.SNAPSHOTTING

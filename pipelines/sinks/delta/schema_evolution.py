@@ -93,11 +93,10 @@ def plan(present: pa.Schema, change: ColumnChange) -> EvolutionPlan:
 def columns_to_drop(
     policy: DroppedColumns, present: pa.Schema, schema: TableSchema, before: TableSchema | None
 ) -> frozenset[bytes]:
-    """Return the column ids of the target's columns to drop: none under policy KEEP, otherwise those that the source
-    table no longer has.
+    """Return the ids of the target's columns to drop: none under policy KEEP, otherwise those missing at the source.
 
-    before: the table when it was last published; None if it never was, then nothing is dropped. Columns of the key in
-    `before` are not dropped: after a crash, a range from before the new key still finds its rows by them.
+    before: the table when it was last published; None if it was never published: then nothing is dropped. The key
+    columns of `before` are not dropped. After a crash, a range from before a key change still finds rows by them.
     """
     if policy is DroppedColumns.KEEP or before is None:
         return frozenset()
@@ -107,8 +106,8 @@ def columns_to_drop(
 def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, policy: Policy) -> TableSchema:
     """Return the table description with the columns and types that its rows have in this target.
 
-    A column that is text in the target stays text while its source type is unchanged. Its type map or policy may have
-    changed, but only a replay applies that.
+    A column that is text in the target stays text while its source type is unchanged. Only a replay applies a changed
+    type map or policy.
 
     Under IGNORE, columns keep the names and types of the target, and columns that the target does not have are left
     out. Raises SchemaNotApplicable if such a column is part of the key.

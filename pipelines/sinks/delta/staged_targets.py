@@ -129,7 +129,7 @@ class StagedDelta:
         return published
 
     def discard(self) -> None:
-        """Close the staged sink; the next replay removes the staged files that are not in use."""
+        """Close the staged sink. The next replay removes the staged files that no target uses."""
         self.sink.close()
 
     def _mark_hidden_values(self, records: Iterable[TableRecord]) -> set[int]:

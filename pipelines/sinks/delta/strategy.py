@@ -79,6 +79,6 @@ class DeltaSinkParts:
         self.writers.attach(spark)
 
     def close(self) -> None:
-        """Forget the open targets, and the versions up to which their commits were checked for other clients."""
+        """Remove the open targets, and the versions up to which their commits were checked, from memory."""
         self.targets.close()
         self.external_commits.forget()

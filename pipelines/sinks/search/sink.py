@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WRITER_BYTES: Final = 64 * 1024 * 1024
-"""Bytes that tantivy buffers before it writes a file; the minimum is 15 MB per thread."""
+"""Bytes that tantivy buffers before it writes a file; tantivy requires at least 15 MB per thread."""
 KEEP_ATTEMPTS: Final = 20
 """Maximum attempts to link the files of the index for `pin`; an attempt fails if tantivy removes a file meanwhile."""
 NO_ROWS: Final = pa.schema(
@@ -66,21 +66,21 @@ NO_ROWS: Final = pa.schema(
 ).empty_table()
 """A table without rows, for a batch that has only control rows; it has the columns that this module reads."""
 TEXT_TYPES: Final = frozenset({19, 25, 1042, 1043, 1009, 1015})
-"""OIDs of the Postgres types whose words are searched: text types and their arrays; citext is found by its name."""
+"""OIDs of the text types and their arrays, whose words can be searched. citext has no fixed OID; its name is used."""
 
 log = structlog.get_logger("apply")
 
 
 @dataclass(frozen=True, slots=True)
 class PendingTable:
-    """The batch of one table that `publish` will write: first its deletions, then its rows."""
+    """The batch of one table that `publish` will write: it deletes documents first, then adds rows."""
 
     schema: TableSchema
     upto: int
     erase_all: bool
     erase_below: int | None
     rows: pa.Table
-    """The FOLDED_ARROW rows of the batch that the index does not have yet."""
+    """The rows of the batch that the index does not have yet, with the schema FOLDED_ARROW."""
     completed: Mapping[int, Mapping[int, str | None] | None] = field(default_factory=dict)
     """Row number → complete image, for rows with a partial image; None if the row is not written."""
 
@@ -231,7 +231,7 @@ class SearchSink:
         )
 
     def release(self, handle: str) -> None:
-        """Remove the directory that `pin` returned, if it still exists."""
+        """Remove the directory of a pinned cut, if it still exists. handle: the result of `pin`."""
         shutil.rmtree(handle, ignore_errors=True)
 
     def close(self) -> None:
@@ -304,9 +304,9 @@ class SearchSink:
         return rows
 
     def _are_new(self, relation: int, rows: pa.Table, floor: int) -> pa.ChunkedArray:
-        """Return, as one bool per row, whether the index does not have the row yet.
+        """Return one bool per row: true if the index does not have the row yet.
 
-        These are the rows after position `floor`, and parked rows that are tried again.
+        It is true for rows after position `floor`, and for parked rows that are tried again.
         """
         is_new, parked_by_key = pc.greater(rows["position"], floor), self.parked.rows_of(relation)
         if not parked_by_key or pc.all(is_new).as_py():
@@ -319,7 +319,7 @@ class SearchSink:
         return pc.or_(is_new, pa.chunked_array([parked], pa.bool_()))
 
     def _bases(self, schema: TableSchema, rows: pa.Table) -> Iterator[tuple[int, bytes | None]]:
-        """Yield, for each partial image, its row number and the stored image of its base row; None if there is none."""
+        """Yield (row number, stored image of the base row) for each partial image; None instead of a missing image."""
         columns = zip(*(rows[c].to_pylist() for c in ("op", "complete", "key", "base")), strict=True)
         for number, (op, complete, key, base) in enumerate(columns):
             if op == "u" and not complete:
@@ -371,7 +371,7 @@ class SearchSink:
 
 
 def _is_listed(record: Published, pending: PendingTable) -> bool:
-    """Return whether the record has the table at the end of its pending batch, or later."""
+    """Return whether the record has the table at or after the end of its pending batch."""
     listed = record.tables.get(pending.schema.relation)
     return listed is not None and listed.position >= pending.upto
 

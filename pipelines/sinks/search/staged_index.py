@@ -1,4 +1,4 @@
-"""Staged index: a new search index that a replay builds, and that replaces the old index by the rename of one file.
+"""Staged index: a new search index that a replay builds. The rename of one file replaces the old index by it.
 
 The file `meta.json` of a tantivy index lists its live segments. The new segments are linked into the old directory
 under their own unique names. Then a rename replaces the old list by the new one. A reader sees the old index or the new
@@ -42,7 +42,7 @@ class StagedSearch:
     ) -> None:
         self._path = Path(path)
         self.erased: dict[str, int] = {}
-        """Always empty: no file of the old index stays."""
+        """Always empty: all files of the old index are removed, so none is reported."""
         self._staged = self._path.with_name(f"{self._path.name}.replay")
         self.sink = SearchSink(f"{name} (replay)", self._staged, fields, dead_letters)
         self._old = SearchSink(name, path, fields)
@@ -75,7 +75,7 @@ class StagedSearch:
         return published
 
     def discard(self) -> None:
-        """Close both writers; the next replay removes files that were not put in place."""
+        """Close the writers of both indexes; the next replay removes files that were not put in place."""
         self.sink.close()
         self._old.close()
 
