@@ -236,7 +236,7 @@ def _print_replay(arguments: argparse.Namespace, report: Any) -> None:
 
 
 def _config_path(argv: Sequence[str]) -> str:
-    """The path of the definition, for the remedies in log lines."""
+    """Return the path of the definition file as given on the command line; remedies in log lines name it."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("-c", "--config", default=str(DEFAULT_CONFIG))
     return str(parser.parse_known_args(argv)[0].config)

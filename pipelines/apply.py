@@ -51,7 +51,7 @@ class SinkLoop:
         self._lock = RLock()
         self._drained = False
         self.needs_reopen = False
-        """Whether a stopped table can continue; then the runner opens the sink again, and the table catches up."""
+        """Whether a stopped table can continue. The runner then reopens the sink, and the table catches up."""
 
     @property
     def position(self) -> Position:
@@ -65,12 +65,12 @@ class SinkLoop:
 
     @property
     def consumed_position(self) -> Position:
-        """The position that every table has reached: the loop never reads the log below it again."""
+        """The lowest applied position of the sink's tables; the loop never reads the log before it again."""
         return Position(min((self.position, *(table.position for table in self._published.tables.values()))))
 
     @property
     def lagging_tables(self) -> list[TableRecord]:
-        """Tables whose position is before the sink's, which have to catch up over a range of their own."""
+        """The tables whose position is before the sink's; each has to apply a separate range to catch up."""
         return [table for table in self._published.tables.values() if table.position < self.position]
 
     def open(self) -> None:
@@ -82,7 +82,7 @@ class SinkLoop:
         self._progress.record_published(self._published, lag=None, rows={})
 
     def advance(self) -> None:
-        """Apply what the log contains if that needs no Spark and no table lags behind the others."""
+        """Apply the changes that the log contains, if this needs no Spark and no table lags behind the others."""
         with self._lock:
             self._log.refresh()
             end = self._log.latest_boundary(self.position, SMALL)
@@ -199,7 +199,7 @@ class SinkLoop:
             self._cuts.answer(cut, self._published, self._sink.pin(self._published))
 
     def _can_resume(self, relation: int, controls: ControlEvents) -> bool:
-        """Whether a stopped table has a new generation, or another schema than the one that failed.
+        """Return whether a stopped table can continue: it has a new generation, or another schema than when it failed.
 
         A schema change during a new copy does not count: the end of the copy starts a new generation.
         """

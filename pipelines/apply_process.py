@@ -41,7 +41,7 @@ POLL: Final = 0.5
 STEP: Final = 0.1
 """Seconds between two attempts to apply a small range before the first batch of the query."""
 COMPACTION_EXIT: Final = 5.0
-"""Seconds for a running compaction to notice that its session has stopped; a killed one does no harm."""
+"""Seconds to wait for a running compaction after its session has stopped; killing the compaction does no harm."""
 
 log = structlog.get_logger("apply")
 
@@ -56,7 +56,7 @@ class StopCondition:
     stop: Event
     """Set by SIGTERM or SIGINT."""
     once: bool = False
-    """Whether the process also ends when every sink has all that was durable when the process began."""
+    """Whether the process also ends once every sink has applied the log up to its durable position at the start."""
     check: Check | None = None
     """Called before any sink is opened; the process ends with the error that it raises."""
 
@@ -64,8 +64,8 @@ class StopCondition:
 def main(definition: Definition, *, once: bool = False, check: Check | None = None) -> int:
     """Run until SIGTERM or SIGINT; a running batch ends first.
 
-    once: also stop when every sink has applied all that is durable now. Raises the error for which a sink was given up,
-    and the errors of `check`.
+    once: also stop when every sink has applied the log up to its durable position at the start. Raises the error that
+    made a sink stop for good, and the errors of `check`.
     """
     stop = Event()
 
@@ -129,7 +129,7 @@ def _start_session(settings: SparkSettings) -> SparkSession:
 
 
 def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkParts, end: StopCondition) -> None:
-    """Run every sink in a thread of its own, until the stop condition or a thread's failure ends all of them."""
+    """Run every sink in a separate thread, until the stop condition or the failure of a thread ends all threads."""
     sinks = [without_throttle(sink) if end.once else sink for sink in definition.sinks]
     runners = [SinkRunner(definition, sink, parts) for sink in sinks]
     reporter.sinks += [runner.progress for runner in runners]
@@ -156,7 +156,7 @@ def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkPa
 
 
 def _run_sink(runner: SinkRunner, ended: Event) -> None:
-    """Run one sink in this thread, so that no sink waits for the merges or the Spark jobs of another."""
+    """Run one sink in this thread. Each sink has a thread, so none waits for the merges or Spark jobs of another."""
     while not ended.is_set():
         runner.step()
         until = time.monotonic() + POLL

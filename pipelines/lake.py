@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def cut(sink: DeltaSinkDefinition | str, moment: Moment | str = "published") -> Published:
-    """The record of the last kept cut that is not after `moment`, with the position and state of each table.
+    """Return the record of the last kept cut at or before `moment`, with the position and state of each table.
 
     sink: a sink of a definition, or its path template. moment: a position, a time, or either as text; `published` and
     `latest` mean the newest cut. Raises ConfigError for other text, and CutUnavailable if no such cut is kept.
@@ -32,7 +32,7 @@ def cut(sink: DeltaSinkDefinition | str, moment: Moment | str = "published") -> 
 def at(
     spark: SparkSession, sink: DeltaSinkDefinition | str, moment: Moment | str | Published = "published"
 ) -> dict[str, DataFrame]:
-    """Topic → frame with the rows of the table, for every table of one cut.
+    """Return topic → frame with the rows of the table, for every table of one cut.
 
     A target that several tables share is included under the name of its directory, if all of its tables are in the cut.
     moment: as for `cut`, or a record that `cut` returned. Spark reads the frames when they are used, at versions that

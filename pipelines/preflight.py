@@ -1,7 +1,7 @@
 """Checks of a new sink against the tables that exist, before anything is written to its target.
 
-Only sinks that have not published anything are checked. A sink that has begun continues after any change of its
-definition; a table that cannot continue stops alone.
+Only sinks that have not published anything are checked. A sink that has published continues after any change of its
+definition; if one of its tables cannot continue, only that table stops.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ def local_settings(definition: Definition) -> SparkSettings:
 
 
 def find_unresolved_rules(tables: Iterable[SinkTable], session: SessionProvider) -> list[ColumnMismatch]:
-    """The keys of rules that a sink could not apply; `cdc.stores.sink_preflight` finds the others without Spark."""
+    """Return the keys of rules that need Spark to check and that a sink could not apply.
+
+    `cdc.stores.sink_preflight` checks the other keys without Spark.
+    """
     return [ColumnMismatch(one.key(*key), error) for one in tables for key, error in _refusals(one, session)]
 
 

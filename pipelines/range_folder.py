@@ -45,11 +45,11 @@ class RangeFolder:
         tables: tuple[str, ...],
         keeps_history: Callable[[str], bool] | None = None,
     ) -> None:
-        """keeps_history: predicate over topics, whether the sink wants every change of a table; None: of no table."""
+        """keeps_history: function of a topic: whether the sink needs every change of the table; None: for no table."""
         self.log, self._sink, self._tables = change_log, sink, tables
         self._keeps_history = keeps_history
         self.small = SMALL
-        """Maximum rows of a range without Spark, and of a part of a range with history."""
+        """Maximum rows of a range that is folded without Spark, and of one slice of a range with history."""
         self.whole_bytes = WHOLE_BYTES
         """Maximum bytes of a range without partial images that is folded without Spark."""
 
@@ -96,16 +96,17 @@ class RangeFolder:
         return replace(split_by_table(folded), since=0 if since == after else int(since))
 
     def _since(self, after: Position) -> Position:
-        """The position after which the log has single changes; before it, only the compacted state."""
+        """Return the position after which the log has single changes; up to it, the log has only compacted states."""
         trimmed = self.log.compacted if after < self.log.oldest else None
         return after if trimmed is None else trimmed.horizon
 
     def slices(
         self, session: SparkSession | None, after: Position, upto: Position, relation: int
     ) -> Iterator[tuple[FoldedBatch, int]]:
-        """Yield the range of one relation as batches with their end positions; a table with history has several.
+        """Yield the range of one relation as pairs (batch, its end position).
 
-        Each of several batches has about SMALL rows, or a single transaction, so they need no session.
+        A large range of a table with history is divided into several batches. Each of them has about SMALL rows, or a
+        single transaction, so it needs no session.
         """
         if relation not in self._with_history_at(upto):
             yield self(session, after, upto, relation), int(upto)
@@ -152,7 +153,7 @@ class RangeFolder:
         return self._with_history({r: schema.topic for r, schema in self.log.schemas(upto).items()})
 
     def _with_history(self, topics: Mapping[int, str]) -> AbstractSet[int]:
-        """Relations whose history the sink keeps."""
+        """Return the relations whose history the sink keeps."""
         wanted = self._keeps_history
         return frozenset(() if wanted is None else (r for r, topic in topics.items() if wanted(topic)))
 
@@ -161,23 +162,23 @@ class RangeFolder:
 
 
 def latest_topics(rows: pa.Table) -> dict[int, str]:
-    """Relation → topic, from the latest row of each relation."""
+    """Return relation → topic, from the latest row of each relation."""
     named = rows.select(["relation", "topic", "position"]).filter(pc.is_valid(rows["relation"]))
     found = named.group_by(["relation", "topic"]).aggregate([("position", "max")]).sort_by("position_max")
     return dict(zip(found["relation"].to_pylist(), found["topic"].to_pylist(), strict=True))
 
 
 def single_changes(rows: pa.Table | pa.RecordBatch, kept: AbstractSet[int], since: Position) -> Any:
-    """A mask of the log rows that are not folded: changes of the relations `kept` after the position `since`.
+    """Return a bool mask of the log rows that are not folded: changes of the relations `kept` after position `since`.
 
-    Their rows without a key are never folded, because equal rows may occur more than once.
+    In these relations, rows without a key are never folded, because equal rows may occur more than once.
     """
     of_kept = pc.and_(pc.is_in(rows["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(rows["op"], _ROWS))
     return pc.and_(of_kept, pc.or_(pc.greater(rows["position"], int(since)), pc.is_null(rows["key"])))
 
 
 def with_copied(folded: pa.Table, kept: AbstractSet[int]) -> pa.Table:
-    """Folded rows, where rows of the relations `kept` look like rows of a snapshot of the table."""
+    """Return the folded rows; those of the relations `kept` are converted to rows of a copy of the table."""
     state = pc.and_(
         pc.is_in(folded["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(folded["op"], pa.array(["u", "d"]))
     )

@@ -1,4 +1,4 @@
-"""Builds sinks from their definitions, and answers what a definition means for the apply process."""
+"""Builds sinks from their definitions, and says which sinks need Spark or keep history."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def delta_settings(sink: DeltaSinkDefinition) -> DeltaSettings:
 def without_throttle(
     sink: DeltaSinkDefinition | SearchSinkDefinition,
 ) -> DeltaSinkDefinition | SearchSinkDefinition:
-    """The definition of the sink without its limit on rewritten bytes, so that no batch waits."""
+    """Return the definition of the sink without its limit on rewritten bytes, so that no batch waits."""
     return sink.model_copy(update={"max_rewrite": 0}) if isinstance(sink, DeltaSinkDefinition) else sink
 
 
@@ -46,7 +46,7 @@ def needs_spark(sink: DeltaSinkDefinition | SearchSinkDefinition) -> bool:
 
 
 def keeps_history(sink: DeltaSinkDefinition | SearchSinkDefinition) -> Callable[[str], bool] | None:
-    """Return a predicate over topics: whether the sink stores every change of the table. None: of no table."""
+    """Return a function of a topic: whether the sink stores every change of the table. None: for no table."""
     if not isinstance(sink, DeltaSinkDefinition):
         return None
     only_latest = (settings_with_rule(sink, rule).history_mode is HistoryMode.LATEST for rule in (None, *sink.rules))

@@ -62,9 +62,9 @@ from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.table_outcome import failure_reason, log_trimmed_error
 
 ATTEMPTS: Final = 5
-"""Failures in a row after which a run that is to end gives the sink up."""
+"""Number of consecutive failures after which an apply process with --once stops trying the sink."""
 BACK_OFF: Final = BackOff(1.0, 30.0)
-"""Between attempts to open a sink."""
+"""The back-off between attempts to open a sink."""
 
 log = structlog.get_logger("apply")
 
@@ -98,7 +98,7 @@ class Event(Enum):
     """A stopped table can continue: the sink is opened again, and the table catches up."""
     FAILED = auto()
     FAILED_FOR_GOOD = auto()
-    """As FAILED, but another attempt would fail in the same way."""
+    """The sink failed with an error that another attempt would not resolve."""
     STOPPED = auto()
 
 
@@ -139,28 +139,28 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
         State.STREAMING: _FROM_OPEN,
     }
 )
-"""The state that follows, by state and event."""
+"""State → event → next state."""
 
 
 @dataclass(slots=True)
 class Failures:
-    """Failures in a row of one sink, and when the next attempt is due."""
+    """The consecutive failures of one sink, and the time of its next attempt."""
 
     error: CdcError | None = None
-    """The last one."""
+    """The error of the last failure."""
     is_final: bool = False
     """Whether another attempt would fail in the same way."""
     attempts: int = 0
     due: float = 0.0
-    """On the monotonic clock."""
+    """Time of the next attempt, on the monotonic clock."""
 
     def count(self) -> None:
-        """Count a failed attempt and put the next one off."""
+        """Count a failed attempt, and set the time of the next attempt."""
         self.attempts += 1
         self.due = time.monotonic() + BACK_OFF.seconds(self.attempts)
 
     def reset(self) -> None:
-        """Forget the failures, because the sink gets a new record to start from."""
+        """Reset the count and the error, because the sink restarts from a new record."""
         self.is_final, self.attempts, self.due = False, 0, 0.0
 
 
@@ -175,10 +175,10 @@ class SinkRunner:
         self._requests = None if parts.catalog is None else DeadLetterCommands(definition, parts.catalog, self.progress)
         self._state = State.CLOSED
         self._opened: OpenedSink | None = None
-        """Set in the open states, and in no other."""
+        """The open sink; None unless the state is one of OPEN."""
         self._failures = Failures()
         self._standby_since = 0.0
-        """On the monotonic clock, in STANDBY."""
+        """Time at which STANDBY began, on the monotonic clock."""
 
     @property
     def state(self) -> State:
@@ -192,7 +192,7 @@ class SinkRunner:
 
     @property
     def final_error(self) -> CdcError | None:
-        """The error for which a run that is to end gives the sink up; None while another attempt may succeed."""
+        """The error that makes a process with --once stop trying the sink; None while another attempt may succeed."""
         if self._state is State.STANDBY and time.monotonic() - self._standby_since > LEASE:
             return SinkInUse(
                 f"another apply process has the lease of sink {self._settings.name!r}: {self._other_process}",
@@ -202,7 +202,7 @@ class SinkRunner:
         return failures.error if failures.is_final or failures.attempts >= ATTEMPTS else None
 
     def has_applied(self, goal: Position) -> bool:
-        """Whether every table that still runs has all of the log up to goal, or the sink has been given up."""
+        """Return whether every running table has applied the log up to `goal`, or the sink has a final error."""
         if self.final_error is not None:
             return True
         opened = self._opened
@@ -211,7 +211,7 @@ class SinkRunner:
         return self._state in WITH_QUERY or not opened.loop.lagging_tables
 
     def step(self) -> None:
-        """Do what the state requires now; called again and again, from one thread."""
+        """Run one step of the current state. One thread calls this repeatedly."""
         self._follow_lease()
         if self._state is not State.STANDBY:
             self._follow_replay()
@@ -323,7 +323,7 @@ class SinkRunner:
             self._fire(Event.RANGE_NEEDS_SPARK)
 
     def _attempt(self, act: Callable[[], None]) -> None:
-        """Act; after a failure close the sink and put the next attempt off, or halt."""
+        """Call `act`. If it fails, close the sink and delay the next attempt; after a final error, halt."""
         try:
             act()
         except Exception as exc:
@@ -341,7 +341,7 @@ class SinkRunner:
             )
 
     def _classify(self, exc: Exception) -> tuple[CdcError, bool]:
-        """(the error to report for an exception, whether another attempt would fail in the same way)."""
+        """Return (error to report for the exception, whether another attempt would fail in the same way)."""
         if isinstance(exc, LogTrimmed):
             # the end of the batch may have been trimmed, although the sink can continue from its own position
             is_final = self._opened is not None and self._opened.is_trimmed()

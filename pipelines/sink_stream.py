@@ -44,7 +44,7 @@ MAX_ROWS: Final = 200_000
 
 
 class FirstBatchGate:
-    """Lets one streaming query at a time run its first batch: two in a cold session take three times as long."""
+    """Lets only one streaming query at a time run its first batch, because two at once take three times as long."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -73,9 +73,9 @@ class SinkParts:
     starting: Future[SparkSession]
     """The Spark session; its JVM takes seconds to start."""
     leases: SinkLeases | None = None
-    """None: no other process can fill the same sinks."""
+    """The leases on the sinks; None if no other process can fill the same sinks."""
     catalog: Catalog | None = None
-    """Where commands about dead letters arrive and backfills are requested; None: neither."""
+    """The catalog for commands about dead letters and requests for backfills; None: neither is possible."""
     first_batch: FirstBatchGate = field(default_factory=FirstBatchGate)
     batch_rows: int = MAX_ROWS
     """Approximate maximum of rows per micro-batch."""
@@ -122,7 +122,7 @@ class OpenedSink:
 
     @property
     def is_throttled(self) -> bool:
-        """Whether the next batch has to wait because the tables were rewritten too fast."""
+        """Whether the next batch has to wait because earlier batches rewrote too many bytes per second."""
         return self._throttle is not None and self._throttle.is_waiting
 
     @property
@@ -136,7 +136,10 @@ class OpenedSink:
         return self._query is not None and bool(self._query.lastProgress)
 
     def register(self, *, at_once: bool = False) -> None:
-        """Register the position that every table has reached, so that retention can trim the log below it."""
+        """Register the lowest applied position of the sink's tables, so that retention can trim the log before it.
+
+        at_once: write the registration even if its interval has not passed.
+        """
         applied = self.loop.consumed_position
         self._registration.report(applied, pinned_in(self._log, applied), at_once=at_once)
 
@@ -187,7 +190,7 @@ class OpenedSink:
         return False
 
     def close(self) -> None:
-        """Wait for the batch that runs, stop the query, close the sink, remove the query's checkpoint."""
+        """Wait for the running batch, stop the query, close the sink, and remove the query's checkpoint."""
         if self._throttle is not None:
             self._throttle.stop()
         self.loop.drain()
@@ -200,7 +203,7 @@ class OpenedSink:
         self._parts.first_batch.leave(self)
 
     def _is_batch_urgent(self) -> bool:
-        """Whether the next batch must not be throttled: a request waits for it, or it has its maximum size already."""
+        """Return whether the next batch must not be throttled: a request waits for it, or it has its maximum size."""
         if self.loop.quarantine.requested_relations or self._parts.cuts.has_requests(self._settings.name):
             return True
         try:
@@ -228,5 +231,5 @@ class OpenedSink:
 
 
 def _end_of_batch(checkpoint: Path, batch: int) -> Position:
-    """The last position of a batch, from the offset log that Spark wrote before it ran it (one line per source)."""
+    """Return the last position of a batch, as read from the offset log that Spark writes before it runs the batch."""
     return Position(json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])["position"])

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 LARGE: Final = 8_000_000
 """Maximum rows of runs that this process merges, with 150 bytes of memory each; Spark's workers merge more."""
 MOST: Final = 4_000_000
-"""Rows of a run after which the next run begins; finding them needs 150 bytes of memory each."""
+"""Approximate maximum rows of a run; finding the rows of a run needs 150 bytes of memory per row."""
 PART_ROWS: Final = 1_000_000
 """Rows of one part, with several hundred bytes of memory each in the process that compacts it."""
 PART_BYTES: Final = 32 << 20
@@ -71,9 +71,9 @@ class CompactionResult:
     rows_in: int = 0
     rows_out: int = 0
     bytes_in: int = 0
-    """Of files of `changes`."""
+    """Total bytes of the compacted files of `changes`."""
     bytes_out: int = 0
-    """Of the new run."""
+    """Total bytes of the new run."""
     horizon: Position = Position(0)  # noqa: RUF009 - an int, never changed
     merged: int = 0
     """Number of runs that were merged into one."""
@@ -81,14 +81,14 @@ class CompactionResult:
     """Bytes of the merged run."""
 
     def then(self, later: CompactionResult) -> CompactionResult:
-        """The sum of both results, with the later horizon."""
+        """Return the sum of this result and a later one, with the later horizon."""
         names = ("rows_in", "rows_out", "bytes_in", "bytes_out", "merged", "merged_bytes")
         sums = {name: getattr(self, name) + getattr(later, name) for name in names}
         return CompactionResult(**sums, horizon=later.horizon)
 
     @property
     def summary(self) -> str:
-        """One line for people."""
+        """Return the result as one line of text."""
         if not self.rows_in and not self.merged:
             return f"nothing to compact: the log is compacted up to {self.horizon}"
         folded = f"compacted {self.rows_in:,} rows into {self.rows_out:,}, up to {self.horizon}" if self.rows_in else ""
@@ -127,7 +127,7 @@ def compact(
 
 
 def is_large(root: str | Root, *, everything: bool = False, large: int = LARGE) -> bool:
-    """Whether compact() may process more than `large` rows now, so that it needs Spark."""
+    """Return whether compact() would process more than `large` rows now, and so needs Spark."""
     log = LogReader(root)
     state = read_compacted_state(as_root(root), log.log_id)
     after, runs = (Position(0), ()) if state is None else (state.horizon, state.runs)
@@ -140,10 +140,10 @@ def is_large(root: str | Root, *, everything: bool = False, large: int = LARGE) 
 
 
 def cold_end(files: Sequence[LogFile], upto: Position | None = None) -> Position | None:
-    """The end of the last closed segment, at most `upto`; None if no segment is closed.
+    """Return the end of the last closed segment that ends at or before `upto`; None if there is none.
 
-    files: those after the horizon. The segment with the highest number may still grow. A segment can close inside a
-    transaction; a transaction that continues in a later segment is left for a later compaction as a whole.
+    files: the files after the horizon. The segment with the highest number is not closed. If a transaction continues
+    in a later segment, the returned position is before that transaction.
     """
     closed = [file for file in files if file.segment < max(f.segment for f in files)]
     late = [file.segment for file in closed if upto is not None and file.last > upto]
@@ -156,7 +156,7 @@ def cold_end(files: Sequence[LogFile], upto: Position | None = None) -> Position
 
 
 def first_run_to_merge(sizes: Sequence[int], most: int = MOST_RUNS) -> int | None:
-    """The index of the first run to merge with all later ones; None if no merge is needed.
+    """Return the index of the first run to merge with all later runs; None if no merge is needed.
 
     sizes: bytes of the runs, oldest first.
     """
@@ -228,7 +228,11 @@ class _Compaction:
     def _write(
         self, files: Sequence[LogFile], plan: RunPlan, most: int | None = None
     ) -> tuple[list[WrittenFile], Position]:
-        """(files of the run, its end); with `most` rows at most it may end early. most is None when runs are merged."""
+        """Write a run; return its files and the position at which it ends.
+
+        most: maximum number of live rows in the run; with more, the run may end before `plan.upto`. None: the files are
+        runs to merge, and there is no limit.
+        """
         after, upto = Position(plan.after), Position(plan.upto)
         if self.spark is not None and self._needs_workers(files, self.spark, merging=most is None):
             moves = None if most is None else read_partial_moves(files, after, upto)
@@ -240,7 +244,7 @@ class _Compaction:
         return write_run(files, live, self._with_parts(replace(plan, upto=end), parts, moves)), end
 
     def _with_parts(self, plan: RunPlan, parts: int, moves: pa.Table | None) -> RunPlan:
-        """The plan with a number of parts, the parts of moved keys and their base rows in older runs."""
+        """Return the plan with its number of parts, the parts of moved keys, and their base rows from older runs."""
         plan = replace(plan, parts=parts)
         if moves is None:  # runs have no moves
             return plan
@@ -259,7 +263,7 @@ class _Compaction:
 
 
 def _sync_read_commit(root: Root, log: LogReader) -> None:
-    """Sync the commit that the compaction has read: it must not be lost when the run made from it remains."""
+    """Sync the commit that the compaction has read to disk, so that a crash cannot lose it and keep the new run."""
     try:
         sync_commit(root / CHANGES, log.version)
     except FileNotFoundError:  # removed as an old commit, long after its sync
@@ -267,6 +271,6 @@ def _sync_read_commit(root: Root, log: LogReader) -> None:
 
 
 def _new_floor(root: Root, writer: CompactedWriter) -> Position:
-    """The position that every consumer has passed; without consumers the present floor."""
+    """Return the lowest position of all consumers, as the new floor; without consumers, the present floor."""
     passed = min((consumer.position for consumer in consumers.list_consumers(root)), default=writer.floor)
     return max(writer.floor, min(passed, writer.horizon))

@@ -37,11 +37,12 @@ _ORDER_COLUMNS: Final = [name for name, _ in ORDER]
 
 
 def compact_rows(rows: pa.Table, after: int = 0) -> pa.Table:
-    """Log rows of whole transactions, in any order → the compacted rows after `after`, LOG_SCHEMA, in the run's order.
+    """Return the compacted rows after position `after` (LOG_SCHEMA), in the order of a run.
 
-    The result has one row per key: its latest image, which stays partial if columns are missing, or its tombstone. Rows
-    without a key are unchanged. Every `s` stays, and of each relation the last `t` and the last `g`; no `m` stays.
-    No row has an address. Rows up to `after` are only base rows: they complete images of moved rows.
+    rows: log rows of whole transactions, in any order. Those up to `after` only complete images of moved rows. The
+    result has one row per key: its latest image, which may stay partial, or its tombstone. Rows without a key are
+    unchanged. All schema rows (`s`) stay, and of each relation the last truncate (`t`) and generation end (`g`).
+    Logical messages (`m`) are left out. No row has an address.
     """
     numbered = rows.select(_IMAGE_COLUMNS).append_column(_NUMBER, pa.arange(0, rows.num_rows))
     is_row = pc.is_in(rows["op"], _ROWS)
@@ -59,7 +60,10 @@ def compact_rows(rows: pa.Table, after: int = 0) -> pa.Table:
 
 
 def needed_row_numbers(rows: pa.Table) -> pa.Array:
-    """The numbers of the rows (NARROW_COLUMNS) that compact_rows() needs; the other rows do not change its result."""
+    """Return the indexes of the rows that compact_rows() needs; the other rows do not change its result.
+
+    rows: log rows with the columns NARROW_COLUMNS.
+    """
     numbered = rows.select(_IMAGE_COLUMNS).append_column(_NUMBER, pa.arange(0, rows.num_rows))
     is_row = pc.is_in(rows["op"], _ROWS)
     is_control = pc.and_(pc.invert(is_row), pc.not_equal(rows["op"], Operation.MESSAGE.value))
@@ -78,13 +82,13 @@ def remove_tombstones(rows: pa.Table, floor: int) -> pa.Table:
 
 
 def partial_moves(rows: pa.Table) -> pa.Table:
-    """Moves with partial images, whose unsent columns are in a row of the old key: relation, key, old_key."""
+    """Return relation, key and old_key of moves with partial images; a row of the old key has the unsent columns."""
     is_move = pc.and_(rows["partial"], pc.is_valid(rows["old_key"]))
     return rows.filter(is_move).select(["relation", "key", "old_key"])
 
 
 def _since_last_life(keyed: pa.Table) -> pa.Table:
-    """The rows from the last full image or delete of their key on.
+    """Return, for each key, its last complete image or delete and all later rows.
 
     Keys that a partial move connects keep all rows, because the move needs the last life of the old key.
     """
@@ -106,7 +110,7 @@ def _since_last_full_image(keyed: pa.Table) -> pa.Table:
 
 
 def _key_ids(keyed: pa.Table) -> np.ndarray:
-    """One number per row: equal for rows of the same relation and key text."""
+    """Return one number per row; rows with the same relation and key have the same number."""
     texts = keyed["text"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     relations = keyed["relation"].combine_chunks().dictionary_encode()
     if len(relations.dictionary) == 1:
@@ -116,20 +120,20 @@ def _key_ids(keyed: pa.Table) -> np.ndarray:
 
 
 def _full_rows(rows: pa.Table, numbered: pa.Table, after: int) -> pa.Table:
-    """The numbered rows after `after` with all columns and without address."""
+    """Return those of the numbered rows that are after position `after`, with all columns and without address."""
     later = numbered.filter(pc.greater(numbered["position"], after))
     return _replace_columns(rows.take(later[_NUMBER]), address=None)
 
 
 def _states(latest: pa.Table) -> pa.Table:
-    """Latest rows of keys → their state: without the old image, and for a deleted row without any image."""
+    """Remove the old image from the latest row of each key, and from a delete also the new image."""
     is_delete = pc.equal(latest["op"], Operation.DELETE.value)
     after = pc.if_else(is_delete, pa.nulls(latest.num_rows, latest["after"].type), latest["after"].combine_chunks())
     return _replace_columns(latest, after=after, before=None, old_key=None)
 
 
 def _folded_lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
-    """Rows of keys with partial images → the latest row of each key with the folded image."""
+    """Return the latest row of each key with partial images; its image is the fold of the key's images."""
     folded = fold_lives(rows.take(in_lives[_NUMBER])).select([*_ORDER_COLUMNS, "after", "complete", "base"])
     folded = folded.filter(pc.greater(folded["position"], after)).sort_by(ORDER)
     latest = in_lives.select([*_ORDER_COLUMNS, _NUMBER]).join(
@@ -143,7 +147,10 @@ def _folded_lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
 
 
 def _latest_controls(controls: pa.Table, after: int) -> pa.Table:
-    """Every `s`, and of each relation the last `t`, the last `g`, and the `g` of the copy that began last."""
+    """Return all schema rows, and of each relation the last truncate and the needed generation ends (`g`).
+
+    These are the last `g` row, and the `g` row of the copy that began last.
+    """
     last: dict[tuple[int, str], tuple[int, int, int]] = {}
     latest_copy: dict[int, tuple[int, tuple[int, int, int]]] = {}
     for row in sorted(fence_rows(controls), key=lambda row: (row["position"], row["ordinal"])):
@@ -162,7 +169,7 @@ def _latest_controls(controls: pa.Table, after: int) -> pa.Table:
 
 
 def _replace_columns(rows: pa.Table, **columns: Any) -> pa.Table:
-    """The rows as LOG_SCHEMA with some columns replaced; None: by nulls."""
+    """Return the rows as LOG_SCHEMA with the given columns replaced; None replaces a column by nulls."""
     replaced = {
         name: pa.nulls(rows.num_rows, LOG_SCHEMA.field(name).type) if column is None else column
         for name, column in columns.items()

@@ -45,7 +45,7 @@ class CompactionWorker(Thread):
     def __init__(
         self, definition: Definition, catalog: Catalog, recorder: metrics.Metrics, spark: Spark, stop: Event
     ) -> None:
-        """spark: waits for the session and returns it; None: this process compacts without Spark."""
+        """spark: function that waits for the session and returns it; None: this process compacts without Spark."""
         super().__init__(name="compaction", daemon=True)
         self._root, self._every = definition.log.root, definition.log.compact.every
         self._pipeline, self._catalog, self._metrics = definition.name, catalog, recorder
@@ -53,7 +53,7 @@ class CompactionWorker(Thread):
         self.limits = CompactionLimits()
 
     def run(self) -> None:
-        """Compact at the interval and answer commands."""
+        """Compact the log at the interval, and on commands from the catalog, until `stop` is set."""
         due = time.monotonic() + min(self._every, FIRST_AFTER)
         while not self._stop_event.wait(min(CHECK_EVERY, self._every or CHECK_EVERY)):
             for command in self._pending_commands():

@@ -32,7 +32,7 @@ _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def read_partial_moves(files: Iterable[LogFile], after: Position, upto: Position) -> pa.Table:
-    """The moves with partial images in (after, upto] of files: relation, key and old_key, each key as one text."""
+    """Return relation, key and old_key of the moves with partial images in (after, upto]; each key is one text."""
     # statistics rule out most files, two narrow columns most of the others
     with_moves = (
         file for file in files if file.partial and _has_moves(read_file(file, after, upto, ["partial", "old_key"]))
@@ -42,7 +42,7 @@ def read_partial_moves(files: Iterable[LogFile], after: Position, upto: Position
 
 
 def moves_as_texts(rows: pa.Table) -> pa.Table:
-    """The moves with partial images among rows, in the same form as `read_partial_moves`."""
+    """Return the moves with partial images among the rows, in the same form as `read_partial_moves`."""
     moves = partial_moves(rows)
     return pa.table(
         [moves["relation"], pc.binary_join(moves["key"], "\0"), pc.binary_join(moves["old_key"], "\0")],
@@ -55,7 +55,10 @@ def _has_moves(rows: pa.Table) -> bool:
 
 
 def parts_of_moved_keys(moves: pa.Table, parts: int) -> dict[tuple[int, str], int]:
-    """(relation, key as one text) → part, for every old and new key of the moves; connected keys get the same part."""
+    """Return (relation, key as one text) → part, for every old and new key of the moves.
+
+    Keys that moves connect get the same part.
+    """
     # union-find: every set of connected keys has its smallest key as representative
     parents: dict[tuple[int, str], tuple[int, str]] = {}
 
@@ -73,12 +76,12 @@ def parts_of_moved_keys(moves: pa.Table, parts: int) -> dict[tuple[int, str], in
 
 
 def part_of_key(relation: int, text: str, parts: int) -> int:
-    """The part of a key that no move connects with another key."""
+    """Return the part of a key that no move connects with another key."""
     return crc32(text.encode(), relation & 0xFFFFFFFF) % parts
 
 
 def read_base_rows(moves: pa.Table, runs: Sequence[Run]) -> pa.Table:
-    """The rows of the old keys in runs, with the truncates and generation ends of their relations; LOG_SCHEMA."""
+    """Read the rows of the moves' old keys from the runs, with the truncates and generation ends of their relations."""
     found = [LOG_SCHEMA.empty_table()]
     if not moves.num_rows:
         return found[0]
@@ -101,7 +104,7 @@ def _rows_of_keys(file: LogFile, relations: pa.Array, keys: pa.Array) -> pa.Tabl
 
 
 def split_by_part(part_of: np.ndarray, parts: int) -> Iterator[tuple[int, pa.Array]]:
-    """(part, numbers of its rows) for every part; part_of has the part of each row."""
+    """Yield (part, indexes of its rows) for every part. part_of: the part of each row."""
     numbers = np.argsort(part_of, kind="stable")
     ends = np.cumsum(np.bincount(part_of, minlength=parts)).tolist()
     for part, (start, end) in enumerate(pairwise([0, *ends])):

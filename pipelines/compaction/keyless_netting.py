@@ -26,7 +26,9 @@ from pipelines.folding.fold import remove_fenced_rows
 from pipelines.folding.keyless_fold import keep_latest_per_id
 
 CANCELLED_SCHEMA: Final = pa.schema([("position", pa.int64()), ("ordinal", pa.int64()), ("added", pa.bool_())])
-"""Cancelled halves of rows; `added`: the half that adds `after`, otherwise the half that removes `before`."""
+"""Schema of cancelled halves of changes. `added` is true for the half that adds `after`, false for the half that
+removes `before`.
+"""
 _COLUMNS: Final = ("relation", "op", "key", "position", "ordinal", "partial", "payload", "before", "after")
 _NARROW: Final = ["relation", "op", "position", "ordinal"]
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
@@ -37,16 +39,16 @@ _NUMBER: Final = "number"
 
 
 def find_cancelled_halves(files: Sequence[LogFile], floor: Position) -> pa.Table:
-    """Find the halves that cancel out up to the floor, CANCELLED_SCHEMA; files: those of all runs of the log.
+    """Return the added and removed row images that cancel each other out, up to the floor, as CANCELLED_SCHEMA.
 
-    Needs 50 bytes of memory per row of one table at a time.
+    files: the files of all runs of the log. Tables are read one after the other, with 50 bytes of memory per row.
     """
     found = (_cancelled_of_table(files, relation, floor) for relation in (_keyless_relations(files) if floor else ()))
     return pa.concat_tables([CANCELLED_SCHEMA.empty_table(), *found])
 
 
 def remove_cancelled_halves(rows: pa.Table, cancelled: pa.Table) -> pa.Table:
-    """Remove the halves from rows; an update with one half left becomes an insert or a delete."""
+    """Remove the cancelled halves from changes. An update with one remaining half becomes an insert or a delete."""
     adds, removes = pc.not_equal(rows["op"], Operation.DELETE.value).to_numpy(), pc.is_valid(rows["before"]).to_numpy()
     numbered = rows.select(["position", "ordinal"]).append_column(_NUMBER, pa.arange(0, rows.num_rows))
     matched = cancelled.join(numbered, ["position", "ordinal"], join_type="inner")
@@ -66,7 +68,7 @@ def remove_cancelled_halves(rows: pa.Table, cancelled: pa.Table) -> pa.Table:
 
 
 def _keyless_relations(files: Iterable[LogFile]) -> list[int]:
-    """Relations that never had a key."""
+    """Return the relations that never had a key."""
     keyed: dict[int, bool] = {}
     for file in files:
         if file.schemas_only:
@@ -103,7 +105,7 @@ def _cancelled_of_table(files: Sequence[LogFile], relation: int, floor: Position
 
 
 def _halves(rows: pa.Table) -> Iterator[pa.Table]:
-    """Every added or removed image as a digest of 16 bytes, and truncates and generation ends without an image."""
+    """Yield each added or removed image as a digest of 16 bytes; truncates and generation ends have a null digest."""
     fences = rows.filter(pc.is_in(rows["op"], _FENCES))
     yield _with_digests(fences, added=False, digests=pa.nulls(fences.num_rows, pa.binary(16)))
     is_row = pc.and_(pc.is_in(rows["op"], _ROWS), pc.is_null(rows["key"]))
@@ -123,7 +125,7 @@ def _with_digests(rows: pa.Table, *, added: bool, digests: pa.Array) -> pa.Table
 
 
 def _digests(images: pa.ChunkedArray) -> pa.Array:
-    """One digest of 16 bytes per image: equal only for equal columns; NULL and an absent column differ."""
+    """Return one digest of 16 bytes per image, equal for equal images. NULL differs from a column that is absent."""
     maps = images.combine_chunks()
     ids, values = pc.cast(maps.keys, pa.string()), maps.items
     # Postgres text never contains a NUL

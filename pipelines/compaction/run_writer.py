@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SPLIT_BYTES: Final = 8 << 20
 """Log bytes of one task, so small that the other tasks do not wait long for the last one."""
 OWN_FILE: Final = 64 << 20
-"""Arrow bytes of a relation, over all parts, from which on it has files of its own."""
+"""Minimum Arrow bytes of a relation, over all parts, for which it gets separate files."""
 STEP: Final = 1_000_000
 """Rows whose narrow columns are examined at once, with 100 bytes of memory each."""
 READERS: Final = 2
@@ -79,16 +79,16 @@ class RunPlan:
     bases: Mapping[int, bytes] = field(default_factory=dict)
     """Part → base rows of its moves, from older runs, as an Arrow IPC stream."""
     tombstone_floor: int = -1
-    """Tombstones up to this position are left out."""
+    """Position up to which tombstones are left out."""
     cancelled: bytes = b""
-    """Halves of rows that are left out, CANCELLED_SCHEMA as an Arrow IPC stream; empty: none."""
+    """Cancelled halves of changes that are left out, CANCELLED_SCHEMA as an Arrow IPC stream; empty: none."""
 
 
 def find_live_rows(files: Sequence[LogFile], after: Position, upto: Position, most: int) -> tuple[pa.Table, Position]:
-    """(rows of (after, upto] that compact_rows() needs, end of their range); columns NARROW_COLUMNS, FILE and ROW.
+    """Find the live rows of (after, upto], which compact_rows() needs; return them and the end of their range.
 
-    files: sorted by their first position. The range ends before upto when more than `most` rows are live, between two
-    files that share no transaction.
+    The rows have the columns NARROW_COLUMNS, FILE and ROW. files: sorted by their first position. If more than `most`
+    rows are live, the range ends before `upto`, between two files that share no transaction.
     """
     live, waiting, fresh, last = _LIVE_SCHEMA.empty_table(), list[pa.Table](), 0, Position(0)
     for number, file in enumerate(files):
@@ -119,7 +119,7 @@ def _keep_live(live: pa.Table, waiting: Sequence[pa.Table]) -> pa.Table:
 
 
 def read_live_rows(files: Sequence[LogFile], live: pa.Table, after: Position, upto: Position) -> list[pa.Table]:
-    """Read rows of find_live_rows() with all columns (LOG_SCHEMA), file by file."""
+    """Read all columns (LOG_SCHEMA) of the rows that find_live_rows() returned; return one table per file."""
     file_numbers, row_numbers = live[FILE].to_numpy(), live[ROW].to_numpy()
     wanted = {number: np.sort(row_numbers[file_numbers == number]) for number in np.unique(file_numbers).tolist()}
 
@@ -190,7 +190,7 @@ def _raising_worker_errors() -> Iterator[None]:
 
 
 def bases_by_part(rows: pa.Table, plan: RunPlan) -> dict[int, bytes]:
-    """Base rows of older runs in the form of RunPlan.bases."""
+    """Convert base rows of older runs to the form of RunPlan.bases."""
     return {part: to_ipc(own) for part, own in _split_rows(rows, plan)}
 
 
@@ -216,7 +216,7 @@ def _split_rows(
 
 
 def _parts_by_key(images: pa.Table, plan: RunPlan) -> np.ndarray:
-    """The part of each row: by key as in `key_partitions`, for rows without a key by their position and ordinal."""
+    """Return the part of each row: by key, or by position and ordinal for a row without a key."""
     text = pc.fill_null(pc.binary_join(images["key"], "\0"), "")
     relations = images["relation"].to_numpy()
     seeds = (relations & 0xFFFFFFFF).tolist()
@@ -232,7 +232,10 @@ def _parts_by_key(images: pa.Table, plan: RunPlan) -> np.ndarray:
 
 
 def _neighbours(images: pa.Table, plan: RunPlan) -> np.ndarray:
-    """The part of each live row: neighbours in the order of the run; keys with partial images by their hash."""
+    """Return the part of each live row. A part is a range in the order of the run.
+
+    Rows of keys with partial images are divided by the hash of their key instead.
+    """
     ranks = np.empty(images.num_rows, np.int64)
     ranks[pc.sort_indices(images, ORDER).to_numpy()] = np.arange(images.num_rows)
     found = ranks * plan.parts // max(1, images.num_rows)
@@ -254,7 +257,10 @@ def _compact_part(part: int, found: Sequence[pa.Table], plan: RunPlan) -> list[W
 
 
 def split_into_files(rows: pa.Table, parts: int) -> Iterator[pa.Table]:
-    """Divide rows by file: schema rows, because readers look for them alone, each large relation, and the others."""
+    """Divide rows into one table per file: the schema rows, each large relation, and all other rows.
+
+    Schema rows have a separate file because readers search for them alone.
+    """
     is_schema = pc.equal(rows["op"], Operation.SCHEMA.value)
     yield from _unless_empty(rows.filter(is_schema))
     rows = rows.filter(pc.invert(is_schema))

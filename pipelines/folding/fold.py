@@ -146,7 +146,7 @@ def _to_state(latest: pa.Table) -> pa.Table:
 
 
 def keyless_changes(rows: pa.Table) -> pa.Table:
-    """Rows of tables without a key (LOG_SCHEMA) → FOLDED_ARROW: added rows as `u`, removed rows as `d`."""
+    """Convert log rows of tables without a key to FOLDED_ARROW: added rows get op `u`, removed rows get `d`."""
     added = rows.filter(pc.not_equal(rows["op"], Operation.DELETE.value))
     removed = rows.filter(pc.is_valid(rows["before"]))
     removed = removed.set_column(removed.column_names.index("after"), "after", removed["before"])

@@ -48,7 +48,7 @@ class FoldedBatch:
     controls: Mapping[int, ControlEvents] = field(default_factory=dict)
     """Relation → its control events in the range."""
     since: int = 0
-    """For targets with history: `images` has the latest state of keys up to this position, and single changes after."""
+    """Targets with history: up to this position `images` has the latest state of each key, after it single changes."""
 
     @property
     def relations(self) -> list[int]:

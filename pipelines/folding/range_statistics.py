@@ -22,7 +22,7 @@ _MOVED: Final = ["relation", "key", "old_key", "position", "ordinal"]
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The latest truncate and the latest completed full copy of one relation in a range; both remove earlier rows."""
+    """The cutoff of one relation in a range: its latest truncate and latest finished full copy remove older rows."""
 
     position: int = -1
     """Position of the latest truncate; -1 if there is none."""
@@ -32,17 +32,17 @@ class Fence:
     """Start position of the latest full copy that ended in the range; -1 if there is none."""
 
     def with_truncate(self, order: tuple[int, int]) -> Fence:
-        """Return the fence with a truncate at `order`, a pair of position and ordinal."""
+        """Return the cutoff with a truncate at (position, ordinal)."""
         return Fence(*max(order, (self.position, self.ordinal)), self.generation)
 
     def with_generation(self, began: int) -> Fence:
-        """Return the fence with a completed full copy that began at this position."""
+        """Return the cutoff with a finished full copy that began at the given position."""
         return Fence(self.position, self.ordinal, max(began, self.generation))
 
     def hides(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Return, as one bool per row, whether the truncate or the full copy removes the row.
+        """Return one bool per row: whether the truncate or the full copy removes the row.
 
-        rows: rows of the fence's relation, with the columns `position` and `ordinal`.
+        rows: rows of the cutoff's relation, with the columns `position` and `ordinal`.
         """
         return _is_before(rows, self.position, self.ordinal, self.generation)
 
@@ -93,7 +93,10 @@ def fence_rows(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 def add_fences(fences: dict[int, Fence], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Update `fences`, which maps relations to fences, with truncates (`t`) and ends of full copies (`g`)."""
+    """Move the cutoff of each relation forward by the given truncates (`t`) and ends of full copies (`g`).
+
+    fences: relation → cutoff, changed in place; rows before a cutoff are removed.
+    """
     for row in rows:
         fence = fences.get(row["relation"], Fence())
         if row["op"] == Operation.TRUNCATE:
@@ -103,7 +106,7 @@ def add_fences(fences: dict[int, Fence], rows: Iterable[Mapping[str, Any]]) -> N
 
 
 def is_fenced(rows: pa.Table, fences: Mapping[int, Fence]) -> pa.ChunkedArray:
-    """Return, as one bool per row, whether the fence of the row's relation removes the row.
+    """Return one bool per row: whether the cutoff of the row's relation removes the row.
 
     rows: rows with the columns `relation`, `position` and `ordinal`.
     """
@@ -116,9 +119,9 @@ def is_fenced(rows: pa.Table, fences: Mapping[int, Fence]) -> pa.ChunkedArray:
 
 
 def _is_before(rows: pa.Table, position: Any, ordinal: Any, generation: Any) -> pa.ChunkedArray:
-    """Return which rows precede the truncate at (position, ordinal), or the start `generation` of a full copy.
+    """Return one bool per row: whether it precedes a truncate, or the start of a full copy.
 
-    position, ordinal, generation: scalars, or arrays with one entry per row.
+    position, ordinal: of the truncate. generation: start of the copy. Each is a scalar or has one entry per row.
     """
     at_truncate = pc.and_(pc.equal(rows["position"], position), pc.less(rows["ordinal"], ordinal))
     cleared = pc.or_(pc.less(rows["position"], position), at_truncate)
