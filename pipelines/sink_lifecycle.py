@@ -160,7 +160,7 @@ class Failures:
         self.due = time.monotonic() + BACK_OFF.seconds(self.attempts)
 
     def reset(self) -> None:
-        """Reset the count and the error, because the sink restarts from a new record."""
+        """Reset the number of attempts and the delay, because the sink restarts from a new record."""
         self.is_final, self.attempts, self.due = False, 0, 0.0
 
 

@@ -271,6 +271,6 @@ def _sync_read_commit(root: Root, log: LogReader) -> None:
 
 
 def _new_floor(root: Root, writer: CompactedWriter) -> Position:
-    """Return the lowest position of all consumers, as the new floor; without consumers, the present floor."""
+    """Return the new floor: the lowest position of all consumers, between the present floor and the horizon."""
     passed = min((consumer.position for consumer in consumers.list_consumers(root)), default=writer.floor)
     return max(writer.floor, min(passed, writer.horizon))

@@ -119,7 +119,7 @@ def _keep_live(live: pa.Table, waiting: Sequence[pa.Table]) -> pa.Table:
 
 
 def read_live_rows(files: Sequence[LogFile], live: pa.Table, after: Position, upto: Position) -> list[pa.Table]:
-    """Read all columns (LOG_SCHEMA) of the rows that find_live_rows() returned; return one table per file."""
+    """Read all columns (LOG_SCHEMA) of the rows that find_live_rows() returned, in the order of the files."""
     file_numbers, row_numbers = live[FILE].to_numpy(), live[ROW].to_numpy()
     wanted = {number: np.sort(row_numbers[file_numbers == number]) for number in np.unique(file_numbers).tolist()}
 

@@ -1,1 +1,1 @@
-"""Rows that a target cannot take, set aside with their keys."""
+"""Dead letters: parks the rows that a target refuses, with their keys, and merges them later."""

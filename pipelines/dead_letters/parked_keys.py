@@ -43,9 +43,9 @@ class OfferedRows:
     """The rows of a batch that are offered to the target."""
 
     rows: pa.Table
-    """FOLDED_ARROW: the batch's rows, with later states of parked keys."""
+    """The batch's rows and the new states of parked keys, with the schema FOLDED_ARROW."""
     waiting: dict[Key, ParkedRow]
-    """Rows that stay parked whatever the target accepts."""
+    """Rows that stay parked and are not offered to the target."""
 
 
 def affects_parked(parked_rows: ParkedByKey, batch: TableBatch) -> bool:
@@ -78,7 +78,7 @@ def overlay_parked(parked_rows: ParkedByKey, batch: TableBatch, again: Collectio
 def park_refused(
     batch: TableBatch, refusals: Iterable[RefusedRow], parked_rows: ParkedByKey, now: int
 ) -> dict[Key, ParkedRow]:
-    """The refused rows of a batch as parked rows; a refused delete needs none. now: µs since 1970 UTC."""
+    """Convert the refused rows of a batch to parked rows; refused deletes are not parked. now: µs since 1970 UTC."""
     parked: dict[Key, ParkedRow] = {}
     for refusal in refusals:
         assert batch.rows is not None  # noqa: S101 - a refused row implies rows
@@ -106,13 +106,13 @@ def park_refused(
 
 
 def changed_entries(before: ParkedByKey, after: ParkedByKey, upto: int) -> list[DeadLetterEntry]:
-    """The entries to store for a batch that ends at upto."""
+    """Return the dead-letter entries for the rows that changed between `before` and `after`; upto: end of the batch."""
     parked = [DeadLetterEntry(row) for key, row in after.items() if before.get(key) != row]
     return parked + [DeadLetterEntry(replace(row, upto=upto), False) for key, row in before.items() if key not in after]
 
 
 def has_any_key(keys: Iterable[Key], column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Which entries of a column of keys are among the keys; a null entry never is."""
+    """Return one bool per entry of a key column: whether the entry is one of the keys; false for null."""
     return pc.is_in(pc.binary_join(column, _PARTS), _joined(keys))
 
 
@@ -121,7 +121,7 @@ def _joined(keys: Iterable[Key]) -> pa.Array:
 
 
 def count_parked_keys(rows: pa.Table | None, parked_rows: ParkedByKey) -> tuple[int, int]:
-    """(number of parked keys among those of a batch, number of keys of the batch)."""
+    """Return (number of the batch's keys that are parked, number of the batch's keys)."""
     if rows is None or not rows.num_rows:
         return 0, 0
     keys = pc.unique(pc.binary_join(rows["key"], _PARTS))
@@ -133,7 +133,7 @@ def _affects(parked_rows: ParkedByKey, rows: pa.Table) -> pa.ChunkedArray:
 
 
 def _overlay_row(parked_rows: ParkedByKey, row: dict[str, Any]) -> dict[str, Any] | ParkedRow:
-    """The row overlaid on its parked base row: as a row to offer, or as a row that stays parked."""
+    """Overlay a row on its parked base row; return the row to offer to the target, or the row that stays parked."""
     base = parked_rows.get(tuple(row["base"] or row["key"]))
     if row["op"] == "d" or row["complete"] is not False or base is None:
         return row
@@ -177,12 +177,12 @@ _ENDINGS: Final = (Operation.TRUNCATE.value, Operation.GENERATION.value)
 
 
 def rows_after(rows: pa.Table | None, position: int) -> pa.Table | None:
-    """The rows of a batch after a position that an earlier batch has reached."""
+    """Return the rows of a batch that are after the given position, up to which an earlier batch was applied."""
     return None if rows is None else rows.filter(pc.greater(rows["position"], position))
 
 
 def queue_changes_of_parked(parked_rows: ParkedByKey, batch: TableBatch) -> tuple[pa.Table, dict[Key, ParkedRow]]:
-    """(the batch's rows of other keys, the parked rows with the batch's changes appended).
+    """Append a batch's changes of parked keys to their queues; return (rows of other keys, parked rows by key).
 
     Raises MissingBase for a partial image of a row that moved from or to a parked key: its other columns are unknown.
     """
@@ -195,7 +195,7 @@ def queue_changes_of_parked(parked_rows: ParkedByKey, batch: TableBatch) -> tupl
 
 
 def replay_queues(queues: Iterable[ParkedRow]) -> tuple[pa.Table, tuple[GenerationEnd, ...]]:
-    """(all changes of parked keys, truncates and generation ends in their queues), as fields of a TableBatch."""
+    """Return (all changes, all truncates and generation ends) from queues of parked keys, as fields of a TableBatch."""
     rows: list[dict[str, Any]] = []
     ended = set[GenerationEnd]()
     for queue in queues:
@@ -211,7 +211,7 @@ def replay_queues(queues: Iterable[ParkedRow]) -> tuple[pa.Table, tuple[Generati
 def park_refused_keys(
     batch: TableBatch, rows: pa.Table, refusals: Iterable[RefusedRow], now: int
 ) -> tuple[pa.Table, dict[Key, ParkedRow]]:
-    """(the rows of other keys, the keys of refused rows with all of the batch's changes).
+    """Park the keys of refused rows with all of their changes; return (rows of other keys, new parked rows by key).
 
     rows: those of keys that are not parked. now: µs since 1970 UTC. Raises MissingBase as `queue_changes_of_parked`.
     """
@@ -231,13 +231,13 @@ def park_refused_keys(
 
 
 def without_refused_changes(row: ParkedRow) -> ParkedRow:
-    """A parked row without the refused change and all later changes of the key."""
+    """Return a parked row without the refused change and all later changes of the key."""
     kept = (change for change in row.changes if change.place < row.place or change.op in _ENDINGS)
     return replace(row, changes=tuple(kept))
 
 
 def count_refusal(row: ParkedRow, error: CdcError, upto: int) -> ParkedRow:
-    """A parked row after a failed retry with a batch that ends at upto."""
+    """Return a parked row after a failed retry in the batch that ends at `upto`."""
     return replace(row, attempts=row.attempts + 1, code=error.code, message=error.message, upto=upto)
 
 

@@ -40,7 +40,7 @@ from pipelines.dead_letters.parked_keys import (
 from pipelines.sinks.contract import ParkingSink, Sink, TableBatch, TableRecord
 
 RATIO_MIN_KEYS: Final = 100
-"""Minimum keys of a batch for the limit on the ratio of parked keys: one of one is no sign of a defect."""
+"""Minimum keys of a batch for which the ratio of parked keys is limited; in a smaller batch the ratio says little."""
 RowKey = tuple[int, Key]
 """Relation and key."""
 
@@ -62,7 +62,7 @@ class Quarantine:
         self._lock = Lock()
 
     def with_parked_keys(self, tables: Mapping[int, TableRecord]) -> dict[int, TableRecord]:
-        """The table records of a sink that was just opened, with the keys that are parked at their positions."""
+        """Return the table records of a sink that was just opened, each with its parked keys at its position."""
         if not isinstance(self._sink, ParkingSink):
             return dict(tables)
         parked_rows = {relation: self._sink.parked.rows_of(relation) for relation in tables}
@@ -92,12 +92,12 @@ class Quarantine:
             self._requests[key] = action
 
     def outcome(self, key: RowKey) -> DeadLetterOutcome | None:
-        """The outcome of a request; None until it is published."""
+        """Return the outcome of a request; None until the batch that processed it is published."""
         with self._lock:
             return self._outcomes.get(key)
 
     def confirm_published(self) -> None:
-        """Record that the batch is published, so that `outcome` may return what it did."""
+        """Record that the batch is published; `outcome` then returns the results of its requests."""
         with self._lock:
             self._outcomes |= self._unpublished
             self._unpublished = {}
@@ -156,7 +156,7 @@ class Quarantine:
 
 
 def _applied_position(sink: ParkingSink, before: TableRecord | None, batch: TableBatch) -> int:
-    """The position up to which the target has all rows of a table."""
+    """Return the position up to which the target has all rows of a table."""
     if before is None:
         return sink.target_position(batch.schema)
     if before.position <= batch.after:
@@ -210,7 +210,7 @@ def _apply_divided(
 
 
 def _divide_latest_state(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
-    """(rows that a target of latest states accepts, rows to park)."""
+    """Divide a batch for a target of latest states; return (rows that the target accepts, rows to park)."""
     offered = overlay_parked(divided.parked_rows, divided.batch, divided.tried)
     whole = replace(divided.batch, rows=offered.rows)
     refusals = divided.sink.find_refused(whole, divided.limit)
@@ -220,7 +220,7 @@ def _divide_latest_state(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKe
 
 
 def _divide_history(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
-    """(changes that a target with history accepts, rows to park)."""
+    """Divide a batch for a target with history; return (changes that the target accepts, rows to park)."""
     batch = replace(
         divided.batch, endings=tuple(end for end in divided.batch.endings if end.position > divided.applied)
     )
@@ -240,7 +240,7 @@ def _divide_history(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
 
 
 def _too_many(divided: _DividedBatch, waiting: ParkedByKey, allowed: DeadLetterSettings) -> str:
-    """The exceeded limit as text for the error; empty if none is exceeded."""
+    """Return the exceeded dead-letter limit as text for the error; an empty text if no limit is exceeded."""
     if _size(waiting) > divided.limit:
         return f"{_size(waiting)} or more, but dead_letters.stop_at is {allowed.stop_at}"
     wait, keys = count_parked_keys(divided.batch.rows, waiting)
@@ -250,7 +250,7 @@ def _too_many(divided: _DividedBatch, waiting: ParkedByKey, allowed: DeadLetterS
 
 
 def _remedy(exc: CdcError, sink: str) -> str:
-    """The remedy for a table that stopped at a row because its sink parks none."""
+    """Return the remedy for a table that stopped at a refused row because its sink parks no rows."""
     if exc.fix != type(exc).remedy:
         return exc.fix
     fix = "correct the value at the source or set the type policy of its column to 'text', then "

@@ -29,7 +29,7 @@ PROCESS_EVERY: Final = 0.5
 AGAIN_AFTER: Final = 60.0
 """Seconds after which a backfill for a row is requested again, because the first may have failed."""
 _BUSY_FOR: Final = 5.0
-"""Seconds until the next try while the table is in another backfill."""
+"""Seconds until a backfill is requested again while another backfill of the table runs."""
 
 log = structlog.get_logger("apply")
 
@@ -55,9 +55,9 @@ class DeadLetterCommands:
         self._sink = progress.sink
         self._due = 0.0
         self._open: dict[int, dict[str, RowKey | None]] = {}
-        """By command, then by dead letter: its key; None: it is not parked."""
+        """Command → dead letter → its key; the key is None if the row is not parked."""
         self._row_requests: dict[str, _RowRequest] = {}
-        """By topic."""
+        """Topic → requested backfill of incomplete rows."""
 
     def process(self, quarantine: Quarantine) -> None:
         """Report the parked rows, start and answer commands, request backfills of incomplete rows.

@@ -1,4 +1,4 @@
-"""The registration of a sink as a consumer of the log, which keeps retention from removing what it has not read.
+"""The registration of a sink as a consumer of the log. Retention keeps the segments that a consumer has not read.
 
 The registration is a file next to the log and survives the process; only `cdc consumers forget` removes it.
 """
@@ -34,7 +34,7 @@ log = structlog.get_logger("apply")
 
 
 class ConsumerRegistration:
-    """The registration of one target; errors are logged, because a sink does not stop for them."""
+    """The registration of one target as a consumer. Errors are logged and do not stop the sink."""
 
     def __init__(
         self, root: str | Root, log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = ""
@@ -45,9 +45,9 @@ class ConsumerRegistration:
         self._reported_at = 0.0
 
     def report(self, position: Position, pinned: int | None = None, *, at_once: bool = False) -> None:
-        """Report that the target has everything up to position; pinned: the version of `compacted` that it reads.
+        """Report that the target has all changes up to `position`; pinned: the version of `compacted` that it reads.
 
-        Written when the interval has passed, or at once.
+        The report is written only if the interval has passed or `at_once` is true.
         """
         moved, age = self._reported != (position, pinned), time.monotonic() - self._reported_at
         if self._reported is not None and not at_once and age < (MOVED_EVERY if moved else ALIVE_EVERY):
@@ -69,12 +69,12 @@ class ConsumerRegistration:
 
 
 def target_uuid(log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = "") -> str:
-    """The id of one target of one log: derived from the target's path and type, not from the sink's name."""
+    """Return the id of one target of one log. It depends on the target's path and type, not on the sink's name."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/{wanted.type}/{wanted.path}{suffix}"))
 
 
 def pinned_in(view: LogReader, after: Position) -> int | None:
-    """The version of `compacted` from which a range after `after` is read; None if segments alone contain it."""
+    """Return the version of `compacted` that a range after `after` is read from; None if segments contain the range."""
     return view.compacted.version if view.compacted is not None and after < view.oldest else None
 
 

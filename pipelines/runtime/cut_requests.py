@@ -1,4 +1,4 @@
-"""Requests that a sink ends a batch at a given position and keeps that snapshot, from the catalog's commands."""
+"""Requests from the catalog that a sink ends a batch at a given position and keeps the cut at that position."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class CutRequests:
         self._catalog, self._pipeline = catalog, pipeline
 
     def between(self, sink: str, after: int, before: int) -> list[PendingCut]:
-        """Requests for positions strictly inside (after, before), in order."""
+        """Return the requests for positions greater than `after` and less than `before`, in order."""
         return sorted((c for c in self._open(sink) if after < c.position < before), key=lambda c: c.position)
 
     def due(self, sink: str, position: int) -> list[PendingCut]:
-        """Requests for positions up to this one."""
+        """Return the requests for positions up to and including the given one."""
         return [c for c in self._open(sink) if c.position <= position]
 
     def has_requests(self, sink: str) -> bool:
@@ -46,15 +46,15 @@ class CutRequests:
         return bool(self._open(sink))
 
     def answer(self, cut: PendingCut, record: Published, handle: str) -> None:
-        """Answer with the published record at exactly that position and the handle to read the snapshot."""
+        """Answer a request with the published record at its position, and the handle of the kept cut."""
         self._catalog.commands.finish(cut.command, {"record": json.loads(record.to_json()), "handle": handle})
 
     def refuse(self, cut: PendingCut, reason: str) -> None:
-        """Answer that the sink cannot end a batch at that position."""
+        """Answer a request that the sink cannot end a batch at its position."""
         self._catalog.commands.finish(cut.command, {"reason": reason}, ok=False)
 
     def pop_releases(self, sink: str) -> list[str]:
-        """Handles of snapshots that are no longer needed; each is returned once."""
+        """Return the handles of kept cuts that are no longer needed; each handle is returned once."""
         try:
             commands = self._catalog.commands.pending(self._pipeline, RELEASE)
         except CdcError:

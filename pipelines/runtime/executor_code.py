@@ -51,6 +51,6 @@ def build_archive(folders: list[Path], archive: Path) -> Path:
 
 
 def worker_error(exc: BaseException) -> LogCorrupt | None:
-    """The LogCorrupt that a worker raised, of which Spark forwards only the text; None for any other error."""
+    """Recreate the LogCorrupt that a worker raised from the text that Spark forwards; None for any other error."""
     found = _LOG_CORRUPT.search(str(exc))
     return None if found is None else LogCorrupt(found[1])

@@ -19,7 +19,7 @@ from cdc.stores.published_record import Published, TableRecord
 from pipelines.runtime.throttle import BatchThrottle, CommitRate
 
 REPORT_EVERY: Final = 0.5
-"""Seconds; a process without a report for five is shown as down."""
+"""Seconds between two reports. A process is shown as down after five seconds without a report."""
 
 log = structlog.get_logger("apply")
 
@@ -81,14 +81,14 @@ class SinkFigures:
         self._lock = Lock()
         self._reported_throttle: BatchThrottle | None = None
         self.commit_rate: CommitRate | None = None
-        """None: the sink does not limit rewritten bytes."""
+        """The limit on rewritten bytes; None if the sink has no limit."""
         self.external_commits: ExternalCommitReport | None = None
         """Commits of other clients in the targets; None: the sink cannot detect them."""
         self.awaits_spark = False
         """Whether nothing can be applied until Spark has started."""
 
     def start_batch(self, end: int) -> None:
-        """Record that a batch up to end is applied, perhaps again: the lag grows until it is published."""
+        """Record that the batch ending at `end` begins, or begins again. The lag grows until the batch is published."""
         with self._lock:
             if self._pending is None:
                 self._pending = end, self._clock()
@@ -192,7 +192,7 @@ class SinkFigures:
             ]
 
     def _notice(self, table: TableRecord) -> str | None:
-        """What to show for a table that runs: a commit of another client, the number of parked keys."""
+        """Return the notice for a running table: its last commit by another client, its parked keys; None without."""
         commit = None if self.external_commits is None else self.external_commits.last(table.topic)
         notices = [str(commit)] if commit is not None else []
         if table.parked:
@@ -210,14 +210,14 @@ class ProgressReporter(Thread):
         self._catalog, self._pipeline, self._ended = catalog, pipeline, ended
         self.figures = figures
         self.standby: Callable[[], bool] = lambda: False
-        """Whether another process has the leases of all sinks: then that one reports."""
+        """Whether another process has the leases of all sinks. If so, that process reports instead of this one."""
         self.sinks: list[SinkFigures] = []
         self._mirrored: dict[str, tuple[DeadLetter, ...]] = {}
         self.state = "starting"
         self.error: CdcError | None = None
 
     def run(self) -> None:
-        """Report, and once more at the end."""
+        """Report at the interval until `ended` is set, then report once more."""
         while True:
             stopping = self._ended.wait(REPORT_EVERY)
             try:

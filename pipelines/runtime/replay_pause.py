@@ -58,7 +58,7 @@ def driver_of(catalog: Catalog, pipeline: str) -> ProcessReport | None:
 
 @contextmanager
 def sole_replay(catalog: Catalog, pipeline: str, sink: str) -> Iterator[None]:
-    """Have the replay lease of the sink inside the block; raises SinkInUse while another replay runs."""
+    """Acquire the replay lease of the sink for the block; raise SinkInUse while another replay has it."""
     with leased(catalog, f"replay {pipeline}/{sink}", f"another replay of sink {sink!r} is running"):
         yield
 
@@ -93,7 +93,7 @@ def _wait(catalog: Catalog, pipeline: str, sink: str, command: int, deadline: fl
 
 @contextmanager
 def leased(catalog: Catalog, name: str, conflict: str) -> Iterator[None]:
-    """Have the lease inside the block; raises SinkInUse with the message `conflict` while another process has it."""
+    """Acquire a lease for the block; raise SinkInUse with the message `conflict` while another process has it."""
     own_name, done = holder(), Event()
     before = catalog.leases.holder(name)
     if before is not None and is_dead(before):

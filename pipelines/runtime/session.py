@@ -64,7 +64,7 @@ DECISIVE: Final = frozenset(
         "spark.sql.parquet.outputTimestampType",
     }
 )
-"""Settings among them that change results: they override submitted settings, too."""
+"""Names of the settings in EVERYWHERE that change results. They also override settings of spark-submit."""
 
 ON_ONE_MACHINE: Final = {
     # 50 snapshot partitions, the default, make each small Delta read take seconds

@@ -38,7 +38,7 @@ class SinkLeases:
         self._asked_at: dict[str, float] = {}
         self._other_holders: dict[str, str] = {}
         self._lock = Lock()
-        """Each sink asks from a thread of its own."""
+        """Protects the state, because each sink asks for its lease from a separate thread."""
         self._closed = Event()
         self._renewer = Thread(target=self._renew, name="sink-leases", daemon=True)
 
@@ -113,7 +113,7 @@ def holder() -> str:
 
 
 def is_dead(name: str) -> bool:
-    """Whether the holder was a process of this machine that has ended."""
+    """Return whether the process that `name` describes ran on this machine and has ended."""
     host, pid, _ = name.split(" ")
     if host != socket.gethostname():
         return False

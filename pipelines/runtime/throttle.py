@@ -26,7 +26,7 @@ class BatchThrottle:
     """The delay of a sink and the table that causes it."""
 
     seconds: float
-    """From the beginning of one batch to the beginning of the next."""
+    """Minimum seconds between the starts of two batches."""
     table: str
     """Topic of the table with the most rewritten bytes."""
     rewritten: int
@@ -49,7 +49,7 @@ class CommitRate:
         self.rewritten = 0
         """Bytes of all tables that the last batch rewrote."""
         self.throttle: BatchThrottle | None = None
-        """None while no batch has to wait."""
+        """The current delay; None if no batch has to wait."""
 
     def start_batch(self) -> None:
         """Record that a batch begins to apply a table; the first call of a batch starts its clock."""

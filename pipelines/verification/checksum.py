@@ -24,7 +24,7 @@ from cdc.postgres.key_ranges import Digest, DigestColumn, DigestForm
 from cdc.table import Column
 
 BUCKETS: Final = 1 << 16
-"""Both sides take 3 MB. One wrong row of 10 million leads to about 150 rows that are compared one by one."""
+"""Number of buckets; two checksums take 3 MB. One wrong row in 10 million leads to about 150 rows compared singly."""
 
 _P1: Final = np.uint64(0x9E3779B185EBCA87)
 _P2: Final = np.uint64(0xC2B2AE3D27D4EB4F)

@@ -185,7 +185,7 @@ class TableComparison:
 
 
 def in_same_order(source: Any, schema: TableSchema, kind: pa.DataType) -> bool:
-    """Whether the source's index sorts the first key column as the target does, where the column has type `kind`."""
+    """Return whether the source's index sorts the first key column as a target column of type `kind` is sorted."""
     column = schema.key[0]
     type_oid = column.value_type[0]
     if pa.types.is_integer(kind):
@@ -202,7 +202,7 @@ def _make_keys_literals(found: Mismatches, kinds: Sequence[pa.DataType]) -> None
 
 
 def _canonical_keys(keys: Sequence[Sequence[str]], kinds: Sequence[pa.DataType]) -> frozenset[tuple[str | None, ...]]:
-    """Keys in the text of the source as keys in canonical text."""
+    """Convert keys from the text of the source to canonical text."""
     if not keys:
         return frozenset()
     parts = [

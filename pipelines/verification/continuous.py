@@ -81,7 +81,7 @@ class PassStart:
 
 
 def next_range(passes: Sequence[Sequence[VerifiedRange]], now: datetime, every: float) -> PassStart | None:
-    """The next range of the running pass, or of a new pass that is due; None if no pass is due.
+    """Return where the next comparison starts: in the running pass, or in a new pass if one is due; otherwise None.
 
     passes: the recorded ranges of each pass, newest pass first.
     """
@@ -114,11 +114,11 @@ class RangeResult:
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGINT arrived."""
+    """Raised when the process receives SIGTERM or SIGINT."""
 
 
 class ContinuousVerification:
-    """Repeated passes over the tables of one pipeline; two processes repeat work, but do no harm."""
+    """Repeats passes over the tables of one pipeline. Two such processes only repeat work."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class ContinuousVerification:
         return max(began, default=None)
 
     def _compare_at_cut(self, catalog: Catalog) -> bool:
-        """Take a cut and compare what is due, for at most CUT_SECONDS; return whether anything remains."""
+        """Take a cut and compare the due ranges, for at most CUT_SECONDS; return whether due ranges remain."""
         at, until, complete = datetime.now(UTC), time.monotonic() + CUT_SECONDS, True
         wrong: list[tuple[TableVerdict, VerifiedRange]] = []
         with consistent_cut(catalog, cut_request(self._definition, self._options)) as cut:
@@ -258,7 +258,7 @@ class ContinuousVerification:
         self._report(RangeResult(verdict, found))
 
     def _repair(self, wrong: Sequence[tuple[TableVerdict, VerifiedRange]]) -> bool:
-        """Have the reader read the differing rows again; return whether there are ranges to compare again."""
+        """Request that the reader reads the differing rows again; return whether ranges have to be compared again."""
         if not self._schedule.repair:
             return False
         run = RepairRun(self._definition, self._options.timeout)

@@ -137,7 +137,7 @@ class RepairRun:
         self._definition, self._timeout = definition, timeout
 
     def assess(self, verdict: TableVerdict) -> RepairResult:
-        """The mismatches of a table before a repair, with a reason if it cannot be repaired by key."""
+        """Return the mismatches of a table before a repair, with a reason if the table cannot be repaired by key."""
         one = RepairResult(sink=verdict.sink, topic=verdict.topic, **verdict.counts)  # type: ignore[arg-type]
         if verdict.complete and not any(verdict.counts.values()):
             return replace(one, reason=verdict.reason or f"the table is {verdict.state}")
@@ -232,7 +232,7 @@ def _merged(before: VerifyReport, again: VerifyReport, wanted: Iterable[SinkTabl
 
 
 def _shortened(verdict: TableVerdict) -> TableVerdict:
-    """The verdict with lists as long as those of verify."""
+    """Return the verdict with its lists of keys cut to the length that `cdc verify` lists."""
     missing, extra, differing = verdict.missing[:LISTED], verdict.extra[:LISTED], verdict.differing[:LISTED]
     return replace(verdict, missing=missing, extra=extra, differing=differing)
 
