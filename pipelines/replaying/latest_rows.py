@@ -82,7 +82,10 @@ class LatestRowsQuery:
 
 
 def latest_rows_frame(spark: SparkSession, files: Sequence[LogFile], wanted: LatestRowsQuery) -> DataFrame:
-    """The rows of the table at `upto` with the columns of the target; the log is read when the frame is."""
+    """Return a frame with the rows of the table at `upto` and the columns of the target.
+
+    The log is read when Spark executes the frame.
+    """
     parts = split(files, SPLIT_BYTES)
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -163,7 +166,7 @@ def _keys(rows: pa.Table) -> Iterable[bytes]:
 
 
 def _keep_newest(rows: pa.Table) -> pa.Table:
-    """The last row of every key, without deleted rows and without the columns KEY_TEXT and IS_DELETED."""
+    """Return the last row of every key, without deleted rows and without the columns KEY_TEXT and IS_DELETED."""
     keys = rows[KEY_TEXT].combine_chunks().dictionary_encode()
     if len(keys.dictionary) < rows.num_rows:
         order = np.lexsort((rows[ORDINAL_COLUMN].to_numpy(), rows[POSITION_COLUMN].to_numpy()))

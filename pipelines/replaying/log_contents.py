@@ -94,7 +94,7 @@ def read_contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[
 
 
 def _narrow(file: LogFile, upto: Position) -> pa.Table:
-    """Read the columns of the statistics and `topic`; keys only from files with partial images, which may move keys."""
+    """Read STATISTICS_COLUMNS and `topic` of a file; keys are read only if the file has partial images."""
     names = [name for name in (*STATISTICS_COLUMNS, "topic") if file.partial or name not in _KEYS]
     rows = read_file(file, Position(0), upto, names)
     for name in _KEYS:

@@ -48,13 +48,13 @@ class StagedTarget(Protocol):
         """Remove staged targets of an earlier process that never replaced the old ones."""
 
     def open_published(self, log_id: str) -> Published | None:
-        """The published record of the sink; from now on no driver can change it."""
+        """Return the published record of the sink. From now on, no other driver can publish unnoticed."""
 
     def put(self, built: Published, rest: dict[int, TableRecord]) -> Published:
         """Replace the targets of `built` and publish them with the records of `rest`."""
 
     def discard(self) -> None:
-        """Close what is open."""
+        """Close the staged sink without replacing the old targets."""
 
 
 def stage_target(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> StagedTarget:
@@ -86,7 +86,10 @@ def split_records(
 
 
 def _at_new_cut(record: TableRecord, built: Published) -> TableRecord:
-    """The record of a table whose target stays: it advances if it has no changes, and lags if its build failed."""
+    """Return the record of a table whose target stays.
+
+    The record moves to the position of the new cut if the table has no changes, and lags if its build failed.
+    """
     lags = record.relation in built.tables or record.state == TargetState.FAILED
     position = record.position if lags else max(record.position, built.position)
     return with_progress_state(replace(record, position=position), built.position)
@@ -122,7 +125,7 @@ def build_sink_at(wanted: DeltaSinkDefinition | SearchSinkDefinition, path: str)
 
 
 def table_template(path: str) -> str:
-    """The path template of a Delta sink: the given template, or one below the given directory."""
+    """Return the path template of a Delta sink: `path` if it is a template, otherwise a template below `path`."""
     absolute = absolute_path(path)
     return absolute if "table" in placeholders(absolute) else f"{absolute}/{{schema}}/{{table}}"
 

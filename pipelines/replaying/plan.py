@@ -129,7 +129,7 @@ def _normalize_path(options: ReplayOptions) -> ReplayOptions:
 
 
 def _log_range(log: LogReader) -> tuple[Position, Position]:
-    """(oldest, newest position) of the log."""
+    """Return the oldest and the newest position of the log."""
     durable = log.durable
     files = [] if durable is None else log.files(Position(0), durable)
     if durable is None or not files:
@@ -186,7 +186,7 @@ def _check_state_available(log: LogReader, options: ReplayOptions, upto: Positio
 
 
 def _parse_position(log: LogReader, text: str, option: str) -> Position:
-    """The given position, or the last position before the changes committed after the given time."""
+    """Parse a position or a time; a time becomes the last position before the first transaction committed after it."""
     point = parse_point_in_time(text, option)
     return point if isinstance(point, Position) else position_before(log, point)
 

@@ -59,7 +59,7 @@ PART: Final = 200_000
 PART_BYTES: Final = 32 << 20
 """Bytes of the log in one part that an executor writes; in the memory of a worker it is several times as large."""
 _SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
-"""The error of a task is the first in a query, and the second in a write."""
+"""Exceptions for the error of a task: Spark raises the first for a query, and the second for a write."""
 _REFUSED: Final = re.compile(r"ValueNotRepresentable: ([^\n]+)")
 
 
@@ -72,7 +72,7 @@ class LogSource:
     """Name of the sink; rows of a backfill can be addressed to it."""
     globs: tuple[str, ...]
     keeps_history: Callable[[str], bool] | None = None
-    """Predicate over topics: whether the sink stores every change of the table. None: of no table."""
+    """Function of a topic: whether the sink stores every change of the table. None: for no table."""
 
     def frame(self, spark: SparkSession, after: Position, upto: Position) -> DataFrame:
         """The log rows of the sink's tables in (after, upto]."""
@@ -101,7 +101,7 @@ class Rebuild:
         self._quarantine = Quarantine(sink)
         self._records: dict[int, TableRecord] = {}
         self._end = 0
-        """The end of the last part."""
+        """End position of the last part."""
 
     def __call__(self, tables: Sequence[TableContents], upto: Position) -> Published:
         """Build every table up to `upto` and publish them; a table that cannot be built is published as failed."""

@@ -93,7 +93,7 @@ def estimate_report(plan: ReplayPlan) -> ReplayReport:
 
 
 def final_report(plan: ReplayPlan, published: Published, seconds: Mapping[int, float], took: float) -> ReplayReport:
-    """The report of a finished replay; seconds: by relation, took: of the whole replay."""
+    """Return the report of a finished replay. seconds: relation → duration; took: seconds of the whole replay."""
     tables = [
         _table(table, published.tables[table.relation], seconds.get(table.relation, 0.0)) for table in plan.tables
     ]

@@ -93,14 +93,14 @@ def rows_between(
 
 
 class LogBatchReader(DataSourceReader):
-    """One range, fixed when the query is planned."""
+    """Reads one range of the log as a batch frame. The range is fixed when the query is planned."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
         self._pushed = PushedFilters()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Use the filters to read fewer rows; all of them are returned, so that Spark applies them as well."""
+        """Use the filters to read fewer rows. All filters are returned, so that Spark applies them as well."""
         self._pushed = PushedFilters.of(filters)
         return filters
 
@@ -141,7 +141,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._refreshed().durable or Position(0)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """The end of the next batch; start itself if there is nothing to read."""
+        """Return the end offset of the next batch; `start` if there is nothing to read."""
         log, after = self._refreshed(), Position(start["position"])
         pinned = pinned_in(log, after)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -177,7 +177,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_task(partition, self._frame)
 
     def _end_before_misfit(self, log: LogReader, after: Position, upto: Position) -> Position:
-        """The last position up to upto before a change that does not fit the columns of the frame.
+        """Return `upto`, or the last position before a change that does not fit the columns of the frame.
 
         Raises SchemaNotApplicable if the first change already does not fit.
         """

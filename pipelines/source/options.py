@@ -36,7 +36,7 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
 _SET: Final = r"\[!?+\]?+[^\]]*\]"
-"""A set of characters in a glob; commas inside are not separators."""
+"""Pattern of a bracket expression in a glob, such as `[a,b]`; its commas separate no globs."""
 _GLOB: Final = re.compile(rf"(?:{_SET}|[^,])+")
 _SPECIAL: Final = re.compile(rf"({_SET})|([\[,\s])")
 _END: Final = (1 << 63) - 1
@@ -58,9 +58,9 @@ class SourceOptions:
     columns: tuple[str, ...] = ()
     """Columns of the frame, in this order; empty: all."""
     starting: str | datetime = EARLIEST
-    """earliest, latest, a position that the frame begins after, or a time of the first commits that it has."""
+    """`earliest`, `latest`, a position after which the frame begins, or the earliest commit time in the frame."""
     ending: str | datetime = LATEST
-    """latest, or the last position or time that the frame includes. Batch only."""
+    """`latest`, or the last position or commit time that the frame includes. For batch frames only."""
     max_rows: int | None = None
     history: bool = False
     """Whether the frame has every single change, and older changes as their state at the horizon."""
@@ -189,7 +189,7 @@ class PushedFilters:
     positions: tuple[int, int] = (0, _END)
     relations: tuple[int, int] = (0, _END)
     topics: frozenset[str] | None = None
-    """None: any topic."""
+    """The allowed topics; None: all topics."""
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> Self:
@@ -207,12 +207,12 @@ class PushedFilters:
         return pushed
 
     def within(self, after: Position, upto: Position) -> tuple[Position, Position]:
-        """The part of (after, upto] that passes, as such a range."""
+        """Return the part of the range (after, upto] that the bounds allow, as (after, upto)."""
         low, high = max(after, self.positions[0] - 1), min(upto, self.positions[1])
         return Position(min(low, upto)), Position(max(high, 0))
 
     def narrowed(self, tables: TableSelection) -> TableSelection | None:
-        """The selected tables whose rows pass; None if no row does."""
+        """Return the selected tables whose rows the bounds allow; None if they allow no row."""
         relations = self.relations if tables.relations is None else _intersect(self.relations, tables.relations)
         if relations[0] > relations[1]:
             return None

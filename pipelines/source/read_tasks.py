@@ -43,9 +43,9 @@ BOUNDARY: Final = "b"
 LEAST_BYTES: Final = 32 << 20
 """Minimum Parquet bytes of one partition: below it a second task costs more than it saves."""
 MOST_BYTES: Final = 64 << 20
-"""Maximum Parquet bytes of one partition of a large range, which is a twelfth faster."""
+"""Maximum Parquet bytes of one partition of a large range; larger partitions are a twelfth faster there."""
 TASKS: Final = 8
-"""Number of partitions of a range above which partitions become larger instead."""
+"""Number of partitions of a range above which the partitions become larger instead of more."""
 SHARE_BYTES: Final = 64 << 20
 """Bytes of `compacted` in one share; the task that folds it needs several times as much memory."""
 
@@ -146,7 +146,7 @@ class Frame:
         return sorted(found, key=itemgetter(0))
 
     def to_batches(self, rows: pa.Table) -> list[pa.RecordBatch]:
-        """Log rows with the columns `log_columns` as batches of the frame."""
+        """Convert log rows with the columns `log_columns` to batches with the columns of the frame."""
         if self.typed is not None:
             shown = self.typed.rows(rows)
         else:
@@ -191,7 +191,7 @@ def plan_tasks(
 
 
 def group_files(files: Iterable[LogFile]) -> list[list[LogFile]]:
-    """Neighbouring files in groups of one task each."""
+    """Divide the files into groups of neighbours; one task reads each group."""
     listed = list(files)
     size = sum(file.size for file in listed) // TASKS
     return split(listed, min(MOST_BYTES, max(LEAST_BYTES, size)))
@@ -291,7 +291,7 @@ def fold_share(share: BaselineShare, horizon: Position) -> pa.Table:
 
 
 def as_read_rows(rows: pa.Table) -> pa.Table:
-    """Compacted rows as a snapshot would have them: an `r` row for each key that was not deleted.
+    """Convert compacted rows to rows of a snapshot: an `r` row for each key that was not deleted.
 
     Schema rows stay; tombstones, truncates and generation ends are left out. Rows without a key stay single changes.
     """
@@ -325,7 +325,10 @@ def _relation_ranges(spans: Sequence[RowSpan], limit: int) -> Iterator[tuple[tup
 
 
 def _rows_of_share(rows: pa.Table, share: BaselineShare, moved_parts: dict[tuple[int, str], int]) -> pa.Table:
-    """The rows of a share; truncates and generation ends belong to every part, other rows without a key to one."""
+    """Return the rows of a share. Truncates and generation ends are in every share of their relation.
+
+    Each other row without a key is in one share.
+    """
     if share.parts == 1:
         return rows
     keys = pc.fill_null(pc.binary_join(rows["key"], "\0"), "").to_pylist()

@@ -106,7 +106,7 @@ class TypedTable:
                 )
 
     def rows(self, found: pa.Table) -> pa.Table:
-        """Log rows of the table with `log_columns` → rows of the frame, without logical messages and schema rows.
+        """Convert log rows of the table, with `log_columns`, to rows of the frame; leave out messages and schema rows.
 
         Raises ValueNotRepresentable as `typed_rows` does.
         """
@@ -139,7 +139,7 @@ class TypedTable:
         return columns
 
     def _deleted_keys(self, found: pa.Table, columns: dict[str, Any]) -> dict[str, Any]:
-        """The key columns, filled in for deleted rows without an old image."""
+        """Return the key columns, with values from the log's key for deleted rows without an old image."""
         width = len(self.schema.key)
         fits = pc.and_(
             pc.equal(found["op"], Operation.DELETE.value), pc.equal(pc.list_value_length(found["key"]), width)

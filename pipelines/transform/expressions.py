@@ -39,12 +39,12 @@ class Expressions:
 
     topic: str
     computed: tuple[tuple[str, str], ...]
-    """(column, expression)."""
+    """Pairs (name of a computed column, its SQL expression)."""
     where: str | None
     fields: pa.Schema
     """The computed columns as Spark types them."""
     reads: tuple[str, ...]
-    """Columns that any of them reads."""
+    """Names of the columns that at least one expression reads."""
     decides: tuple[str, ...]
     """Columns that `where` reads."""
 
@@ -96,7 +96,7 @@ class Expressions:
         return upsert if self.where is None else upsert & F.coalesce(F.expr(self.where), F.expr("false"))
 
     def _columns(self) -> Iterator[Column]:
-        """Compute only for rows that pass the filter: an expression may fail on the rows that the filter excludes."""
+        """Yield the computed columns. They are computed only for rows that pass the filter; on others they may fail."""
         from pyspark.sql import functions as F
 
         return (F.when(F.col(_KEPT), F.expr(sql)).alias(name) for name, sql in self.computed)
@@ -107,7 +107,7 @@ class Expressions:
         return F.when((F.col(OP) == "u") & ~F.col(_KEPT), "d").otherwise(F.col(OP)).alias(OP)
 
     def rejects(self, rows: pa.Table, spark: SparkSession) -> pa.ChunkedArray:
-        """Which rows `where` excludes, as bool; the rows have at least the columns of `decides`."""
+        """Return one bool per row: whether `where` excludes the row. rows: at least the columns `decides`."""
         decisive = rows.select(list(self.decides)).append_column(OP, pa.repeat(pa.scalar("u"), rows.num_rows))
         filter_only = Expressions(self.topic, (), self.where, pa.schema([]), self.decides, self.decides)
         return pc.equal(filter_only._compute(decisive, spark)[OP], "d")
@@ -134,7 +134,7 @@ def resolve_expressions(rule: Transform, schema: pa.Schema, topic: str, spark: S
 
 
 def _analyse(frame: DataFrame, name: str, sql: str, what: str) -> tuple[pa.Field, set[str]]:
-    """(the column of an expression, the columns that it reads); what: names the expression in errors."""
+    """Return (field of an expression's result, columns that the expression reads); what: its name in errors."""
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_schema
 

@@ -49,7 +49,7 @@ class Mask:
         return pc.if_else(is_masked, pc.utf8_slice_codeunits(plain, len(MASKED), None), self._mask(plain))
 
     def over(self, text: str | None) -> str | None:
-        """One masked text with the prefix MASKED, for storage next to the target until it is applied again."""
+        """Mask one text and add the prefix MASKED. The text is stored next to the target until it is applied again."""
         return None if text is None else MASKED + self(pa.array([text], pa.string()))[0].as_py()
 
     def _mask(self, plain: pa.Array) -> pa.Array:
@@ -82,11 +82,11 @@ class TableTransform:
     schema: TableSchema
     """The columns of the target, without computed ones; their ids are those of the source."""
     masks: Mapping[int, Mask]
-    """By column id."""
+    """Column id → mask."""
 
     @classmethod
     def of(cls, rule: Transform, schema: TableSchema) -> Self:
-        """Raises TransformFailed if the rule names an unknown column or changes the key."""
+        """Create the transformation; raise TransformFailed if the rule names an unknown column or changes the key."""
         if (found := next(transform_mismatches(rule, schema), None)) is not None:
             raise found.error
         salt = b"" if rule.salt is None else rule.salt.reveal().encode()
@@ -100,7 +100,7 @@ class TableTransform:
         return typed if self.rule.python is None else self._call_python(typed.empty_table()).schema
 
     def rows(self, images: pa.Table, policy: Policy) -> pa.Table:
-        """Folded upserts as rows with `row_schema`; an unsent column has a placeholder as in `typed_rows`.
+        """Convert folded upserts to rows with `row_schema`; an unsent column has a placeholder as in `typed_rows`.
 
         Raises the errors of `typed_rows`, and TransformFailed if the Python function fails, changes the rows' number or
         key, or would get a partial image.
@@ -119,7 +119,7 @@ class TableTransform:
         return typed if self.rule.python is None else self._call_python(typed)
 
     def missing(self, column: Column) -> str | None:
-        """The value of the column in rows that are older than it, masked, as text."""
+        """Return the masked text that rows older than the column have in it; None for NULL."""
         mask = self.masks.get(column.id)
         if mask is None or column.missing is None:
             return column.missing

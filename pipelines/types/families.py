@@ -42,7 +42,7 @@ class TypePolicy(StrEnum):
     TEXT = "text"
 
     def of(self, column: str) -> TypePolicy:
-        """The policy of one column, by its name at the source: the same for all."""
+        """Return the policy of a column: this policy, for every column. column: name at the source."""
         del column
         return self
 
@@ -53,7 +53,7 @@ class ColumnPolicies:
 
     table: TypePolicy
     columns: tuple[tuple[str, TypePolicy], ...] = ()
-    """(name at the source, policy)."""
+    """Pairs (column name at the source, policy of this column)."""
 
     def of(self, column: str) -> TypePolicy:
         """The policy of one column, by its name at the source."""
@@ -154,7 +154,7 @@ EXACT_BY_OID: Final[dict[int, Family]] = {
 """Families that the type OID alone chooses (pg_type.dat); numeric also needs its modifier."""
 
 MAX_PRECISION: Final = 38
-"""Of Delta and Spark decimals; Postgres allows 1,000."""
+"""Maximum precision of decimals in Delta and Spark; Postgres allows 1,000."""
 _HEADER: Final = 4  # VARHDRSZ: src/include/utils/numeric.h packs a modifier above it
 _SCALE_BITS: Final = 11
 
@@ -174,7 +174,7 @@ def numeric_modifier(precision: int, scale: int) -> int:
 
 
 def numeric_family(typmod: int) -> Family | None:
-    """The decimal for numeric(p,s); None where only text is exact."""
+    """Return the decimal family of a numeric with this modifier; None if only text represents it exactly."""
     declared = precision_and_scale(typmod)
     if declared is None:
         return None
@@ -208,7 +208,7 @@ _ELEMENT: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^{}",\\]+)', re.DOTALL)
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _NULL: Final = "NULL"
 _NOT_PLAIN: Final = r'(?s)["\\]|\A\{\}|\A[^{]|.\{|\}.|[^}]\z|\A.?\z'
-"""Literals that cannot be split at their commas: with quotes, without elements, with braces inside."""
+"""Pattern of array literals that cannot be split at commas: with quotes, inner braces or no elements."""
 
 
 def array_family(element: Family) -> Family:
@@ -243,7 +243,7 @@ def _element_texts(literals: pa.Array) -> pa.Array:
 
 
 def _indexes_after_split(is_parsed: pa.Array) -> pa.Array:
-    """The index of each row in an array that has all plain rows first, then all parsed ones."""
+    """Return the index of each row in an array that has the plain rows first and the parsed rows after them."""
     parsed = is_parsed.cast(pa.int64())
     parsed_before = pc.subtract(pc.cumulative_sum(parsed), parsed)
     rows = pa.array(range(len(is_parsed)), pa.int64())

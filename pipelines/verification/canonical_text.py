@@ -24,9 +24,9 @@ from cdc.table import Column
 
 _DAY_US: Final = 86_400_000_000
 _FIRST_USUAL_US: Final = -62_135_596_800_000_000
-"""0001-01-01; before it Postgres prints years BC."""
+"""0001-01-01 in µs since 1970; Postgres prints earlier years as BC."""
 _LAST_USUAL_US: Final = 253_402_300_799_999_999
-"""The end of the year 9999, the last one that strftime prints with four digits."""
+"""The end of the year 9999 in µs since 1970; strftime prints later years with more than four digits."""
 _NAN_BITS: Final[dict[int, np.signedinteger]] = {4: np.int32(0x7FC00000), 8: np.int64(0x7FF8000000000000)}
 _QUOTED: Final = frozenset('{},"\\ \t\n\r\v\f')
 DOCUMENTS_AT_ONCE: Final = 4096
@@ -138,7 +138,7 @@ def _as_string(array: pa.Array) -> pa.Array:
 
 
 def _float(array: pa.Array) -> pa.Array:
-    """The bits as a number in text: -0 differs from 0, and every NaN equals every other."""
+    """Convert floats to their bits as a number in text. -0 differs from 0; all NaN values are equal."""
     width = array.type.bit_width // 8
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
     plain = pc.fill_null(array, 0.0).to_numpy(zero_copy_only=False)
@@ -170,7 +170,7 @@ def _decimal_source(texts: pa.Array, scale: int) -> pa.Array:
 
 
 def _rescaled(text: str, scale: int) -> str:
-    """The number with `scale` decimals. Text that would lose digits, and NaN, stays as it is and so is a mismatch."""
+    """Return the number with `scale` decimals. NaN and text that would lose digits are unchanged, and so mismatch."""
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -213,7 +213,7 @@ def _timestamps(micros: pa.Array, form: str, zone: str) -> pa.Array:
 
 
 def _without_trailing_zeros(texts: pa.Array) -> pa.Array:
-    """12:00:00.500000 → 12:00:00.5 and 12:00:00.000000 → 12:00:00, as Postgres prints them."""
+    """Remove trailing zeros of seconds, as Postgres does: 12:00:00.500000 → 12:00:00.5, 12:00:00.000000 → 12:00:00."""
     return pc.utf8_rtrim(pc.utf8_rtrim(texts, "0"), ".")
 
 

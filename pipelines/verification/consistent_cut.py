@@ -32,7 +32,7 @@ from cdc.stores.published_record import Published
 from cdc.table import TableSchema
 
 ATTEMPTS: Final = 10
-"""Maximum number of snapshots, if a sink has passed each one before."""
+"""Maximum number of snapshots for one cut; another is taken if a sink has already passed the snapshot's position."""
 SILENT_AFTER: Final = 10.0
 """Seconds without a report after which a process counts as stopped; it reports every second."""
 POLL: Final = 0.05
@@ -47,7 +47,7 @@ class KeptCutAt:
 
     record: Published
     handle: str
-    """Identifies the kept versions to the sink; the release command returns it."""
+    """Identifies the kept cut in its sink; the release command contains it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,9 @@ class ComparedRows:
     indices: tuple[int, ...]
     """Indices of the compared columns among the sent columns."""
     kinds: tuple[pa.DataType, ...]
-    """Their types in the target."""
+    """Types of the compared columns in the target."""
     masks: tuple[Masking | None, ...]
-    """Their masks; None for a column without a mask."""
+    """Masks of the compared columns; None for a column without a mask."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class ExpectedRows(Protocol):
         """Count the rows."""
 
     def digest(self, wanted: ComparedRows, within: KeyRange | None = None) -> Digest | None:
-        """Compute the digest of the columns; None if that requires reading the rows."""
+        """Compute the digest of the columns; None if only reading the rows would give it."""
 
 
 class SourceRows:

@@ -50,7 +50,7 @@ class SinkAtRest:
 
 
 def open_at_rest(sink: DeltaSinkDefinition | SearchSinkDefinition) -> SinkAtRest:
-    """Read what the sink last published; raises PositionNotReached if it has published nothing."""
+    """Open a sink at its last published record; raise PositionNotReached if it has published nothing."""
     index = SearchIndex.open(sink.path) if isinstance(sink, SearchSinkDefinition) else None
     record = Lake.open(sink.path).published() if index is None else index.published
     if record is None:
@@ -123,7 +123,7 @@ class FoldedLog:
 
 
 class LogRows:
-    """The rows of a table by the log."""
+    """The expected rows of a table, folded from the change log."""
 
     def __init__(self, state: FoldedLog, table: TableContents) -> None:
         self._state, self._table = state, table

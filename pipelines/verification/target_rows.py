@@ -23,7 +23,7 @@ class TargetRows(Protocol):
     """The rows of one table of a sink. Columns have their names of `ExpectedSchema.names`."""
 
     ranged: bool
-    """Whether a range of keys can be read alone."""
+    """Whether the target can read a range of keys without reading all rows."""
 
     @property
     def refusal(self) -> str | None:
@@ -115,7 +115,7 @@ class UnreadableTarget:
         return self._refusal
 
     def has(self, _name: str) -> bool:
-        """Whether the target has the column: unknown, so False."""
+        """Always false, because the columns are unknown."""
         return False
 
     def kind(self, _name: str) -> pa.DataType:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TIMEOUT: Final = 60.0
-"""Default seconds until the sinks have to reach the cut."""
+"""Default maximum seconds to wait until the sinks reach the cut."""
 UNREADABLE: Final = "unreadable"
 """State in the verdicts of all tables of a sink whose store cannot be read."""
 
@@ -193,7 +193,7 @@ def comparison_at(
 
 
 def whole_range(verdict: TableVerdict, began: datetime, position: Position) -> VerifiedRange:
-    """A verdict over a whole table as a catalog record: a pass with a single range."""
+    """Convert the verdict of a whole table to a catalog record: a pass with a single range."""
     return VerifiedRange(
         sink=verdict.sink,
         topic=verdict.topic,
@@ -221,7 +221,10 @@ def _not_at_cut(record: TableRecord) -> str:
 
 
 def _oid(record: TableRecord) -> int:
-    """The OID of the table now; without a schema the one of its first version, which is the same in the first epoch."""
+    """Return the table's present OID. Without a schema, return the OID of its first version.
+
+    Both are equal in the first epoch.
+    """
     return record.relation & 0xFFFFFFFF if record.schema is None else TableSchema.from_json(record.schema).oid
 
 
