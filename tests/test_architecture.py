@@ -23,8 +23,8 @@ PURE = (
     "cdc.target_names", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.ranges", "pipelines.folding.range_statistics",
     "pipelines.folding.fold", "pipelines.types",
 )  # fmt: skip
-# the policy for text that is not UTF-8 is an enumeration of a definition
-PURE_MAY_ALSO = ("cdc.config.source",)
+# the policy for text that is not UTF-8 is an enumeration of a definition; the compiler of kernels caches them on disk
+PURE_MAY_ALSO = ("cdc.config.source", "cdc.numba_cache")
 INPUT_OUTPUT = {
     "socket",
     "subprocess",
@@ -92,6 +92,7 @@ WIDE = {
     "cdc.cli.log_segments": 14,
     "cdc.cli.tables": 15,
     # contain the order of one procedure, and leave each of its steps to the module that owns it
+    "cdc.demo.sink_steps": 14,
     "cdc.capture.initial_snapshot": 27,
     "cdc.capture.recovery_commands": 19,
     "cdc.capture.startup_checks": 26,
