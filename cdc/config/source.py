@@ -172,7 +172,9 @@ class Snapshot(Model):
     """How existing rows are copied."""
 
     mode: SnapshotMode = SnapshotMode.INITIAL
-    """Which existing rows are copied: `initial`, `when_needed`, `no_data` or `initial_only`."""
+    """Which existing rows are copied. `initial`: all. `when_needed`: all, and again in a new epoch when the source
+    cannot continue the log, for example after a lost slot. `no_data`: none. `initial_only`: all; then the reader
+    ends."""
     parallel: Annotated[Whole, Field(ge=1, le=16)] = 2
     """Number of connections that read chunks at the same time."""
     chunk_rows: Annotated[Whole, Field(ge=1, le=1_000_000)] = 50_000
