@@ -92,7 +92,7 @@ WIDE = {
     "cdc.cli.log_segments": 14,
     "cdc.cli.tables": 15,
     # contain the order of one procedure, and leave each of its steps to the module that owns it
-    "cdc.demo.sink_steps": 14,
+    "cdc.demo.steps": 14,
     "cdc.capture.initial_snapshot": 27,
     "cdc.capture.recovery_commands": 19,
     "cdc.capture.startup_checks": 26,

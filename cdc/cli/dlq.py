@@ -190,7 +190,7 @@ def _shown(text: str | None) -> str | None:
 def _read_parked_rows(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple[Published | None, list[ParkedRow]]:
     """Return the last published cut of a sink, and its parked rows."""
     if sink.type == "search":
-        from cdc.stores.search_index import SearchIndex
+        from cdc.stores.search_index_reader import SearchIndex
 
         index = SearchIndex.open(sink.path)
         return index.published, index.parked()

@@ -15,8 +15,8 @@ from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import LAKE, SEARCH, Freshness, PipelineProbe, PipelineSnapshot
 from cdc.demo.processes import DemoProcesses
 from cdc.demo.shop_workload import Workload, make_shop, write_marker
-from cdc.demo.sink_steps import DeadLetterStep, HistorySinkStep, StepSequence
 from cdc.demo.step_results import DemoReport
+from cdc.demo.steps import DeadLetterStep, HistorySinkStep, StepSequence
 from cdc.demo.terminal import Terminal, cdc_command, display_path, lag_line
 from cdc.demo.time_travel_step import TimeTravelStep
 from cdc.demo.verification_step import compare_log, verify

@@ -16,7 +16,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake import Lake
 from cdc.stores.published_record import Published
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import exact_glob, matches_name
 from pipelines.replaying.log_contents import TableContents, read_contents
 

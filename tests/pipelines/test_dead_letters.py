@@ -18,7 +18,7 @@ from cdc.log.reader import LogReader
 from cdc.snapshot.backfill_requests import BACKFILL
 from cdc.stores.lake import Lake, read_target
 from cdc.stores.published_record import TableRecord
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from pipelines.apply import SinkLoop
 from pipelines.dead_letters.requests import DeadLetterCommands
 from pipelines.range_folder import RangeFolder

@@ -16,7 +16,7 @@ from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import LAKE
 from cdc.demo.processes import DemoProcesses
 from cdc.demo.shop_workload import Workload, make_shop
-from cdc.demo.sink_steps import HISTORY, DeadLetterStep, HistorySinkStep, StepSequence
+from cdc.demo.steps import HISTORY, DeadLetterStep, HistorySinkStep, StepSequence
 from cdc.demo.terminal import Terminal
 from cdc.demo.time_travel_step import TimeTravelStep
 from cdc.demo.workspace import Workspace, free_port

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.catalog import AWAITS_SPARK, Catalog
 from cdc.service.log_status import Compaction, LogState, LogStatus
-from cdc.service.page import sections
+from cdc.service.page import section_values
 from cdc.service.status import PipelineStatus, pipeline_status
 from cdc.service.table_status import TableStatus
 from cdc.snapshot.backfill_requests import BackfillRequest
@@ -31,17 +31,19 @@ def status(catalog: Catalog) -> PipelineStatus:
 
 
 def test_totals_are_of_the_slowest_sink_and_of_all_sinks(status: PipelineStatus) -> None:
-    lag, rate, tables, slot = sections.totals(status, {"source": 1234.0})
+    lag, rate, tables, slot = section_values.totals(status, {"source": 1234.0})
     assert (lag.value, lag.unit, lag.note) == ("0.61", "s", "commit to visible")
     assert (rate.value, tables.value, slot.note) == ("1\u202f234", "5/5", "WAL retained by Postgres")
 
 
 def test_a_stalled_sink_shows_no_outdated_lag(status: PipelineStatus) -> None:
     sink = status.sinks[0]
-    assert sections.sink_edge(sink, {}, {}).instead_of_lag is None
-    assert sections.sink_edge(replace(sink, stalled_seconds=33.0), {}, {}).instead_of_lag == "no new value for 33 s"
+    assert section_values.sink_edge(sink, {}, {}).instead_of_lag is None
+    assert (
+        section_values.sink_edge(replace(sink, stalled_seconds=33.0), {}, {}).instead_of_lag == "no new value for 33 s"
+    )
     waiting = replace(sink, stalled_seconds=33.0, reason=AWAITS_SPARK)
-    assert sections.sink_edge(waiting, {}, {}).instead_of_lag == AWAITS_SPARK
+    assert section_values.sink_edge(waiting, {}, {}).instead_of_lag == AWAITS_SPARK
 
 
 def test_tables_that_need_attention_are_first() -> None:
@@ -49,7 +51,7 @@ def test_tables_that_need_attention_are_first() -> None:
         return TableStatus(sink, topic, state, None, None, None, 0)
 
     tables = [table("", "shop.a", "streaming"), table("lake", "shop.b", "failed"), table("lake", "shop.a", "streaming")]
-    rows = sections.table_rows(tables, ["find", "lake"])
+    rows = section_values.table_rows(tables, ["find", "lake"])
     assert [(row.schema, row.name) for row in rows] == [("shop", "b"), ("shop", "a")]
     assert (rows[0].source, [found and found.state for found in rows[1].sinks]) == (None, [None, "streaming"])
 
@@ -57,19 +59,19 @@ def test_tables_that_need_attention_are_first() -> None:
 def test_a_running_backfill_has_buttons_unless_the_service_is_read_only(catalog: Catalog) -> None:
     copying(catalog, "shop.orders", BackfillRequest(("shop.orders",), sink="lake"), state="snapshotting", rows=1)
     status = pipeline_status(catalog, NAME, datetime.now(UTC))
-    (row,) = sections.backfill_rows(status, "shop.yaml", may_change=True)
+    (row,) = section_values.backfill_rows(status, "shop.yaml", may_change=True)
     pause, cancel = row.actions
     assert row.subject == "backfill of shop.orders, for lake alone"
     assert row.command.endswith("-c shop.yaml")
     assert (pause.path, pause.question) == (f"/api/v1/pipelines/{NAME}/backfills/{row.status.id}/pause", "")
     assert cancel.question.startswith("Cancel backfill")
-    (reading,) = sections.backfill_rows(status, "shop.yaml", may_change=False)
+    (reading,) = section_values.backfill_rows(status, "shop.yaml", may_change=False)
     assert reading.actions == ()
 
 
 def test_the_last_compaction_has_its_age_and_what_it_did() -> None:
     compaction = Compaction(at="2026-01-01T00:00:00+00:00", rows=3, changes=2000, seconds=1.5)
     log = LogStatus(at="2026-01-01T00:02:00+00:00", state=LogState.READ, compaction=compaction)
-    *_, last = sections.log_sizes(log)
+    *_, last = section_values.log_sizes(log)
     assert (last.value, last.unit) == ("2.0", "min ago")
     assert last.note == "2\u202f000 changes read, 3 rows written, in 1.50 s"
