@@ -36,7 +36,7 @@ from cdc.pgoutput.load_kernels import load_kernels
 from cdc.position import Position
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
 from cdc.postgres.source_state import read_source_state
-from cdc.postgres.wal_bound import WalBound
+from cdc.postgres.wal_end_check import WalBound
 from cdc.snapshot.chunk_sender import ReaderLink
 
 FRAMES_WAITING: Final = 16 * 1024 * 1024

@@ -34,7 +34,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     from dataclasses import asdict
     from datetime import UTC, datetime
 
-    from cdc.cli.log_segments import open_log
+    from cdc.cli.log_storage import open_log
     from cdc.service import number_format
     from cdc.service.log_status_reader import log_status
 
@@ -80,7 +80,7 @@ def forget(
 
 
 def _cells(one: ConsumerLine) -> tuple[str, ...]:
-    from cdc.cli.log_segments import lag_text
+    from cdc.cli.log_storage import lag_text
     from cdc.service import number_format
 
     retained = number_format.format_size(one.holds_bytes) if one.holds_bytes else "nothing"

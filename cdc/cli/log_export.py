@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli.log_segments import open_log
+from cdc.cli.log_storage import open_log
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.command_output import emit
 

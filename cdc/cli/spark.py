@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli import log_segments, replay
+from cdc.cli import log_storage, replay
 from cdc.cli.options import ConfigOption
 from cdc.command_output import echo_source
 from cdc.errors import ConfigError
@@ -296,5 +296,5 @@ def _apply() -> None:
 VERBS: Final[dict[str, Callable[..., None]]] = {
     "apply": _apply,
     "replay": replay.replay,
-    "compact": log_segments.compact,
+    "compact": log_storage.compact,
 }

@@ -95,7 +95,7 @@ def _print_status(
 
 
 def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
-    from cdc.cli.log_segments import retention_line
+    from cdc.cli.log_storage import retention_line
     from cdc.service.status import RUNNING
     from cdc.snapshot.backfill_progress import progress_text, tables_text
 

@@ -13,7 +13,7 @@ the rules for plain transactions in commit order, as the spool returns them:
    not below the position that the slot had confirmed: the server skips older transactions.
 
 No other field repeats the WAL end of a keepalive, so it never becomes a position (`cdc/capture/decode_stage.py`).
-`cdc/postgres/wal_bound.py` finds fields that agree but are all too high.
+`cdc/postgres/wal_end_check.py` finds fields that agree but are all too high.
 
 The stream contains the commit LSN of a Stream Commit only once. If it is slightly too low but not below the last
 change, no rule finds it. The log then has the transaction at a wrong position in the right order. When the server sends
