@@ -23,7 +23,7 @@ from cdc.table import TableSchema, TableState
 
 _NOT_READ: Final = {"before": None, "after": None, "partial": False}
 _NOWHERE: Final = SourceBlock("", "", "")
-"""A source block without content, because only Debezium's format prints this block."""
+"""An empty source block; the message format used here does not print it, unlike Debezium's format."""
 
 
 def open_log(root: str | Root, log: LogReader | None = None) -> LogReader:
@@ -48,7 +48,7 @@ def tables_by_topic(log: str | Root) -> dict[str, TableSchema]:
 
 
 def segment_lines(log: LogReader) -> list[SegmentLine]:
-    """Every segment of single changes, oldest first."""
+    """Return every segment of single changes, oldest first."""
     return [segment_line(segment) for segment in SegmentListing(log).segments()]
 
 
@@ -84,9 +84,10 @@ def files_of_run(root: str | Root, log: LogReader, run: int) -> list[FileLine]:
 
 
 def read_transaction(log: LogReader, text: str, most: int) -> Transaction:
-    """Return the transaction at a position, with at most its first `most` rows.
+    """Return the transaction at a position; the `most` argument limits how many of its first rows are listed.
 
-    Raises MalformedPosition, and UnknownName if no transaction is there or its single changes are trimmed.
+    Raises MalformedPosition if the text is no position. Raises UnknownName if the log has no transaction at the
+    position, or has trimmed its single changes.
     """
     position = Position.parse(text)
     if position <= log.oldest:

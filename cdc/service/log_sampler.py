@@ -1,7 +1,7 @@
-"""LogSampler: reads the status of the log in a background thread, while a client asks for it.
+"""LogSampler: reads the status of the log in a background thread, but only while clients request it.
 
 The code that reads the log takes a second and 90 MB to load, so a server without such requests never loads it. A
-storage that does not answer delays nothing else.
+storage that does not answer blocks only the background thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cdc.service.log_status import LogState, LogStatus
 from cdc.service.problem import Problem
 
 SAMPLE_INTERVAL: Final = 5.0
-"""Seconds from the start of one sample to the next, while a client asks."""
+"""Seconds from the start of one sample to the next, while clients request the status."""
 BUCKET_SAMPLE_INTERVAL: Final = 20.0
 """Seconds from the start of one sample to the next for a log in an object store.
 
@@ -48,9 +48,9 @@ class LogSampler:
         *,
         every: float | None = None,
     ) -> None:
-        """`file` is the definition's path as commands name it; `every` is the seconds between two samples.
+        """`file` is the path of the definition in remedies; `every` is the number of seconds between two samples.
 
-        With `every` None the storage of the log determines the interval.
+        If `every` is None, the kind of the log's storage determines the interval.
         """
         self._root, self._clock, self._file = root, clock, file
         default = BUCKET_SAMPLE_INTERVAL if isinstance(root, BucketPath) else SAMPLE_INTERVAL
@@ -63,14 +63,17 @@ class LogSampler:
 
     @property
     def current(self) -> LogStatus | None:
-        """Return the last status; None before the first sample, and if the last is older than MAX_AGE."""
+        """Return the last status; None if there is no sample yet, or if the last one is older than MAX_AGE.
+
+        If the running sample takes longer than ANSWER_TIMEOUT, the returned status reports that.
+        """
         now = time.monotonic()
         if self._thread is not None and now - self._started_at > ANSWER_TIMEOUT:
             return self._not_answering(now - self._started_at)
         return self._status if now - self._read_at <= MAX_AGE else None
 
     def refresh(self) -> LogStatus | None:
-        """Return the last status, and start a sample if the last one began long enough ago."""
+        """Start a sample if one is due and none is running, and return the last status at once."""
         with self._lock:
             if self._thread is None and time.monotonic() - self._started_at >= self._every:
                 self._started_at = time.monotonic()
@@ -79,7 +82,10 @@ class LogSampler:
         return self.current
 
     def wait(self, seconds: float) -> LogStatus | None:
-        """Return the status after the running sample has ended; after a timeout, a status that reports it."""
+        """Start a sample if one is due, wait until the running sample has ended, and return the status.
+
+        If the sample does not end within these seconds, the returned status reports that.
+        """
         self.refresh()
         thread = self._thread
         if thread is not None:

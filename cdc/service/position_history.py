@@ -1,7 +1,7 @@
-"""PositionHistory: records when a growing position had which value, to compute lags from outside a process.
+"""PositionHistory: records the values of a growing position with their times, to compute the lag of a process.
 
-A lag that a process reports about itself stays at its last value when the process hangs. A lag computed here grows as
-long as the process does not pass the position that the log had earlier.
+A lag that a process reports about itself stays at its last value when the process hangs. A lag computed here grows
+until the process passes the position that the log had earlier.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from operator import itemgetter
 from typing import Final
 
 MAX_ENTRIES: Final = 512
-"""Number of entries above which some entries are removed from the history."""
+"""Number of entries above which the history removes some entries."""
 PRECISION: Final = 0.05
-"""Share of an entry's age; of entries that are closer together than this, only one is kept."""
+"""Minimum time between two entries that are kept, as a share of the age of the later one."""
 
 
 class PositionHistory:
@@ -33,7 +33,7 @@ class PositionHistory:
             self._thin_out(at)
 
     def forget(self, upto: int) -> None:
-        """Remove the entries that every reader has passed."""
+        """Remove the entries up to a position that every reader has passed."""
         del self._seen[: bisect_right(self._seen, upto, key=itemgetter(1))]
 
     def _thin_out(self, now: float) -> None:
@@ -44,6 +44,6 @@ class PositionHistory:
         self._seen = kept
 
     def seconds_behind(self, position: int, now: float) -> float:
-        """Return for how many seconds the history has been beyond a position; 0 if it is not."""
+        """Return for how many seconds the recorded position has been beyond this one; 0 if it is not beyond."""
         first = bisect_right(self._seen, position, key=itemgetter(1))
         return max(0.0, now - self._seen[first][0]) if first < len(self._seen) else 0.0

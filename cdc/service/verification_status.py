@@ -1,4 +1,4 @@
-"""Verification status: up to when each table of each sink is known to equal the source."""
+"""Verification status: the time up to which each table of each sink was compared with the source."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class VerifiedStatus:
     sink: str
     topic: str
     verified_through: str | None
-    """Every row was compared with the source as of this time or later; None until all were."""
+    """Every row was compared with the source as it was at this time or later; None until all rows were."""
     position: str | None
     """Lowest position at which a row was compared."""
     equal_at: str | None
-    """When a comparison of all rows last found no difference."""
+    """Time at which a comparison of all rows last found no difference."""
     mismatched: int
-    """Rows that differed when they were last compared."""
+    """Number of rows that differed when they were last compared."""
     rows: int
     ranges: int
-    """Key ranges compared in the newest pass."""
+    """Number of key ranges compared in the newest pass."""
     ended: bool
-    """Whether that pass is complete."""
+    """Whether the newest pass is complete."""
 
 
 def verified_statuses(tables: Iterable[VerifiedTable]) -> tuple[VerifiedStatus, ...]:
-    """The status of every table that was compared at least once."""
+    """Return the verification status of every table that was compared at least once."""
     return tuple(
         VerifiedStatus(
             sink=table.sink,
@@ -56,7 +56,7 @@ def verified_statuses(tables: Iterable[VerifiedTable]) -> tuple[VerifiedStatus, 
 
 
 def mismatch_problems(tables: Iterable[VerifiedStatus]) -> Iterable[Problem]:
-    """A problem for every table that differed and has not been equal since."""
+    """Yield a problem for every table with rows that differed when they were last compared."""
     for table in tables:
         if table.mismatched:
             subject = f"table {table.topic} in {table.sink}"

@@ -1,1 +1,1 @@
-"""The web page: rendered on the server, kept current over server-sent events."""
+"""The web page, which the server renders and updates over server-sent events."""

@@ -1,7 +1,7 @@
-"""The page: one pipeline's status as HTML, first as a whole document and then in sections.
+"""Renders the page of one pipeline's status as HTML: first the whole document, then its sections again and again.
 
-Jinja2 renders the files of `templates/` and escapes every value, so nothing from the catalog reaches the browser as
-markup. Only the server renders sections; the script replaces those whose text changed.
+Jinja2 renders the files of `templates/` and escapes every value, so no value from the catalog becomes markup. Only the
+server renders sections; the browser's script replaces the sections whose HTML changed.
 """
 
 from __future__ import annotations
@@ -25,40 +25,43 @@ SECTIONS: Final = ("headline", "problems", "totals", "flow", "log", "tables", "b
 
 @dataclass(frozen=True, slots=True)
 class PageContext:
-    """What the page shows in addition to the status, constant while the server runs."""
+    """The values that the page shows in addition to the status; they are constant while the server runs."""
 
     source: str
-    """Host and database of Postgres, never a password."""
+    """Host and database of Postgres, without the password."""
     log: str
-    """Root of the log."""
+    """Root path of the log."""
     sink_types: Mapping[str, str]
-    """Sink → its type."""
+    """Type of each sink, by the name of the sink."""
     definition: str
-    """Definition file, as commands name it."""
+    """Path of the definition file in the commands that the page shows."""
     may_change: bool
     """Whether the service accepts requests that change something."""
 
 
 def page(status: PipelineStatus, context: PageContext, history: Mapping[str, Mapping[str, object]]) -> str:
-    """The whole document."""
+    """Return the whole HTML document of the page."""
     return _TEMPLATES.get_template("page.html").render(
         title=status.name, state=status.state, is_locked=False, sections=render(status, context, history)
     )
 
 
 def locked_page() -> str:
-    """The document without any data: its script asks for the token and then loads the sections."""
+    """Return the HTML document without data; its script asks for the token and then loads the sections."""
     empty = dict.fromkeys(SECTIONS, "")
     return _TEMPLATES.get_template("page.html").render(title="cdc", state="locked", is_locked=True, sections=empty)
 
 
 def docs_page() -> str:
-    """The document that shows the API's description, which its script loads, with the token if there is one."""
+    """Return the HTML document that shows the API's description.
+
+    The document's script loads that description, with the token if there is one.
+    """
     return files(__package__).joinpath("static", "docs.html").read_text(encoding="utf-8")
 
 
 def render(status: PipelineStatus, context: PageContext, history: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-    """Section id → its inner HTML; history is RateHistory.to_json()."""
+    """Return the inner HTML of each section, by section id; `history` is the result of RateHistory.to_json()."""
     values = {"status": status, "context": context, "rates": history["rates"], "lags": history["lags"]}
     return {name: _section(name, values) for name in SECTIONS}
 
@@ -69,7 +72,7 @@ def _section(name: str, values: Mapping[str, object]) -> Markup:
 
 
 def _command_in(remedy: str) -> str:
-    """The command that a remedy contains; empty without one."""
+    """Return the command that a remedy contains; "" if it contains none."""
     found = COMMAND.search(remedy)
     return "" if found is None else found[1]
 

@@ -1,6 +1,6 @@
-"""Drawings of the page: the coordinates of the lag curve and of the bar of the log's sizes.
+"""Computes the coordinates of the page's drawings: the lag curves and the bar of the log's sizes.
 
-The server computes them, so that the page needs no library and shows them without JavaScript.
+The server computes them, so the page shows the drawings without a library and without JavaScript.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ CURVE_HEIGHT: Final = 36
 _MARGIN: Final = 3
 """Space above and below the curve, so that its stroke is not clipped."""
 MIN_SCALE_SECONDS: Final = 1.0
-"""Minimum top of the scale: a curve between 10 and 20 ms must look flat."""
+"""Lowest value for the top of the scale; with it a curve between 10 and 20 ms looks flat."""
 BAR_WIDTH: Final = 1000
 MIN_PART_WIDTH: Final = 6.0
-"""Minimum width of a part that is not empty."""
+"""Minimum width of a bar part whose size is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class LagCurve:
-    """A curve of lags in seconds, oldest on the left; without lags there are no points."""
+    """Coordinates of a curve of lags, oldest lag on the left; all coordinates are empty without lags."""
 
     label: str
-    """What the curve shows, for screen readers."""
+    """Text that describes the curve to screen readers."""
     line: str = ""
     """Points of the polyline."""
     area: str = ""
-    """Points of the polygon below it."""
+    """Points of the polygon below the polyline."""
     end: str = ""
     """Coordinates of the newest lag."""
 
@@ -44,7 +44,7 @@ class BarPart:
 
 
 def lag_curve(lags: Sequence[float], label: str) -> LagCurve:
-    """The curve of lags in seconds."""
+    """Return the curve of these lags, which are in seconds."""
     if not lags:
         return LagCurve(f"{label}: no values yet")
     points = _points(lags)
@@ -59,7 +59,7 @@ def lag_curve(lags: Sequence[float], label: str) -> LagCurve:
 
 
 def bar_parts(sizes: Mapping[str, int]) -> list[BarPart]:
-    """The parts of a bar from left to right, by name."""
+    """Return the parts of a bar from left to right, one for each named size."""
     total, left, parts = sum(sizes.values()), 0.0, []
     for name, size in sizes.items():
         width = max(MIN_PART_WIDTH, size / total * BAR_WIDTH) if size else 0.0

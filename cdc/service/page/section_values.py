@@ -1,4 +1,4 @@
-"""Values of the sections of the page: what the templates show, computed from a status."""
+"""Computes the values that the templates of the page show, from the status of a pipeline."""
 
 from __future__ import annotations
 
@@ -44,43 +44,43 @@ TONES: Final[Mapping[str, str]] = {
 }
 """Colour class by state; other states have the class `plain`."""
 TABLES_SHOWN: Final = 500
-"""Number of tables on the page; the API lists all."""
+"""Maximum number of tables on the page; the API lists all tables."""
 ENDED_BACKFILLS_SHOWN: Final = 5
-"""Number of ended backfills on the page; the command and the API list more."""
+"""Maximum number of ended backfills on the page; the command and the API list more."""
 _ACTIONS: Final = {"paused": ("resume", "cancel")}
-"""Actions on a backfill by state; every other pending state has _RUNNING_ACTIONS."""
+"""Actions that a backfill accepts, by its state; in every other pending state it accepts _RUNNING_ACTIONS."""
 _RUNNING_ACTIONS: Final = ("pause", "cancel")
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number with its name and a note."""
+    """One number on the page, with its name, unit and note."""
 
     name: str
     value: str
     unit: str
     note: str
     part: str = ""
-    """Part of the log that the number belongs to, which determines a colour."""
+    """Part of the log that the number describes; the part determines the colour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The flow into the log or into a sink."""
+    """Rate, lag and backlog of the flow from Postgres into the log, or from the log into a sink."""
 
     rate: str
     curve: LagCurve
     lag: tuple[str, str]
-    """Number and unit."""
+    """Present lag as number and unit."""
     instead_of_lag: str | None
-    """Text to show because there is no present lag."""
+    """Text to show in place of the lag; None to show the lag."""
     backlog: tuple[str, str]
-    """Bytes behind, as number and unit."""
+    """Bytes of WAL that the log or the sink is behind, as number and unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """One table at the source and in every sink."""
+    """One table as the page shows it: its status at the source and in every sink."""
 
     schema: str
     name: str
@@ -90,14 +90,14 @@ class TableView:
 
 @dataclass(frozen=True, slots=True)
 class BackfillView:
-    """One backfill with the commands and requests that control it."""
+    """One backfill as the page shows it, with its command and the buttons that control it."""
 
     status: BackfillStatus
     subject: str
-    """What is copied."""
+    """Text that names the kind, the tables and the sink of the backfill."""
     command: str
     reason: str
-    """Why it failed or waits; empty without a reason."""
+    """Why the backfill failed or waits; empty without a reason."""
     actions: tuple[BackfillButton, ...]
 
 
@@ -107,15 +107,15 @@ class BackfillButton:
 
     action: str
     path: str
-    """Path of the request."""
+    """URL path of the request."""
     command: str
-    """Command that does the same."""
+    """The `cdc` command that sends the same action."""
     question: str
-    """Question before the request is sent; empty without one."""
+    """Question that the page asks before it sends the request; empty to send it without a question."""
 
 
 def totals(status: PipelineStatus, rates: Mapping[str, object]) -> list[Figure]:
-    """The numbers at the top of the page."""
+    """Return the numbers at the top of the page."""
     lags = [sink.lag_seconds for sink in status.sinks if sink.lag_seconds is not None]
     lag = number_format.duration_and_unit(max(lags, default=None))
     in_sinks = [table for table in status.tables if table.sink]
@@ -131,7 +131,7 @@ def totals(status: PipelineStatus, rates: Mapping[str, object]) -> list[Figure]:
 
 
 def source_edge(source: SourceStatus, rates: Mapping[str, object], lags: Mapping[str, object]) -> Edge:
-    """The flow from Postgres into the log."""
+    """Return rate, lag and backlog of the flow from Postgres into the log."""
     return Edge(
         rate=number_format.format_rate(_number(rates.get("source"))),
         curve=_curve(lags.get("source"), "lag Postgres to log"),
@@ -142,7 +142,7 @@ def source_edge(source: SourceStatus, rates: Mapping[str, object], lags: Mapping
 
 
 def sink_edge(sink: SinkStatus, rates: Mapping[str, object], lags: Mapping[str, object]) -> Edge:
-    """The flow from the log into a sink."""
+    """Return rate, lag and backlog of the flow from the log into a sink."""
     waits_for_spark = sink.stalled_seconds is not None and sink.reason == AWAITS_SPARK
     return Edge(
         rate=number_format.format_rate(_number(rates.get(f"sink:{sink.name}"))),
@@ -154,7 +154,7 @@ def sink_edge(sink: SinkStatus, rates: Mapping[str, object], lags: Mapping[str, 
 
 
 def table_rows(tables: Iterable[TableStatus], sinks: Sequence[str]) -> list[TableView]:
-    """Every table; tables that need attention are first."""
+    """Return every table as the page shows it; tables that need attention come first."""
     by_topic: dict[str, dict[str, TableStatus]] = {}
     for table in tables:
         by_topic.setdefault(table.topic, {})[table.sink] = table
@@ -163,19 +163,19 @@ def table_rows(tables: Iterable[TableStatus], sinks: Sequence[str]) -> list[Tabl
 
 
 def backfill_rows(status: PipelineStatus, definition: str, *, may_change: bool) -> list[BackfillView]:
-    """Pending backfills and the newest ended ones; definition: the file that commands name."""
+    """Return the pending backfills, then the newest ended ones; `definition` is the file in their commands."""
     pending = [backfill for backfill in status.backfills if backfill.pending]
     ended = [backfill for backfill in status.backfills if not backfill.pending][:ENDED_BACKFILLS_SHOWN]
     return [_backfill_row(status.name, backfill, definition, may_change=may_change) for backfill in (*pending, *ended)]
 
 
 def copy_words(progress: CopyProgress) -> str:
-    """The progress of a copy in words; empty before the first rows."""
+    """Return the progress of a copy in words; empty before the first rows."""
     return progress_text(progress).replace(",", number_format.THIN_SPACE)
 
 
 def log_sizes(log: LogStatus) -> list[Figure]:
-    """The sizes of the parts of the log, and its last compaction."""
+    """Return the sizes of the parts of the log, and its last compaction."""
     changes = f"{_quantity(log.row_count, 'row')} in {_quantity(log.segment_count, 'segment')}"
     rows = sum(run.rows for run in log.runs)
     compacted = f"{_quantity(rows, 'row')} in {_quantity(len(log.runs), 'run')}" if log.runs else "nothing yet"
@@ -189,7 +189,7 @@ def log_sizes(log: LogStatus) -> list[Figure]:
 
 
 def log_positions(log: LogStatus) -> list[Figure]:
-    """The positions of the log in order, oldest first."""
+    """Return the floor, the oldest position, the horizon and the end of the log, in this order."""
     behind = number_format.format_lag(log.horizon_behind_bytes, log.horizon_behind_seconds)
     floor_note = "a sink below must be rebuilt" if log.floor else "every tombstone is kept"
     horizon_note = f"{behind} before the end" if log.horizon else ""
@@ -202,7 +202,7 @@ def log_positions(log: LogStatus) -> list[Figure]:
 
 
 def consumer_lag(line: ConsumerLine) -> str:
-    """How far a consumer is behind the end of the log."""
+    """Return in words how far a consumer is behind the end of the log."""
     if not line.behind_segments:
         return "at the end"
     segments = f", {_quantity(line.behind_segments, 'segment')}" if line.behind_segments > 1 else ""
@@ -210,12 +210,12 @@ def consumer_lag(line: ConsumerLine) -> str:
 
 
 def process_age(seconds: float | None) -> str:
-    """Time since the last report of a process."""
+    """Return in words how long ago a process last reported."""
     return number_format.UNKNOWN if seconds is None else f"{number_format.format_duration(seconds)} ago"
 
 
 def _slot_note(source: SourceStatus) -> str:
-    """What is left until the slot is lost, or why that is unknown."""
+    """Return how much WAL and time are left until the slot is lost, or a note if that is unknown."""
     observed = source.observed
     if observed is not None and not observed.up:
         return "the source does not answer"
@@ -232,7 +232,7 @@ def _curve(lags: object, label: str) -> LagCurve:
 
 
 def _stall(seconds: float | None) -> str | None:
-    """Why there is no present lag: a lag from before a stall is outdated."""
+    """Return the text that replaces the outdated lag during a stall; None without a stall."""
     return None if seconds is None else f"no new value for {number_format.format_age(seconds)}"
 
 
