@@ -1,7 +1,7 @@
 """Machine load: processor time of the pipeline's processes and of the whole machine, from `/proc`.
 
-A lag on a machine that is too small looks like a fault. While processes use nearly all processor time, the lag is not a
-fault, and it is shown with that reason. Without `/proc` the load is unknown.
+On a machine that is too small, a lag looks like a fault. While processes use nearly all processor time, the status
+shows that reason with the lag. Without `/proc` the load is unknown.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 MEASURE_SPAN: Final = 10.0
-"""Seconds over which processor time is measured; a sink merges several batches in that time."""
+"""Seconds over which processor time is measured: long enough for a sink to merge several batches."""
 MIN_SPAN: Final = 2.0
 """Minimum seconds between two samples, because processor time is counted in hundredths of a second."""
 BUSY_SHARE: Final = 0.85
-"""Share of processor time above which the cores count as busy; source and page need the rest."""
+"""Share of processor time from which the cores count as busy; the rest is for Postgres and the page."""
 LAG_THRESHOLD: Final = 1.0
-"""Seconds of lag above which a reason is shown; with two free cores the demo stays below."""
+"""Seconds of lag above which a reason is shown; on two idle cores the lags of the demo stay below."""
 _PROC: Final = Path("/proc")
 _LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
 _PARENT, _USER, _SYSTEM, _STARTED = 1, 11, 12, 19
-"""Fields after the name in `/proc/PID/stat`; times are in clock ticks."""
+"""Indices of fields in `/proc/PID/stat`, counted after the process name; times are in clock ticks."""
 _IDLE: Final = (3, 4)
 """Indices of the idle and iowait fields in the first line of `/proc/stat`."""
 _COUNTED: Final = 8
-"""Number of fields in the first line of `/proc/stat` that do not overlap; later fields are parts of earlier ones."""
+"""Number of time fields in the first line of `/proc/stat` to add up; later fields are parts of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class MachineLoad:
     cores: float
     """Number of cores that this process may use: those of the machine, or the limit of its cgroup."""
     pipeline: float
-    """Cores used by reader, apply with its JVM, and server, as far as they run on this machine."""
+    """Number of cores that reader, apply with its JVM, and server use, if they run on this machine."""
     busy_share: float
-    """Share of the processor time of all cores that any process used, from 0 to 1."""
+    """Share of the processor time of all cores that the machine's processes used, from 0 to 1."""
 
     def reason(self, lag_seconds: float | None) -> str | None:
-        """Return why a lag is long, if the machine is the reason; None for another reason or a short lag."""
+        """Return why the machine makes a lag long; None if the lag is short or the machine is not the reason."""
         if lag_seconds is None or lag_seconds <= LAG_THRESHOLD:
             return None
         usage = f"the pipeline uses {self.pipeline:.1f} of {self.cores:g} cores"
@@ -56,7 +56,7 @@ class MachineLoad:
 
 
 class _Process(NamedTuple):
-    """One process of `/proc`."""
+    """One process as `/proc` lists it."""
 
     pid: int
     parent: int
@@ -65,7 +65,7 @@ class _Process(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """Processor time of all processes at one time."""
+    """Counters of processor time that were read at one time."""
 
     at: float
     ticks: Mapping[tuple[int, int], int]
@@ -75,7 +75,7 @@ class _Sample(NamedTuple):
 
 
 class LoadMeter:
-    """Samples processor time; one thread calls `measure` about once a second."""
+    """Computes the machine's load from samples of processor time; one thread calls `measure` about once a second."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()
@@ -83,10 +83,10 @@ class LoadMeter:
         self._cores = available_cores()
 
     def measure(self, now: float, processes: Mapping[str, int]) -> MachineLoad | None:
-        """Return the load since some seconds ago; None at first, and without `/proc`.
+        """Take a sample, and return the load of the last MEASURE_SPAN seconds; None at first, and without `/proc`.
 
-        `now` is in monotonic seconds. `processes` maps an argument on the command line to a pid. Child processes count
-        with their parents.
+        `now` is in monotonic seconds. `processes` maps the name of each process of the pipeline to its pid; the name
+        must be an argument on the command line of the process. Child processes count with their parents.
         """
         sample = _sample(now, processes)
         if sample is None:
@@ -97,14 +97,14 @@ class LoadMeter:
         first = self._samples[0]
         if now - first.at < MIN_SPAN or sample.total <= first.total:
             return None
-        # all ticks of a process that started in between
+        # a process that started after the first sample counts with all its ticks
         spent = sum(max(0, ticks - first.ticks.get(process, 0)) for process, ticks in sample.ticks.items())
         busy = (sample.busy - first.busy) / (sample.total - first.total)
         return MachineLoad(self._cores, spent / self._per_second / (now - first.at), busy)
 
 
 def available_cores() -> float:
-    """Return the number of cores that this process may use, by its affinity and the limit of its cgroup."""
+    """Return the number of cores that the CPU affinity and the cgroup limit of this process allow."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     with suppress(OSError, ValueError):
         quota, period = _LIMIT.read_text(encoding="ascii").split()
@@ -137,7 +137,7 @@ def _processes() -> Iterable[_Process]:
 
 
 def _ancestry(process: _Process, running: Mapping[int, _Process]) -> Iterable[int]:
-    """Return the pid of a process and those of its ancestors."""
+    """Return the pids of a process and of its ancestors."""
     line = list[int]()
     while process.pid not in line:
         line.append(process.pid)
@@ -148,7 +148,7 @@ def _ancestry(process: _Process, running: Mapping[int, _Process]) -> Iterable[in
 def _command_line_has(pid: int, word: str) -> bool:
     """Return True if the process has the argument on its command line.
 
-    A reported pid may belong to another machine, or be used again by another process.
+    The check is needed because a reported pid may be from another machine, or belong to a different process by now.
     """
     with suppress(OSError):
         return word.encode() in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")

@@ -1,7 +1,7 @@
 """Restart policy: the pauses before a failed process starts again, and the signs that end a pause early.
 
-Both signs mean that an operator acted: the definition changed, or the audit has a newer entry. Every command that
-changes something writes such an entry. The catalog may be a database that does not answer, so a thread reads the audit.
+A pause ends early if an operator acted: the definition changed, or the audit has a newer entry. Every command that
+changes something writes an audit entry. A thread reads the audit, because the catalog's database may not answer.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from cdc.errors import CdcError, ExitCode
 HEALTHY_AFTER: Final = 60.0
 """Seconds for which a process must run so that its earlier failures no longer count."""
 DEADLINE: Final = 20.0
-"""Maximum seconds for a child to finish its batch after SIGTERM; a batch lasts at most 10."""
+"""Maximum seconds for a child to finish its batch after SIGTERM; a batch lasts at most 10 s."""
 ENVIRONMENT_WAIT: Final = 5.0
-"""Seconds before the next start if the environment is wrong, because an operator has to act first."""
+"""Minimum seconds before the next start if the environment is wrong: time for an operator to act."""
 HALTED_WAIT: Final = 300.0
-"""Seconds before the next start of a child that stopped for good; its cause may disappear meanwhile."""
+"""Seconds before the next start of a child that ended with exit status HALTED; the cause may disappear meanwhile."""
 POLL_INTERVAL: Final = 1.0
 """Seconds between two reads of the audit."""
 
@@ -42,9 +42,9 @@ class RestartPolicy:
     halted: float = HALTED_WAIT
 
     def wait(self, failures: int, exit_code: int) -> float:
-        """Return the seconds before the next start.
+        """Return the number of seconds before the next start of a failed child.
 
-        The arguments are the number of failures in a row and the exit status of the last one.
+        `failures` is the number of failures in a row; `exit_code` is the exit status of the last failure.
         """
         if exit_code == ExitCode.HALTED:
             return self.halted
@@ -55,17 +55,17 @@ class RestartPolicy:
 
 
 class Triggers(Protocol):
-    """Signs that an operator acted since a child was started; both methods return at once."""
+    """Signs that an operator acted after a child was started; both methods return at once."""
 
     def definition_digest(self) -> str:
         """Return a digest of the current definition."""
 
     def last_change(self) -> float | None:
-        """Return when a command last changed something, as `time.time()`; None if unknown."""
+        """Return the time at which a command last changed something, as `time.time()`; None if unknown."""
 
 
 class RestartTriggers:
-    """The current definition and the last audit entry of one pipeline."""
+    """Triggers that read the definition file, and the audit of the catalog in a thread."""
 
     def __init__(self, file: Path, url: str) -> None:
         """`file` is the path of the definition, `url` the URL of the catalog."""
@@ -74,7 +74,7 @@ class RestartTriggers:
         self._thread = Thread(target=self._poll_audit, name="restart triggers", daemon=True)
 
     def definition_digest(self) -> str:
-        """Return a digest of the definition; "" if it cannot be read."""
+        """Return a digest of the definition file; "" if the file cannot be read."""
         try:
             return sha256(self._file.read_bytes()).hexdigest()
         except OSError:

@@ -1,17 +1,16 @@
 """Supervisor: runs the processes of a pipeline as children of one process, and restarts them when they fail.
 
-A child that exits is restarted after a pause that grows (0.5 s, doubled, at most 30 s, with jitter). The pauses begin
-again at 0.5 s after a child has run for a minute. Exit status 2 (wrong definition) ends everything, because a restart
-cannot help. After status 3 (wrong environment) the pauses begin at 5 s. After status 5 (stopped for good) a child is
-restarted every five minutes, and at once when an operator acts: the definition or the audit changed, or SIGUSR1
-arrived.
+The supervisor restarts a child that exits after a growing pause: 0.5 s, doubled each time, at most 30 s, with jitter.
+After a child has run for a minute, its pauses begin at 0.5 s again. Exit status 2 (wrong definition) ends the
+supervisor, because a restart cannot help. After status 3 (wrong environment) the pauses are at least 5 s. After status
+5 (stopped for good) the supervisor restarts the child every five minutes, and at once when an operator acts: the
+definition or the audit changed, or SIGUSR1 arrived.
 
-A child with `may_end` is done when it exits with 0 without being asked. When all children are done, the supervisor
-ends.
+A child with `may_end` is done when it exits with status 0. When all children are done, the supervisor ends.
 
-To stop, it sends SIGTERM to the children one after the other in the given order, readers of the log before its writer.
-Each has a deadline, then gets SIGKILL. A second signal kills at once. On Linux the kernel ends the children when the
-supervisor dies, so that `kill -9` leaves none.
+To stop, the supervisor sends SIGTERM to the children in the given order, one after the other: readers of the log before
+its writer. A child that passes its deadline gets SIGKILL. After a second signal all children get SIGKILL at once. On
+Linux the kernel ends the children when the supervisor dies, even after `kill -9`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One process to keep running."""
+    """One process that the supervisor keeps running."""
 
     name: str
     command: tuple[str, ...]
@@ -65,12 +64,12 @@ class _ChildState:
     definition: str = ""
     """Digest of the definition when the child was started."""
     began: float = 0.0
-    """Start time as time.time()."""
+    """Start time of the current process as `time.time()`; `started` is the same in monotonic seconds."""
     reader: Thread | None = field(default=None, repr=False)
 
 
 class Supervisor:
-    """Runs children until a signal, `stop()`, or a failure that no restart can fix."""
+    """Keeps children running until a signal, a call of `stop`, or a failure that no restart can fix."""
 
     def __init__(
         self,
@@ -92,8 +91,8 @@ class Supervisor:
     def run(self) -> int:
         """Start every child and keep it running until the supervisor is stopped.
 
-        Return 0, or 130 if a second signal ended the children at once. Raises ChildFailed when a child exits with
-        status 2. No child runs when this method returns or raises.
+        Return 0, or 130 if a second signal made the children end at once. Raises ChildFailed if a child exits with
+        status 2. No child runs any more when this method returns or raises.
         """
         forced = False
         try:
@@ -108,11 +107,11 @@ class Supervisor:
         self._signals.put(signal.SIGTERM)
 
     def retry(self) -> None:
-        """Restart the children that stopped for good at once; safe from any thread and from a signal handler."""
+        """Restart children that ended with exit status HALTED at once; safe from any thread and signal handler."""
         self._retry.set()
 
     def handle_signals(self) -> None:
-        """Make SIGTERM and SIGINT end `run`, and SIGUSR1 call `retry`; only for the main thread."""
+        """Make SIGTERM and SIGINT end `run`, and SIGUSR1 call `retry`; only the main thread may call this."""
 
         def on_signal(number: int, _: FrameType | None) -> None:
             self._signals.put(number)
@@ -154,7 +153,7 @@ class Supervisor:
             self._handle_exit(child, code, now)
 
     def _has_changed(self, child: _ChildState) -> bool:
-        """Return True if an operator acted after a child that stopped for good was started."""
+        """Return True if the definition or the audit changed after the child was started."""
         if self._triggers is None:
             return False
         newest = self._triggers.last_change()
@@ -227,9 +226,10 @@ class Supervisor:
 
 
 def pipeline_children(config: str, only: Sequence[str] = (), *, copies_only: bool = False) -> list[Child]:
-    """Return the processes of one pipeline in the order in which they are stopped.
+    """Return the child processes of one pipeline in the order in which they are stopped.
 
-    `only` selects processes by name. With `copies_only` the reader exits when everything is copied.
+    `only` selects processes by name; empty selects all. With `copies_only` the reader is not restarted after
+    it exits with status 0.
     """
     python = sys.executable
     every = [
@@ -252,7 +252,7 @@ def _join_output_thread(child: _ChildState) -> None:
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:
-    """Kill the processes of a child's process group that still run."""
+    """Kill all processes in a child's process group that still run."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -1,8 +1,8 @@
-"""Status of each table at the source and in each sink, from the reader's reports and from backfills.
+"""Status of each table at the source and in each sink, from the catalog and from the backfills.
 
-At the source a table goes `queued → snapshotting → catching_up → streaming`: it waits for its copy, it is copied, the
-log still has its copy mark, and it is captured. A sink does not show a table as streaming until all its rows are in the
-log.
+At the source a table passes through four states. `queued`: its copy has not begun. `snapshotting`: its rows are copied.
+`catching_up`: its copy is done, but the log still marks the table as being copied. `streaming`: its changes are
+captured. A sink does not show a table as streaming until all rows of the table are in the log.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _STATES_IN_LOG: Final = {state: state.value for state in TableState} | {
     TableState.LIVE: "streaming",
     TableState.SNAPSHOTTING: "queued",
 }
-"""State to show for each state that the log has for a table.
+"""State to show for a table, by the table's state in the log.
 
-The log is newer than a report with the state `streaming`.
+The log is newer than a report that says `streaming`.
 """
 
 
@@ -38,14 +38,14 @@ class TableStatus:
     position: str | None
     version: int | None
     rows: int
-    """Rows copied at the source, or merged in the sink."""
+    """Number of rows that were copied at the source, or merged into the sink."""
     progress: CopyProgress | None = None
-    """Progress of a running copy or backfill; at the source only."""
+    """Progress of a running copy or backfill of the table; always None for a sink."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableInSink:
-    """One table in one sink."""
+    """The status of one table in one sink."""
 
     sink: str
     state: str
@@ -57,18 +57,18 @@ class TableInSink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLine:
-    """One table."""
+    """The status of one table at the source and in all sinks."""
 
     topic: str
     relation: int | None
     """The log's number of the table; None if the log does not have it."""
     state: str
-    """At the source, as in TableStatus."""
+    """State of the table at the source, as in TableStatus."""
     reason: str | None
     rows: int
-    """Rows copied."""
+    """Number of rows that were copied at the source."""
     progress: CopyProgress | None
-    """Progress of a running copy."""
+    """Progress of a running copy or backfill."""
     sinks: tuple[TableInSink, ...]
 
 
@@ -83,7 +83,10 @@ def table_statuses(tables: Iterable[TableProgress], backfills: Sequence[Backfill
 
 
 def table_lines(statuses: Iterable[TableStatus], known: Mapping[str, TableSchema]) -> list[TableLine]:
-    """Return every table of the log or the catalog, sorted by topic; `known` comes from `tables_by_topic`."""
+    """Return one line for every table of the log or the catalog, sorted by topic.
+
+    `known` contains the tables of the log, as `tables_by_topic` returns them.
+    """
     shown: dict[str, dict[str, TableStatus]] = {topic: {} for topic in known}
     for status in statuses:
         shown.setdefault(status.topic, {})[status.sink] = status
@@ -100,12 +103,12 @@ def _at_source(table: TableProgress, backfills: Sequence[BackfillStatus]) -> Tab
     pending = next(about, None)
     if table.state != SNAPSHOTTING:
         progress = pending.tables.get(table.topic) if pending else None
-        # a reader counts from its start, so it knows only a part of a copy that it continued
+        # a reader counts rows from its own start, so it misses the rows that an earlier reader copied
         whole = [b.tables[table.topic].rows for b in backfills if _is_full_copy(b) and table.topic in b.tables]
         return replace(_table_status(table), rows=max([table.rows, *whole]), progress=progress)
     copy = pending or next((b for b in backfills if _is_full_copy(b) and b.covers(table.topic)), None)
     if copy is None:
-        # a first copy in one transaction has no backfill, only rows
+        # a first copy in one transaction has no backfill, so the number of rows shows whether it runs
         return replace(_table_status(table), state=SNAPSHOTTING if table.rows else "queued")
     progress = copy.tables.get(table.topic)
     return replace(
@@ -133,7 +136,7 @@ def _state(copy: BackfillStatus, progress: CopyProgress | None) -> str:
 
 
 def _failure_reason(copy: BackfillStatus) -> str:
-    """Return why an incomplete table is not being copied, in the form of the reasons of processes."""
+    """Return the reason why the copy of a table ended before it was complete."""
     if copy.error is not None:
         return f"{copy.error['code']} {copy.error['message']} → {copy.error['suggestion']}"
     return f"backfill {copy.id}, which copied the table, ended as {copy.state}"
