@@ -1,7 +1,7 @@
 """Background jobs: replays and verifications that the server runs as child processes.
 
-One job of each kind runs at a time, and the catalog stores its result. A replay that was submitted to a cluster writes
-its status in the same form.
+At most one job of each kind runs at a time. The catalog stores the result of each job. A replay that runs in a cluster
+stores its status in the same form.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from cdc.service.supervisor import die_with_parent, kill_group
 STOP_TIMEOUT: Final = 5.0
 """Maximum seconds for a child process to end when the server stops."""
 SEARCH_DEPTH: Final = 100
-"""Number of the newest replays in which the last replay of a sink is searched."""
+"""Number of the pipeline's newest replays among which the server searches the last replay of a sink."""
 
 log = structlog.get_logger("server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """Fields about the result of a job; the status of every background job has them."""
+    """Base class of the status of background jobs: the fields about the result of a job."""
 
     summary: str | None
-    """Result in one line; None while a local job runs, and the progress while a job in a cluster runs."""
+    """Result in one line. While a job runs, it is None for a local job and the progress for a job in a cluster."""
     result: dict[str, Any] | None
-    """The report that the command prints with --json: position and tables."""
+    """The `result` that the job's command prints with --json."""
     error: dict[str, Any] | None
     posted_at: str
     finished_at: str | None
 
 
 class BackgroundJobs:
-    """The jobs of one kind and pipeline; safe to call from any thread."""
+    """The background jobs of one kind in one pipeline; safe to call from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, kind: str, definition: Path | None) -> None:
-        """`kind` is the kind of the commands in the catalog and the subcommand that the child process runs."""
+        """`kind` is both the kind of the catalog's commands and the subcommand that the child process runs."""
         self._catalog, self._pipeline, self._kind, self._definition = catalog, pipeline, kind, definition
         self._lock = Lock()
         self._stopping = Event()
@@ -58,9 +58,9 @@ class BackgroundJobs:
         self._thread: Thread | None = None
 
     def start(self, payload: Mapping[str, Any], arguments: Sequence[str], actor: str) -> Command:
-        """Start a child process with these arguments after the verb and the definition.
+        """Record a job in the catalog, start its child process with these arguments, and return its command.
 
-        Raises StateConflict while another job runs, or if the server does not know the definition's file.
+        Raises StateConflict if a job of this kind is running, or if the server does not know the definition file.
         """
         if self._definition is None:
             raise StateConflict(
@@ -85,17 +85,17 @@ class BackgroundJobs:
 
     def newest(self, limit: int) -> list[Command]:
         """Return the newest jobs, newest first."""
-        self._unfinished()  # marks jobs whose lease expired as failed
+        self._unfinished()  # marks jobs whose lease has expired as failed
         return self._catalog.commands.ls(self._pipeline, self._kind, limit=limit)
 
     def fail_unfinished(self) -> None:
-        """Mark the jobs as failed that an earlier server process left running."""
+        """Mark jobs that an earlier server process left unfinished as failed."""
         for command in self._unfinished():
             if JOB_LEASE not in command.payload:
                 self._finish(command.id, _failed_outcome("the server stopped while the job ran"))
 
     def stop(self) -> None:
-        """Stop the running job, because the server stops."""
+        """Stop the running job when the server stops."""
         self._stopping.set()
         if (child := self._child) is not None:
             child.terminate()
@@ -106,7 +106,7 @@ class BackgroundJobs:
                 self._thread.join(STOP_TIMEOUT)
 
     def _unfinished(self) -> list[Command]:
-        """Return the unfinished jobs, after marking those whose lease has expired as failed."""
+        """Mark jobs whose lease has expired as failed, and return the other unfinished jobs."""
         pending = self._catalog.commands.pending(self._pipeline, self._kind)
         abandoned = [
             c for c in pending if JOB_LEASE in c.payload and self._catalog.leases.holder(c.payload[JOB_LEASE]) is None
@@ -152,7 +152,7 @@ class BackgroundJobs:
 
 
 def outcome_fields(command: Command) -> dict[str, Any]:
-    """Return the fields of JobOutcome for the job of a command."""
+    """Return the values of JobOutcome's fields for a command."""
     outcome = command.result or {}
     return {
         **{name: outcome.get(name) for name in ("summary", "result", "error")},
@@ -162,7 +162,7 @@ def outcome_fields(command: Command) -> dict[str, Any]:
 
 
 def _envelope(printed: str) -> dict[str, Any] | None:
-    """Return the last line of the output that is a JSON envelope; None if there is no such line."""
+    """Return the last JSON envelope in the output; None if no line is one."""
     for line in reversed(printed.splitlines()):
         with suppress(ValueError):
             found = json.loads(line)
@@ -185,7 +185,7 @@ class ReplayRequest:
     end: str = "latest"
     tables: tuple[str, ...] = ()
     into: str | None = None
-    """Path of the new target; always None over the API."""
+    """Path of the new target, which a request over the API cannot set; None for the sink's own target."""
     dry_run: bool = False
 
 
@@ -211,7 +211,7 @@ class ReplayJobs:
         return replay_status(self.jobs.start(asdict(request), (*_replay_options(request), "--", request.sink), actor))
 
     def last(self, sink: str) -> ReplayStatus | None:
-        """Return the newest replay of a sink, started over the API or submitted to a cluster; None if there is none."""
+        """Return the newest replay of a sink; None if none was started over the API or submitted to a cluster."""
         newest = self.jobs.newest(SEARCH_DEPTH)
         return next((replay_status(c) for c in newest if c.payload["sink"] == sink), None)
 

@@ -1,7 +1,7 @@
 """Maintenance of the log on request: compaction, vacuum, and a check of its newest files.
 
-Commands and API call this module. Only the apply process compacts, and only the reader drops segments. This module
-therefore sends requests to these processes.
+Commands and API call this module. While an apply process runs, only that process compacts; only the reader drops
+segments. This module therefore sends requests to these processes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _POLL_INTERVAL: Final = 0.2
 
 
 def request_compaction(catalog: Catalog, pipeline: str, *, everything: bool) -> int | None:
-    """Store a command for the running apply process in the catalog, and return its id.
+    """Ask the running apply process to compact the log, and return the id of the command in the catalog.
 
-    Return None if no apply process runs, so that the caller may compact.
+    Return None if no apply process is running; then the caller may compact the log itself.
     """
     if not _is_apply_running(catalog, pipeline):
         return None
@@ -39,9 +39,9 @@ def request_compaction(catalog: Catalog, pipeline: str, *, everything: bool) -> 
 
 
 def wait_for_compaction(catalog: Catalog, pipeline: str, command: int) -> Command | None:
-    """Wait until the command is finished, and return it.
+    """Wait until the apply process has finished a compaction command, and return the command.
 
-    If the apply process has ended, withdraw the command and return None.
+    If the apply process ends earlier, mark the command as abandoned and return None.
     """
     never = Event()
     while True:
@@ -55,9 +55,9 @@ def wait_for_compaction(catalog: Catalog, pipeline: str, command: int) -> Comman
 
 
 def vacuum_log(definition: Definition, *, dry_run: bool) -> VacuumReport:
-    """Delete removed files whose grace is over and orphan files, and ask the reader to drop segments.
+    """Delete orphan files and removed files whose grace is over, and ask the reader to drop segments.
 
-    A dry run changes nothing.
+    A dry run changes nothing and reports what would be deleted.
     """
     root, retention = definition.log.root, retention_of(definition)
     trim = plan_trim(root, retention)
@@ -75,9 +75,9 @@ def vacuum_log(definition: Definition, *, dry_run: bool) -> VacuumReport:
 
 
 def check_log(definition: Definition, most: int) -> LogCheck:
-    """Check all commits, the presence and size of all files, and the rows of the newest files up to `most` bytes.
+    """Check all commits, the presence and size of all files, and the rows of the newest files.
 
-    Changes nothing. Raises LogError if there is no log.
+    `most` limits the bytes of the files whose rows are read. Raises LogError if there is no log.
     """
     report = verify(definition.log.root, AuditScope(most=most, grace=definition.log.retain.grace))
     fields = report.to_json()

@@ -17,11 +17,11 @@ from cdc.service.problem import Problem
 class LogState(StrEnum):
     """Whether the log could be read."""
 
-    #: The log was read; `problems` names parts that could not be.
+    #: The log was read; `problems` names the parts that could not be read.
     READ = "read"
     #: There is no log, as before the first copy.
     ABSENT = "absent"
-    #: The log cannot be read, or not in time.
+    #: The log cannot be read, or its storage does not answer in time.
     UNREADABLE = "unreadable"
 
 
@@ -36,9 +36,9 @@ class SegmentLine:
     first: str
     last: str
     began_at: str | None
-    """Commit time of its first transaction."""
+    """Commit time of the segment's first transaction."""
     ended_at: str | None
-    """Commit time of its last transaction so far."""
+    """Commit time of the segment's last transaction so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,10 @@ class Transaction:
 
     position: str
     rows: int
-    """Number of rows of the whole transaction."""
+    """Number of all rows of the transaction."""
     changes: list[dict[str, Any]]
-    """Its first rows as `cdc log inspect POSITION --json` prints them, without before, after, payload and unchanged."""
+    """First rows of the transaction as `cdc log inspect POSITION --json` prints them, without before, after, payload
+    and unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +80,11 @@ class Compaction:
 
     at: str
     rows: int
-    """Rows that it wrote."""
+    """Number of rows that the compaction wrote."""
     changes: int | None = None
-    """Changes that it read; known only if the running apply process did it."""
+    """Number of changes that the compaction read; known only if the running apply process did it."""
     seconds: float | None = None
-    """Duration; known only if the running apply process did it."""
+    """Duration of the compaction; known only if the running apply process did it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,19 +95,19 @@ class ConsumerLine:
     uuid: str
     position: str
     pinned: int | None
-    """Version of the compacted table from which it is being filled."""
+    """Version of the compacted table from which the consumer is being filled; null otherwise."""
     behind_bytes: int | None
-    """Bytes of WAL to the end of the log; null across epochs."""
+    """Bytes of WAL from the consumer's position to the end of the log; null if their epochs differ."""
     behind_seconds: float | None
-    """Time from the last change that it has read to the last one in the log."""
+    """Seconds between the commits of the last change that the consumer has read and of the last change in the log."""
     behind_segments: int
-    """Segments that it has not read completely."""
+    """Number of segments that the consumer has not read completely."""
     holds_bytes: int
     """Bytes of compacted segments that are kept only for this consumer."""
     seen_at: str
-    """Time of its last heartbeat."""
+    """Time of the consumer's last report."""
     seen_seconds: float
-    """Seconds since its last heartbeat."""
+    """Seconds since the consumer's last report."""
     state: str
     """running | silent (no recent heartbeat) | late (changes after its position are trimmed)."""
 
@@ -121,7 +122,7 @@ class LogStatus:
     """Durable position: the end of the log."""
     segment_count: int = 0
     file_count: int = 0
-    """Files of single changes; row_count counts their rows."""
+    """Number of files of single changes; `row_count` is the number of rows in them."""
     row_count: int = 0
     oldest_segment: SegmentLine | None = None
     newest_segment: SegmentLine | None = None
@@ -130,7 +131,7 @@ class LogStatus:
     horizon_behind_bytes: int | None = None
     """Bytes of WAL from the horizon to the end of the log."""
     horizon_behind_seconds: float | None = None
-    """Time between the changes at the horizon and at the end of the log."""
+    """Seconds between the commits at the horizon and at the end of the log."""
     floor: str | None = None
     """Position up to which tombstones are removed; a sink below it must be rebuilt."""
     oldest: str | None = None
@@ -147,7 +148,7 @@ class LogStatus:
 
     @property
     def slowest(self) -> ConsumerLine | None:
-        """The consumer that is furthest behind."""
+        """Return the consumer that is furthest behind; None without consumers."""
         return min(self.consumers, key=lambda line: Position.parse(line.position), default=None)
 
 
@@ -157,7 +158,7 @@ class Trimmable:
 
     segments: tuple[int, ...]
     oldest: str
-    """Position up to which single changes are dropped with them."""
+    """Position up to which single changes are dropped with these segments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +167,9 @@ class VacuumReport:
 
     dry_run: bool
     trim: Trimmable | None
-    """Segments that the reader was asked to drop, or would be; only the reader may do that."""
+    """Segments that the reader was asked to drop, or would be asked in a dry run; only the reader drops segments."""
     files: int
-    """Removed files whose grace is over, now deleted."""
+    """Number of files that were deleted, or would be in a dry run: removed files after their grace, orphan files."""
     bytes: int
     leaving_bytes: int
     """Bytes of removed files that are still on disk for readers of older versions."""
@@ -182,12 +183,12 @@ class FindingLine:
     """missing | size | unreadable | contents | order | duplicate | hole | range | version | commit | misfit | source |
     foreign | unchecked."""
     harmless: bool
-    """Whether every read returns correct rows all the same."""
+    """Whether reads of the log return correct rows in spite of the problem."""
     file: str | None
-    """Path in the log; None if it concerns more than one file."""
+    """Path of the file in the log; None if the problem concerns more than one file."""
     message: str
     first: str | None
-    """First position that it concerns, as `last` is the last one; None if it concerns none."""
+    """First position that the problem concerns, up to `last`; None if it concerns no position."""
     last: str | None
     tables: list[str]
     remedy: str | None
@@ -198,9 +199,9 @@ class LogCheck:
     """What was checked, and the findings."""
 
     sound: bool
-    """Whether no finding can make a read wrong."""
+    """True if no finding can make a read of the log return wrong rows."""
     complete: bool
-    """Whether every file was read, not only the newest."""
+    """True if the rows of every file were read, not only those of the newest files."""
     summary: str
     files: int
     read: int
@@ -212,5 +213,5 @@ class LogCheck:
 
 
 def wal_between(after: Position, upto: Position) -> int | None:
-    """Bytes of WAL from one position to a later one; None across epochs, whose LSNs are not comparable."""
+    """Return the bytes of WAL from one position to a later one; None if their epochs differ."""
     return max(0, upto - after) if after.epoch == upto.epoch else None

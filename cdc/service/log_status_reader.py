@@ -34,22 +34,22 @@ _Found = TypeVar("_Found")
 
 
 def log_status(root: str | Root, log: LogReader, now: datetime, file: str = "FILE") -> LogStatus:
-    """The status of the log under root, read through `log`; file is the definition as commands name it.
+    """Return the status of the log under `root`, read through `log`; remedies name the definition `file`.
 
-    A part that cannot be read becomes a problem; the other parts are still reported.
+    A part that cannot be read becomes a problem; the status still contains the other parts.
     """
     return _LogStatusBuilder(root, log, now, file).status()
 
 
 def consumer_lines(root: str | Root, now: datetime) -> tuple[ConsumerLine, ...]:
-    """Return every consumer of the log under `root` whose file can be read, sorted by name."""
+    """Return the consumers of the log under `root`, sorted by name; consumers with an unreadable file are left out."""
     return _LogStatusBuilder(root, open_log(root), now, "FILE").status().consumers
 
 
 def find_consumer(root: str | Root, name: str) -> Consumer:
-    """Return the consumer with that name or UUID. Raises ConfigError unless exactly one matches.
+    """Return the consumer with this name or UUID. Raises ConfigError unless exactly one consumer matches.
 
-    A consumer whose file cannot be read matches only by its UUID, and its position counts as 0.
+    A consumer whose file cannot be read matches only by its UUID, and is returned with position 0.
     """
     known, broken = consumers.list_readable_consumers(root)
     known += [Consumer(uuid, uuid, Position(0)) for uuid in broken]
@@ -66,7 +66,7 @@ def find_consumer(root: str | Root, name: str) -> Consumer:
 
 
 def seconds_since_seen(consumer: Consumer, now: datetime) -> float:
-    """Return the seconds since the consumer's last report."""
+    """Return the number of seconds since the last report of a consumer."""
     return max(0.0, now.timestamp() - consumer.seen_at / 1e6)
 
 

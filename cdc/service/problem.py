@@ -1,4 +1,4 @@
-"""Problem: something that needs an operator, as commands, page and API show it."""
+"""Problem: a condition that needs an operator, as commands, page and API show it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Problem:
 def problem_from_reason(subject: str, reason: str, otherwise: str) -> Problem:
     """Return the problem that a reported reason describes: `CDC-3001 message → remedy`, or free text.
 
-    `otherwise` is the remedy for a reason that contains neither a remedy nor a code.
+    `otherwise` is the remedy for a reason without a remedy and without a known code.
     """
     match = _REASON.fullmatch(reason)
     if match is None:

@@ -1,7 +1,7 @@
-"""SourceObservation: the state of the slot as the server process saw it, and the risk of losing the slot.
+"""SourceObservation: the state of the slot at one time, as the server process saw it, and the risk of losing the slot.
 
-An observation is of one time. Its ages are computed when it is shown. If the source does not answer, the observation
-has no values at all, never the last ones.
+The ages in an observation are computed when it is shown. If the source does not answer, the observation has no values,
+not even earlier ones.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from cdc.service import number_format
 from cdc.service.problem import Problem
 
 STALLED_AFTER: Final = 60.0
-"""Seconds without a confirmation after which a reader counts as stalled while Postgres writes WAL."""
+"""Seconds without a confirmation after which the reader counts as stalled, while Postgres writes WAL."""
 SHORT_TIME: Final = 3600.0
-"""Seconds that an operator needs to act; a stalled slot with less time left is at risk."""
+"""Seconds that an operator needs to act; a stalled slot is at risk if it has less time left."""
 LOST: Final = frozenset({"lost"})
 """Values of `wal_status` for a slot from which streaming is impossible."""
 LOST_AT_CHECKPOINT: Final = frozenset({"unreserved"})
@@ -41,45 +41,45 @@ class SourceObservation:
     wal_end: int | None = None
     """LSN at which the WAL of Postgres ends."""
     confirmed: int | None = None
-    """LSN that the reader has confirmed."""
+    """LSN up to which the reader has confirmed the WAL."""
     retained_bytes: int | None = None
     safe_bytes: int | None = None
-    """Bytes of WAL until the slot is lost; None without max_slot_wal_keep_size."""
+    """Bytes of WAL that Postgres can still write before the slot is lost; None without max_slot_wal_keep_size."""
     wal_bytes_per_second: float | None = None
     """Current rate at which Postgres writes WAL."""
     feedback_age_seconds: float | None = None
     """Seconds since the walsender received a status update, or since the last client disconnected."""
     unconfirmed_seconds: float | None = None
-    """Seconds for which there has been WAL that the reader has not confirmed."""
+    """Age in seconds of the oldest WAL that the reader has not confirmed; 0 if all is confirmed."""
 
     @property
     def unconfirmed_bytes(self) -> int | None:
-        """Bytes of WAL that the reader has not confirmed."""
+        """Return the number of bytes of WAL that the reader has not confirmed."""
         return None if self.wal_end is None or self.confirmed is None else max(0, self.wal_end - self.confirmed)
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the slot is lost, if nothing is confirmed and the rate of WAL stays as it is."""
+        """Return the seconds until the slot is lost if the reader confirms nothing and the WAL rate does not change."""
         if self.safe_bytes is None or not self.wal_bytes_per_second:
             return None
         return max(0.0, self.safe_bytes / self.wal_bytes_per_second)
 
     @property
     def is_at_risk(self) -> bool:
-        """True if the slot uses more than half its limit, or is stalled with little time left."""
+        """Return True if the slot is lost, retains more than half its limit, or is stalled with little time left."""
         if self.wal_status in LOST | LOST_AT_CHECKPOINT:
             return True
         if self.safe_bytes is None or self.retained_bytes is None:
             return False
         left = self.seconds_left
-        # an observer that has just started can detect a hung reader only by its last status update
+        # a server that has just started can detect a hung reader only by the age of the last status update
         silent = max(self.unconfirmed_seconds or 0.0, self.feedback_age_seconds or 0.0)
         stalled = self.slot_active is False or silent > STALLED_AFTER
         return self.safe_bytes < self.retained_bytes or (stalled and left is not None and left < SHORT_TIME)
 
     @property
     def forecast(self) -> str | None:
-        """One sentence about the retained WAL and what is left; None without a slot."""
+        """Return a sentence about the retained WAL and the WAL left until the slot is lost; None without a slot."""
         if self.retained_bytes is None:
             return None
         kept = f"the server retains {number_format.format_size(self.retained_bytes)} of WAL for slot {self.slot!r}"
@@ -96,19 +96,19 @@ class SourceObservation:
 
     @property
     def remedy(self) -> str:
-        """What an operator must do to keep the slot, or after its loss."""
+        """Return what an operator must do to keep the slot, or to recover from its loss."""
         if self.wal_status in LOST:
             return SlotInvalidated.remedy
         return f"start the reader, or read in its log why it does not advance; to gain time, run {self.sql}"
 
     @property
     def sql(self) -> str:
-        """SQL that doubles the limit in use."""
+        """Return the SQL statement that doubles max_slot_wal_keep_size."""
         used = (self.retained_bytes or 0) + (self.safe_bytes or 0)
         return RAISE_LIMIT.format(megabytes=max(1, 2 * used // (1 << 20)))
 
     def problems(self) -> tuple[Problem, ...]:
-        """The problem of the slot if it is at risk or lost; otherwise empty."""
+        """Return the problem of a slot that is at risk or lost; an empty tuple otherwise."""
         if not self.is_at_risk or self.forecast is None:
             return ()
         code = SlotInvalidated.code if self.wal_status in LOST else None

@@ -1,7 +1,7 @@
 """SourceSampler: queries the source for the state of the slot every few seconds, in a background thread.
 
-The server process uses its own ordinary connection, because the reader's reports stop exactly when they matter. The
-Postgres client is loaded with the first query.
+The server process uses a SQL connection of its own, because a reader that hangs reports nothing about its slot. The
+Postgres client is imported with the first query.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ SAMPLE_INTERVAL: Final = 3.0
 ANSWER_TIMEOUT: Final = 3.0
 """Maximum seconds for a query; queries of the system catalogs of Postgres take milliseconds."""
 SILENT_AFTER: Final = 6.0
-"""Seconds after which an open query counts as unanswered; to connect may take longer than a query."""
+"""Seconds after which an open query counts as unanswered; includes the time for a new connection."""
 MAX_AGE: Final = 15.0
-"""Maximum age in seconds of an answer that is shown; a loaded machine may query late."""
+"""Maximum age in seconds of an answer that is shown; above SAMPLE_INTERVAL, because a loaded machine queries late."""
 RATE_SPAN: Final = 60.0
 """Seconds over which the WAL rate is computed.
 
-A rate over a shorter time jumps with every checkpoint; over a longer time it hides a rise.
+Over a shorter time the rate jumps with every checkpoint; over a longer time it hides a rise.
 """
 MIN_RATE_SPAN: Final = 0.5
 """Minimum seconds between the two samples from which a rate is computed."""
 MEASURE_SECONDS: Final = 1.0
-"""Seconds between the two samples that a command takes, because it has no earlier ones."""
+"""Seconds between the two samples from which a command computes the WAL rate."""
 _STOP_TIMEOUT: Final = 2.0
 """Maximum seconds to wait for an open query when the server process stops."""
 
 
 class SourceSampler:
-    """The latest observation of one slot; safe to call from any thread."""
+    """Keeps the latest observation of one slot; safe to call from any thread."""
 
     def __init__(
         self, definition: Definition, clock: Callable[[], float] = time.monotonic, *, every: float = SAMPLE_INTERVAL
@@ -60,10 +60,7 @@ class SourceSampler:
         self._heard_at: float | None = None
 
     def refresh(self) -> SourceObservation | None:
-        """Return the last observation with its current ages, and start a query if one is due.
-
-        The call returns at once. The result is None before the first answer.
-        """
+        """Start a query if one is due, and return the last observation at once; None before the first answer."""
         with self._lock:
             if self._thread is None and self._clock() - self._started_at >= self._every:
                 self._started_at = self._clock()
@@ -73,7 +70,10 @@ class SourceSampler:
 
     @property
     def current(self) -> SourceObservation | None:
-        """Return the last observation without starting a query; None before the first answer."""
+        """Return the last observation without starting a query; None before the first answer.
+
+        An observation that is too old is replaced by one that reports an error.
+        """
         now = self._clock()
         if self._thread is not None and now - self._started_at > SILENT_AFTER:
             return self._without(f"the source has not answered for {now - self._started_at:.0f} s")
@@ -85,7 +85,10 @@ class SourceSampler:
         return _aged(observed, age)
 
     def wait(self, seconds: float) -> SourceObservation:
-        """Return the observation once the query is answered, or one that reports a timeout."""
+        """Start a query if one is due, wait for its answer, and return the observation.
+
+        Without an answer in these seconds, return the last observation, or one that reports the timeout.
+        """
         self.refresh()
         thread = self._thread
         if thread is not None:
@@ -93,9 +96,9 @@ class SourceSampler:
         return self.current or self._without(f"the source has not answered for {seconds:.0f} s")
 
     def wait_for_rate(self, seconds: float) -> SourceObservation:
-        """Return the observation for a command, after a second one if the slot can be lost.
+        """Return an observation with the WAL rate if the slot can be lost, for a command.
 
-        Two observations some time apart are necessary to compute the WAL rate.
+        The rate needs two observations, so the method waits MEASURE_SECONDS between them.
         """
         first = self.wait(seconds)
         if first.safe_bytes is None:
@@ -105,7 +108,7 @@ class SourceSampler:
         return self.wait(seconds)
 
     def stop(self) -> None:
-        """Wait a moment for an open query, and disconnect."""
+        """Wait briefly for an open query, and disconnect."""
         thread = self._thread
         if thread is not None:
             thread.join(_STOP_TIMEOUT)
@@ -132,7 +135,7 @@ class SourceSampler:
             return self._without(f"{error.code} {error.message}")
 
     def _disconnect(self) -> None:
-        """Close the connection and forget its samples, because a gap would make rates and ages wrong."""
+        """Close the connection and clear the WAL samples, because a gap between samples makes rates wrong."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -169,16 +172,16 @@ class SourceSampler:
         return (wal_end - first) / (now - since) if now - since >= MIN_RATE_SPAN else None
 
     def _feedback_age(self, now: float, use: Any) -> float | None:
-        """Return the age of the last status update by the clock of this process.
+        """Return the seconds since the reader's last status update, by the clock of this process.
 
-        The clocks of the reader's machine and of Postgres may differ.
+        The clock of the reader's machine may differ from the clock of Postgres.
         """
         if use.slot is None:
             self._reply = self._heard_at = None
             return None
         if use.reply_at is not None and use.reply_at != self._reply:
             arrived_at = now - (use.reply_age or 0.0)
-            # it arrived after the previous answer, if there was one
+            # a new status update arrived after the previous answer, if there was one
             self._heard_at = min(now, arrived_at if self._reply is None else max(arrived_at, self._observed_at))
             self._reply = use.reply_at
         elif use.reply_at is None and use.inactive_seconds is not None:
@@ -190,7 +193,7 @@ class SourceSampler:
 
 
 def _aged(observed: SourceObservation, seconds: float) -> SourceObservation:
-    """Return the observation with all ages increased by these seconds."""
+    """Return the observation with its ages increased by these seconds."""
     feedback, unconfirmed = observed.feedback_age_seconds, observed.unconfirmed_seconds
     return replace(
         observed,

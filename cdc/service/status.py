@@ -61,10 +61,10 @@ class ProcessStatus:
     process: str
     pid: int | None
     state: str
-    """The last reported state; `stale` if the report is too old, `missing` if there is none. `copied` is a reader that
-    ran for the copy only and has ended."""
+    """The last reported state; `stale` if the report is too old, `missing` if there is none. `copied` is the
+    state of a reader that ran only for the copies and has ended."""
     age_seconds: float | None
-    """Since its last report."""
+    """Seconds since the last report of the process."""
     error: Mapping[str, Any] | None
 
 
@@ -76,7 +76,7 @@ class SourceStatus:
     lag_seconds: float | None
     lag_bytes: float | None
     rows: float
-    """Log rows since the reader started."""
+    """Number of rows that the reader has written to the log since it started."""
     slot_retained_bytes: float | None
     observed: SourceObservation | None = None
     """What the server process observed at the source; null before its first query."""
@@ -85,9 +85,9 @@ class SourceStatus:
     slot_forecast: str | None = None
     """Retained WAL of the slot and what is left, as a sentence."""
     activity: str | None = None
-    """What the reader does before it reads; null while it reads."""
+    """Text that says that the reader compiles its decoder; null otherwise."""
     stalled_seconds: float | None = None
-    """Seconds for which nothing was confirmed although there is WAL; null otherwise. The lag is outdated then."""
+    """Seconds for which the reader has confirmed nothing although there is WAL; null if it is not stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +97,16 @@ class SinkStatus:
     name: str
     state: str
     reason: str | None
-    """Why it does not continue, or why it is slow."""
+    """Why the sink does not continue, or why it is slow."""
     position: str | None
     committed_at: str | None
     """Commit time of the last transaction in the sink, ISO 8601 UTC."""
     lag_seconds: float | None
     lag_bytes: float | None
     rows: float
-    """Folded rows merged since apply started."""
+    """Number of folded rows that apply has merged into the sink since apply started."""
     stalled_seconds: float | None = None
-    """Seconds for which it published nothing although the log has more; null otherwise. Its lag is outdated then."""
+    """Seconds for which the log has had changes that the sink has not published; null if it is not stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,31 +123,31 @@ class PipelineStatus:
     tables: tuple[TableStatus, ...]
     problems: tuple[Problem, ...] = field(default=())
     backfills: tuple[BackfillStatus, ...] = field(default=())
-    """Running or recently ended, newest first."""
+    """Pending and recently ended backfills, newest first."""
     log: LogStatus | None = None
     """The last status of the log; null before the first sample."""
     verified: tuple[VerifiedStatus, ...] = field(default=())
-    """Tables of sinks that were compared with the source at least once."""
+    """Verification result of each table in a sink that was compared with the source at least once."""
     load: MachineLoad | None = None
-    """Processor time of the pipeline's processes; null where it is unknown."""
+    """Processor time that the pipeline's processes use; null if it is unknown."""
 
     @property
     def lag_reason(self) -> str | None:
-        """Why the slowest sink is late, if this machine is the reason."""
+        """Return why the slowest sink is late; None if this machine is not the reason."""
         lags = [sink.lag_seconds for sink in self.sinks if sink.lag_seconds is not None]
         return None if self.load is None else self.load.reason(max(lags, default=None))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for the API, the page and `cdc status --json`."""
+        """Return plain values for the API, the page and `cdc status --json`."""
         return asdict(self)
 
 
 def pipeline_status(
     catalog: Catalog, name: str, now: datetime, log: LogStatus | None = None, *, file: str | None = None
 ) -> PipelineStatus:
-    """The status of one pipeline; raises CatalogUnavailable.
+    """Return the status of one pipeline. Raises CatalogUnavailable.
 
-    log: the last status of its log. file: its definition, for commands in remedies.
+    `log` is the last status of the pipeline's log; `file` is the definition in the commands of remedies.
     """
     reports = {report.process: report for report in catalog.processes.ls(name)}
     processes = tuple(
@@ -183,7 +183,7 @@ def pipeline_status(
 
 
 class ReportedMetrics:
-    """Metrics of one process, from its report: `[[name, [label…], value]…]`."""
+    """The metrics that one process reported as `[[name, [label…], value]…]`."""
 
     def __init__(self, reported: Iterable[Any]) -> None:
         # not converted: a float cannot represent a position with its epoch exactly
@@ -192,7 +192,7 @@ class ReportedMetrics:
         }
 
     def get(self, metric: Metric, *labels: str) -> float | None:
-        """Return the value with these labels, without the pipeline's label; None if it was not reported."""
+        """Return the value of a metric; None if it was not reported. The labels do not include the pipeline's name."""
         for (name, found), value in self._values.items():
             if name == metric.name and found[1:] == labels:
                 return value
@@ -200,7 +200,7 @@ class ReportedMetrics:
 
 
 def report_age(reported_at: datetime, now: datetime) -> float:
-    """Return the seconds since a report. A catalog without time zones stores UTC."""
+    """Return the seconds since a report; a time without a time zone counts as UTC."""
     if reported_at.tzinfo is None:
         reported_at = reported_at.replace(tzinfo=UTC)
     return max(0.0, (now - reported_at).total_seconds())
@@ -230,9 +230,10 @@ def _source(reported: ReportedMetrics, silence: float) -> SourceStatus:
 def with_source(
     status: PipelineStatus, observed: SourceObservation | None, heartbeat: float, *, file: str | None = None
 ) -> PipelineStatus:
-    """The status with the server's own observation of the source, which is correct even if the reader hangs.
+    """Return the status with the server's own observation of the source, which is correct even if the reader hangs.
 
-    heartbeat: seconds between two heartbeats, for which a healthy reader confirms nothing; 0: no heartbeats.
+    `heartbeat` is the number of seconds between two heartbeats, or 0 without heartbeats. A healthy reader of an idle
+    source confirms nothing between two heartbeats.
     """
     if observed is None:
         return status
@@ -257,9 +258,10 @@ def with_source(
 
 
 def with_delays(status: PipelineStatus, durable: PositionHistory, now: float) -> PipelineStatus:
-    """The status with the lag of each sink at least as long as the log has had changes that it does not show.
+    """Return the status with lags that grow while a sink does not progress.
 
-    An apply process that hangs but still reports repeats the lag of its last batch.
+    The lag of a sink becomes at least the time for which the log has had changes that the sink does not show. The
+    reported lag is not enough: an apply process that hangs but still reports repeats the lag of its last batch.
     """
     sinks = tuple(_delayed(sink, durable, now) for sink in status.sinks)
     return replace(status, sinks=sinks)
@@ -269,14 +271,17 @@ def _delayed(sink: SinkStatus, durable: PositionHistory, now: float) -> SinkStat
     if sink.position is None or sink.lag_seconds is None:
         return sink
     behind = durable.seconds_behind(int(Position.parse(sink.position)), now)
-    # below that the report is more exact: positions are sampled once a second
+    # a shorter lag is reported more exactly, because positions are sampled only once a second
     if behind <= REPORT_MAX_AGE:
         return sink
     return replace(sink, lag_seconds=max(sink.lag_seconds, behind), stalled_seconds=behind)
 
 
 def _log(log: LogStatus, source: SourceStatus, applied: ReportedMetrics) -> LogStatus:
-    """The log status with what apply reported about its last compaction; no problem before the first copy."""
+    """Return the log's status with the figures that apply reported about its last compaction.
+
+    Before the first copy a missing log is not a problem.
+    """
     if log.state is LogState.ABSENT and source.position is None:
         return replace(log, problems=())
     last = log.compaction
