@@ -1,10 +1,12 @@
-"""Access control: which requests the API and the page answer, and which of them may change something.
+"""Access control: the requests that API and page answer, and those of them that may change something.
 
-With a token in the definition every request must carry it, except for the three paths of probes and Prometheus and the
-static files. The token's file is read for every request and for every event of a stream, so a removed or changed token
-closes the streams that it opened. Without a token the service is for this machine only: it listens on a loopback
-address (`ServiceUnprotected` otherwise), and the Host header must be one, because another site may point its own name
-here. For a change the Origin must not be another site and the body must be JSON, which no form of another site can
+If the definition has a token, every request must contain it. Exceptions are the paths of probes and Prometheus, the two
+pages without data, and their static files. The token's file is read for every request and for every event of a stream,
+so a removed or changed token closes the streams that it opened.
+
+Without a token only this machine can use the service: it listens on a loopback address (`ServiceUnprotected`
+otherwise). The Host header must name a loopback address, because another site may point its own name here. A request
+for a change must not have the Origin of another site. Its body must be JSON, which no HTML form of another site can
 send.
 """
 
@@ -24,9 +26,9 @@ from cdc.errors import CdcError, RequestRefused, Unauthorized
 
 READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PUBLIC_PATHS: Final = ("/healthz", "/readyz", "/metrics", "/", "/docs")
-"""Paths that need no token: probes, Prometheus, and the two pages, which are empty and ask for the token."""
+"""Paths that need no token: probes, Prometheus, and the two pages, which contain no data without the token."""
 _STATIC_PREFIX: Final = "/static/"
-"""Files of the pages, the same for every pipeline."""
+"""Path prefix of the static files of the pages, which are the same for every pipeline."""
 _SCHEME: Final = "bearer"
 
 
@@ -37,7 +39,7 @@ class Access:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, by ASGI."""
+        """Handle one ASGI request."""
         error = refusal(scope, self._service) if scope["type"] == "http" else None
         if error is None:
             is_guarded = scope["type"] == "http" and self._service.token is not None and not _is_public(scope["path"])
@@ -74,7 +76,7 @@ def refusal(scope: MutableMapping[str, Any], service: Service) -> CdcError | Non
 
 
 def may_change(service: Service) -> bool:
-    """Return True if a client may change something over this service."""
+    """Return True if the service accepts requests that change something."""
     return service.token is not None or service.is_local
 
 

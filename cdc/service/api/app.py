@@ -1,6 +1,6 @@
 """The web application: routes, the status sampler behind them, security headers and error responses.
 
-Every error is answered as {code, message, suggestion}, with an HTTP status by kind of error.
+Every error response is {code, message, suggestion}; the class of the error determines the HTTP status.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ _BEARER: Final = Security(HTTPBearer(auto_error=False, description="Where servic
 SAMPLE_INTERVAL: Final = 1.0
 """Seconds between two samples."""
 POLL_INTERVAL: Final = 0.1
-"""Seconds between checks for a new sample; it bounds the delay of an event and of a stop."""
+"""Seconds between two checks for a new sample: the maximum delay of an event and of a stop."""
 MAX_STREAMS: Final = 64
-"""Event streams that may be open at once; each needs a document of some KiB per second."""
+"""Maximum number of event streams that are open at once; each sends some KiB per second."""
 _POLICY: Final = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _DOCS_POLICY: Final = _POLICY.replace("img-src 'self'", "img-src 'self' data:")
-"""The style sheet of Swagger UI contains inline icons."""
+"""Content policy of the API's page; it allows the inline icons in the style sheet of Swagger UI."""
 _HEADERS: Final = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
@@ -111,7 +111,7 @@ ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     422: {"model": ErrorResponse, "description": "the request is invalid"},
     503: {"model": ErrorResponse, "description": "the catalog, the log or the source does not answer"},
 }
-"""Responses that every path may give in addition to its own."""
+"""Error responses that every path may return in addition to its own responses."""
 
 
 def create_app(
@@ -121,9 +121,9 @@ def create_app(
     clock: Callable[[], datetime] = utc_now,
     file: Path | None = None,
 ) -> FastAPI:
-    """The app of one pipeline's server; a change is a command in the catalog, which the reader executes.
+    """Return the web application of one pipeline's server.
 
-    file: the definition's path, which child processes need.
+    `file` is the path of the definition, which child processes need.
     """
     sampler = StatusSampler(catalog, definition, log_root, clock, file)
     replays = ReplayJobs(catalog, definition.name, file)
@@ -145,7 +145,7 @@ def create_app(
             await run_in_threadpool(verifications.jobs.stop)
             await run_in_threadpool(sampler.report_stopped)
 
-    # FastAPI's own documentation page loads scripts from another site, so the page package has one
+    # FastAPI's own documentation page loads scripts from another site, so the page package has its own
     app = FastAPI(title="cdc", lifespan=sampling, docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
     app.state.sampler = sampler
     app.mount("/static", StaticFiles(directory=str(files("cdc.service.page") / "static")), name="static")
@@ -290,7 +290,7 @@ def _stream(sampler: StatusSampler, event: str, content: Callable[[], dict[str, 
 
 
 async def event_stream(sampler: StatusSampler, event: str, content: Callable[[], dict[str, Any]]) -> AsyncIterator[str]:
-    """One server-sent event per sample, the first at once; ends when the server stops."""
+    """Yield one server-sent event per sample, the first at once, until the server stops."""
     seen = -1
     sampler.streams += 1
     try:
@@ -318,7 +318,7 @@ async def _add_headers(request: Request, answer: Callable[[Request], Awaitable[R
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Register handlers so that every error of the app is answered in this form."""
+    """Register handlers that answer every error of the app as {code, message, suggestion}."""
     app.add_exception_handler(CdcError, _known_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

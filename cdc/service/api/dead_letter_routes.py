@@ -1,4 +1,4 @@
-"""Routes about dead letters, as `cdc dlq`; only the command line shows the rows themselves."""
+"""Routes that list, retry and discard dead letters, as `cdc dlq` does; only the command line shows the rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DeadLetterLine:
     sink: str
     table: str
     key: list[str]
-    """As Postgres text."""
+    """Values of the key columns as Postgres text."""
     position: str
     ordinal: int
     """Ordinal of the latest change of the key."""
@@ -63,7 +63,7 @@ class RequestedDeadLetters:
 
 
 def dead_letter_routes(context: RouteContext) -> APIRouter:
-    """Every route of this module."""
+    """Return a router with every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["dead letters"])
 
     @routes.get("/dlq")

@@ -1,7 +1,7 @@
 """Routes that start and control jobs: backfills, resyncs, replays and verifications. Each has its command in `cdc`.
 
-The code that reads the log and the source is imported with the first such request. It takes a second and 100 MB, which
-a server that only shows a pipeline does not need.
+The code that reads the log and the source is imported with the first request that needs it. The import takes a second
+and 100 MB, which a server that only shows a pipeline does not need.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class VerificationBody:
 
 
 def job_routes(context: RouteContext) -> APIRouter:
-    """Every route of this module."""
+    """Return a router with every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}")
     for group in (_backfill_routes, _backfill_action_routes, _replay_routes, _verification_routes):
         routes.include_router(group(context))

@@ -26,9 +26,9 @@ from cdc.service.api.route_context import (
 from cdc.service.log_status import ConsumerLine, FileLine, LogCheck, LogStatus, SegmentLine, Transaction, VacuumReport
 
 MAX_BYTES: Final = 1 << 28
-"""Bytes of data files that one check may read: a few seconds."""
+"""Maximum number of bytes of data files that one check reads; it takes a few seconds."""
 MAX_ROWS: Final = 10_000
-"""Rows of a transaction that one answer may contain."""
+"""Maximum number of rows of a transaction in one response."""
 
 SegmentPath = Annotated[int, Path(description="Number of the segment.", ge=0)]
 RunPath = Annotated[int, Path(description="Number of the run.", ge=0)]
@@ -64,9 +64,9 @@ class CompactionJob:
     state: str
     """pending | done | failed."""
     summary: str | None
-    """Result in one line, once it is done."""
+    """Result in one line; None until the compaction is done."""
     error: dict[str, Any] | None
-    """Code, message and suggestion, if it failed."""
+    """Code, message and suggestion; None unless the compaction failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ConsumerForgotten:
 
 
 def log_routes(context: RouteContext) -> APIRouter:
-    """Every route of this module."""
+    """Return a router with every route of this module."""
     routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["log"])
     for add in (_add_status, _add_inspect, _add_verify, _add_compact, _add_gc, _add_consumers):
         add(routes, context)

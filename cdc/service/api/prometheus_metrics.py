@@ -89,7 +89,7 @@ class MetricFamilies(Collector):
         self._overlay(status)
 
     def collect(self) -> Iterator[Family]:
-        """Every family that has a value, in the order of cdc.metrics."""
+        """Yield every metric family that has a value, in the order of cdc.metrics."""
         for name, metric in METRICS_BY_NAME.items():
             if metric.kind is Kind.HISTOGRAM:
                 if buckets := self._values.get(f"{name}{BUCKET}"):
@@ -98,7 +98,7 @@ class MetricFamilies(Collector):
                 yield _family(metric, values)
 
     def _overlay(self, status: PipelineStatus) -> None:
-        """Set values that the server knows better than the processes: silence, and lags that grow with it."""
+        """Replace reported values by those of the status, which also grow while a process does not report."""
         self._set(BUILD_INFO, 1.0, status.name, version("cdc"), platform.python_version())
         for process in status.processes:
             self._set(HEALTH, float(process.state in {"running", "copied"}), status.name, process.process)
@@ -122,7 +122,7 @@ class MetricFamilies(Collector):
             self._overlay_log(status.name, status.log, datetime.fromisoformat(status.at))
 
     def _overlay_log(self, pipeline: str, log: LogStatus, now: datetime) -> None:
-        """Set values from the log itself; apply reports only about its own compactions."""
+        """Set the metrics of the log from its status, because apply reports only its own compactions."""
         figures = (
             (LOG_SEGMENTS, log.segment_count),
             (COMPACTED_BYTES, log.compacted_bytes),
@@ -142,7 +142,7 @@ class MetricFamilies(Collector):
             self._overlay_consumer(pipeline, line, now)
 
     def _overlay_source(self, pipeline: str, source: SourceStatus) -> None:
-        """Set what this process read at the source; without an answer only that it is down."""
+        """Set the metrics that the server read at the source; if the source does not answer, only SOURCE_UP to 0."""
         observed = source.observed
         if observed is None:
             return
@@ -176,7 +176,7 @@ class MetricFamilies(Collector):
             self._set_known(metric, value, pipeline, line.name)
 
     def _overlay_verified(self, status: PipelineStatus) -> None:
-        """Set verification results from the catalog: verify does not run all the time, or runs elsewhere."""
+        """Set verification results from the catalog, because no process that verifies runs all the time."""
         for table in status.verified:
             figures = (
                 (VERIFY_SUCCESS, _unix(table.equal_at)),
@@ -187,7 +187,7 @@ class MetricFamilies(Collector):
                 self._set_known(metric, value, status.name, table.sink, table.topic)
 
     def _overlay_backfill(self, pipeline: str, backfill: BackfillStatus) -> None:
-        """Set the progress of tables from the catalog, where it survives a restart of the reader."""
+        """Set the progress of a backfill's tables from the catalog, which keeps it while the reader restarts."""
         for topic, progress in backfill.tables.items():
             if progress.state == "done" or (progress.state == "queued" and len(backfill.tables) > MAX_TABLES):
                 continue
@@ -208,7 +208,10 @@ class MetricFamilies(Collector):
 
 
 def reported_values(status: PipelineStatus, reports: Iterable[ProcessReport]) -> list[Any]:
-    """[[name, [label…], value]…] of all processes, without activities of a silent or ended process."""
+    """Return the metrics of all processes as [[name, [label…], value]…].
+
+    Of a process that does not report any more, metrics of its present activity are left out.
+    """
     silent = {process.process for process in status.processes if process.state in NOT_REPORTING}
     return [
         figure
@@ -219,7 +222,7 @@ def reported_values(status: PipelineStatus, reports: Iterable[ProcessReport]) ->
 
 
 def prometheus_text(status: PipelineStatus, figures: Iterable[Any]) -> bytes:
-    """The body of `/metrics`; figures are [[name, [label…], value]…] of all processes."""
+    """Return the body of `/metrics`; `figures` is the result of `reported_values`."""
     registry = CollectorRegistry()
     registry.register(MetricFamilies(status, figures))
     return generate_latest(registry)

@@ -1,10 +1,10 @@
 """Limits of a request: size, time to arrive, and the number of connections.
 
-uvicorn has one time-out, for an idle connection after an answer. Without the limits here a client may open connections
-and send nothing, or send a body without end. LimitedProtocol limits what happens before an app is called and after it
-has answered; BodyLimit reads the body on behalf of the app, and so limits its size and its time.
+uvicorn has only one time-out, for connections that are idle after a response. Without the limits of this module, a
+client may open connections and send nothing, or send a body without end. LimitedProtocol sets limits before the app is
+called and after it has answered. BodyLimit reads the body for the app, and limits the body's size and time.
 
-A stream of events is an answer, not a request: it may last for ever, as long as the client reads it.
+An event stream is a response, which has no time limit as long as the client reads it.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class RequestLimits:
     """Limits of one server; times are seconds."""
 
     head: float = 10.0
-    """From the connection, or the first byte of a later request, to the end of the request's headers."""
+    """Maximum time from the connection, or from the first byte of a later request, to the end of the headers."""
     body: float = 60.0
-    """From the end of the headers to the end of the body: 70 KiB/s for the largest one."""
+    """Maximum time from the end of the headers to the end of the body; the largest body needs 70 KiB/s."""
     body_bytes: int = 4 * 2**20
-    """Size of a body. The largest that a client has reason to send is a list of 10,000 keys, about 1 MiB."""
+    """Maximum size of a body in bytes. The largest useful body is a list of 10,000 keys, about 1 MiB."""
     unread: float = 60.0
-    """For a client that does not read its answer; the page reads a stream once a second."""
+    """Maximum time for which a client does not read its response; the page reads its stream every second."""
     linger: float = 2.0
-    """From an answer that came before the end of the request to the end of the connection."""
+    """Time from a response that was sent before the end of the request to the end of the connection."""
     connections: int = 256
-    """Open connections; a process may have 1024 files by default, of which the log needs some."""
+    """Maximum number of open connections; a process may have 1024 files by default, and the log needs some."""
 
 
 class LimitedProtocol(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, with limits; use `limited` to set others than the default."""
+    """uvicorn's HTTP/1.1 protocol with the default limits; `limited` returns a class with other limits."""
 
     limits: ClassVar[RequestLimits] = RequestLimits()
     _head_timer: asyncio.TimerHandle | None = None
@@ -57,7 +57,7 @@ class LimitedProtocol(H11Protocol):
     _has_begun = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn declares it
-        """Expect a request, or refuse one connection too many."""
+        """Start the time for the headers, or refuse the connection if too many are open."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
             message = f"more than {self.limits.connections} connections are open"
@@ -68,14 +68,14 @@ class LimitedProtocol(H11Protocol):
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
+        """Cancel the timers."""
         for timer in (self._head_timer, self._write_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Handle received bytes, unless the request is already answered."""
+        """Handle received bytes; ignore them if the connection is about to close."""
         if self._linger_timer is not None or self.transport.is_closing():
             return
         self._has_begun = True
@@ -87,7 +87,7 @@ class LimitedProtocol(H11Protocol):
             self._expect_head()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; after an early answer read nothing more."""
+        """Wait for the next request; after a response that came before the end of its request, end the connection."""
         is_early = self.conn.their_state is h11.SEND_BODY
         super().on_response_complete()
         if self.transport.is_closing():
@@ -103,12 +103,12 @@ class LimitedProtocol(H11Protocol):
             self._expect_head()
 
     def pause_writing(self) -> None:
-        """Give the client some time to read."""
+        """Start the time within which the client must read."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self.limits.unread, self._drop)
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Stop the timer, because the client has read."""
         if self._write_timer is not None:
             self._write_timer.cancel()
         super().resume_writing()
@@ -134,13 +134,13 @@ class LimitedProtocol(H11Protocol):
             self.transport.close()  # browsers open connections that they may need
 
     def _drop(self) -> None:
-        """Reset the connection: the kernel would keep what the client does not read long after an orderly end."""
+        """Reset the connection, because after a normal close the kernel would keep the unread bytes for long."""
         connection = self.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def _answer(self, status: int, error: CdcError) -> None:
-        """Answer in place of the app, and close the connection."""
+        """Send an error response in place of the app, and close the connection."""
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.abort()
             return
@@ -153,18 +153,18 @@ class LimitedProtocol(H11Protocol):
 
 
 def limited(limits: RequestLimits) -> type[LimitedProtocol]:
-    """The protocol class with other limits."""
+    """Return a LimitedProtocol class with these limits."""
     return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits})
 
 
 class BodyLimit:
-    """Reads the whole body before the app is called: 413 for one that is too large, 408 for one that is too slow."""
+    """Middleware that reads the body before it calls the app: 413 if the body is too large, 408 if it is too slow."""
 
     def __init__(self, app: ASGIApp, limits: RequestLimits | None = None) -> None:
         self._app, self._limits = app, limits or RequestLimits()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, by ASGI."""
+        """Handle one ASGI request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -181,7 +181,7 @@ class BodyLimit:
                 await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body; None when the client has gone. Raises RequestLimitExceeded."""
+        """Return the whole body; None if the client disconnected. Raises RequestLimitExceeded if it is too large."""
         limit, body, more = self._limits.body_bytes, bytearray(), True
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdigit() and int(announced) > limit:
@@ -198,7 +198,7 @@ class BodyLimit:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A receive function that returns the body first."""
+    """Return a receive function that returns the body first."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

@@ -44,7 +44,7 @@ class RouteContext:
     verifications: VerificationJobs
 
     def check_pipeline(self, pipeline: str) -> None:
-        """Raise UnknownName for a pipeline that this server does not serve."""
+        """Raise UnknownName if this server does not serve the pipeline."""
         if pipeline != self.definition.name:
             raise UnknownName(
                 f"this server serves {self.definition.name!r}, not {pipeline!r}",
@@ -52,7 +52,7 @@ class RouteContext:
             )
 
     def check_sink(self, pipeline: str, sink: str) -> None:
-        """Raise UnknownName for a sink that the definition does not have."""
+        """Raise UnknownName if this server does not serve the pipeline, or if its definition has no such sink."""
         self.check_pipeline(pipeline)
         names = [known.name for known in self.definition.sinks]
         if sink not in names:
@@ -60,7 +60,7 @@ class RouteContext:
             raise UnknownName(f"the pipeline has no sink called {sink!r}", remedy=f"choose one of the sinks: {listed}")
 
     def check_table(self, pipeline: str, table: str) -> None:
-        """Raise UnknownName for a table that the log does not have."""
+        """Raise UnknownName if this server does not serve the pipeline, or if its log has no such table."""
         self.check_pipeline(pipeline)
         if table not in import_module("cdc.service.log_contents").tables_by_topic(self.definition.log.root):
             raise UnknownName(
@@ -69,5 +69,5 @@ class RouteContext:
 
 
 def actor_of(request: Request) -> str:
-    """The client as the audit names it."""
+    """Return the name of the client for the audit."""
     return "api" if request.client is None else f"api from {request.client.host}"

@@ -27,9 +27,10 @@ log = structlog.get_logger("server")
 
 
 def main(definition: Definition, file: Path, *, strict_port: bool = False) -> int:
-    """Serve API and page of the definition; with strict_port a taken port raises PortTaken.
+    """Serve API and page of a pipeline until SIGTERM or SIGINT; return 0.
 
-    Raises ServiceUnprotected if other machines could reach it without a token.
+    With `strict_port` a port in use raises PortTaken. Raises ServiceUnprotected if other machines could reach the
+    service without a token.
     """
     service = definition.service
     if service.exposure is not None:
@@ -47,7 +48,7 @@ def main(definition: Definition, file: Path, *, strict_port: bool = False) -> in
 
 
 def serve(app: Callable[..., object], listener: socket.socket) -> None:
-    """Serve on a bound socket until a signal."""
+    """Serve an app on a bound socket until SIGTERM or SIGINT."""
     config = server_config(app)
     # uvicorn raises the signal again after its shutdown, when it is already handled
     previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -59,7 +60,7 @@ def serve(app: Callable[..., object], listener: socket.socket) -> None:
 
 
 def server_config(app: Callable[..., object], limits: RequestLimits | None = None) -> uvicorn.Config:
-    """The uvicorn configuration of an app."""
+    """Return the uvicorn configuration of an app."""
     return uvicorn.Config(
         app,
         http=limited(limits or RequestLimits()),
@@ -74,7 +75,7 @@ def server_config(app: Callable[..., object], limits: RequestLimits | None = Non
 
 
 def bind(host: str, port: int, *, neighbours: int = PORTS_TO_TRY) -> socket.socket:
-    """A listening socket at the port, or at the first free one after it; raises PortTaken."""
+    """Return a listening socket at the port, or at the next free one of `neighbours` ports; raises PortTaken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last = min(LAST_PORT, port + neighbours) if port else 0
     for candidate in range(port, last + 1):

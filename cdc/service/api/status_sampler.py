@@ -35,11 +35,11 @@ from cdc.service.source_sampler import SourceSampler
 from cdc.service.status import PipelineStatus, pipeline_status, with_delays, with_source
 
 SAMPLES: Final = 600
-"""Ten minutes at one sample per second: enough for a sparkline, in 100 kB of memory."""
+"""Number of samples in memory: ten minutes at one sample per second, which need 100 kB."""
 RATE_SPAN: Final = 10.0
-"""Seconds over which rows/s are computed; less jumps between 0 and batches, more hides a stop."""
+"""Seconds over which rates are computed; over fewer seconds they jump with each batch, over more they hide a stop."""
 MEASURE_EVERY: Final = 2
-"""Samples between two measurements of the machine's load, which read a file per process."""
+"""Number of samples between two measurements of the machine's load; each reads a file per process."""
 LOCAL: Final = "local socket"
 # quoted values whole: a password may contain 'host='
 _PAIR: Final = re.compile(r"([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|\S*)")
@@ -57,7 +57,7 @@ class LagSample:
 
 
 class RateHistory:
-    """A ring buffer of samples; one thread adds, others read."""
+    """A ring buffer of LagSamples; one thread adds samples, other threads read them."""
 
     def __init__(self, size: int = SAMPLES) -> None:
         self._samples: deque[LagSample] = deque(maxlen=size)
@@ -76,7 +76,7 @@ class RateHistory:
             self._samples.append(sample)
 
     def rates(self) -> dict[str, float]:
-        """Edge → rows per second over the last RATE_SPAN; a counter that restarted counts from 0."""
+        """Return the rows per second of each edge over RATE_SPAN seconds; a restarted counter counts from 0."""
         samples = self._read()
         if not samples:
             return {}
@@ -89,13 +89,13 @@ class RateHistory:
         }
 
     def lags(self) -> dict[str, list[float]]:
-        """Edge → lag in seconds, oldest first, at most one value per sample."""
+        """Return the lags in seconds of each edge, oldest first, at most one per sample."""
         samples = self._read()
         edges = samples[-1].lag_seconds if samples else ()
         return {edge: [s.lag_seconds[edge] for s in samples if edge in s.lag_seconds] for edge in edges}
 
     def to_json(self) -> dict[str, Any]:
-        """The rates and lags that the page shows in addition to the status."""
+        """Return the rates and lags that the page shows in addition to the status."""
         return {"rates": self.rates(), "lags": {edge: _downsample(lags) for edge, lags in self.lags().items()}}
 
     def _read(self) -> list[LagSample]:
@@ -104,9 +104,9 @@ class RateHistory:
 
 
 class StatusSampler:
-    """One pipeline as the server shows it.
+    """Keeps the latest status of one pipeline and shares it with all clients.
 
-    One task calls `sample` once a second; everything else only reads and is safe to call from any thread.
+    One task calls `sample` once a second. Methods that return a status are safe to call from any thread.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class StatusSampler:
         self.name = definition.name
         self.history = RateHistory()
         self.samples = 0
-        """Number of samples so far; event streams compare it to find a new one."""
+        """Number of samples so far, from which event streams detect a new sample."""
         self.is_stopping = False
         """Set when the server stops, so that event streams end."""
         self.streams = 0
@@ -130,9 +130,9 @@ class StatusSampler:
         self._file = None if file is None else str(file)
         definition_name = "FILE" if file is None else shlex.quote(str(file))
         self.log = LogSampler(definition.log.root, definition_name, clock)
-        """Samples only on request."""
+        """Sampler of the log; it samples only on request."""
         self.source = SourceSampler(definition)
-        """Samples all the time, because a rate needs samples."""
+        """Sampler of the source; it samples all the time, because a rate needs earlier samples."""
         self._heartbeat = definition.source.heartbeat or 0.0
         self._durable = PositionHistory()
         self._meter = LoadMeter()
@@ -150,7 +150,7 @@ class StatusSampler:
         self._lock = Lock()
 
     def sample(self) -> None:
-        """Take one sample and report that the server is alive; skipped while the catalog does not answer."""
+        """Report that the server is alive and take one sample; skip the sample if the catalog does not answer."""
         try:
             self.source.refresh()
             report = ProcessReport(self.name, "server", os.getpid(), "running", figures=self._source_metrics())
@@ -169,7 +169,7 @@ class StatusSampler:
         self.samples += 1
 
     def report_stopped(self) -> None:
-        """Report that the server stopped on purpose."""
+        """Stop the samplers, and report to the catalog that the server stopped."""
         self.log.stop()
         self.source.stop()
         try:
@@ -178,26 +178,29 @@ class StatusSampler:
             log.warning("cannot report to the catalog that the server stopped", code=error.code, message=error.message)
 
     def status(self) -> PipelineStatus:
-        """The present status from the catalog alone; raises CatalogUnavailable."""
+        """Return the present status from the catalog alone. Raises CatalogUnavailable."""
         return pipeline_status(self.catalog, self.name, self._clock(), file=self._file)
 
     def full_status(self) -> PipelineStatus:
-        """The present status with the last status of the log; raises CatalogUnavailable."""
+        """Return the present status with the last samples of log and source. Raises CatalogUnavailable."""
         reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.refresh(), file=self._file)
         self.source.refresh()
         return self._add_measurements(reported)
 
     def status_of(self, name: str) -> PipelineStatus:
-        """The status of any pipeline of the catalog, with the log only for this one; raises CatalogUnavailable."""
+        """Return the status of any pipeline of the catalog; only for this server's pipeline it includes log and source.
+
+        Raises CatalogUnavailable.
+        """
         return self.full_status() if name == self.name else pipeline_status(self.catalog, name, self._clock())
 
     def latest(self) -> PipelineStatus:
-        """The last sample, or the present status before the first; requests a sample of the log."""
+        """Start a sample of the log if one is due, and return the last status, or the present one before the first."""
         self.log.refresh()
         return self._latest or self.status()
 
     def _record_positions(self, status: PipelineStatus) -> None:
-        """Record the durable position, and drop history that every sink has passed."""
+        """Record the durable position, and forget earlier positions that every sink has passed."""
         if status.source.position is None:
             return
         with self._lock:
@@ -206,31 +209,31 @@ class StatusSampler:
             self._durable.forget(min(applied, default=Position(0)))
 
     def _add_measurements(self, status: PipelineStatus) -> PipelineStatus:
-        """The status with what this process measures itself, whatever the others report."""
+        """Return the status with the values that the server measures itself, which replace reported ones."""
         with self._lock:
             delayed = with_delays(status, self._durable, self._clock().timestamp())
         loaded = replace(delayed, load=self._load)
         return with_source(loaded, self.source.current, self._heartbeat, file=self._file)
 
     def _measure_load(self, status: PipelineStatus) -> None:
-        """Measure the load of the machine, every few samples because it is expensive."""
+        """Measure the load of the machine, but only every few samples, because it is expensive."""
         if self.samples % MEASURE_EVERY == 0:
             running = {p.process: p.pid for p in status.processes if p.pid is not None and p.state == "running"}
             self._load = self._meter.measure(time.monotonic(), running | {"server": os.getpid()})
 
     def _source_metrics(self) -> list[list[object]]:
-        """Metrics of the source that other processes may show; empty while it does not answer."""
+        """Return metrics of the source for other processes to show; empty while the source does not answer."""
         observed = self.source.current
         if observed is None or observed.retained_bytes is None:
             return []
         return [[SLOT_RETAINED.name, [self.name], observed.retained_bytes]]
 
     def page(self) -> str:
-        """The page as HTML."""
+        """Return the page as HTML."""
         return page(self.full_status(), self._context, self.history.to_json())
 
     def sections(self) -> dict[str, Any]:
-        """What the page's script replaces: title, and sections by id; rendered once per sample for all clients."""
+        """Return title and sections, which the page's script replaces; rendered once per sample for all clients."""
         status = self.latest()
         with self._lock:
             if self._rendered is None or self._rendered[0] is not status:
@@ -241,7 +244,7 @@ class StatusSampler:
 
 
 def describe_dsn(dsn: str) -> str:
-    """Host, port and database of a valid DSN; nothing else, because it may contain a password."""
+    """Return host, port and database of a valid DSN, and nothing else, because a DSN may contain a password."""
     if "://" in dsn:
         parts = urlsplit(dsn)
         return f"{parts.netloc.rpartition('@')[2] or LOCAL}{parts.path}"
@@ -255,6 +258,6 @@ def _total_increase(values: list[float]) -> float:
 
 
 def _downsample(values: list[float], most: int = 120) -> list[float]:
-    """At most `most` values, each the highest of its share so that spikes stay visible."""
+    """Return a limited number of values, each the highest of its share, so that spikes stay visible."""
     share = -(-len(values) // most) or 1
     return [round(max(values[i : i + share]), 3) for i in range(0, len(values), share)]
