@@ -1,1 +1,1 @@
-"""The demo: an embedded Postgres with a shop in it, a live workload, the whole pipeline, and its verification."""
+"""The demo: an embedded Postgres with a shop database, a live workload, the whole pipeline, and a verification."""

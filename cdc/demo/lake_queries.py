@@ -1,4 +1,4 @@
-"""SQL queries of the demo's Delta sinks, as `cdc query` runs them."""
+"""Runs SQL queries on the demo's Delta sinks, as `cdc query` does."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from cdc.stores.published_record import Published
 
 @dataclass(frozen=True, slots=True)
 class LakeQueries:
-    """One Delta sink of the demo."""
+    """SQL queries on one Delta sink of the demo."""
 
     workspace: Workspace
     name: str
 
     @property
     def lake(self) -> Lake:
-        """The tables of the sink."""
+        """Return the sink's tables, opened for queries."""
         return Lake.open(f"{self.workspace.state}/{self.name}/{{schema}}/{{table}}")
 
     def rows(self, sql: str, at: Published | Position | None = None) -> list[tuple[Any, ...]]:
-        """Rows of a SELECT at a cut, None for the newest; raises as Lake.query does."""
+        """Return the rows of a SELECT at a cut; None means the newest cut. Raises the errors of Lake.query."""
         found = self.lake.query(sql, ReadAt.PUBLISHED if at is None else at).read_all()
         return [tuple(row.values()) for row in found.to_pylist()]
 
     def columns(self, table: str, at: Published | None = None) -> list[str]:
-        """Names of a table's columns at a cut."""
+        """Return the names of a table's columns at a cut; None means the newest cut."""
         return list(
             self.lake.query(f"SELECT * FROM {table} LIMIT 0", ReadAt.PUBLISHED if at is None else at).schema.names
         )
 
     def has_reached(self, catalog: Catalog, lsn: Lsn) -> bool:
-        """Whether the sink has applied everything that was committed up to the LSN."""
+        """Return True if the sink has applied all transactions that committed up to the LSN."""
         position = next((sink.position for sink in catalog.sinks.ls(PIPELINE) if sink.sink == self.name), 0)
         return Position(position).lsn >= lsn

@@ -1,4 +1,4 @@
-"""Pipeline probe: what the demo observes through the catalog and the log, as any client could."""
+"""Pipeline probe: observes the pipeline of the demo through the catalog and the log, as any client could."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SEARCH: Final = "find"
 MEASURE_EVERY: Final = 1.0
 """Seconds between two measurements of the machine's load."""
 CAUGHT_UP_LAG: Final = 5.0
-"""Seconds of lag below which a sink has caught up with the first copy, so that its batches count."""
+"""Seconds of lag below which a sink has caught up after the first copy; from then on its batches count."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineSnapshot:
-    """The pipeline at one time."""
+    """The state of the demo's pipeline at one time."""
 
     durable: Position | None
     sinks: dict[str, Position]
@@ -45,26 +45,26 @@ class PipelineSnapshot:
     slot_retained: float | None
     """Bytes of WAL that the source keeps for the slot; None if unknown."""
     versions: dict[tuple[str, str], tuple[int | None, int]]
-    """(sink, topic) → version and number of rows of the target."""
+    """Version and number of rows of each target, by sink and topic."""
     compiling: bool = False
     """True while the reader compiles its decoder."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Reported reason why a sink is slow, by sink."""
     stalled: Mapping[str, float] = field(default_factory=dict)
-    """Seconds without progress although there is more to apply, by sink; of the log itself under ''."""
+    """Seconds for which a sink is behind the log, by sink; under '', seconds since the log last grew."""
     slow: str | None = None
-    """Why the slowest sink is late, if this machine is the reason."""
+    """Why the slowest sink is late; None if this machine is not the reason."""
 
 
 @dataclass(slots=True)
 class Freshness:
-    """Lag of each published batch by sink, without the first copy, which is as old as the database."""
+    """Lags of the published batches by sink; batches of the first copy do not count."""
 
     _samples: dict[str, list[float]] = field(default_factory=dict)
     _seen: dict[str, Position] = field(default_factory=dict)
 
     def add(self, snapshot: PipelineSnapshot) -> None:
-        """Add the lags of the batches that are new in a snapshot."""
+        """Add the lags of the batches that are new in a pipeline snapshot."""
         for sink, position in snapshot.sinks.items():
             if position == self._seen.get(sink):
                 continue
@@ -74,13 +74,13 @@ class Freshness:
                 samples.append(snapshot.lag[sink])
 
     def p50_ms(self, sink: str) -> float | None:
-        """Median milliseconds from commit at the source to visible in the sink; None without a batch."""
+        """Return the median milliseconds from commit at the source to visible in the sink; None without a batch."""
         samples = self._samples.get(sink)
         return round(median(samples) * 1000, 1) if samples else None
 
 
 class PipelineProbe:
-    """Reads catalog and log; a snapshot costs a few milliseconds."""
+    """Takes snapshots of the pipeline from catalog and log; a snapshot takes a few milliseconds."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -106,7 +106,7 @@ class PipelineProbe:
         return self._log
 
     def snapshot(self) -> PipelineSnapshot:
-        """The pipeline now."""
+        """Return the present state of the pipeline."""
         log, now = self.log, monotonic()
         durable = log.durable if log is not None else None
         sinks = [sink for sink in self._catalog.sinks.ls(PIPELINE) if sink.position > 0]
@@ -145,7 +145,7 @@ class PipelineProbe:
         return self._load
 
     def copied(self, upto: Position) -> list[tuple[str, int]]:
-        """Return each topic with the number of rows of its first copy up to a position, sorted by topic."""
+        """Return the number of copied rows in the log up to a position, for each topic, sorted by topic."""
         log = self.log
         files = log.files(Position(0), upto) if log is not None else []
         counts: Counter[str] = Counter()
@@ -156,7 +156,7 @@ class PipelineProbe:
         return sorted(counts.items())
 
     def _metrics(self) -> dict[str, float]:
-        """Metrics of reader and server by name; of several label values, any."""
+        """Return the current metrics of reader and server by name; of metrics with several labels, any one value."""
         found: dict[str, float] = {}
         for report in self._catalog.processes.ls(PIPELINE):
             old = report.reported_at is None or report_age(report.reported_at, datetime.now(UTC)) > REPORT_MAX_AGE

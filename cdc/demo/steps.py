@@ -1,7 +1,7 @@
 """Steps of the demo that change sinks, during the workload and after it.
 
 - During the workload: time travel, then a backfill and a replay, each followed by a verification.
-- Dead letter: the lake refuses a row, which becomes a dead letter, is retried, and is repaired at the source.
+- Dead letter: the lake refuses a row, the row becomes a dead letter, a retry fails, and the source repairs the row.
 - History: a new sink gets every version of the products (SCD type 2) from the log alone.
 """
 
@@ -56,7 +56,7 @@ class StepSequence:
         self._workspace, self._screen = time_travel.queries.workspace, time_travel.screen
 
     def run(self) -> list[Step]:
-        """Run the steps until the demo is stopped; a step that fails counts as not equal."""
+        """Run the steps until the demo is stopped; a failed step counts as not equal."""
         steps = self._time_travel.run()
         for name, rows, arguments in (
             ("backfill", self._backfill, "backfill ls"),
@@ -69,7 +69,7 @@ class StepSequence:
         return steps
 
     def _run_and_verify(self, act: Callable[[], int], arguments: str) -> StepResult:
-        """Run an action, then verify."""
+        """Run an action that returns a number of rows, then verify every target."""
         began = self._screen.seconds
         count = act()
         seconds = self._screen.seconds - began
@@ -81,7 +81,7 @@ class StepSequence:
         )
 
     def _backfill(self) -> int:
-        """Backfill some orders into the lake only."""
+        """Backfill some orders into the lake only, and return the number of rows."""
         arguments = (
             "backfill",
             "shop.orders",
@@ -103,7 +103,7 @@ class StepSequence:
         return sum(table["rows"] for table in copied["tables"].values())
 
     def _replay(self) -> int:
-        """Rebuild the search index from the log."""
+        """Rebuild the search index from the log, and return the number of rows."""
         return int(self._run([*pipelines_command("replay", self._workspace.definition, "find", "--json")])["rows"])
 
     def _run(self, line: Sequence[str]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ _COMMENT: Final = "SELECT comment FROM shop.orders WHERE id = {}"
 
 @dataclass(slots=True)
 class DeadLetterStep:
-    """Breaks one order and repairs it; the workload must not write to the shop at the same time."""
+    """Breaks one order so that it becomes a dead letter, and repairs it; no workload may run at the same time."""
 
     queries: LakeQueries
     screen: Terminal
@@ -134,16 +134,16 @@ class DeadLetterStep:
     """Connection string of the shop."""
     catalog: Catalog
     wait_seconds: float = WAIT_SECONDS
-    """Seconds that each wait may take."""
+    """Maximum seconds for each wait."""
     _sql: dict[str, bytes] = field(default_factory=lambda: named_statements("closing"))
     _order: int = 0
 
     def run(self) -> list[Step]:
-        """Run both parts; the second repairs the order at the source even if the first failed."""
+        """Run `park` and then `retry`, which repairs the order at the source even if `park` failed."""
         return [run_step(self.screen, "parked", self.park), run_step(self.screen, "retried", self.retry)]
 
     def park(self) -> StepResult:
-        """Set the total of one order to NaN, comment another one, and wait until the first is a dead letter."""
+        """Set the total of one order to NaN, comment another order, and wait until the first order is a dead letter."""
         self._wait_for_lake()
         self._order, other = self._run("newest_order")
         (before,) = self._run("break_order", order=self._order)
@@ -163,7 +163,7 @@ class DeadLetterStep:
         return StepResult(text, self._hint(f"dlq show {letter.id}"), is_kept and is_other_applied, 1, facts)
 
     def retry(self) -> StepResult:
-        """Retry the unchanged row, which the lake must refuse again; then repair it at the source."""
+        """Retry the dead letter, which the lake must refuse again; then repair its row at the source."""
         if not self._order:
             raise UnknownName("the shop has no order to break", remedy="let the workload place an order")
         letter = self._letter()
@@ -189,7 +189,7 @@ class DeadLetterStep:
         return str(await_outcomes(self.catalog, posted).get(letter.id, "not answered"))
 
     def _wait_for_lake(self) -> None:
-        """Wait until the lake has every commit up to now, except the quarantined row."""
+        """Wait until the lake has applied every commit up to now; a quarantined row does not delay that."""
         last = write_marker(self.dsn, "closing")
         wait = Wait(self.screen, "lake", self.wait_seconds)
         wait.until(f"the lake has applied the log up to {last}", lambda: self.queries.has_reached(self.catalog, last))
@@ -200,7 +200,7 @@ class DeadLetterStep:
         return next((letter for letter in letters if (letter.sink, letter.topic, letter.key) == order), None)
 
     def _run(self, name: str, **parameters: object) -> tuple[Any, ...]:
-        """Run one statement in its own transaction and return the row that it returns."""
+        """Run one named statement in its own transaction, and return its first row; empty without a row."""
         with connect(self.dsn, application_name="cdc demo") as connection, map_errors():
             cursor = connection.execute(self._sql[name], parameters)
             row: Any = cursor.fetchone() if cursor.description else None
@@ -216,9 +216,9 @@ class DeadLetterStep:
 
 HISTORY: Final = "history"
 BUILD_SECONDS: Final = 120.0
-"""Seconds for the start of a second Spark session on two busy cores and its first batch."""
+"""Maximum seconds for the start of a second Spark session on two busy cores and for its first batch."""
 MOST_PRICES: Final = 3
-"""Number of prices to print for the product."""
+"""Maximum number of prices to print for a product."""
 _NOW: Final = "SELECT id, price, stock FROM shop.products ORDER BY id"
 _OPEN: Final = f'SELECT id, price, stock FROM shop.products WHERE "{END_COLUMN}" IS NULL ORDER BY id'
 _COUNTED: Final = "SELECT id, count(*) AS n FROM shop.products GROUP BY id ORDER BY n DESC, id"
@@ -227,10 +227,10 @@ _PRICES: Final = f'SELECT price FROM shop.products WHERE id = {{}} ORDER BY "{ST
 
 @dataclass(slots=True)
 class HistorySinkStep:
-    """The history sink; inside the context a second apply process fills it."""
+    """Builds the history sink and compares it with the lake; inside the context a second apply process fills it."""
 
     queries: LakeQueries
-    """Queries of the lake, which has the latest state."""
+    """Queries on the lake, which contains the latest state."""
     screen: Terminal
     dsn: str
     """Connection string of the shop."""
@@ -248,7 +248,7 @@ class HistorySinkStep:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._children.kill()  # the step is over, and killing an apply process is safe at any time
+        self._children.kill()  # the step has ended, and killing an apply process is safe at any time
 
     def run(self) -> list[Step]:
         """Build the sink and compare it with the lake."""
@@ -256,7 +256,7 @@ class HistorySinkStep:
         return [run_step(self.screen, HISTORY, self.compare)]
 
     def compare(self) -> StepResult:
-        """Wait until both sinks have the whole log; then compare the latest state with the open versions of a table."""
+        """Wait until both sinks have applied the whole log, and then compare their current rows."""
         last = write_marker(self.dsn, "closing")
         history = LakeQueries(self.queries.workspace, HISTORY)
         wait = Wait(self.screen, HISTORY, BUILD_SECONDS)
@@ -267,7 +267,7 @@ class HistorySinkStep:
         return self.compare_now(history)
 
     def compare_now(self, history: LakeQueries) -> StepResult:
-        """Compare the current rows of the two sinks, which must be equal at the same position."""
+        """Compare the products in the lake with the open versions of the products in the history sink."""
         now, open_now = self.queries.rows(_NOW), history.rows(_OPEN)
         counted = history.rows(_COUNTED)
         product, versions = counted[0]

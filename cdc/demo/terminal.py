@@ -1,4 +1,4 @@
-"""The demo's terminal output: lines with the seconds since the start, the line of lags, commands that can be pasted."""
+"""The demo's terminal output: lines with the seconds since the start, the line of lags, and commands to paste."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cdc.service.status import COMPILING_ACTIVITY
 
 _CLEAR: Final = "\r\x1b[K"
 NAMES: Final = {SEARCH: "search", LAKE: "delta"}
-"""Names of the sinks in the line of lags, in their order there."""
+"""Name of each sink in the line of lags, in the order of that line."""
 OLD_AFTER: Final = 5.0
-"""Seconds without progress after which the line shows that time instead of the last lag."""
+"""Seconds without progress after which the line of lags shows that time instead of the last lag."""
 AWAITS_LOG: Final = "waits for the log"
 NO_ROWS: Final = "no rows yet"
 
 
 @dataclass(slots=True)
 class Terminal:
-    """Prints lines; on a terminal the last one may be overwritten."""
+    """Prints the lines of the demo; on a terminal a status line may be overwritten."""
 
     out: TextIO = field(default_factory=lambda: sys.stdout)
     began: float = field(default_factory=monotonic)
@@ -35,7 +35,7 @@ class Terminal:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start of the demo."""
         return monotonic() - self.began
 
     def say(self, text: str) -> None:
@@ -43,19 +43,19 @@ class Terminal:
         self._write(f"{self.seconds:5.1f}s  {text}\n")
 
     def done(self, subject: str, text: str) -> None:
-        """Print a finished step, with what to try next."""
+        """Print a line about a finished step."""
         self.say(f"✓ {subject:<10} {text}")
 
     def doing(self, subject: str, text: str) -> None:
-        """Print a step that takes some time."""
+        """Print a line about a step that has begun and takes some time."""
         self.say(f"… {subject:<10} {text}")
 
     def failed(self, subject: str, text: str) -> None:
-        """Print a failed step."""
+        """Print a line about a failed step."""
         self.say(f"✗ {subject:<10} {text}")
 
     def update(self, text: str) -> None:
-        """Print a status line; on a terminal the next one overwrites it."""
+        """Print a status line, which the next line overwrites on a terminal."""
         if self.out.isatty():
             self.out.write(f"{_CLEAR}        {text}")
             self.out.flush()
@@ -72,7 +72,7 @@ class Terminal:
 
 
 def lag_line(snapshot: PipelineSnapshot, sinks: Sequence[str]) -> str:
-    """`log 0.05 s · search 0.41 s · delta 0.72 s`, and the reason if this machine is too slow."""
+    """Return the line of lags, such as `log 0.05 s · search 0.41 s`, with the reason if this machine is too slow."""
     parts = [
         f"log {_log_lag(snapshot)}",
         *(f"{name} {_sink_lag(snapshot, sink)}" for sink, name in NAMES.items() if sink in sinks),
@@ -105,12 +105,12 @@ def _lag_text(lag: float | None, stalled: float) -> str:
 
 
 def display_path(path: Path) -> str:
-    """The path, relative to the working directory if it is below it, quoted for a shell."""
+    """Return a path quoted for a shell; a path below the working directory becomes relative."""
     here = Path.cwd()
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def cdc_command(arguments: str, definition: Path) -> str:
-    """`cdc ARGUMENTS` with the definition, run by uv if the demo was."""
+    """Return the command `cdc ARGUMENTS -c DEFINITION`, with `uv run` if uv started the demo."""
     launcher = "uv run cdc" if "UV" in os.environ else "cdc"
     return f"{launcher} {arguments} -c {display_path(definition)}"

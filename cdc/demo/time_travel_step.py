@@ -16,7 +16,7 @@ from cdc.stores.published_record import Published, TargetState
 
 COLUMN: Final = "gift_note"
 TOTALS: Final = "select sum(total) from shop.orders union all select sum(quantity * price) from shop.order_items"
-"""Two equal numbers wherever both tables are read at one commit: an order and its items share a transaction."""
+"""Query that returns two equal numbers at every cut, because an order and its items share a transaction."""
 _ORDERS: Final = "SELECT count(*) AS n, sum(total) AS total FROM shop.orders"
 _ITEMS: Final = "SELECT count(*) AS n, sum(quantity * price) AS total FROM shop.order_items"
 _NOW: Final = "SELECT count(*) FROM shop.orders"
@@ -25,19 +25,19 @@ _FILLED: Final = f"SELECT count({COLUMN}), count(*) FROM shop.orders"
 
 @dataclass(frozen=True, slots=True)
 class TimeTravelStep:
-    """Shows past states of the lake."""
+    """Step of the demo that reads past states of the lake."""
 
     queries: LakeQueries
     screen: Terminal
     before: Position | None
-    """Position of the lake before the column was added; None if it is unknown."""
+    """Position of the lake before the workload added the column; None if it is unknown."""
     altered: bool = True
     """True if the workload has added the column."""
     wait_seconds: float = WAIT_SECONDS
-    """Maximum seconds until the column is in the lake."""
+    """Maximum seconds to wait for the column in the lake."""
 
     def run(self) -> list[Step]:
-        """Run both parts; a part that raises an error counts as failed."""
+        """Run `cut` and `column`, without `column` if none was added; an error counts as a failed step."""
         cut = run_step(self.screen, "cut", self.cut)
         if not self.altered:
             self.screen.doing("column", "skipped: the workload ended before the schema change")
@@ -45,7 +45,7 @@ class TimeTravelStep:
         return [cut, run_step(self.screen, "column", self.column)]
 
     def column(self) -> StepResult:
-        """Show the column that was added while the pipeline ran."""
+        """Check that the added column is in the lake, and not in a cut from before the schema change."""
         wait = Wait(self.screen, "column", self.wait_seconds)
         wait.until(f"the lake's orders have {COLUMN}", lambda: COLUMN in self.queries.columns("shop.orders"))
         ((filled, orders),) = self.queries.rows(_FILLED)
@@ -59,7 +59,7 @@ class TimeTravelStep:
         return StepResult(text, hint, is_absent, orders, facts)
 
     def cut(self) -> StepResult:
-        """Show every table at one past position."""
+        """Read every table at one past cut, and check that orders and items have the same total there."""
         cut = self._middle_cut()
         position = Position(cut.position)
         ((orders, total),), ((items, items_total),) = self.queries.rows(_ORDERS, cut), self.queries.rows(_ITEMS, cut)
@@ -72,7 +72,7 @@ class TimeTravelStep:
         return StepResult(text, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
 
     def _cut_before_column(self) -> Published | None:
-        """Return the cut before the column was added; None if it is gone or incomplete."""
+        """Return the cut before the column was added; None if it is unavailable or does not contain every table."""
         if self.before is None:
             return None
         try:
@@ -82,7 +82,7 @@ class TimeTravelStep:
         return found if _is_whole(found) else None
 
     def _middle_cut(self) -> Published:
-        """Return the middle one of the published cuts that contain every table."""
+        """Return a cut from the middle of the published cuts that contains every table."""
         lake = self.queries.lake
         kept = lake.cuts()
         for listed in [*kept[len(kept) // 2 :], *kept[: len(kept) // 2]]:
