@@ -1,4 +1,4 @@
-"""The demo's pipeline processes, under the same supervisor as `cdc run`, with their output in files."""
+"""Runs the demo's pipeline processes under the same supervisor as `cdc run`, with their output in files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cdc.errors import CdcError, ChildFailed
 from cdc.service.supervisor import Child, Supervisor
 
 MAX_RESTARTS: Final = 4
-"""Number of restarts of one child after which the demo ends, because no operator would solve the cause."""
+"""Number of restarts of one child after which the demo ends, because no operator will fix the cause."""
 
 
 class DemoProcesses:
-    """The running processes; leaving the context ends them, at once after a second ^C."""
+    """Context in which the processes run; leaving it ends them, and kills them at once after a KeyboardInterrupt."""
 
     def __init__(self, workspace: Workspace, children: Sequence[Child]) -> None:
         self._workspace = workspace
@@ -40,13 +40,13 @@ class DemoProcesses:
         return None
 
     def kill(self) -> None:
-        """End all processes without waiting for their batches."""
+        """Kill all processes without waiting for their batches."""
         self._supervisor.stop()
-        self._supervisor.stop()  # the second request means: at once
+        self._supervisor.stop()  # the second request kills at once
         self._thread.join()
 
     def check(self) -> None:
-        """Raise ChildFailed, with its last line of output, if a child cannot be kept running."""
+        """Raise ChildFailed if the supervisor failed or has restarted a child too often."""
         if self._failure is not None:
             raise self._failure
         for process, restarts in self._supervisor.restarts.items():
@@ -66,12 +66,12 @@ class DemoProcesses:
 
 
 def pipelines_command(verb: str, definition: Path, *options: str) -> Sequence[str]:
-    """The command line of a verb of `python -m pipelines`."""
+    """Return the command line of a subcommand of `python -m pipelines`."""
     return [sys.executable, "-m", "pipelines", verb, "-c", str(definition), *options]
 
 
 def last_line(output: Path) -> str:
-    """The last line that a process printed, cut to 200 characters."""
+    """Return the last line in a process's output file, cut to 200 characters."""
     if not output.exists():
         return "the process printed nothing"
     lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]

@@ -29,22 +29,22 @@ from cdc.service.processor_load import LAG_THRESHOLD
 from cdc.service.supervisor import pipeline_children
 
 POLL_INTERVAL: Final = 0.1
-"""Seconds between two probes while waiting for a first row or for the end."""
+"""Seconds between two probes before every sink has rows, and while the sinks apply the rest of the log."""
 SLOW_POLL_INTERVAL: Final = 0.5
-"""Seconds between two probes once every sink has rows; sinks report as often."""
+"""Seconds between two probes after every sink has rows; sinks report at this interval."""
 LAG_LINE_INTERVAL: Final = 2.0
 """Seconds between two lag lines."""
 ALTER_AFTER: Final = 30.0
-"""Seconds until the schema change of a demo without --seconds; otherwise it comes after a third of the time."""
+"""Seconds until the schema change in a demo without --seconds; with --seconds, a third of that time."""
 TOUR_AFTER: Final = 40.0
-"""Seconds until the tour of a demo without --seconds."""
+"""Seconds until the tour, which runs steps during the workload, in a demo without --seconds."""
 DRAIN_SECONDS: Final = 180.0
 """Maximum seconds for the sinks to apply the rest of the log.
 
 A first batch on two cores with a cold JVM takes 20 s, and slower machines need more.
 """
 EXPLAIN_AFTER: Final = 3.0
-"""Seconds of waiting for the log after which the wait is explained."""
+"""Seconds of waiting for the log after which the demo explains the wait."""
 _MIB: Final = 1 << 20
 
 
@@ -63,7 +63,7 @@ class DemoContext:
 
 @dataclass(slots=True)
 class LivePhase:
-    """One run of the demo; `play` is called once."""
+    """The part of the demo in which its processes run; `play` may be called once."""
 
     context: DemoContext
     children: DemoProcesses
@@ -73,14 +73,17 @@ class LivePhase:
     _freshness: Freshness = field(default_factory=Freshness)
     _lag_line_at: float = 0.0
     _slow: str | None = None
-    """The last reason why this machine made sinks late."""
+    """Last reason why this machine made a sink late; None if it never did."""
     _is_altered: bool = False
     """True once the workload has made its schema change."""
     _position_before: Position | None = None
     """Position of the lake before the schema change."""
 
     def play(self) -> DemoReport:
-        """Wait for the log, run the workload, drain, verify; an empty report if stopped before the first row."""
+        """Wait for the log, run the workload, wait for the sinks, and verify.
+
+        Return an empty report if the demo is stopped before the log has rows.
+        """
         self._announce_processes()
         if not self._wait_for_log():
             return self.report
@@ -113,7 +116,7 @@ class LivePhase:
             )
 
     def _wait_for_log(self) -> bool:
-        """Wait for the first copy in the log; False if the demo is stopped before."""
+        """Wait until the log has its first rows; return False if the demo is stopped before."""
         screen = self.context.screen
         began, is_explained = screen.seconds, False
         while not self.stop.wait(POLL_INTERVAL):
@@ -154,7 +157,7 @@ class LivePhase:
         return workload
 
     def _watch_workload(self, workload: Workload) -> None:
-        """Print lags until the workload is stopped or its seconds are over; run the tour in between."""
+        """Print lags until the demo is stopped or its seconds are over, and run the tour once."""
         screen, seconds = self.context.screen, self.context.settings.seconds
         began, snapshot = screen.seconds, None
         while not self.stop.wait(POLL_INTERVAL if self._is_waiting else SLOW_POLL_INTERVAL):
@@ -202,7 +205,7 @@ class LivePhase:
             closing += DeadLetterStep(queries, context.screen, context.dsn, catalog).run()
             versions = history.run()
             closing += versions
-            # verify the other sinks even if this one failed
+            # verify the other sinks even if the history sink failed
             self._verify(() if all(step.equal for step in versions) else context.settings.sinks)
 
     @property
@@ -239,7 +242,7 @@ class LivePhase:
         """Wait until the log has the last transaction and every sink has applied it."""
         screen, began = self.context.screen, self.context.screen.seconds
         last = write_marker(self.context.dsn, "drain")
-        never = Event()  # the first ^C has ended the workload; the second raises and ends the wait
+        never = Event()  # the first ^C has ended the workload; a second ^C raises and ends this wait
         target: Position | None = None
         while True:
             snapshot = self._probe()
@@ -286,7 +289,7 @@ class DemoSettings:
 
     folder: Path
     seconds: float | None = None
-    """Seconds of workload; None to run until stopped."""
+    """Seconds for which the workload runs; None to run until the demo is stopped."""
     rate: float = 200.0
     """Changes per second."""
     keep: bool = False
@@ -294,12 +297,12 @@ class DemoSettings:
     """Major version of Postgres: 16 or 18."""
     spark: bool = True
     port: int = 8083
-    """Port of the page, or the next free one."""
+    """Port of the page; if it is in use, the demo uses the next free port."""
     jars: tuple[str, ...] = ()
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """Names of the sinks that get rows."""
+        """Return the names of the sinks that the demo fills from the start."""
         return (LAKE, SEARCH) if self.spark else ()
 
 

@@ -1,7 +1,7 @@
-"""The shop: its database, created from the SQL files of this package, and the workload that writes to it at a rate.
+"""The shop of the demo: creates its tables from SQL files, and writes a workload of transactions at a given rate.
 
-Tests and benchmarks use it too: the same seed writes the same transactions in the same order, and `run` writes a number
-of them at once instead of at a rate.
+Tests and benchmarks use the workload too. The same seed writes the same transactions in the same order. `run` writes a
+number of transactions at full speed.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _WORDS: Final = (
 )  # fmt: skip
 _CENT: Final = 100
 _BODY_BYTES: Final = (9_000, 20_000)
-"""Least and greatest size of a note's body in bytes; above the 8 kB page, so it is always stored out of line."""
+"""Minimum and maximum bytes of a note's body: more than the 8 kB page, so the body is always stored out of line."""
 _NAME: Final = re.compile(r"^-- name: (\w+)\n(?:--.*\n)+", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadCounters:
-    """Counts of what the workload has committed so far."""
+    """Numbers of transactions and changes that the workload has committed so far."""
 
     transactions: int
     changes: int
-    """Rows inserted, updated and deleted, and one for each TRUNCATE."""
+    """Number of rows inserted, updated and deleted; each TRUNCATE counts as one."""
     altered: bool
     """True once the schema change has happened."""
 
 
 class Workload:
-    """Transactions against the shop: one connection, one thread, and thread-safe counters.
+    """Writes transactions to the shop over one connection, in a thread of its own or in the calling thread.
 
-    `start` raises nothing; `stop` raises the error that ended the thread.
+    An error in the thread ends the thread; `stop` raises that error.
     """
 
     def __init__(self, dsn: str, rate: float = 200.0, seed: int = 1, *, alter_after: float | None = None) -> None:
@@ -80,16 +80,16 @@ class Workload:
 
     @property
     def counters(self) -> WorkloadCounters:
-        """Return the current counters; safe from any thread."""
+        """Return the current counters; safe to call from any thread."""
         with self._lock:
             return WorkloadCounters(self._transactions, self._changes, self._altered)
 
     def start(self) -> None:
-        """Begin writing at the rate."""
+        """Start the thread, which writes transactions at the rate."""
         self._thread.start()
 
     def stop(self) -> WorkloadCounters:
-        """Stop after the current transaction and close the connection; raises the error that ended the thread."""
+        """Stop the thread after its transaction, and close the connection. Raises the error that ended the thread."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -99,13 +99,13 @@ class Workload:
         return self.counters
 
     def run(self, transactions: int) -> WorkloadCounters:
-        """Write that many transactions in the calling thread; do not combine with `start`."""
+        """Write a number of transactions in the calling thread; not allowed after `start`."""
         for _ in range(transactions):
             self._write_transaction()
         return self.counters
 
     def alter(self) -> None:
-        """Make the schema change now, in the writing thread."""
+        """Add the column of the schema change; only the thread that writes may call this."""
         self._in_transaction(lambda: self._do("add_column"))
         with self._lock:
             self._altered = True
@@ -128,7 +128,7 @@ class Workload:
             return self._in_transaction(self._refill)
         actions, weights = zip(*self._actions, strict=True)
         action = self._random.choices(actions, weights)[0]
-        if action == self._roll_back:  # the outermost transaction itself, so not inside another
+        if action == self._roll_back:  # opens the outermost transaction itself, so it must not run inside another one
             return action()
         return self._in_transaction(action)
 
@@ -141,7 +141,7 @@ class Workload:
             self._changes += self._uncommitted
 
     def _do(self, name: str, /, **parameters: object) -> int | None:
-        """Run a named statement, and return the number that it returns, or None."""
+        """Run a named statement, and return the number in its first row; None without a row."""
         cursor = self._connection.execute(self._sql[name], parameters)
         self._uncommitted += max(
             cursor.rowcount, 1 if name == "empty_carts" else 0
@@ -182,7 +182,7 @@ class Workload:
         self._do("drop_order", order=order)
 
     def _some_order(self) -> int:
-        """Return the id of an order, mostly a recent one; the order may be cancelled already."""
+        """Return the id of a random order, mostly a recent one; the order may no longer exist."""
         low = 1 if self._random.random() < 1 / 3 else max(1, self._orders - 500)
         return self._random.randint(low, self._orders)
 
@@ -302,18 +302,18 @@ def script_text(name: str) -> str:
 
 
 def script(name: str) -> bytes:
-    """Return all statements of a file, for one `execute` without parameters."""
+    """Return all statements of an SQL file, for one `execute` without parameters."""
     return script_text(f"{name}.sql").encode()
 
 
 def named_statements(name: str) -> dict[str, bytes]:
-    """Return the statements of a file by the names in their `-- name:` lines."""
+    """Return the statements of an SQL file by the names in their `-- name:` lines."""
     pieces = _NAME.split(script_text(f"{name}.sql"))[1:]
     return {title: text.strip().encode() for title, text in zip(pieces[::2], pieces[1::2], strict=True)}
 
 
 def write_marker(dsn: str, why: str) -> Lsn:
-    """Write a logical message into the WAL, after everything that is committed now; returns the LSN where it ends."""
+    """Write a logical message into the WAL after all present commits, and return the LSN where the message ends."""
     with connect(dsn, application_name="cdc demo") as connection:
         return emit_message(connection, HEARTBEAT_PREFIX, why)
 

@@ -1,4 +1,4 @@
-"""Results of the demo: of one step, which can wait for conditions, and the report of the whole demo."""
+"""Results of the demo's steps, waits for conditions, and the report of the whole demo."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ from cdc.errors import CdcError, PositionNotReached
 POLL_INTERVAL: Final = 0.1
 """Seconds between two checks of a condition."""
 EXPLAIN_AFTER: Final = 3.0
-"""Seconds of waiting after which the wait is explained."""
+"""Seconds of waiting after which the demo explains the wait."""
 WAIT_SECONDS: Final = 30.0
-"""Seconds that a wait may take; on an idle machine it takes one or two."""
+"""Maximum seconds for a wait; on an idle machine a wait takes one or two."""
 
 LINE_WIDTH: Final = 110
-"""Characters of text and hint above which they are printed on two lines."""
+"""Number of characters from which text and hint are printed on two lines."""
 LINE_BREAK: Final = "\n" + " " * 21
-"""Line break and indent to the column of the text."""
+"""Line break, and indent of the hint to the column of the text."""
 
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step found."""
+    """The result that one step returns."""
 
     text: str
     """Result for a person, in one line."""
     hint: str
-    """A command that shows the same."""
+    """Command that shows the same result."""
     equal: bool
-    """Whether the result is right."""
+    """True if the step found the expected values."""
     rows: int = 0
-    """Number of rows that it concerns."""
+    """Number of rows that the step concerns."""
     facts: Mapping[str, object] = field(default_factory=dict)
     """The same result for a program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Result of a step in the report."""
+    """A completed step in the report of the demo."""
 
     name: str
     rows: int
-    """Rows read at the source, in the log, or in a target."""
+    """Number of rows that the step concerns."""
     seconds: float
     equal: bool
-    """Whether the result was right; of a backfill and a replay, whether every target equalled its source."""
+    """True if the step found the expected values; for backfill and replay, if every target equals the source."""
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
 def run_step(screen: Terminal, name: str, step: Callable[[], StepResult]) -> Step:
-    """Run a step and print its result; if it raises, print its error and count it as not equal."""
+    """Run a step, print its result and return it; a CdcError is printed as a result that is not equal."""
     began = screen.seconds
     try:
         found = step()
@@ -75,11 +75,11 @@ class Wait:
 
     screen: Terminal
     subject: str
-    """Subject of the printed line."""
+    """Subject of the line that explains a long wait."""
     seconds: float = WAIT_SECONDS
 
     def until(self, what: str, check: Callable[[], Found | None]) -> Found:
-        """Return the first true value of `check`; raises PositionNotReached after `seconds`."""
+        """Call `check` until it returns a true value, and return that value; raises PositionNotReached at a timeout."""
         began, is_explained, never = monotonic(), False, Event()
         while True:
             if found := check():
@@ -98,7 +98,7 @@ class Wait:
 
 @dataclass(slots=True)
 class DemoReport:
-    """What the demo found."""
+    """The report of the whole demo."""
 
     tables: list[TableVerification] = field(default_factory=list)
     freshness: dict[str, float | None] = field(default_factory=dict)
@@ -114,20 +114,20 @@ class DemoReport:
 
     @property
     def equal(self) -> bool:
-        """Whether there are tables, all of them equal their source, and no step failed."""
+        """Return True if tables were compared, all of them equal the source, and no step failed."""
         equal = all(table.equal for table in self.tables) and all(step.equal for step in (*self.tour, *self.closing))
         return bool(self.tables) and equal
 
     @property
     def summary(self) -> str:
-        """Tables, changes and failed steps in one line."""
+        """Return the numbers of tables and changes, and the failed steps, in one line."""
         equal = sum(table.equal for table in self.tables)
         failed = [step.name for step in (*self.tour, *self.closing) if not step.equal]
         text = f"{equal}/{len(self.tables)} tables equal, {self.changes:,} changes"
         return f"{text}; failed: {', '.join(failed)}" if failed else text
 
     def to_json(self) -> dict[str, Any]:
-        """The `result` of the command's envelope."""
+        """Return the report as the `result` of the command's JSON output."""
         return {
             "tables": [{"name": t.name, "rows": t.rows, "equal": t.equal} for t in self.tables],
             "freshness": self.freshness,

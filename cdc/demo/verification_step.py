@@ -1,4 +1,4 @@
-"""Verification at the end of the demo: by `verify` for every target, or without Spark for the log's keys."""
+"""Verification in the demo: `verify` compares every target; without Spark only the keys of the log are compared."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class TableVerification:
     name: str
     """`schema.table`."""
     rows: int
-    """Rows in the source."""
+    """Number of rows in the source."""
     equal: bool
-    """True if every sink, or the log if there are no sinks, equals the source."""
+    """True if the table in every sink equals the source; without sinks, if the log does."""
 
 
 def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerification]:
-    """Run `python -m pipelines verify` for these sinks, default all; raises ChildFailed without a result."""
+    """Run `python -m pipelines verify` for these sinks; empty means all. Raises ChildFailed if it prints no result."""
     line = pipelines_command(
         "verify", workspace.definition, "--json", *(word for sink in sinks for word in ("--sink", sink))
     )
@@ -67,7 +67,7 @@ def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerific
 
 
 def by_table(verdicts: Iterable[dict[str, Any]]) -> list[TableVerification]:
-    """Merge results by (sink, topic) into one per topic, which is equal only if every sink is equal."""
+    """Merge the results of all sinks into one result per table, which is equal only if all of them are."""
     found: dict[str, TableVerification] = {}
     for verdict in verdicts:
         before = found.get(verdict["topic"])
@@ -78,7 +78,7 @@ def by_table(verdicts: Iterable[dict[str, Any]]) -> list[TableVerification]:
 
 
 def compare_log(dsn: str, log: LogReader) -> list[TableVerification]:
-    """Compare the live keys of the log with those of every published table; the source must be idle."""
+    """Compare the keys of every published table with the keys in the log; the source must be idle."""
     log.refresh()
     alive = live_keys(log)
     schemas = {schema.topic: (relation, schema) for relation, schema in log.schemas().items()}
@@ -97,13 +97,13 @@ def compare_log(dsn: str, log: LogReader) -> list[TableVerification]:
 
 
 def live_keys(log: LogReader) -> LiveKeys:
-    """Return the keys of existing rows at the end of the log."""
+    """Return the keys of the rows that exist at the end of the log, by relation."""
     rows = pa.Table.from_batches(log.rows(Position(0), log.durable or Position(0)), LOG_SCHEMA)
     return fold_live_keys(rows.select(["position", "ordinal", "relation", "op", "key", "payload"]))
 
 
 def fold_live_keys(rows: pa.Table) -> LiveKeys:
-    """Return the keys that exist after these log rows, by relation, each with the position of its last write."""
+    """Return the keys that exist after these log rows, by relation, with the position of each key's last write."""
     alive: LiveKeys = {}
     for row in rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
         keys = alive.setdefault(row["relation"], {})

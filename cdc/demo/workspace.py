@@ -1,4 +1,4 @@
-"""Workspace of a demo: its state folder, its ports and its definition."""
+"""Workspace of the demo: its state folder, its ports and its definition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cdc.demo.shop_workload import script_text
 
 FOLDER: Final = ".cdc-demo"
 POSTGRES_PORT: Final = 54329
-"""Port number in the name of the socket; fixed, because the user's PGPORT would otherwise apply."""
+"""Port number in the name of the Postgres socket; set explicitly, so that the user's PGPORT does not apply."""
 _HISTORY_PLACEHOLDER: Final = "# another one comes when the load is over"
 """Placeholder in the definition where the history sink is added."""
 _LAST_PORT: Final = 65_535
@@ -25,28 +25,28 @@ _LAST_PORT: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The folder of everything that the demo creates."""
+    """The state folder, which contains everything that the demo creates."""
 
     state: Path
 
     @property
     def postgres(self) -> Path:
-        """Folder of the cluster."""
+        """Return the data folder of the embedded Postgres."""
         return self.state / "postgres"
 
     @property
     def log(self) -> Path:
-        """The change log."""
+        """Return the path of the change log."""
         return self.state / "log"
 
     @property
     def definition(self) -> Path:
-        """The definition that the processes run."""
+        """Return the path of the definition that the processes run."""
         return self.state / "shop.yaml"
 
     @property
     def catalog_url(self) -> str:
-        """SQLAlchemy URL of the catalog."""
+        """Return the SQLAlchemy URL of the catalog."""
         return f"sqlite:///{self.state}/catalog.db"
 
     def add_history(self) -> None:
@@ -56,11 +56,11 @@ class Workspace:
         self.definition.write_text(self.definition.read_text().replace(_HISTORY_PLACEHOLDER, added))
 
     def output(self, process: str) -> Path:
-        """File with the output of a child process."""
+        """Return the path of the file with the output of a child process."""
         return self.state / f"{process}.out"
 
     def define(self, dsn: str, port: int, jars: Sequence[str]) -> None:
-        """Write the definition for this cluster and page port, without the history sink."""
+        """Write the definition for a source, a page port and jars, without the history sink."""
         values = {"dsn": dsn, "state": str(self.state), "port": str(port), "jars": json.dumps(list(jars))}
         values["history"] = _HISTORY_PLACEHOLDER
         self.definition.write_text(Template(script_text("shop.yaml")).substitute(values))
@@ -68,7 +68,7 @@ class Workspace:
 
 @contextmanager
 def open_workspace(folder: Path, *, keep: bool) -> Iterator[Workspace]:
-    """Create a state folder in `folder`, and remove it at the end unless `keep`; never uses an existing one."""
+    """Create a new state folder in `folder`; remove it at the end, unless `keep` is True."""
     state = _new_folder(folder)
     try:
         yield Workspace(state)
@@ -78,7 +78,7 @@ def open_workspace(folder: Path, *, keep: bool) -> Iterator[Workspace]:
 
 
 def free_port(wanted: int) -> int:
-    """The wanted port of 127.0.0.1, or the next free one."""
+    """Return the wanted port of 127.0.0.1 if it is free, otherwise the next free port."""
     for port in range(wanted, _LAST_PORT + 1):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
