@@ -16,10 +16,10 @@ from cdc.cluster.spark_job import ONCE, checked_trigger, chosen_sinks
 from cdc.command_output import Envelope, ErrorReport, LineMark, emit, error_to_report, fail, line
 from cdc.config import Definition, issues_in_file, load_definition
 from cdc.config.units import seconds
-from cdc.config.verify_and_replay_options import Against, VerifyMode
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, complete_remedy, process_exit_code
 from cdc.private_files import product_umask
 from cdc.process_logs import configure_by_environment
+from cdc.verify_and_replay_options import Against, VerifyMode
 
 INTERRUPTED: Final = 130
 """Exit status after SIGINT: 128 + 2, as shells report it."""
@@ -143,13 +143,16 @@ def _apply(arguments: argparse.Namespace) -> int:
     whole = load_definition(arguments.config)
     definition = _select_sinks(whole, arguments.sink, arguments.trigger)
     # imported late: verify does not need Spark, and apply does not need the modules of verify
-    apply_process, preflight = import_module("pipelines.apply_process"), import_module("pipelines.preflight")
-    new_sinks = preflight.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
+    apply_process, new_sink_checks = (
+        import_module("pipelines.apply_process"),
+        import_module("pipelines.new_sink_checks"),
+    )
+    new_sinks = new_sink_checks.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
     return int(apply_process.main(definition, once=arguments.trigger == ONCE, check=new_sinks.check))
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    definition, preflight = load_definition(arguments.config), import_module("pipelines.preflight")
+    definition, new_sink_checks = load_definition(arguments.config), import_module("pipelines.new_sink_checks")
     runtime, sink_preflight = import_module("pipelines.runtime.session"), import_module("cdc.stores.sink_preflight")
     defined = import_module("cdc.capture.startup_checks").defined_tables(definition)
     tables = list(sink_preflight.tables_of_sinks(definition, defined, {sink.name for sink in definition.sinks}))
@@ -157,11 +160,11 @@ def _check(arguments: argparse.Namespace) -> int:
 
         @cache
         def session() -> Any:
-            spark = runtime.spark_session(preflight.local_settings(definition))
+            spark = runtime.spark_session(new_sink_checks.local_settings(definition))
             stack.callback(spark.stop)
             return spark
 
-        found = preflight.find_unresolved_rules(tables, session)
+        found = new_sink_checks.find_unresolved_rules(tables, session)
     if found:
         raise InvalidDefinition.from_issues(issues_in_file(arguments.config, found))
     emit("check", json=arguments.json, summary=f"resolved the rules of {len(tables)} targets", result={"flaws": []})

@@ -20,8 +20,8 @@ from cdc.position import Position
 from cdc.table import matches
 from pipelines.folding.every_change import as_copied_rows, every_change
 from pipelines.folding.fold import fold
+from pipelines.folding.fold_inputs import STATISTICS_COLUMNS, collect_statistics
 from pipelines.folding.folded_batch import FoldedBatch, split_by_table
-from pipelines.folding.range_statistics import STATISTICS_COLUMNS, collect_statistics
 from pipelines.folding.spark_fold import fold_frame
 from pipelines.source.data_source import rows_between
 

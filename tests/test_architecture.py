@@ -20,7 +20,7 @@ TOP_LEVEL = {
 GENERATED = {".git", "uv.lock"}
 PURE = (
     "cdc.lsn", "cdc.position", "cdc.table", "cdc.log_row", "cdc.errors", "cdc.metrics",
-    "cdc.target_names", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.ranges", "pipelines.folding.range_statistics",
+    "cdc.target_names", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.ranges", "pipelines.folding.fold_inputs",
     "pipelines.folding.fold", "pipelines.types",
 )  # fmt: skip
 # the policy for text that is not UTF-8 is an enumeration of a definition; the compiler of kernels caches them on disk
@@ -97,13 +97,14 @@ WIDE = {
     "cdc.capture.recovery_commands": 19,
     "cdc.capture.startup_checks": 26,
     "cdc.log.audit.drop_file": 18,
-    "pipelines.preflight": 14,
+    "pipelines.new_sink_checks": 14,
     "pipelines.replaying.latest_rows": 14,
     "pipelines.replaying.rebuild": 19,
     "pipelines.replaying.replay": 24,
     "pipelines.sinks.delta.staged_targets": 24,
     "pipelines.verification.log_rows": 18,
-    "pipelines.verification.verify": 16,
+    "pipelines.verification.repair": 13,
+    "pipelines.verification.verify": 17,
     # pass rows from one stage to the next, and report them
     "cdc.capture.decode_stage": 18,
     "cdc.capture.status_reporter": 13,

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final
 
-from cdc.capture.out_of_stream_commit import SnapshotCommit
 from cdc.capture.resume_checks import lineage_of
 from cdc.capture.settings import SourceSettings
 from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable
+from cdc.capture.snapshot_commit import SnapshotCommit
 from cdc.config.source import Snapshot
 from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit

@@ -271,7 +271,7 @@ def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> d
     Raises ConfigError or the usage error of the verb's command, if that command would reject the arguments.
     """
     from cdc.cluster.spark_job import chosen_sinks
-    from cdc.config.verify_and_replay_options import parse_point_in_time
+    from cdc.verify_and_replay_options import parse_point_in_time
 
     if verb not in VERBS:
         raise ConfigError(

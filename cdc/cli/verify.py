@@ -85,7 +85,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     """
     import sys
 
-    from cdc.config.verify_and_replay_options import Against, VerifyMode
+    from cdc.verify_and_replay_options import Against, VerifyMode
 
     _check_choice("--mode", mode, [one.value for one in VerifyMode])
     _check_choice("--against", against, [one.value for one in Against])

@@ -21,9 +21,9 @@ import structlog
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.catalog.commands import JOB_LEASE, REPLAY, VERIFY
-from cdc.config.verify_and_replay_options import Against, VerifyMode
 from cdc.errors import CdcError, ChildFailed, StateConflict, VerifyMismatch
 from cdc.service.supervisor import die_with_parent, kill_group
+from cdc.verify_and_replay_options import Against, VerifyMode
 
 STOP_TIMEOUT: Final = 5.0
 """Maximum seconds for a child process to end when the server stops."""

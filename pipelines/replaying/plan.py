@@ -9,7 +9,6 @@ from typing import Final
 
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition, rule_of
 from cdc.config.sinks import target_path
-from cdc.config.verify_and_replay_options import POINT_IN_TIME_REMEDY, parse_point_in_time
 from cdc.errors import ConfigError, SinkUnavailable
 from cdc.log import queries
 from cdc.log.reader import LogReader
@@ -18,6 +17,7 @@ from cdc.stores.lake import Lake
 from cdc.stores.published_record import Published
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import exact_glob, matches_name
+from cdc.verify_and_replay_options import POINT_IN_TIME_REMEDY, parse_point_in_time
 from pipelines.replaying.log_contents import TableContents, read_contents
 
 BEGINNING: Final = "beginning"

@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 from cdc.command_output import Envelope, ErrorReport, LineMark, line
 from cdc.config import load_definition
 from cdc.config.units import seconds
-from cdc.config.verify_and_replay_options import Against, VerifyMode
 from cdc.errors import ConfigError, ExitCode, VerifyMismatch, complete_remedy
+from cdc.verify_and_replay_options import Against, VerifyMode
 from pipelines.verification.compare_table import TableVerdict
 from pipelines.verification.continuous import ContinuousVerification, RangeResult, VerificationSchedule
 from pipelines.verification.repair import RepairResult, repair

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc.config.verify_and_replay_options import VerifyMode
 from cdc.errors import SinkUnavailable
 from cdc.postgres.key_ranges import KeyRange, is_ordered_by_bytes
 from cdc.stores.published_record import TableRecord, TargetState
 from cdc.table import Column, TableSchema
+from cdc.verify_and_replay_options import VerifyMode
 from pipelines.verification.canonical_text import literal_text, source_text
 from pipelines.verification.checksum import digest_of
 from pipelines.verification.compare_rows import LISTED, Mismatches, Rows, compare

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
-from cdc.config.verify_and_replay_options import Against, VerifyMode
 from cdc.errors import ConfigError, PositionNotReached, SinkUnavailable
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -26,6 +25,7 @@ from cdc.postgres.tables import match_tables
 from cdc.stores.published_record import TableRecord, TargetState
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableSchema, matches, matches_name
+from cdc.verify_and_replay_options import Against, VerifyMode
 from pipelines.verification.compare_rows import LISTED
 from pipelines.verification.compare_table import TableComparison, TableVerdict, refused
 from pipelines.verification.consistent_cut import ConsistentCut, CutRequest, KeptCutAt, consistent_cut

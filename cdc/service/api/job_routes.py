@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
-from cdc.config.verify_and_replay_options import Against, VerifyMode
 from cdc.errors import ConfigError, UnknownName
 from cdc.service.api.route_context import (
     ACCEPTED,
@@ -32,6 +31,7 @@ from cdc.service.verification_status import VerifiedStatus, verified_statuses
 from cdc.snapshot import backfill_requests
 from cdc.snapshot.backfill_progress import BackfillStatus, find_backfill, list_backfills
 from cdc.table import exact_glob
+from cdc.verify_and_replay_options import Against, VerifyMode
 
 EndedQuery = Annotated[int, Query(description="Number of ended backfills to list at most.", ge=0, le=1000)]
 

@@ -15,6 +15,7 @@ from cdc.config import SchemaChanges
 from cdc.errors import TargetUnusable
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.feature_refusals import translate_refusals
 from pipelines.sinks.delta.published_table import LastPublished
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
@@ -24,7 +25,6 @@ from pipelines.sinks.delta.schema_evolution import (
     with_target_types,
 )
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.table_features import translate_refusals
 from pipelines.sinks.delta.table_plan import (
     RowShape,
     TablePlans,

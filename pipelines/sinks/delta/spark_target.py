@@ -14,8 +14,8 @@ from py4j.protocol import Py4JJavaError
 
 from cdc.errors import DeltaJarMissing
 from cdc.stores.table_features import unsupported_features
+from pipelines.sinks.delta.feature_refusals import unsupported
 from pipelines.sinks.delta.schema_evolution import EvolutionPlan
-from pipelines.sinks.delta.table_features import unsupported
 from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.target_layout import backticked
 

@@ -36,6 +36,7 @@ from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.delta_log_cleanup import erase_earlier, is_marked, mark_to_erase
+from pipelines.sinks.delta.feature_refusals import MOVE_AND_REBUILD, unsupported
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, delta_bounds
 from pipelines.sinks.delta.published_table import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
@@ -49,7 +50,6 @@ from pipelines.sinks.delta.shared_target import (
 )
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.spark_target import ONE_SPARK_WRITE
-from pipelines.sinks.delta.table_features import MOVE_AND_REBUILD, unsupported
 from pipelines.sinks.delta.table_plan import OP, rules_in_subdirectory
 from pipelines.sinks.delta.target import COLUMNS, ERASED, ROWS, STATISTICS, DeltaTarget
 from pipelines.sinks.delta.target_layout import partition_text

@@ -32,6 +32,7 @@ from cdc.table import TableSchema
 from cdc.target_names import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, START_COLUMN, column_name
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_log_cleanup import is_newest
+from pipelines.sinks.delta.feature_refusals import translate_refusals
 from pipelines.sinks.delta.file_statistics import DataFile
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
@@ -41,7 +42,6 @@ from pipelines.sinks.delta.schema_evolution import (
     without_ids,
 )
 from pipelines.sinks.delta.shared_target import KEYLESS, RELATION, RowReader, SharedPart, TargetPart, WholeTarget
-from pipelines.sinks.delta.table_features import translate_refusals
 from pipelines.sinks.delta.target_layout import PLAIN, SHARED, TargetLayout
 
 APP_ID: Final = "cdc.app_id"

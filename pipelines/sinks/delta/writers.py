@@ -25,6 +25,7 @@ from cdc.errors import DeltaJarMissing
 from cdc.stores.table_features import unsupported_features
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.contract import SparkAwaited, TableBatch
+from pipelines.sinks.delta.feature_refusals import MOVE_AND_REBUILD, unsupported
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.spark_target import (
     ONE_SPARK_WRITE,
@@ -35,7 +36,6 @@ from pipelines.sinks.delta.spark_target import (
     require_delta,
     transaction,
 )
-from pipelines.sinks.delta.table_features import MOVE_AND_REBUILD, unsupported
 from pipelines.sinks.delta.table_plan import OP, POSITION_KEY
 from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.target_layout import TargetLayout, backticked, double_quoted

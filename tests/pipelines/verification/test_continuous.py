@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.catalog import Catalog
-from cdc.config.verify_and_replay_options import VerifyMode
+from cdc.verify_and_replay_options import VerifyMode
 from pipelines.__main__ import main
 from pipelines.verification.continuous import (
     ContinuousVerification,

@@ -7,8 +7,8 @@ import shutil
 import pyarrow as pa
 import pytest
 
-from cdc.config.verify_and_replay_options import VerifyMode
 from cdc.postgres.connection import connect
+from cdc.verify_and_replay_options import VerifyMode
 from pipelines.verification.expected_rows import ReadRateLimit
 from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, replaced, typed
 

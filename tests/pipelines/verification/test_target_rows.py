@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc.config.verify_and_replay_options import VerifyMode
+from cdc.verify_and_replay_options import VerifyMode
 from pipelines.__main__ import main
 from tests.pipelines.shop_pipeline import make_shop
 from tests.pipelines.sinks.added_features import add_features

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from cdc.config.verify_and_replay_options import VerifyMode
 from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
+from cdc.verify_and_replay_options import VerifyMode
 from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, replaced, typed
 
 

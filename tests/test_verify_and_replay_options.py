@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from cdc.config.verify_and_replay_options import parse_point_in_time
 from cdc.errors import ConfigError
 from cdc.position import Position
+from cdc.verify_and_replay_options import parse_point_in_time
 
 
 def test_a_point_in_time_is_a_position_or_a_time_by_default_in_utc() -> None:
