@@ -35,24 +35,24 @@ from cdc.snapshot.watermark_window import Chunk
 from cdc.table import ADDED, CAPTURED, TableSchema, TableState
 
 CHECK_EVERY: Final = 0.3
-"""Seconds between two checks for commands that pause or cancel a backfill; durable chunks are recorded at once."""
+"""Seconds between two checks for commands that pause or cancel a backfill."""
 NICE_INCREMENT: Final = 10
 """Amount by which the nice value of copying threads is increased.
 
-Next to a thread of normal priority such a thread gets about a tenth of a core, and otherwise all idle time.
+A copying thread then gets about a tenth of a core if a thread of normal priority competes for it.
 """
 _NICEST: Final = 19
 
 
 OLDER_TRANSACTIONS_WITHIN: Final = 10.0
-"""Maximum seconds to wait for transactions that may have written a table before it was published.
+"""Maximum seconds to wait until the transactions end that may have written a table before it was published.
 
-After that time the copy is tried again.
+If they have not ended by then, the copy is tried again later.
 """
 
 
 class BackfillDirective(Enum):
-    """What a running backfill must do next."""
+    """Instruction from the worker to a running backfill."""
 
     CONTINUE = auto()
     PAUSE = auto()
@@ -61,10 +61,10 @@ class BackfillDirective(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillControl:
-    """Functions through which a backfill talks to the worker that runs it."""
+    """Callbacks through which a backfill gets directives and reports progress."""
 
     directive: Callable[[], BackfillDirective]
-    """Returns what the backfill must do next; only the thread that called `Backfill.run` calls it."""
+    """Returns the current directive; only the thread that called `Backfill.run` calls it."""
     record: Callable[[BackfillState], None]
     """Saves the progress; only the thread that called `Backfill.run` calls it."""
     count: Callable[[str, int], None]
@@ -95,8 +95,9 @@ class Backfill:
     def run(self, tables: list[TableSchema]) -> None:
         """Copy all tables that are not yet complete, the largest first.
 
-        The method can be called again with the same progress. Raises CopyStopped if the backfill is cancelled,
-        SnapshotInvalidated and source errors that may be temporary, and ConfigError for problems that need an operator.
+        A later call with the same progress continues the backfill. Raises CopyStopped if the backfill must end,
+        SnapshotInvalidated if it must be retried, and ConfigError if an operator must act. Errors of the source are
+        raised unchanged.
         """
         for schema in tables:
             if self._request.where is not None:
@@ -140,8 +141,7 @@ class Backfill:
     def _can_continue_copy(self, schema: TableSchema, began: Position) -> bool:
         """Return True if an interrupted full copy can continue.
 
-        The copy must begin again if it belongs to an earlier epoch, or if changes of the table were lost since it
-        began.
+        The copy must begin again if it belongs to an earlier epoch, or if the table needs a resync.
         """
         return (
             began.epoch == self._context.sender.durable_position.epoch and schema.state is not TableState.NEEDS_RESYNC
@@ -174,9 +174,9 @@ class Backfill:
     def _read_missing_bases(
         self, schema: TableSchema, done: TableBackfillState, since: Position, *, moved: bool
     ) -> None:
-        """Read the keys whose base row the chunks may have missed.
+        """Read again the keys whose base row the chunks may have missed.
 
-        This is repeated until no such key is left, because rows may move to another key or block in the meantime.
+        The method repeats the read until no such key is left, because an update can change a key during the read.
         """
         stream, log, after = self._context.sender, self._context.log, since
         upto = stream.durable_position
@@ -219,7 +219,7 @@ class Backfill:
         self._control.count(schema.topic, placed.rows)
 
     def _copy(self, schema: TableSchema, done: TableBackfillState, plan: ChunkPlan) -> None:
-        """Copy all chunks of a plan, over all connections if the plan allows this, otherwise over one."""
+        """Copy all chunks of a plan over all connections, or over one if the plan is not parallel."""
         began = time.monotonic() - done.seconds
 
         def on_durable(read: ChunkResult, rows: int) -> None:
@@ -247,7 +247,7 @@ class Backfill:
             self._record()
 
     def _oversee(self, running: set[Future[None]]) -> None:
-        """Record durable chunks at once, and apply directives, until all chunk readers have ended."""
+        """Record durable chunks and apply directives until all chunk readers have ended."""
         for future in running:
             future.add_done_callback(lambda _: self._changed.set())
         checked = time.monotonic()
@@ -263,7 +263,7 @@ class Backfill:
                 future.result()
 
     def _cancel_queries(self, running: set[Future[None]]) -> None:
-        """Cancel queries until all chunk readers have ended; the query for a condition may take long."""
+        """Cancel the running queries of the copy until all chunk readers have ended."""
         while wait(running, CHECK_EVERY).not_done:
             for conn in self._conns:
                 cancel_statement(conn)
@@ -272,7 +272,7 @@ class Backfill:
         return ChunkReader(self._conns[number], self._context, schema.relation, self._request.sink)
 
     def _wait_while_paused(self) -> None:
-        """Wait while the backfill is paused; raises CopyStopped if it ends."""
+        """Wait while the backfill is paused; raise CopyStopped if it must end."""
         while not self._apply_directive():
             self._context.stop.wait(CHECK_EVERY)
 

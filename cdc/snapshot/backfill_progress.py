@@ -13,15 +13,15 @@ from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest, BackfillSt
 from cdc.table import matches, matches_name
 
 ENDED_SHOWN: Final = 20
-"""Default number of ended backfills in a listing; the newest ones are shown."""
+"""Default maximum number of ended backfills in a listing, which shows the newest ones."""
 _STOPPED: Final = frozenset({"paused", "cancelled", "failed"})
 """States of a backfill for which no remaining time is estimated."""
 _SHARE_FOR_ESTIMATE: Final = 0.05
-"""Minimum completed share for an estimate of all rows from the rows read so far."""
+"""Minimum completed share of a table before its total row count is estimated from the rows copied so far."""
 KEYS_SHOWN: Final = 20
 """Maximum number of keys of a key list that a status shows."""
 _TABLES_SHOWN: Final = 4
-"""Maximum number of tables that one line names."""
+"""Maximum number of tables that `tables_text` names."""
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 
@@ -35,12 +35,12 @@ class CopyProgress:
     rows: int
     """Number of rows written to the log so far."""
     estimate: int | None
-    """Estimated number of all rows; None if unknown, or if only a part of a table is requested."""
+    """Estimated total number of rows; None if unknown, for example at the start of a partial backfill."""
     share: float | None
     """Completed share from 0 to 1; None if unknown."""
     rows_per_second: float | None
     seconds_left: float | None
-    """Estimated seconds left at the rate so far; None if unknown, or while the backfill does not run."""
+    """Estimated seconds left at the average rate so far; None if unknown, or if the backfill is paused or ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class BackfillStatus(CopyProgress):
 
     id: int
     kind: str
-    """`backfill`, `resync`, or `copy` for the first copy of tables, which the reader itself requests."""
+    """`backfill`, `resync`, or `copy`; a `copy` is the first copy of tables, which the reader itself requests."""
     request: BackfillRequest
     tables: dict[str, CopyProgress]
     """Progress of each table, by topic; empty until the backfill has begun."""
@@ -61,9 +61,9 @@ class BackfillStatus(CopyProgress):
     """Time of the request as ISO 8601 text."""
     finished_at: str | None
     command: str
-    """Command line that requests the same; in it LIST means a file with one key per line."""
+    """Shell command that repeats the request; LIST in it means a file with one key per line."""
     keys: int | None = None
-    """Number of keys in the key list; None without a list. `request` contains only the first of them."""
+    """Number of keys in the key list, or None without a list; `request` contains at most the first KEYS_SHOWN keys."""
 
     @property
     def pending(self) -> bool:
@@ -76,7 +76,7 @@ class BackfillStatus(CopyProgress):
 
 
 def backfill_status(command: Command) -> BackfillStatus:
-    """Return the status of the backfill that a command of kind BACKFILL requested."""
+    """Return the status of a backfill, computed from its command of kind BACKFILL in the catalog."""
     request, work = BackfillRequest.from_json(command.payload), BackfillState.from_json(command.result)
     state = work.state
     if command.state is CommandState.DONE:
@@ -115,7 +115,7 @@ def find_backfill(catalog: Catalog, pipeline: str, job: int) -> BackfillStatus:
 
 
 def list_backfills(catalog: Catalog, pipeline: str, ended: int = ENDED_SHOWN) -> list[BackfillStatus]:
-    """Return the status of all pending backfills and of the newest `ended` ended ones, newest first."""
+    """Return the status of all pending backfills and of the last `ended` ended backfills, newest first."""
     commands = {command.id: command for command in catalog.commands.pending(pipeline, BACKFILL)}
     newest = catalog.commands.ls(pipeline, BACKFILL, limit=ended + len(commands))
     over = [command for command in newest if command.state is not CommandState.PENDING][:ended]
@@ -129,12 +129,12 @@ def covers(request: BackfillRequest, topic: str) -> bool:
 
 
 def is_part(request: BackfillRequest) -> bool:
-    """Return True if the request is for only some rows of a table, so that the table's size allows no estimate."""
+    """Return True if the request selects only a part of the rows of a table: by condition, key range or key list."""
     return any(value is not None for value in (request.where, request.first, request.last, request.keys))
 
 
 def command_of(request: BackfillRequest) -> str:
-    """Return the shell command that requests the same; in it FILE means the path of the definition."""
+    """Return the shell command that repeats a request; FILE in it means the path of the definition."""
     words = ["cdc", *(("tables", "resync") if request.resync else ("backfill",)), *request.tables]
     if request.where is not None:
         words += ["--where", request.where]
@@ -156,7 +156,7 @@ def tables_text(request: BackfillRequest) -> str:
 
 
 def progress_text(progress: CopyProgress) -> str:
-    """Return rows, share, rate and time left in one line; "" if the backfill has not begun."""
+    """Format rows, share, rate and time left as one line; return "" if the backfill has not begun."""
     if progress.state == "queued" and not progress.rows:
         return ""
     words = [f"{progress.rows:,} rows"]
@@ -220,7 +220,7 @@ def _mean_share(tables: Iterable[TableBackfillState], estimates: Iterable[int | 
 def _estimate(table: TableBackfillState, *, part: bool) -> int | None:
     """Return the estimated number of rows of a table; None if unknown.
 
-    Once the completed share is large enough, the estimate comes from the rows read so far.
+    Once the completed share is large enough, the estimate is extrapolated from the rows copied so far.
     """
     if table.state == "done":
         return table.rows

@@ -1,6 +1,7 @@
-"""Backfill requests and their progress, as JSON documents in the catalog, and key lists as CSV text.
+"""Backfill requests, their progress, and key lists.
 
-A key list has one key per line. The values of a key are separated by commas.
+The catalog stores requests and progress as JSON documents. A key list is CSV text with one key per line; commas
+separate the values of a key.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cdc.table import CAPTURED, TableSchema, TableState, matches
 BACKFILL: Final = "backfill"
 """Kind of the command that requests a backfill. Its payload is a BackfillRequest, its result a BackfillState."""
 KEYS: Final = 10_000
-"""Maximum number of keys in one request. The catalog stores the keys, and each listing of requests reads them all."""
+"""Maximum number of keys in one request, because each listing of backfills reads all keys from the catalog."""
 
 
 Key = tuple[str, ...]
@@ -27,38 +28,38 @@ Key = tuple[str, ...]
 class BackfillAction(StrEnum):
     """Actions on a pending backfill; each is a kind of command in the catalog, such as `backfill.pause`."""
 
-    #: Pause after the pending chunks.
+    #: Pause the backfill after its pending chunks.
     PAUSE = "pause"
-    #: Continue.
+    #: Continue a paused backfill.
     RESUME = "resume"
-    #: End after the pending chunks; rows that are already written stay.
+    #: End the backfill early; rows that are already in the log stay.
     CANCEL = "cancel"
 
     @property
     def kind(self) -> str:
-        """Kind of the command in the catalog; the payload of the command has the backfill's `id`."""
+        """Kind of the command that stores this action in the catalog; its payload contains the `id` of the backfill."""
         return f"{BACKFILL}.{self.value}"
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillRequest:
-    """Which rows of which tables to read again, and how."""
+    """A request to read all or some rows of tables again."""
 
     tables: tuple[str, ...]
     """Globs that select the topics of the tables."""
     where: str | None = None
     first: tuple[str, ...] | None = None
     last: tuple[str, ...] | None = None
-    """Last key of a key range as text, included, as is `first`; None for no bound."""
+    """Last key of a key range, as text values; `first` and `last` are both inclusive, and None means no bound."""
     sink: str | None = None
     rate: int | None = None
     """Maximum number of rows per second; None for no maximum."""
     resync: bool = False
-    """True to copy the whole table and delete rows from the targets that the source no longer has."""
+    """True to copy whole tables, and to delete rows from the targets that the source no longer has."""
     epoch: int | None = None
     """Epoch of the log, if the reader itself requested the copy of new tables; otherwise None."""
     keys: tuple[tuple[str, ...], ...] | None = None
-    """Keys of one table as text. A key without a row at the source becomes a deletion."""
+    """Key list of one table, as text values; a key without a row at the source is deleted in the targets."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
@@ -71,17 +72,17 @@ class BackfillRequest:
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the request as the document for the catalog."""
+        """Return the request as a JSON document for the catalog."""
         return asdict(self)
 
 
 @dataclass(slots=True)
 class Blocks:
-    """A range of blocks of a table or leaf partition whose rows are not yet durable in the log."""
+    """A range of blocks in a table or leaf partition that the backfill has not completely copied to the log."""
 
     oid: int
     file: int
-    """`pg_class.relfilenode` of the table; the block numbers are valid for this file only."""
+    """`pg_class.relfilenode` of the table; the block numbers are valid only for this file."""
     next: int
     end: int
     """Number of the first block after the range."""
@@ -95,19 +96,19 @@ class TableBackfillState:
     """State of the table: `queued`, `snapshotting`, `done` or `failed`."""
     rows: int = 0
     estimate: int = 0
-    """Number of the table's rows that the planner of Postgres estimates."""
+    """Number of rows in the table, as estimated by the planner of Postgres."""
     seconds: float = 0.0
     """Seconds spent on reading so far."""
     after: list[str] | None = None
-    """If the table is read by key: the last key that is durable in the log; None at the beginning."""
+    """If the table is read by key: the last key that is durable in the log, or None before the first chunk."""
     blocks: list[Blocks] | None = None
-    """If the table is read by blocks: the blocks that are left; otherwise None."""
+    """If the table is read by blocks: the ranges that are not yet copied; otherwise None."""
     size: int = 0
     """Number of blocks of the whole table."""
     began: int | None = None
     """Position at which the full copy began; None for any other backfill."""
     since: int | None = None
-    """Durable position when the backfill of the table began; None for a full copy."""
+    """Durable position at which the backfill of the table began; None for a full copy, which uses `began`."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
@@ -133,7 +134,7 @@ class TableBackfillState:
 
 @dataclass(slots=True)
 class BackfillState:
-    """Progress of a backfill; the catalog shows it, and a restarted reader continues from it."""
+    """Progress of a backfill, stored in the catalog so that a restarted reader can continue."""
 
     state: str = "queued"
     """State: `queued`, `snapshotting`, `paused`, `done`, `cancelled` or `failed`."""
@@ -150,17 +151,16 @@ class BackfillState:
         return cls(values.get("state", "queued"), tables, values.get("reason"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as the document for the catalog."""
+        """Return the state as a JSON document for the catalog."""
         return asdict(self)
 
 
 def check_request(
     request: BackfillRequest, known: Mapping[int, TableSchema], sinks: Mapping[str, Any]
 ) -> list[TableSchema]:
-    """Return the schemas of the tables that a request covers.
+    """Return the schemas of the tables that a request covers. Raises ConfigError if the request is invalid.
 
-    `known` maps each relation to its schema, and `sinks` has the names of the sinks. Raises ConfigError if the request
-    cannot be carried out.
+    `known` maps each relation to its schema. The keys of `sinks` are the names of the sinks.
     """
     if request.sink is not None and request.sink not in sinks:
         listed = ", ".join(map(repr, sinks)) or "none"
@@ -220,9 +220,9 @@ def _check_listed(request: BackfillRequest, keys: tuple[tuple[str, ...], ...], t
 
 
 def parse_keys(lines: Iterable[str], where: str) -> tuple[Key, ...]:
-    """Parse lines of CSV text into keys, without duplicates and empty lines; `""` is an empty text.
+    """Parse lines of CSV text into keys, and drop duplicates and empty lines; `""` is an empty string.
 
-    `where` names the input for the error. Raises ConfigError with the line number.
+    Raises ConfigError if a line is malformed; its message contains the line number and `where`, the name of the input.
     """
     rows = csv.reader(lines, strict=True)
     try:

@@ -41,13 +41,13 @@ POLL: Final = 1.0
 CHUNK_MEMORY: Final = 16 * 1024 * 1024
 """Approximate maximum size in bytes of the Arrow rows of all chunks in memory."""
 CHUNKS_AS_ROWS: Final = 2
-"""Approximate number of pending chunks that are in memory as Arrow rows; encoded chunks are small."""
+"""Approximate number of pending chunks that are in memory as Arrow rows; other pending chunks are already encoded."""
 
 log = structlog.get_logger("backfill")
 
 
 class BackfillWorker(Thread):
-    """Thread that runs backfills until the reader stops; it waits while source or catalog are unreachable."""
+    """Thread that runs backfills until the reader stops, and waits while source or catalog are unreachable."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class BackfillWorker(Thread):
         process_metrics: metrics.Metrics,
         reload: Callable[[], Definition] | None = None,
     ) -> None:
-        """`reload` reads the definition again, because its table rules may change while the reader runs."""
+        """`reload` returns the current definition, whose table rules may change while the reader runs."""
         super().__init__(name="jobs", daemon=True)
         self._definition, self._link, self._signals, self._metrics = definition, link, signals, process_metrics
         self._windows, self._stop_event = link.windows, link.stop
@@ -68,7 +68,7 @@ class BackfillWorker(Thread):
         """True if the reader ends because all copies are complete (snapshot.mode initial_only)."""
 
     def run(self) -> None:
-        """Poll the catalog, and carry out the commands about backfills."""
+        """Poll the catalog until the reader stops, process signals, and run the backfills."""
         self._sync_worker.start()
         while not self._stop_event.wait(POLL):
             try:
@@ -100,7 +100,7 @@ class BackfillWorker(Thread):
             self._stop_event.set()
 
     def _post_initial_copies(self, catalog: Catalog) -> None:
-        """Request a copy of all tables in state `snapshotting` without a request, once per epoch."""
+        """Request a full copy of all tables in state `snapshotting` that no request of this epoch covers."""
         versions = self._windows.schemas()
         # of two tables with one name, one is dropped and will soon be marked
         wanted = {s.topic for s in versions if s.state is TableState.SNAPSHOTTING} - duplicate_topics(versions)
@@ -154,7 +154,7 @@ class BackfillWorker(Thread):
     ) -> None:
         """Record that a backfill was cancelled or failed.
 
-        The reader does not request another copy of its tables in this epoch.
+        After a cancelled or failed full copy, the reader does not request another copy of the tables in this epoch.
         """
         error = {} if exc is None else {"error": exc.to_json()}
         epoch = self._link.durable.position.epoch
@@ -204,7 +204,7 @@ class BackfillWorker(Thread):
                 self._windows.track_xids(on=False)
 
     def _wait_until_durable(self, received: Position) -> None:
-        """Wait until the log is durable up to the position received when tracking of xids began."""
+        """Wait until the durable position has reached `received`; raise CopyStopped if the reader stops."""
         while not self._link.durable.wait(received, POLL / 10):
             if self._stop_event.is_set():
                 raise CopyStopped
@@ -215,7 +215,7 @@ class BackfillWorker(Thread):
         return BackfillDirective.PAUSE if self._paused.get(job) else BackfillDirective.CONTINUE
 
     def _read_actions(self, catalog: Catalog, job: int) -> bool:
-        """Apply the pending actions on a backfill, and return True if it is cancelled."""
+        """Apply the pending pause, resume and cancel actions on a backfill, and return True if it is cancelled."""
         self._signals.process(catalog)
         cancelled = False
         pending = (catalog.commands.pending(self._definition.name, verb.kind) for verb in BackfillAction)

@@ -1,8 +1,8 @@
-"""Chunk plans: how a table is divided into chunks, which chunks are read, and which range is next.
+"""Chunk plans divide a table into chunks and track which chunks are read and durable.
 
-A whole table is divided by blocks, in disk order. This is the fastest way to read it, and any connection can read any
-range. A key range or a condition is divided by key, one chunk after another. Both plans adapt the chunk size to the
-rows that they have read. A key list is divided into shorter lists.
+A plan divides a whole table by blocks, in disk order. This is the fastest way to read a table, and several connections
+can read in parallel. A key range or a condition is divided by key, one chunk after another. Both plans adapt the chunk
+size to the rows that were read. A key list is divided into shorter lists.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from cdc.postgres.chunk_snapshot import BlockRange, KeyBounds, StoredTable
 from cdc.snapshot.backfill_requests import Blocks, TableBackfillState
 
 FIRST_ROWS: Final = 5_000
-"""Number of rows in the first chunk by key; this chunk shows how wide the rows are."""
+"""Maximum number of rows in the first chunk by key; the size of later chunks depends on how wide these rows are."""
 FIRST_BLOCKS: Final = 64
 """Maximum number of blocks in the first chunk of a plan by blocks."""
 ROWS_PER_BLOCK: Final = 200
 """Estimated number of narrow rows in a block, used for the size of the first chunk."""
 GROWTH: Final = 8
-"""Maximum factor between the number of blocks of a chunk and of the next one."""
+"""Maximum factor by which the size of a chunk may exceed the size of the previous chunk."""
 LIST_KEYS: Final = 1_000
 """Number of keys per chunk of a key list."""
 IDLE_FACTOR: Final = 3
-"""Factor by which chunks are larger while the stream is idle, because each chunk costs a commit."""
+"""Factor by which the byte limit of a chunk is raised while the stream is idle, so that a copy has fewer chunks."""
 LINE_CUTS: Final = (*range(0, 300, 20), 1 << 14)
 """Line pointer numbers at which a block of wide rows is split.
 
@@ -55,7 +55,7 @@ class ChunkRange:
     limit: int = NO_LIMIT
     """Maximum number of rows; applies only to a range by key."""
     delete_missing: bool = False
-    """True if a listed key without a row becomes a deletion."""
+    """True if the chunk contains a delete row for each listed key that has no row."""
 
     @property
     def is_smallest(self) -> bool:
@@ -76,19 +76,19 @@ class ChunkResult:
     nbytes: int
     """Size of the rows in Arrow format, in bytes."""
     last: tuple[str, ...] | None
-    """Key of the last row; None without rows or without a key."""
+    """Key of the last row; None if the chunk has no rows or the table has no key."""
     is_idle: bool
-    """True if the stream received no rows while the chunk was read, so a larger chunk would delay no change."""
+    """True if the stream received no rows while the chunk was read; a larger chunk would then delay no change."""
 
     @classmethod
     def of(cls, part: ChunkRange, rows: pa.Table, *, is_idle: bool = False) -> Self:
-        """Return the result for the rows (LOG_SCHEMA) that were read for a range."""
+        """Return the result for a range and the rows (in LOG_SCHEMA) that were read for it."""
         key = rows["key"][-1].as_py() if rows.num_rows else None
         return cls(part, rows.num_rows, rows.nbytes, None if key is None else tuple(key), is_idle)
 
 
 class ChunkPlan(Protocol):
-    """Division of one table into chunks, and its progress; thread-safe."""
+    """Divides one table into chunks and tracks the progress of copying them."""
 
     parallel: bool
     """True if several connections may read chunks at the same time."""
@@ -97,13 +97,13 @@ class ChunkPlan(Protocol):
         """Return the next range to read; None if every range was already returned."""
 
     def record_read(self, read: ChunkResult) -> None:
-        """Adapt the chunk size to the rows read, and compute where the next range starts."""
+        """Record the result of reading a range; the plan derives the size and start of the next range from it."""
 
     def split(self, part: ChunkRange) -> None:
         """Replace a range that was too large by smaller ranges."""
 
     def range_to_reread(self, read: ChunkResult) -> ChunkRange:
-        """Return the range that reads the same rows again in their current state."""
+        """Return the range to read again in place of a chunk that could not be merged."""
 
     def mark_durable(self, read: ChunkResult) -> None:
         """Record in the table's state that the log contains the chunk."""
@@ -121,7 +121,7 @@ class KeyRangePlan:
         self._size = min(FIRST_ROWS, limits.rows)
 
     def next_range(self) -> ChunkRange | None:
-        """Return the range as `ChunkPlan` says; called again only after the previous range was read."""
+        """Return the next range, or None at the end; before the next call, `record_read` must get the result."""
         return None if self._next is None else ChunkRange(self._next, self._size)
 
     def record_read(self, read: ChunkResult) -> None:
@@ -138,12 +138,12 @@ class KeyRangePlan:
         return ChunkRange(replace(bounds, last=last))
 
     def mark_durable(self, read: ChunkResult) -> None:
-        """Record the chunk as durable; chunks become durable in key order."""
+        """Record the last key of a durable chunk; the caller must mark chunks in key order."""
         self._state.after = self._state.after if read.last is None else list(read.last)
 
 
 class KeyListPlan:
-    """Chunks of a key list: the rows of the keys, and with `delete_missing` a deletion per key without a row."""
+    """Chunks of a key list; with `delete_missing`, a chunk contains a delete row for each key that has no row."""
 
     parallel = True
 
@@ -173,7 +173,7 @@ class KeyListPlan:
         return read.part
 
     def mark_durable(self, read: ChunkResult) -> None:
-        """Do nothing: after a crash the whole list is read again, which is cheap and harmless."""
+        """Do nothing, because the whole list is read again after a crash."""
 
 
 class BlockPlan:
@@ -226,20 +226,20 @@ class BlockPlan:
         return read.part
 
     def mark_durable(self, read: ChunkResult) -> None:
-        """Record the chunk as durable; chunks become durable in any order."""
+        """Record that a chunk is durable; chunks may be marked in any order."""
         with self._lock:
             self._reading.discard(_block_range(read.part))
             self._save_progress()
 
     def _save_progress(self) -> None:
-        """Save which blocks are not yet durable: those that are unread, returned for another attempt, or being read."""
+        """Save the blocks that are not durable in the table's state: unread, split, or being read."""
         spans = (*self._reading, *self._returned)
         waiting = {(span.leaf.oid, span.leaf.file, span.first, span.end) for span in spans}
         self._state.blocks = [Blocks(*span) for span in sorted(waiting)] + [replace(part) for part in self._unread]
 
 
 def _split(span: BlockRange) -> list[BlockRange]:
-    """Return the smaller ranges that replace a block range, in order."""
+    """Split a block range that was too large into smaller ranges, and return them in the order to read."""
     if span.end - span.first > 1:
         middle = (span.first + span.end) // 2
         return [replace(span, end=middle), replace(span, first=middle)]
@@ -249,9 +249,9 @@ def _split(span: BlockRange) -> list[BlockRange]:
 
 
 def _unread_blocks(state: TableBackfillState, leaves: Sequence[StoredTable]) -> list[Blocks]:
-    """Return the blocks to read, and set the size of the table in the state.
+    """Return the blocks to read in all leaf tables, and set the size of the table in the state.
 
-    Of a leaf table whose copy was begun these are the blocks that are left, unless the table was rewritten since.
+    If the copy of a leaf table has begun and its file is still the same, only the remaining blocks are returned.
     """
     left = list[Blocks]()
     for leaf in leaves:

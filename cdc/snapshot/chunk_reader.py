@@ -1,8 +1,8 @@
-"""Chunk reader: uses one connection of a copy to read a table chunk by chunk and send each chunk into the stream.
+"""The chunk reader reads a table chunk by chunk over one connection, and sends each chunk into the stream.
 
-Every chunk is read in its own snapshot, registered in a watermark window, and followed by a watermark. A few chunks are
-pending while the next one is read; only one while the stream receives rows. This limits memory, and the delay of
-changes behind the chunks. A chunk counts as copied once the log contains it.
+Every chunk is read in its own snapshot, registered in a watermark window, and followed by a watermark. While a chunk is
+read, a few earlier chunks may be pending. While the stream receives rows, a copy has at most one unfinished chunk.
+This limits memory, and the time that changes wait behind chunks. A chunk counts as copied once the log contains it.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from cdc.snapshot.watermark_window import Chunk, PlacedRows
 from cdc.table import CAPTURED, TableSchema
 
 CHUNKS_AHEAD: Final = 8
-"""Number of chunks that may be pending in addition to those being read.
+"""Number of chunks that may wait until they are durable, in addition to one chunk per connection.
 
-Several chunks share a commit. After a crash all of them are read again.
+Several chunks share a commit of the log. After a crash, all chunks that are not durable are read again.
 """
 SLOT_PAUSE: Final = 0.1
 """Seconds that a connection waits for the chunk budget before it checks for a pause or a stop."""
 KEYLESS_ATTEMPTS: Final = 100
 """Maximum number of attempts to read a table without a key while the table changes."""
 VISIBILITY_PAUSE: Final = 0.05
-"""Seconds before the next snapshot, if a snapshot does not see all transactions that the stream contains."""
+"""Seconds before the next snapshot, if the last one did not see a transaction that the stream has already sent."""
 KEYLESS_BYTES: Final = 128 * 1024 * 1024
-"""Maximum size in bytes of the Arrow rows of a table without a key; one transaction contains all rows."""
+"""Maximum bytes of Arrow rows for a table without a key, because all its rows are in memory at the same time."""
 
 _BLANK: Final[dict[str, Any]] = dict.fromkeys(LOG_SCHEMA.names) | {
     "position": 0,
@@ -68,7 +68,7 @@ _BLANK: Final[dict[str, Any]] = dict.fromkeys(LOG_SCHEMA.names) | {
     "committed_at": 0,
     "partial": False,
 }
-"""Values of the columns of a deletion row before it gets its position."""
+"""Default column values of a delete row that has no position yet."""
 
 
 class CopyStopped(Exception):
@@ -90,12 +90,12 @@ class CopyContext:
     rate_limit: CopyRateLimit
     gate: PauseGate
     max_chunks: int
-    """Maximum number of chunks of a table that are in memory or not yet recorded as durable."""
+    """Maximum number of chunks of one table that are being read or not yet recorded as durable."""
     log: Root
     stop: Event
 
     def new_budget(self) -> ChunkBudget:
-        """Return a new chunk budget, for one table or key list."""
+        """Return a new chunk budget for one table or one key list."""
         return ChunkBudget(self.max_chunks)
 
 
@@ -109,7 +109,7 @@ class _SentChunk:
 
 
 class ChunkReader:
-    """Reads the chunks of one table over one connection; only one thread may use it."""
+    """Reads the chunks of one table over one connection and sends them into the stream; not thread-safe."""
 
     def __init__(self, conn: Any, context: CopyContext, relation: int, address: str | None) -> None:
         self._conn, self._context = conn, context
@@ -119,11 +119,11 @@ class ChunkReader:
         self._streamed, self._is_idle = 0, True
 
     def copy(self, plan: ChunkPlan, budget: ChunkBudget, on_durable: Callable[[ChunkResult, int], None]) -> None:
-        """Read all ranges of the plan, and call `on_durable` for each durable chunk with its number of rows.
+        """Read and send all chunks of the plan, and call `on_durable` with each durable chunk and its row count.
 
-        The other connections share the budget. The caller releases a chunk from the budget after it has recorded that
-        the chunk is durable. Raises CopyStopped, SnapshotInvalidated, source errors that may be temporary, and
-        ConfigError for problems that need an operator.
+        All connections of the copy share the budget. After the caller has recorded a chunk as durable, it must release
+        the chunk from the budget. Raises CopyStopped if the copy ends early, SnapshotInvalidated if the copy must be
+        retried, and ConfigError if an operator must act. Errors of the source are raised unchanged.
         """
         more = True
         while more or self._waiting or self._placed:
@@ -159,9 +159,9 @@ class ChunkReader:
     def copy_keyless(self, build_schema: Callable[[TableSchema, TableSchema | None], TableSchema]) -> PlacedRows:
         """Replace all rows of a table without a key in one transaction, and return once they are durable.
 
-        `build_schema` gets two schema versions: that of the stream, and that of the system catalogs in the same
-        snapshot. It returns the version with which the rows are read. Raises ConfigError if the table does not fit into
-        memory.
+        `build_schema` receives the schema version of the stream and the version that the snapshot sees in the system
+        catalogs. It returns the version to read the rows with. Raises ConfigError if the table cannot be copied, for
+        example because it is larger than KEYLESS_BYTES.
         """
         context = self._context
         if is_standby(self._conn):
@@ -208,7 +208,7 @@ class ChunkReader:
             ) from None
 
     def _await_placement(self, sent: _SentChunk, plan: ChunkPlan) -> _SentChunk:
-        """Wait until the chunk is merged with the stream; read the chunk again as often as necessary."""
+        """Wait until the chunk is merged with the changes of its window; read and send the chunk again if needed."""
         while True:
             placed = self._context.sender.wait_for_outcome(sent.token)
             if not placed.must_read_again:
@@ -250,9 +250,9 @@ class ChunkReader:
         return _SentChunk(token, ChunkResult.of(part, rows, is_idle=self._is_idle))
 
     def _renew(self) -> None:
-        """Write the schema version of the system catalogs of Postgres to the log.
+        """Write the table's current schema version, read from the system catalogs of Postgres, to the log.
 
-        The stream itself sends a new version only together with the next row.
+        The stream sends a new schema version only before the next change of the table.
         """
         stream = self._context.sender
 
@@ -298,7 +298,7 @@ def _position(placed_chunk: _SentChunk) -> Position:
 
 
 def deletion_rows(schema: TableSchema, keys: Sequence[tuple[str, ...]]) -> pa.Table:
-    """Return one `d` row (LOG_SCHEMA) per key; its column `before` contains the values of the key."""
+    """Return a table in LOG_SCHEMA with one delete row per key; the column `before` contains the key values."""
     fields = _BLANK | {"relation": schema.relation, "topic": schema.topic, "op": Operation.DELETE.value}
     key_columns = [(column.id, column.key) for column in schema.sent if column.key is not None]
     rows = [fields | {"key": list(key), "before": [(column, key[n]) for column, n in key_columns]} for key in keys]

@@ -1,9 +1,9 @@
-"""Chunk sender: registers chunks in watermark windows, sends their watermarks, and waits until the log has them.
+"""The chunk sender registers chunks in watermark windows, sends their watermarks, and waits until the log has them.
 
-If the source is a standby, the connection for watermarks is the only one to the primary. Therefore this module also
-queries the lag of other standbys.
+If the source is a standby, the connection for watermarks is the only connection to the primary. Therefore this module
+also queries the primary for the lag of standbys.
 
-A copy also writes `s` rows before and after the rows of a table. Each of them is a chunk without rows.
+A full copy also writes an `s` row before and after the rows of a table. Each `s` row is sent as a chunk without rows.
 """
 
 from __future__ import annotations
@@ -27,26 +27,23 @@ from cdc.table import TableSchema, TableState
 STOP_CHECK_EVERY: Final = 0.1
 """Seconds between two checks whether the reader is stopping."""
 WATERMARK_TIMEOUT: Final = 30.0
-"""Seconds after which a chunk that waits for its watermark is read again.
-
-The time counts only while the stream makes no progress.
-"""
+"""Maximum seconds without progress of stream or log while a chunk waits; then the copy is interrupted and retried."""
 
 
 class LogProgress(Protocol):
-    """The durable position of the log, which the reader moves forward."""
+    """Access to the durable position of the log, which advances while the reader runs."""
 
     @property
     def position(self) -> Position:
         """The durable position."""
 
     def wait(self, position: Position, seconds: float) -> bool:
-        """Wait at most `seconds` until the log contains the position, and return True if it does."""
+        """Wait until the log contains the position, but at most `seconds`; return True if the log contains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderLink:
-    """Objects that the copying threads share with the reader; they outlive replication sessions."""
+    """Objects that the copying threads share with the reader, across all its replication sessions."""
 
     windows: WatermarkWindows
     durable: LogProgress
@@ -65,7 +62,8 @@ class ChunkSender:
     def place_chunk(self, relation: int, build: Callable[[TableSchema | None], Chunk]) -> PlacedRows:
         """Insert a chunk into the stream, and wait until it is durable.
 
-        `build` gets the relation's current schema version in the stream, or None, and returns the chunk.
+        `build` receives the relation's current schema version, or None if the stream has not described the relation.
+        It returns the chunk.
         """
         while True:
             token = uuid4().hex
@@ -84,7 +82,7 @@ class ChunkSender:
             emit_message(self._conn, WATERMARK_PREFIX, token)
 
     def wait_for_outcome(self, token: str) -> PlacedRows:
-        """Wait until the watermark of a chunk arrives, and return the result.
+        """Wait until the watermark of a window arrives, and return the outcome of its chunk.
 
         Raises SnapshotInvalidated if the stream makes no progress for WATERMARK_TIMEOUT.
         """
@@ -96,7 +94,10 @@ class ChunkSender:
         return self._durable.position
 
     def await_durable(self, position: Position) -> None:
-        """Wait until the log contains the position; raises SnapshotInvalidated if the log makes no progress."""
+        """Wait until the log contains the position.
+
+        Raises SnapshotInvalidated if the log makes no progress for WATERMARK_TIMEOUT, or if the reader stops.
+        """
         before, deadline = self.durable_position, time.monotonic() + WATERMARK_TIMEOUT
         while not self._durable.wait(position, STOP_CHECK_EVERY):
             if (durable := self.durable_position) != before:
@@ -113,10 +114,10 @@ class ChunkSender:
 
 
 def schema_from_catalog(version: TableSchema, now: TableSchema | None, epoch: int) -> TableSchema:
-    """Return the table's schema `now`, as read from Postgres, with the log's relation and column numbers.
+    """Return the current schema of a table, with the relation number of the log.
 
-    `version` is the schema in the log. Raises ConfigError if the table no longer exists, or if its columns differ from
-    those in the log and the log has them from an earlier epoch.
+    `version` is the schema in the log, and `now` the schema in the system catalogs of Postgres. Raises ConfigError if
+    the table no longer exists. Also raises it if the log's relation is of an earlier epoch and its columns differ.
     """
     if now is None:
         raise ConfigError(f"the source no longer has table {version.topic!r}")
@@ -145,15 +146,12 @@ def schema_chunk(version: TableSchema, generation: Position | None = None) -> Ch
 
 
 def complete_table_chunk(version: TableSchema) -> Chunk:
-    """Return a chunk without rows that marks a table as complete without a copy.
-
-    Targets keep all rows of the table.
-    """
+    """Return a chunk without rows that ends the copy of a table at once, so that targets keep all their rows."""
     return schema_chunk(version, Position(0))
 
 
 def end_of_copy_chunk(version: TableSchema, began: Position) -> Chunk:
-    """Return the chunk that ends a full copy; targets then delete rows older than the start of the copy."""
+    """Return the chunk that ends a full copy; targets then delete all rows that are older than position `began`."""
     if version.state is not TableState.SNAPSHOTTING:
         raise not_copyable_error(version)
     return schema_chunk(with_state(version, TableState.LIVE), began)

@@ -17,7 +17,7 @@ CHECK_STANDBY_EVERY: Final = 1.0
 
 
 class ChunkBudget:
-    """Maximum number of chunks of a table that are being read or are not yet recorded as durable.
+    """A limit on the chunks of a table that are being read or not yet recorded as durable.
 
     All connections of a copy share the budget.
     """
@@ -26,9 +26,10 @@ class ChunkBudget:
         self._changed, self._count, self._taken = Condition(), count, 0
 
     def acquire(self, *, alone: bool) -> bool:
-        """Reserve one chunk, and return False if none is free.
+        """Reserve one chunk and return True, or return False if the budget is used up.
 
-        With `alone` a chunk is free only if no other is reserved, because each pending chunk delays the stream.
+        If `alone` is true, the budget allows only one chunk; use this while the stream is busy, because pending chunks
+        delay its changes.
         """
         with self._changed:
             if not self._is_free(alone=alone):
@@ -37,12 +38,12 @@ class ChunkBudget:
             return True
 
     def wait_until_free(self, seconds: float, *, alone: bool) -> None:
-        """Wait at most `seconds` until `acquire` could reserve a chunk."""
+        """Wait until `acquire` can reserve a chunk, but at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_free(alone=alone), seconds)
 
     def release(self, count: int = 1) -> None:
-        """Release the reservation of chunks that are recorded as durable, or were not read."""
+        """Return reserved chunks to the budget after they were recorded as durable, or if they were not read."""
         with self._changed:
             self._taken -= count
             self._changed.notify_all()
@@ -52,7 +53,7 @@ class ChunkBudget:
 
 
 class PauseGate:
-    """Makes the connections of a copy wait while the backfill is paused."""
+    """A gate at which the connections of a copy wait while the backfill is paused."""
 
     def __init__(self) -> None:
         self._changed, self._open, self._ended = Condition(), True, False
@@ -64,7 +65,7 @@ class PauseGate:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the copy, so that waiting connections return."""
+        """End the copy; `wait_until_open` then returns False for all connections."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -82,17 +83,17 @@ class PauseGate:
 
 
 class CopyRateLimit:
-    """Limits the load of a copy on the source, and says when the copy must pause."""
+    """Limits the rate of a copy, and reports when a lagging standby requires a pause."""
 
     def __init__(self, rows: int | None, load: SourceLoad, stream: ChunkSender, stop: Event) -> None:
-        """`rows` is the maximum number of rows per second, in addition to the limits in `load`; None for no maximum."""
+        """`rows` is the maximum number of rows per second, or None for no maximum; `load` contains further limits."""
         self._rows, self._load, self._stream, self._stop = rows, load, stream, stop
         self._lock = Lock()
         self._due = self._standby_due = 0.0
         self._reason: str | None = None
 
     def throttle(self, rows: int, nbytes: int) -> None:
-        """Wait after a chunk with this many rows and bytes of text, until the limits allow another one."""
+        """Account for a chunk with this many rows and bytes of text, and wait until the limits allow the next chunk."""
         seconds = max(rows / (self._rows or float("inf")), nbytes / (self._load.bytes_per_second or float("inf")))
         with self._lock:
             self._due = max(self._due, time.monotonic()) + seconds
@@ -100,7 +101,7 @@ class CopyRateLimit:
         self._stop.wait(max(0.0, due - time.monotonic()))
 
     def pause_reason(self) -> str | None:
-        """Return why the copy must pause now; None if it may read."""
+        """Return the reason for which the copy must pause now, or None if it may continue."""
         standby = self._load.standby
         if standby is None:
             return None

@@ -1,8 +1,8 @@
-"""Queries of a copy to the log: keys without a base row, and transactions that no snapshot sees yet.
+"""Queries on the log during a copy: keys without a base row, and transactions that snapshots do not see yet.
 
-A row that changes during a copy arrives through the stream, in full or without its unchanged TOAST columns. A partial
-image needs a base row in the log. A copy in key order reads the row later, unless it moved to a key that was already
-read. A copy in block order may never read the row, because the update can move it to a block that was already read.
+If a row is updated during a copy, the stream may send its image without unchanged TOAST columns. Such a partial image
+needs a base row in the log. A copy in key order reads this row later, unless the update gave it a key that was already
+read. A copy in block order may never read this row, because the update can move it to a block that was already read.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from cdc.position import Position
 from cdc.postgres.chunk_snapshot import open_transactions
 
 CLOCK_SLACK: Final = timedelta(minutes=1)
-"""Maximum time by which commit times may decrease from one commit to the next."""
+"""Maximum time by which a commit timestamp may be lower than the timestamp of an earlier commit."""
 _COLUMNS: Final = ["relation", "key", "old_key", "partial"]
 
 
 def keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, *, moved: bool
 ) -> list[tuple[str, ...]]:
-    """Return the distinct keys of the relation's partial images in (after, upto], sorted.
+    """Return the keys of the relation's partial images in (after, upto], sorted and without duplicates.
 
-    With `moved`, only images of rows that changed their key count.
+    If `moved` is true, return only the keys of updates that changed the key.
     """
     log, keys = LogReader(root), set[tuple[str, ...]]()
     for file in log.files(after, upto):
@@ -48,9 +48,9 @@ def keys_without_base(
 def moved_keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, keys: Collection[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """Return the keys to which rows of `keys` moved in (after, upto] before their base row arrived.
+    """Return the new keys of rows that had a key in `keys`, changed it in (after, upto], and have no base row yet.
 
-    A row may have moved several times.
+    A row may have changed its key several times.
     """
     log, bare, found = LogReader(root), set(keys), set[tuple[str, ...]]()
     deleted_key: tuple[str, ...] | None = None
@@ -72,10 +72,10 @@ def moved_keys_without_base(
 
 
 def unconfirmed_xids(conn: Any, root: Root) -> np.ndarray:
-    """Return the xids that the log contains and a snapshot taken now does not see, distinct; usually none.
+    """Return the distinct xids that the log contains but a new snapshot does not see; usually there are none.
 
     A transaction in the stream may still be invisible, for example while it waits for a synchronous standby. Such a
-    transaction committed after the oldest open transaction began, so only the newest files are read.
+    transaction committed after the oldest open transaction began. Therefore only the newest files are read.
     """
     visibility, oldest = open_transactions(conn)
     log, found, since = LogReader(root), [np.empty(0, np.int64)], pa.scalar(oldest - CLOCK_SLACK)

@@ -1,11 +1,11 @@
 """Publication sync: keeps the publication in Postgres and the log in agreement with the definition's table rules.
 
 A table that a rule newly matches is added to the publication and the log, and then copied. A table that no rule matches
-any more is removed from the publication and marked in the log. Other tables do not change. A table that cannot be added
-to the publication, or whose capture would break writes at the source, is refused with a reason.
+any more is removed from the publication and marked as dropped in the log. A table that cannot be added to the
+publication, or whose capture would break writes at the source, is refused with a reason.
 
-The thread of this module also runs the commands about tables. Backfills have another thread, so that a new table is
-found and added while another copy runs for hours.
+The thread of this module also runs the commands CHECK_TABLES and SKIP_TABLES. Backfills run in another thread, so that
+a new table is added while a long copy runs.
 """
 
 from __future__ import annotations
@@ -60,37 +60,38 @@ log = structlog.get_logger("tables")
 
 @dataclass(frozen=True, slots=True)
 class TableDifference:
-    """Difference between the tables that the rules match and the captured tables."""
+    """Difference between the tables that the table rules match and the captured tables."""
 
     added: Mapping[int, TableName]
     """Tables to add, by OID."""
     removed: tuple[TableSchema, ...]
     missing: tuple[TableSchema, ...]
-    """Captured tables that no longer exist, or can no longer be captured."""
+    """Captured tables that are not among the existing tables that can be captured."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """Topics that one comparison added and removed, and tables that it refused."""
+    """Result of one publication sync: topics that were added and removed, and tables that were refused."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Topics of tables that a rule matches but that cannot be captured → code, reason and SQL as one text."""
+    """Topic → code, reason and SQL as one text, for each table that a rule matches but that cannot be captured."""
     unread: str | None = None
-    """Why the definition could not be read again, so that the previous rules apply; None if it was read."""
+    """Error with which rereading the definition failed, so that the previous rules apply; None if it succeeded."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as the document for the catalog."""
+        """Return the result as a JSON document for the catalog."""
         return asdict(self)
 
 
 def compare_tables(
     known: list[TableSchema], wanted: Mapping[int, TableName], existing: Mapping[int, TableName]
 ) -> TableDifference:
-    """Compare the captured tables in `known` with the tables that rules match and with all existing tables.
+    """Compare the captured tables with the tables that the rules match.
 
-    `wanted` and `existing` map OIDs to names.
+    `known` contains the tables of the log. `wanted` maps the OIDs of all matched tables to their names, and `existing`
+    the OIDs of all existing tables.
     """
     captured = {schema.oid: schema for schema in known if schema.state is not TableState.DROPPED}
     added = {oid: name for oid, name in wanted.items() if oid not in captured}
@@ -100,7 +101,7 @@ def compare_tables(
 
 
 class PublicationSync:
-    """Adds tables to and removes tables from the capture of one reader; only one thread may use it."""
+    """Adds tables to the capture of one reader and removes tables from it; not thread-safe."""
 
     def __init__(
         self,
@@ -108,13 +109,13 @@ class PublicationSync:
         definition: Definition,
         link: ReaderLink,
     ) -> None:
-        """`reload` reads the definition again; only changes of its table rules take effect."""
+        """`reload` returns the current definition; only changes of its table rules take effect."""
         self._reload, self._definition, self._link = reload, definition, link
         self._refused: Mapping[str, str] = {}
         self._unread: str | None = None
 
     def run_once(self) -> SyncResult | None:
-        """Compare once, and add and remove tables; return None and do nothing while no session streams."""
+        """Compare rules and captured tables once, and add and remove tables; return None if no session streams."""
         unread = self._reread()
         known = self._link.windows.schemas()
         definition, source = self._definition, self._definition.source
@@ -143,7 +144,7 @@ class PublicationSync:
         return SyncResult(added, tuple(schema.topic for schema in found.removed), refused, unread)
 
     def skip(self, chosen: TableSchema) -> None:
-        """Mark a table as complete without a copy. Raises ConfigError if its columns cannot be identified."""
+        """Mark a table as live without a copy. Raises ConfigError if its columns cannot be identified."""
         source = self._definition.source
         with (
             closing(connect(source.current_dsn(), application_name="cdc tables")) as conn,
@@ -178,10 +179,7 @@ class PublicationSync:
         return self._unread
 
     def _capturable(self, added: Mapping[int, TableName]) -> tuple[dict[int, TableName], dict[str, str]]:
-        """Return the tables that can be captured, by OID, and the reason for each of the others, by name.
-
-        Capture of a table must not break writes at the source.
-        """
+        """Return the tables that can be captured, by OID, and the reason why each other table cannot, by name."""
         names = list(map(str, added.values()))
         wrong = self._problems(names) if names else {}
         fit = {oid: name for oid, name in added.items() if str(name) not in wrong}
@@ -196,9 +194,9 @@ class PublicationSync:
         return refused
 
     def _problems(self, names: list[str]) -> dict[str, tuple[str, str | None]]:
-        """Return the problems of these tables: name → message, and SQL that solves the problem or None.
+        """Return the preflight problems of tables: name → message, and SQL that solves the problem or None.
 
-        To find the table that causes a problem of the publication, each table is checked alone.
+        If the check reports a problem of the publication, each table is checked alone to find the cause.
         """
         source = self._definition.source
         wants = SourceRequirements(
@@ -248,7 +246,7 @@ class PublicationSync:
         self._mark(stream, schema, REMOVED)
 
     def _mark(self, stream: ChunkSender, schema: TableSchema, reason: str) -> None:
-        """Write an `s` row after all rows of the table, which ends its capture."""
+        """Write an `s` row with state `dropped`, which ends the capture of the table."""
         stream.place_chunk(
             schema.relation, lambda version: schema_chunk((version or schema).flagged(TableState.DROPPED, reason))
         )
@@ -256,7 +254,7 @@ class PublicationSync:
 
 
 def _refusal_text(table: TableName, message: str, statement: str | None) -> str:
-    """Return the reason and the next step for a refused table."""
+    """Format the reason and the remedy for a refused table as one text."""
     step = statement or complete_remedy("exclude the table: 'cdc tables remove TABLE'", topic=str(table))
     return f"{PreflightFailed.code} {message} → {step}"
 
@@ -268,15 +266,15 @@ def publication_control(definition: Definition) -> PublicationControl:
 
 
 def duplicate_topics(versions: Iterable[TableSchema]) -> set[str]:
-    """Return the topics that more than one table has, not counting dropped tables."""
+    """Return the topics that several captured tables share; dropped tables do not count."""
     counted = Counter(schema.topic for schema in versions if schema.state is not TableState.DROPPED)
     return {topic for topic, count in counted.items() if count > 1}
 
 
 class PublicationSyncWorker(Thread):
-    """Thread that runs the comparison of tables and the commands about tables.
+    """Thread that runs the publication sync periodically, and the commands CHECK_TABLES and SKIP_TABLES.
 
-    It waits while source or catalog are unreachable.
+    The thread waits while source or catalog are unreachable.
     """
 
     def __init__(self, sync: PublicationSync, link: ReaderLink, pipeline: str, url: str) -> None:
@@ -287,7 +285,7 @@ class PublicationSyncWorker(Thread):
         self._synced_at = float("-inf")
 
     def run(self) -> None:
-        """Compare the tables periodically, and carry out commands about tables."""
+        """Run the publication sync and the commands about tables until the reader stops."""
         while not self._stop_event.wait(POLL):
             try:
                 with Catalog.open(self._url) as catalog:
@@ -298,7 +296,7 @@ class PublicationSyncWorker(Thread):
                 log.warning("cannot read table requests from the catalog", code=exc.code)
 
     def _sync_if_due(self, catalog: Catalog) -> None:
-        """Compare the tables when this is due or a command requests it."""
+        """Run the publication sync if it is due or a command requests it."""
         requested = catalog.commands.pending(self._pipeline, CHECK_TABLES)
         pause = SYNC_EVERY_DUPLICATE if duplicate_topics(self._windows.schemas()) else SYNC_EVERY
         if not requested and time.monotonic() < self._synced_at + pause:
@@ -330,7 +328,7 @@ class PublicationSyncWorker(Thread):
     def _run_command(
         self, catalog: Catalog, commands: list[Command], work: Callable[[], Mapping[str, Any] | None]
     ) -> None:
-        """Call `work`, and finish the commands with its result.
+        """Call `work`, and record its result or error in the commands.
 
         The commands stay pending if `work` returns None or raises a temporary error.
         """

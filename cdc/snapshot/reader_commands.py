@@ -1,7 +1,7 @@
-"""Commands to the running reader: start, pause or cancel a backfill, compare the tables, or skip a copy.
+"""Commands to the running reader: start, pause or cancel a backfill, check the published tables, or skip a copy.
 
-CLI, API and repair post these commands to the catalog and wait for the result. They query the source only to validate a
-request. The backfill worker and the publication sync of the reader carry the commands out.
+CLI, API and repair store these commands in the catalog and wait for the result. They query the source only to validate
+a request. The backfill worker and the publication sync of the reader carry out the commands.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillReq
 from cdc.table import TableSchema, TableState, exact_glob, matches_name
 
 OUTCOME_WITHIN: Final = 5.0
-"""Seconds within which a running reader begins a backfill if no other runs, and completes a small one."""
+"""Default number of seconds to wait for a backfill; a running reader completes a small backfill in this time."""
 CHECK_TABLES: Final = "tables.look"
-"""Kind of the command to compare tables and rules now; its result has `added`, `removed` and `refused`."""
+"""Kind of the command to compare the source's tables with the definition's table rules now.
+
+The result of the command has the fields `added`, `removed` and `refused`.
+"""
 SKIP_TABLES: Final = "tables.skip"
-"""Kind of the command to mark tables as complete without a copy; `tables` in its payload has their globs."""
+"""Kind of the command to mark tables as live without a copy; the field `tables` of its payload contains globs."""
 ANSWER_TIMEOUT: Final = 10.0
-"""Default number of seconds to wait for an answer of a running reader."""
+"""Default number of seconds to wait until the running reader finishes a command."""
 _POLL_EVERY: Final = 0.1
 """Seconds between two polls of the catalog."""
 _LEASE_SECONDS: Final = 10.0
-"""Seconds after which the lease of a killed process expires."""
+"""Duration in seconds of the lease for posting a request; the lease of a killed process expires after this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,10 @@ class RequestedBackfill:
 def request_backfill(
     definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str
 ) -> RequestedBackfill:
-    """Validate a request, and store it in the catalog.
+    """Validate a backfill request, and store it in the catalog.
 
-    Raises ConfigError for an invalid request, StateConflict if another pending backfill covers one of its tables,
-    LogError without a log, and source errors while a condition or keys are checked.
+    Raises ConfigError if the request is invalid, StateConflict if another pending backfill covers one of its tables,
+    and LogError if the log does not exist. Checking a condition or keys at the source can also raise source errors.
     """
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
@@ -69,7 +72,7 @@ def request_backfill(
 
 
 def request_keys(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
-    """Store a request for keys that were read from the source, without checking the keys there again."""
+    """Store a backfill request in the catalog without checking its keys at the source; the keys came from there."""
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
     return _post_request(definition, catalog, request, tables, actor)
@@ -88,10 +91,10 @@ def _post_request(
 
 
 def send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction, actor: str) -> BackfillStatus:
-    """Store an action for a backfill in the catalog, and return the current status of the backfill.
+    """Store an action on a backfill in the catalog, and return the status of the backfill before the action.
 
-    The reader applies the action within a second. Raises UnknownName if there is no such backfill, StateConflict if the
-    backfill has ended.
+    The reader applies the action about a second later. Raises UnknownName if the backfill does not exist, and
+    StateConflict if it has ended.
     """
     status = find_backfill(catalog, pipeline, job)
     if not status.pending:
@@ -106,9 +109,9 @@ def send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction,
 def wait_for_backfill(
     catalog: Catalog, pipeline: str, job: int, patience: float | None = OUTCOME_WITHIN
 ) -> BackfillStatus:
-    """Return the status of a backfill when it has ended, or after `patience` seconds.
+    """Wait until a backfill has ended, but at most `patience` seconds, and return its status.
 
-    With `patience` None the function waits without a limit.
+    If `patience` is None, wait without a limit.
     """
     deadline, never = None if patience is None else time.monotonic() + patience, Event()
     while True:
@@ -131,7 +134,7 @@ def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) ->
 
 @contextmanager
 def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
-    """Hold a lease during the block, because two requests at the same time would not see each other."""
+    """Hold a lease during the block, so that only one process at a time checks for overlaps and posts a request."""
     lease, holder = f"asking/{pipeline}", uuid4().hex
     if not catalog.leases.acquire(lease, holder, _LEASE_SECONDS):
         raise StateConflict(
@@ -145,15 +148,16 @@ def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
 
 
 def request_table_check(catalog: Catalog, pipeline: str) -> int:
-    """Store a command to compare tables and rules now, and return its id."""
+    """Store the command CHECK_TABLES in the catalog, and return its id."""
     return catalog.commands.post(pipeline, CHECK_TABLES, {})
 
 
 def request_skip(definition: Definition, catalog: Catalog, tables: Sequence[str], actor: str) -> tuple[int, list[str]]:
-    """Store a command to mark tables as complete without a copy; return its id and the topics of the tables.
+    """Store a command to mark tables as live without a copy, and return its id and the topics of the tables.
 
-    `tables` are globs; tables that are already live are left out. Raises UnknownName if no table of the log matches a
-    glob, StateConflict if all matching tables are live or a copy runs, LogError without a log.
+    `tables` contains globs; tables that are already live are left out. Raises UnknownName if a glob matches no table of
+    the log, and LogError if the log does not exist. Raises StateConflict if all tables of a glob are live, or if a copy
+    of a chosen table is pending.
     """
     known = [s for s in LogReader(definition.log.root).schemas().values() if s.state is not TableState.DROPPED]
     chosen: dict[str, TableSchema] = {}
@@ -180,7 +184,7 @@ def check_not_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) ->
 
 
 def wait_for_answer(catalog: Catalog, job: int, patience: float = ANSWER_TIMEOUT) -> Command | None:
-    """Return the command when it is finished; None if it is still pending after `patience` seconds."""
+    """Wait until a command is finished, and return it; return None if it is pending after `patience` seconds."""
     deadline, never = time.monotonic() + patience, Event()
     while True:
         command = catalog.commands.get(job)

@@ -1,10 +1,9 @@
-"""Signals: translates Debezium signals into backfill requests and actions.
+"""The signal processor translates Debezium signals into backfill requests and actions.
 
-`execute-snapshot` of type `incremental` becomes one backfill per table, so that each has its own filter and can be
-stopped separately. `stop-`, `pause-` and `resume-snapshot` become actions on all pending backfills, also on those that
-were requested by other means. A command of kind SIGNAL records the result of each signal in the catalog. If the
-processing of a signal is interrupted, the id of this command shows which commands were already stored. So the signal is
-completed without duplicates.
+`execute-snapshot` of type `incremental` becomes one backfill per table, so that each backfill has its own filter and
+can be cancelled separately. `stop-`, `pause-` and `resume-snapshot` become actions on pending backfills, including
+backfills that CLI or API requested. A command of kind SIGNAL records the result of each signal in the catalog. If a
+crash interrupts the processing, the commands with a higher id than this command are not stored a second time.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from cdc.snapshot.signal_queue import (
 from cdc.table import TableSchema, TableState, exact_glob, split_topic
 
 SIGNAL: Final = "signal"
-"""Kind of the command that records a signal; only this module processes such commands."""
+"""Kind of the command that records a signal and its result in the catalog."""
 _VERBS: Final = {
     SignalType.STOP: BackfillAction.CANCEL,
     SignalType.PAUSE: BackfillAction.PAUSE,
@@ -69,7 +68,7 @@ class Signals:
     def process(self, catalog: Catalog) -> None:
         """Process the pending signals without querying the source.
 
-        Raises CatalogUnavailable. Other errors go to the log messages and to the result of the signal's command.
+        Raises CatalogUnavailable. A refused signal is reported as a log message and in the result of its command.
         """
         try:
             for signal in self.pending():
@@ -146,7 +145,7 @@ class Signals:
     def _post(
         self, catalog: Catalog, number: int, signal: Signal, requests: Mapping[str, BackfillRequest]
     ) -> list[int]:
-        """Store the requests that were not stored after the signal's own command; return the ids of all requests."""
+        """Store a backfill request per topic, unless an earlier attempt has stored it, and return the ids of all."""
         name, commands = self._definition.name, catalog.commands
         since = {json.dumps(c.payload, sort_keys=True): c.id for c in commands.ls(name, BACKFILL) if c.id > number}
         posted = []
@@ -159,10 +158,10 @@ class Signals:
         return posted
 
     def _apply_action(self, catalog: Catalog, number: int, signal: Signal) -> dict[str, Any]:
-        """Pause or resume all pending backfills, or cancel some.
+        """Pause, resume or cancel pending backfills, as the signal requests.
 
-        A cancel that names tables applies only to backfills whose tables are all named. A cancel never applies to a
-        full copy, because an interrupted full copy would leave a table incomplete.
+        If a cancel signal names tables, it applies only to backfills whose tables are all named. A cancel signal never
+        applies to a full copy, because an interrupted full copy would leave a table incomplete.
         """
         name, verb = self._definition.name, _VERBS[signal.type]
         entries = _text_list(_snapshot_fields(signal), "data-collections") if verb is BackfillAction.CANCEL else []
@@ -201,7 +200,7 @@ def _send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction
 
 
 def _snapshot_fields(signal: Signal) -> dict[str, Any]:
-    """Return the fields of the signal's body. Raises ConfigError unless it is about incremental snapshots."""
+    """Return the fields of the signal's body. Raises ConfigError if its `type` is not `incremental`."""
     fields = parse_json_object(signal.body) if signal.body.strip() else {}
     kind = str(fields.get("type") or "incremental").lower()
     if kind == "blocking":
@@ -224,9 +223,9 @@ def _text_list(fields: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _filters(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return pairs (name or regular expression of tables, condition); the first pair that matches a table applies.
+    """Return the filters of a signal as pairs of a table name or regular expression, and a condition.
 
-    The older form with a single condition applies to all tables.
+    The first pair that matches a table applies. The older field `additional-condition` applies to all tables.
     """
     single = fields.get("additional-condition")
     conditions = fields.get("additional-conditions") or []
@@ -255,8 +254,8 @@ def _matching_tables(entries: Iterable[str], tables: list[TableSchema]) -> list[
 def _tables_of_entry(entry: str, tables: list[TableSchema]) -> list[TableSchema]:
     """Return the table with exactly this name, or else all tables that match the regular expression.
 
-    The expression must match the whole text `schema.table`; case is ignored. RE2 runs in linear time, which matters
-    because any role can send an expression.
+    The expression must match the whole text `schema.table`; case is ignored. RE2 matches in linear time, so an
+    expression from an untrusted role cannot block the reader.
     """
     exact = [schema for schema in tables if (schema.schema, schema.name) == split_topic(entry)]
     if exact:

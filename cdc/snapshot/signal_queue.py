@@ -1,8 +1,8 @@
-"""Signal queue: Debezium signals from the stream, stored on disk until they are processed.
+"""The signal queue stores Debezium signals from the stream as files until they are processed.
 
-A signal is on disk before the log can contain its transaction, and it is processed only after the log contains the
-transaction. So a crash loses no signal. It also duplicates none: if Postgres sends the transaction again, the signal
-replaces its own file, because position and content are the same.
+A signal is stored before the log can contain its transaction, and processed after the log contains the transaction.
+So a crash loses no signal. If Postgres sends the transaction again, the signal has the same position and content and
+replaces its own file. So a crash duplicates no signal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cdc.table import TableSchema
 FOLDER: Final = "_signals"
 """Name of the folder under the log's root that contains the signals."""
 SIGNALS_LIMIT: Final = 1000
-"""Maximum number of stored signals. Any role that can connect can send messages, and each needs a file."""
+"""Maximum number of stored signals, because any role that can connect can send signals and each needs a file."""
 CONTENT_LIMIT: Final = 64 * 1024
 """Maximum size of one signal in bytes."""
 LOGGED_CHARACTERS: Final = 100
@@ -55,14 +55,14 @@ class SignalType(StrEnum):
 
 _TYPES: Final = frozenset(kind.value for kind in SignalType)
 _WINDOWS: Final = frozenset({"snapshot-window-open", "snapshot-window-close"})
-"""Types of the rows that a Debezium connector with the same signal table writes for itself, two per chunk.
+"""Types of the rows that a Debezium connector writes into its signal table for its own chunks.
 
-They are ignored without a log message.
+The queue ignores such rows without a log message.
 """
 
 
 class Channel(StrEnum):
-    """Channel of a signal, which determines who can send it."""
+    """Channel through which a signal was sent; each channel needs other rights at the source."""
 
     #: A row of the signal table: roles with INSERT on that table.
     TABLE = "table"
@@ -77,15 +77,12 @@ class Signal:
     position: int
     """Position of the transaction that contains the signal."""
     ordinal: int
-    """Ordinal of the signal's row; for a message, that of the next row of the transaction.
+    """Ordinal of the signal's row; for a message, the ordinal of the next row in the transaction.
 
-    It may differ if the transaction is sent again.
+    The ordinal may differ if Postgres sends the transaction again.
     """
     arrival: int
-    """Number of the signal in order of arrival in this process.
-
-    It orders messages between two rows, which share one ordinal.
-    """
+    """Number of the signal in order of arrival in this process; orders messages with the same ordinal."""
     channel: Channel
     id: str
     """Id that the sender has chosen; "" if the signal has none."""
@@ -101,7 +98,7 @@ class Signal:
 
 
 class SignalQueue:
-    """Stored signals of one log; safe for one decoding thread and one processing thread."""
+    """The stored signals of one log; one decoding thread and one processing thread may use the queue."""
 
     def __init__(self, root: Root, table: str | None = None) -> None:
         """`root` is the root of the log; `table` is the topic of the signal table, or None if there is none."""
@@ -113,7 +110,7 @@ class SignalQueue:
     # called by the decoding thread
 
     def set_schema(self, schema: TableSchema) -> None:
-        """Remember the column ids of the signal table for the rows that follow; ignore other tables."""
+        """Remember the column ids of the signal table, to decode its later rows; ignore other tables."""
         if schema.topic == self._table:
             self._columns[schema.relation] = [column.id for column in schema.sent]
 
@@ -132,7 +129,7 @@ class SignalQueue:
             self._store((row["position"], row["ordinal"]), Channel.TABLE, name, kind, body)
 
     def store_message(self, seen: SignalSeen) -> None:
-        """Store a message `{"id": …, "type": …, "data": {…}}`; data may also be a string with JSON."""
+        """Store the signal in a logical message `{"id": …, "type": …, "data": {…}}`; `data` may be a JSON string."""
         try:
             fields = parse_json_object(seen.content)
         except ConfigError as exc:
@@ -191,7 +188,7 @@ class SignalQueue:
 
 
 def parse_json_object(content: bytes | str) -> dict[str, Any]:
-    """Parse a JSON object. Raises ConfigError for anything else, and for text that Postgres cannot store."""
+    """Parse a JSON object. Raises ConfigError if the content is malformed, too large, or not storable in Postgres."""
     if len(content) > CONTENT_LIMIT:
         raise ConfigError(
             f"signal content has {len(content)} bytes: expected a JSON object of at most {CONTENT_LIMIT} bytes"

@@ -1,9 +1,9 @@
 """Watermark windows: combine the chunks of a copy with the changes of the stream, as DBLog and Debezium do.
 
-A copying thread opens a window, reads a chunk, registers it and sends a watermark through the WAL. The decoding thread
-collects the relation's changes between the opening and the watermark. At the watermark it merges chunk and changes, and
-inserts the result into the watermark's own transaction. It ignores a watermark without a registered chunk, because a
-killed process sent it.
+A copying thread opens a window, reads a chunk, registers the chunk and sends a watermark through the WAL. The decoding
+thread collects the relation's changes between the opening and the watermark. At the watermark, the decoding thread
+merges chunk and changes, and inserts the result into the watermark's own transaction. It ignores a watermark without a
+registered chunk; an earlier process may have sent such a watermark before it was killed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from cdc.snapshot.window_merge import (
 from cdc.table import TableSchema
 
 OPEN_TRANSACTION_LIMIT: Final = 8 * 1024 * 1024
-"""Maximum bytes kept of the transaction that is being received, for windows that open in its middle.
+"""Maximum bytes to keep of the transaction that the stream is receiving.
 
-If the transaction is larger, new windows wait for its end.
+A window that opens in the middle of the transaction needs its earlier rows. If the transaction is larger than this
+limit, new windows wait for its end.
 """
 WINDOW_LIMIT: Final = 32 * 1024 * 1024
 """Maximum bytes of the stream's rows in one window. If a window has more, its chunk is read again."""
@@ -45,18 +46,21 @@ WINDOW_LIMIT: Final = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows to insert at a watermark, after an optional `s` and `t` row and before an optional `g` row."""
+    """Rows that were read from one table, to be inserted at a watermark.
+
+    An `s` row and a `t` row may precede the rows in the log, and a `g` row may follow them.
+    """
 
     relation: int
     topic: str
     rows: pa.Table
-    """Rows with the columns LOG_SCHEMA and operation `r` or `d`; the watermark gives them position and ordinals."""
+    """Rows in LOG_SCHEMA with operation `r` or `d`; position and ordinals are set at the watermark."""
     schema: TableSchema | None = None
-    """Schema version to write before the rows, or None; the stream is decoded with it from here on."""
+    """Schema version to write before the rows, or None; later changes of the relation are decoded with it."""
     generation: Position | Literal["here"] | None = None
-    """Position at which the full copy began that this chunk ends; "here" if the chunk is the whole copy."""
+    """If this chunk ends a full copy: the position where the copy began, or "here" if the chunk is the whole copy."""
     address: str | None = None
-    """Name of the only sink that gets the rows, None for all; a schema version always goes to all sinks."""
+    """Name of the only sink that receives the rows, or None for all sinks; `schema` always goes to all sinks."""
     visibility: Visibility | None = None
     """For a table without a key: the snapshot in which all its rows were read; otherwise None.
 
@@ -66,15 +70,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """What was written for one chunk at its watermark."""
+    """Outcome of one chunk: the rows written at its watermark."""
 
     position: Position
     rows: int
     """Number of rows of the chunk that were written."""
     must_read_again: bool = False
-    """True if nothing was written, so that the chunk must be read again.
+    """True if nothing was written and the chunk must be read again.
 
-    The reason is a schema change in the window, or more rows in it than WINDOW_LIMIT allows.
+    The window then contained a schema change, or more bytes of changes than WINDOW_LIMIT.
     """
 
 
@@ -85,7 +89,7 @@ class _Window:
     xids: np.ndarray
     """Transactions received before the window opened that snapshots may not see yet."""
     is_keyless: bool = False
-    """True if the window keeps complete rows, because some may have to be written again."""
+    """True for a table without a key; the window then keeps complete rows, so that they can be written again."""
     outlives_copies: bool = False
     """True if the window stays open when a copy starts or ends."""
     rows: list[pa.Table] = field(default_factory=list)
@@ -96,7 +100,7 @@ class _Window:
     outcome: PlacedRows | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add the relation's rows of a batch; ignored once the chunk is merged."""
+        """Add the relation's rows in a batch to the window; do nothing after the chunk was merged."""
         if self.outcome is not None:
             return
         found = rows_of_relation(
@@ -110,7 +114,7 @@ class _Window:
             self.rows.append(found)
 
     def merge(self, chunk: Chunk) -> list[pa.Table] | None:
-        """Return the merged rows of the chunk, then the rows of the stream to repeat after them.
+        """Return the merged rows of the chunk and, for a table without a key, the stream's rows to repeat after them.
 
         Return None if the chunk must be read again.
         """
@@ -157,7 +161,7 @@ class WatermarkWindows:
     # called by the decoding thread
 
     def start_session(self, after: Position, known: Mapping[int, TableSchema]) -> None:
-        """Start a session that streams after a position, and discard all open windows.
+        """Start a replication session that streams all transactions after a position, and discard all open windows.
 
         `known` maps each relation to its schema version at this position.
         """
@@ -168,17 +172,14 @@ class WatermarkWindows:
             self._changed.notify_all()
 
     def end_session(self) -> None:
-        """End the session, and discard all open windows."""
+        """End the replication session, and discard all open windows."""
         with self._changed:
             self._is_streaming = False
             self._windows.clear()
             self._changed.notify_all()
 
     def set_schema(self, schema: TableSchema) -> None:
-        """Record the current schema version of a relation.
-
-        In the log the `s` row of this version precedes every later row of the relation.
-        """
+        """Record a relation's new schema version, whose `s` row precedes all later rows of the relation in the log."""
         with self._changed:
             self._schemas[schema.relation] = schema
 
@@ -199,10 +200,7 @@ class WatermarkWindows:
             self._changed.notify_all()
 
     def batches_at_watermark(self, seen: WatermarkSeen) -> tuple[TableSchema | None, Iterable[pa.RecordBatch]]:
-        """Return the rows to insert into the watermark's transaction.
-
-        The first value is the schema version that applies from here on, or None if it did not change.
-        """
+        """Return the new schema version, or None if it did not change, and the rows to insert at the watermark."""
         with self._changed:
             window = self._windows.get(seen.content.decode(errors="replace"))
             if window is None or window.chunk is None or window.outcome is not None:
@@ -222,9 +220,9 @@ class WatermarkWindows:
     # called by the copying threads
 
     def track_xids(self, *, on: bool) -> Position:
-        """Start or stop recording the xids of received transactions, and discard the windows of the last copy.
+        """Start or stop recording the xids of received transactions, and return the last received position.
 
-        Return the last position that was received before the call.
+        The call also discards the windows of the last copy.
         """
         with self._changed:
             self._is_tracking, self._xids = on, []
@@ -246,9 +244,9 @@ class WatermarkWindows:
     ) -> TableSchema | None:
         """Start collecting the relation's changes, and return its schema version at this point of the stream.
 
-        The log may not contain that version yet. Return None if the stream has not described the relation. `keyless` is
-        for a chunk with a visibility; `outlives_copies` for a window that stays when copies start or end. Raises
-        SnapshotInvalidated if no session streams within `patience` seconds.
+        Return None if the stream has not described the relation. The log may not contain the returned version yet.
+        `keyless` must be true for a chunk with a visibility. If `outlives_copies` is true, the window stays open when a
+        copy starts or ends. Raises SnapshotInvalidated if no session streams within `patience` seconds.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_streaming and not self._open_transaction.lost, patience):
@@ -261,7 +259,7 @@ class WatermarkWindows:
 
     @contextmanager
     def discard_on_error(self, token: str) -> Iterator[None]:
-        """Discard the window if the block fails."""
+        """Discard the window with this token if the `with` block raises."""
         try:
             yield
         except BaseException:
@@ -272,8 +270,8 @@ class WatermarkWindows:
     def sees_all(self, token: str, visibility: Visibility) -> bool:
         """Return True if a snapshot sees every transaction that was received before the window opened.
 
-        A transaction can be in the stream before snapshots see it, for example while it waits for a synchronous
-        standby. If the snapshot does not see such a transaction, the window is discarded.
+        Otherwise discard the window and return False. A transaction can be in the stream before snapshots see it, for
+        example while it waits for a synchronous standby. Raises SnapshotInvalidated if the window no longer exists.
         """
         with self._changed:
             window = self._windows.get(token)
@@ -290,9 +288,10 @@ class WatermarkWindows:
             return all_seen
 
     def set_chunk(self, token: str, chunk: Chunk) -> None:
-        """Register the chunk of a window, so that its watermark can be sent.
+        """Register the chunk of a window; the caller sends the watermark afterwards.
 
-        Raises ValueError for a chunk with a visibility in a window that was not opened as `keyless`.
+        Does nothing if the window no longer exists. Raises ValueError if the chunk has a visibility and the window was
+        not opened as `keyless`.
         """
         with self._changed:
             if (window := self._windows.get(token)) is None:
@@ -302,10 +301,9 @@ class WatermarkWindows:
             window.chunk = chunk
 
     def wait_for_outcome(self, token: str, patience: float) -> PlacedRows:
-        """Wait for the watermark, and return what was written.
+        """Wait until the watermark of a window arrives, and return the outcome of its chunk.
 
-        Raises SnapshotInvalidated if the session ends, or if the stream makes no progress for `patience` seconds. A
-        stream that lags but makes progress is waited for.
+        Raises SnapshotInvalidated if the session ends, or if the stream makes no progress for `patience` seconds.
         """
         with self._changed:
             received, deadline = self._received, time.monotonic() + patience
@@ -334,15 +332,15 @@ def _distinct_of_all(xids: list[np.ndarray]) -> np.ndarray:
 
 
 def _distinct(xids: pa.Array) -> np.ndarray:
-    """Return the xids without adjacent repetitions, which is enough because rows of a transaction are adjacent."""
+    """Return the xids without adjacent duplicates; the rows of one transaction are adjacent."""
     values = xids.to_numpy(zero_copy_only=False)
     return values[np.concatenate(([True], values[1:] != values[:-1]))]
 
 
 def _batches_at(chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after: Position) -> Iterator[pa.RecordBatch]:
-    """Yield the batches (LOG_SCHEMA) to insert at a position, with consecutive ordinals from `first_row` on.
+    """Yield the batches in LOG_SCHEMA to insert for a chunk, with position and first ordinal from `first_row`.
 
-    `merged` is the result of a window that opened after the position `after`.
+    `merged` is the result of `_Window.merge`, and `after` is the position at which the window opened.
     """
     for rows, address in _tables_at(chunk, merged, first_row, after):
         yield from rows_at_position(rows, first_row, address)
@@ -352,7 +350,7 @@ def _batches_at(chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after
 def _tables_at(
     chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after: Position
 ) -> Iterator[tuple[pa.Table, str | None]]:
-    """Yield the tables to insert, in order, each with the name of the only sink that gets it, or None for all."""
+    """Yield the tables to insert, in order, each with the name of the only sink that receives it, or None for all."""
 
     def control(operation: Operation, payload: bytes | None = None) -> pa.Table:
         return pa.Table.from_batches([control_row(first_row, operation, chunk.relation, chunk.topic, payload)])

@@ -38,18 +38,18 @@ from cdc.log_row import LOG_SCHEMA, Operation, RowOrder
 from cdc.postgres.chunk_snapshot import Visibility
 
 KEYED_COLUMNS: Final = ("op", "key", "after", "partial")
-"""Columns of the stream's rows that a merge by key needs."""
+"""Columns of the stream's rows that `merge_keyed` needs."""
 KEYLESS_COLUMNS: Final = tuple(
     name for name in LOG_SCHEMA.names if name not in {"position", "ordinal", "committed_at", "address"}
 )
-"""Columns that a window keeps if its rows may be written again at another position."""
+"""Columns of the stream's rows that are kept for a table without a key, so that the rows can be written again."""
 
 
 def merge_keyed(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
-    """Return the rows of the chunk in their state at the end of the window; None if it must be read again.
+    """Return the chunk's rows merged with the changes of the window; None if the chunk must be read again.
 
-    `chunk` has rows (LOG_SCHEMA) with keys and operation `r` or `d`. `window` has the KEYED_COLUMNS of the relation's
-    rows in (R, H], in log order.
+    `chunk` contains rows in LOG_SCHEMA with keys and operation `r` or `d`. `window` contains the KEYED_COLUMNS of the
+    relation's rows between window opening and watermark, in log order. Rows that a later change replaces are dropped.
     """
     if has_schema_change(window):
         return None
@@ -72,9 +72,9 @@ def merge_keyed(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
 
 
 def unseen_rows(window: pa.Table, visibility: Visibility) -> pa.Table | None:
-    """Return the rows of transactions that a snapshot did not see, in log order.
+    """Return the rows of a window whose transactions a snapshot did not see; None if the chunk must be read again.
 
-    `window` has the KEYLESS_COLUMNS of the relation's rows in (R, H]. Return None if the chunk must be read again.
+    `window` contains the KEYLESS_COLUMNS of the relation's rows between window opening and watermark, in log order.
     """
     if has_schema_change(window):
         return None
@@ -82,9 +82,9 @@ def unseen_rows(window: pa.Table, visibility: Visibility) -> pa.Table | None:
 
 
 def rows_at_position(rows: pa.Table, first: RowOrder, address: str | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows as batches (LOG_SCHEMA) at one position, with ordinals from `first` on.
+    """Yield the rows as batches in LOG_SCHEMA, with the position of `first` and consecutive ordinals.
 
-    `rows` has at least KEYLESS_COLUMNS. `address` is the only sink that gets the rows, or None for all.
+    `rows` has at least KEYLESS_COLUMNS. `address` is the only sink that receives the rows, or None for all sinks.
     """
     count = rows.num_rows
     replaced: dict[str, Any] = {
@@ -99,7 +99,7 @@ def rows_at_position(rows: pa.Table, first: RowOrder, address: str | None = None
 
 
 def _overlay_partial(chunk: pa.Table, partial: pa.Table) -> pa.Table:
-    """Return the chunk's rows overlaid with the partial images of their keys; row by row, because they are few."""
+    """Return the chunk's rows overlaid with the partial images of the same keys."""
     sent: dict[str, dict[int, str | None]] = {}
     for key, image in zip(_key_texts(partial["key"]).to_pylist(), partial["after"].to_pylist(), strict=True):
         sent.setdefault(key, {}).update(image or ())
@@ -118,18 +118,18 @@ def _overlay_partial(chunk: pa.Table, partial: pa.Table) -> pa.Table:
 def rows_of_relation(
     rows: pa.RecordBatch, relation: int, after: int, columns: Sequence[str] = KEYED_COLUMNS
 ) -> pa.Table:
-    """Return the named columns of one relation's rows whose position is above `after`."""
+    """Return one relation's rows with a position greater than `after`, reduced to the given columns."""
     wanted = pc.and_(pc.equal(rows["relation"], relation), pc.greater(rows["position"], after))
     return pa.Table.from_batches([rows.select(columns).filter(wanted)])
 
 
 def has_schema_change(window: pa.Table) -> bool:
-    """Return True if the window contains a new schema version, so that the chunk must be read again."""
+    """Return True if the window contains a new schema version."""
     return _any(pc.equal(window["op"], Operation.SCHEMA.value))
 
 
 def _key_texts(keys: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return each key as one text; the separator is NUL, which Postgres text cannot contain."""
+    """Return each key as one string; NUL separates the values, because Postgres text cannot contain NUL."""
     return pc.binary_join(keys, "\0")
 
 
