@@ -1,7 +1,7 @@
-"""Lake: read-only access to the Delta targets of a sink: published record, tables, SQL over them.
+"""The lake gives read-only access to the Delta targets of a sink: its published record, its tables, and SQL.
 
-Rows are read with delta-rs' own engine (`scan`, QueryBuilder). The methods `to_pyarrow*` silently return nulls after a
-rename and fail on deletion vectors, and `count` ignores deletion vectors.
+Rows are read with the query engine of delta-rs (`scan`, QueryBuilder). The methods `to_pyarrow*` of delta-rs return
+nulls after a column rename and fail on deletion vectors. Its method `count` ignores deletion vectors.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ PUBLISHED_AT: Final = "published_at"
 PUBLISHED_SCHEMA: Final = pa.schema(
     [("position", pa.int64()), ("committed_at", pa.int64()), ("record", pa.string()), (PUBLISHED_AT, pa.int64())]
 )
-"""One kept cut per row of `_cdc/published`: Position, µs since 1970 UTC, Published.to_json, µs since 1970 UTC.
+"""Columns of the table `_cdc/published`, which has one row per kept cut.
 
-Only the newest record always has the schemas. Rows of an older version of cdc have no `published_at`.
+Times are in µs since 1970 UTC, and `record` is the text from `Published.to_json`. Only the newest record always
+contains the table schemas. Rows that an older version of cdc wrote have no `published_at`.
 """
 
 _QUOTED: Final = r'"(?:[^"]|"")+"'
@@ -58,7 +59,7 @@ _T = TypeVar("_T")
 
 
 class ReadAt(StrEnum):
-    """Which present state of the tables a query reads; a Moment selects a past state instead."""
+    """The current state of the tables that a query reads; to read a past state, use a Moment instead."""
 
     #: The last published cut: all tables at one position.
     PUBLISHED = "published"
@@ -67,11 +68,11 @@ class ReadAt(StrEnum):
 
 
 Moment = Position | datetime
-"""A position or a time; it selects the last kept cut without a later change. A time without a zone is UTC."""
+"""A position or a time; selects the last kept cut that contains no later change. A time without a zone is UTC."""
 
 
 def parse_at(text: str) -> ReadAt | Moment:
-    """Parse `published`, `latest`, a position, or an ISO 8601 time (UTC without a zone); raises ConfigError."""
+    """Parse `published`, `latest`, a position or an ISO 8601 time; raises ConfigError. A time without a zone is UTC."""
     if text in tuple(ReadAt):
         return ReadAt(text)
     try:
@@ -99,28 +100,31 @@ class Lake:
 
     @classmethod
     def open(cls, template: str, rules: TargetRules | None = None) -> Self:
-        """Make a Lake from the sink's path template, without reading anything.
+        """Return a Lake for the sink's path template, without any I/O.
 
-        rules: the current rules of the sink; queries refuse targets whose rows were written under other rules.
+        `rules` are the sink's current rules. Queries then refuse targets whose rows were written under other rules.
         """
         return cls(template, rules)
 
     def published(self) -> Published | None:
-        """The sink's record, None when nothing was published yet; raises SinkUnavailable if it cannot be read."""
+        """Return the published record of the sink, or None before its first cut.
+
+        Raises SinkUnavailable if the record cannot be read.
+        """
         with self._reading():
             table = self._record()
             return table and read_published(table)
 
     def cuts(self) -> list[ListedCut]:
-        """The kept cuts, oldest first; raises SinkUnavailable if they cannot be read."""
+        """Return the kept cuts, oldest first. Raises SinkUnavailable if they cannot be read."""
         with self._reading():
             table = self._record()
             return [] if table is None else list_cuts(table)
 
     def cut(self, at: ReadAt | Moment = ReadAt.PUBLISHED) -> Published:
-        """The record of one cut; raises CutUnavailable if it is not kept, SinkUnavailable if it cannot be read.
+        """Return the record of one cut. Only tables in state `streaming` belong to the cut.
 
-        Its tables in state streaming are at its position; tables in other states do not belong to the cut.
+        Raises CutUnavailable if the cut is not kept, and SinkUnavailable if the record cannot be read.
         """
         with self._reading():
             table = self._record()
@@ -143,19 +147,20 @@ class Lake:
         return sorted(record.tables.values(), key=lambda table: table.topic) if record else []
 
     def read(self, target: str, version: int | None = None) -> pa.RecordBatchReader:
-        """The rows of one target at a version (None: the newest), in no order; see read_target."""
+        """Return a reader for the rows of one target, unordered; see `read_target`. None means the newest version."""
         return read_target(target, version)
 
     def query(self, sql: str, at: ReadAt | Moment | Published = ReadAt.PUBLISHED) -> pa.RecordBatchReader:
         """Run a SELECT over the tables, named `schema.table`, or `table` where that is unambiguous.
 
-        A shared target is one more table with the name of its directory. at: also a record that `cut` returned. Only
-        tables that the query names are opened.
+        A target that several tables share can also be queried by the name of its directory. `at` may be a record that
+        `cut` returned. Only tables that the query names are opened.
 
-        Raises ConfigError for SQL that DataFusion refuses, QueryNotReadOnly for a statement that is not a query, and
-        QueryFailed for a query that fails, also while its rows are read. Raises CutUnavailable for a moment without a
-        cut, or a table outside of the cut. Raises TargetRulesChanged or CutUnderOtherRules for rows that were written
-        under other rules, TargetUnusable for table features that delta-rs does not read.
+        Raises ConfigError for SQL that DataFusion refuses, and QueryNotReadOnly for a statement that is not a query.
+        Raises QueryFailed if the query fails; reading the returned rows can raise QueryFailed too. Raises
+        CutUnavailable if no cut exists at `at`, or if a table is not in the cut. Raises TargetRulesChanged or
+        CutUnderOtherRules for rows that were written under other rules. Raises TargetUnusable for table features that
+        delta-rs does not read.
         """
         if at is ReadAt.LATEST:
             tables = self.tables()
@@ -191,13 +196,13 @@ class Lake:
             raise
 
     def check_rules(self, relation: int) -> None:
-        """Raise TargetRulesChanged for a table whose target was not written under the rules given to `open`."""
+        """Raise TargetRulesChanged if the table's target was not written under the rules given to `open`."""
         parts = [table for table in self.tables() if table.relation == relation]
         if parts:
             self._check_newest(parts, self._known())
 
     def is_shown(self, parts: Sequence[TableRecord], version: int) -> bool:
-        """Whether the rules given to `open` allow reading the tables of one target at a version."""
+        """Return True if the rules given to `open` allow reading these tables of one target at a version."""
         known = self._known() if self._rules is not None else {}
         try:
             self._check_newest(parts, known)
@@ -207,7 +212,7 @@ class Lake:
         return True
 
     def differences(self) -> list[tuple[str, TargetRulesChanged]]:
-        """(table, difference) for every target that does not follow the rules, except targets that cannot be opened."""
+        """Return (topic, error) for each table whose target was written under other rules; skip unreadable targets."""
         found = list[tuple[str, TargetRulesChanged]]()
         try:
             tables, known = self.tables(), self._known()
@@ -221,12 +226,12 @@ class Lake:
         return found
 
     def _known(self) -> dict[int, TableSchema]:
-        """The schemas of the last published record; records of past cuts have none."""
+        """Return relation → schema from the newest published record; records of past cuts may have no schemas."""
         texts = {table.relation: table.schema for table in self.tables()}
         return {relation: TableSchema.from_json(text) for relation, text in texts.items() if text is not None}
 
     def _check_newest(self, parts: Sequence[TableRecord], known: Mapping[int, TableSchema]) -> None:
-        """Raise TargetRulesChanged for a target whose current rows were written under other rules."""
+        """Raise TargetRulesChanged if the newest version of a target was written under other rules."""
         if self._rules is None or not parts[0].target:
             return
         try:
@@ -238,7 +243,7 @@ class Lake:
                 raise found
 
     def _check_opened(self, parts: Sequence[TableRecord], known: Mapping[int, TableSchema], table: DeltaTable) -> None:
-        """Raise CutUnderOtherRules for a version with data that the rules hide."""
+        """Raise CutUnderOtherRules if a version of a target contains data that the current rules hide."""
         if self._rules is None:
             return
         for part in parts:
@@ -288,7 +293,7 @@ def tables_by_shared_target(tables: Iterable[TableRecord]) -> dict[str, list[Tab
 
 
 def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Sequence[TableRecord]) -> None:
-    """Register a target in the query engine under `alias`; of a shared target, only the rows of the tables `parts`."""
+    """Register a target in the query engine under `alias`; for a shared target, show only the rows of `parts`."""
     if RELATION_COLUMN not in [field.name for field in table.schema().fields]:
         builder.register(alias, table)
         return
@@ -300,13 +305,16 @@ def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Seque
 
 
 def _topic_and_schema(part: TableRecord, known: Mapping[int, TableSchema]) -> tuple[str, TableSchema | None]:
-    """Return the topic by which rules match a table, and its schema in the last published record, None if unknown."""
+    """Return the topic that the rules match for a table, and the table's schema, or None if it is unknown."""
     schema = known.get(part.relation)
     return part.topic if schema is None else schema.topic, schema
 
 
 def check_in_cut(table: TableRecord) -> TableRecord:
-    """The table, if it belongs to its cut; raises CutUnavailable for a table that is being copied or has stopped."""
+    """Return the table record if the table belongs to its cut.
+
+    Raises CutUnderOtherRules if its rows were written under other rules, and CutUnavailable in any other case.
+    """
     if (table.reason or "").startswith(CutUnderOtherRules.code):
         raise CutUnderOtherRules(f"table {table.topic!r} is no longer in the cut: {table.reason}")
     if table.state != TargetState.STREAMING:
@@ -319,23 +327,23 @@ def check_in_cut(table: TableRecord) -> TableRecord:
 
 
 def read_target(target: str, version: int | None = None) -> pa.RecordBatchReader:
-    """Stream the rows of a Delta table at a version (None: the newest).
+    """Return a reader that streams the rows of a Delta table at a version; None means the newest version.
 
-    String and binary columns are views (`string_view`), as in the engine. Raises SinkUnavailable if the table or
-    version does not exist.
+    String and binary columns have view types such as `string_view`. Raises SinkUnavailable if the table or version
+    does not exist.
     """
     return pa.RecordBatchReader.from_stream(_table(target, version).scan())
 
 
 def read_published(table: DeltaTable) -> Published | None:
-    """The newest record of an opened `_cdc/published` table, None if it is empty."""
+    """Return the newest record in an opened `_cdc/published` table, or None if the table is empty."""
     files = pa.table(table.get_add_actions(flatten=True))
     newest = f"max.{PUBLISHED_AT}"
     return _record_of(table, pc.max(files[newest]).as_py() or 0 if newest in files.column_names else 0)
 
 
 def list_cuts(table: DeltaTable) -> list[ListedCut]:
-    """The cuts in an opened `_cdc/published` table, oldest first."""
+    """Return the cuts in an opened `_cdc/published` table, oldest first."""
     known = {field.name for field in table.schema().fields}
     rows = pa.table(table.scan(columns=[name for name in ("position", "committed_at", PUBLISHED_AT) if name in known]))
     cuts = [ListedCut(row["position"], row["committed_at"], row.get(PUBLISHED_AT) or 0) for row in rows.to_pylist()]
@@ -343,7 +351,7 @@ def list_cuts(table: DeltaTable) -> list[ListedCut]:
 
 
 def _record_of(table: DeltaTable, published_at: int) -> Published | None:
-    """The record that was published at that time; 0: the record of an older version of cdc."""
+    """Return the record with this publish time, or None; 0 means the record that an older version of cdc wrote."""
     known = {field.name for field in table.schema().fields}
     earlier = f"{PUBLISHED_AT} IS NULL" if PUBLISHED_AT in known else None
     rows = pa.table(
@@ -353,17 +361,17 @@ def _record_of(table: DeltaTable, published_at: int) -> Published | None:
 
 
 def aliases(topics: Iterable[str]) -> dict[str, str]:
-    """Topic → name without a schema: the table's name if it is unique, otherwise `schema__table`."""
+    """Return topic → alias for SQL: the table's name if it is unique, otherwise `schema__table`."""
     parts = {table: split_topic(table) for table in topics}
     names = [name for _, name in parts.values()]
     return {table: name if names.count(name) == 1 else f"{schema}__{name}" for table, (schema, name) in parts.items()}
 
 
 def bind_tables(sql: str, tables: Mapping[str, _T]) -> tuple[str, dict[str, _T]]:
-    """SQL in which an alias replaces the name of each table, and alias → table for the named tables. Pure.
+    """Replace table names in SQL by aliases, and return the SQL and alias → table for the tables that it names.
 
-    The engine has no schemas, so `shop.orders` becomes `orders` if no other schema has that table, otherwise
-    `shop__orders`. Literals and comments stay.
+    The query engine has no schemas. So `shop.orders` becomes `orders` if no other schema has a table of that name,
+    otherwise `shop__orders`. Literals and comments do not change.
     """
     alias_of = aliases(tables)
     topic_of = {alias: table for table, alias in alias_of.items()}
@@ -404,7 +412,7 @@ def _table(target: str, version: int | None) -> DeltaTable:
 
 
 def _suggestion(message: str, tables: list[TableRecord]) -> str:
-    """A suggestion of the table name that is most similar to the missing one; empty if there is none."""
+    """Return a hint with the table name most similar to the missing table in an error message; "" if there is none."""
     if (missing := _MISSING.search(message)) is None:
         return ""
     names = {

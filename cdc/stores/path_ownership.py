@@ -1,4 +1,4 @@
-"""Path ownership: checks that the path of a target is empty or contains a Delta table that this log fills."""
+"""Path ownership: checks that the path of a target is empty or contains a Delta table written from this log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdc.stores.lake import Lake
 from cdc.stores.table_features import features_in_error
 
 LOG_ID: Final = "cdc.log_id"
-"""Property of a target: the id of the log that fills it."""
+"""Table property of a target that contains the id of the log from which the target is written."""
 STAGED: Final = "replay-"
 """Prefix of the directories in which a replay builds new targets and their published record."""
 ELSEWHERE: Final = (
@@ -27,7 +27,7 @@ _HIDDEN: Final = ("_", ".")
 def check_path(uri: str, log_id: str | None) -> None:
     """Raise TargetUnusable if a sink of this log may not write to the path.
 
-    log_id: None means that no log exists yet. Raises SinkUnavailable if the store cannot be read.
+    `log_id` is the id of this log, or None if no log exists yet. Raises SinkUnavailable if the store cannot be read.
     """
     if "://" not in uri and Path(uri).is_file():
         raise TargetUnusable(f"the target's path {uri!r} is a file: expected a directory", remedy=ELSEWHERE)
@@ -63,9 +63,10 @@ def check_free(uri: str) -> None:
 
 
 def check_owner(uri: str, owner: str | None, log_id: str | None) -> None:
-    """Raise TargetUnusable unless `owner`, the log that fills the Delta table at `uri`, is this log.
+    """Raise TargetUnusable if the Delta table at `uri` was not written from this log.
 
-    owner: None means that cdc did not create the table. log_id: id of this log; None means that no log exists yet.
+    `owner` is the id of the log in the table's properties, or None if cdc did not create the table. `log_id` is the id
+    of this log, or None if no log exists yet.
     """
     if owner is None:
         raise foreign_table_error(uri, LOG_ID)
@@ -75,14 +76,14 @@ def check_owner(uri: str, owner: str | None, log_id: str | None) -> None:
 
 
 def foreign_table_error(uri: str, name: str) -> TargetUnusable:
-    """Make the error for a Delta table without the property `name`, which every target of cdc has."""
+    """Return the error for a Delta table that cdc did not create; `name` is the table property that is missing."""
     return TargetUnusable(
         f"the Delta table at {uri!r} was not created by cdc: it has no property {name!r}", remedy=ELSEWHERE
     )
 
 
 def is_begun(template: str) -> bool:
-    """Return whether the sink with this path template has published a cut; True also if this cannot be read."""
+    """Return True if the sink with this path template has published a cut, or if the store cannot be read."""
     try:
         return Lake.open(template).published() is not None
     except (DeltaError, OSError):

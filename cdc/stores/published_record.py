@@ -1,7 +1,7 @@
-"""Published record of a sink: the position of the sink, and position, version and state of each of its tables.
+"""The published record of a sink: the sink's position, and position, version and state of each of its tables.
 
-The record alone decides what readers see. Delta sinks store it in the table `_cdc/published`, search sinks in a
-document of the index.
+The record alone determines which version of each target a query reads. Delta sinks store the record in the table
+`_cdc/published`, and search sinks in a document of the index.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ RECORD_FORMAT: Final = 1
 class TargetState(StrEnum):
     """State of one table of a sink."""
 
-    #: The target is exactly at its position.
+    #: The target is at the position of the sink, so the table belongs to the published cut.
     STREAMING = "streaming"
     #: Incomplete: a full copy of the table (initial snapshot or resync) has not ended.
     SNAPSHOTTING = "snapshotting"
-    #: Complete, and not at the position of the sink: a crash left it ahead, or it has to catch up.
+    #: Complete, but behind the position of the sink, or ahead of it after a crash.
     CATCHING_UP = "catching_up"
-    #: Stopped at its position, for the reason in the record.
+    #: Stopped at its position because of an error; the record contains the reason.
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """One table in one sink."""
+    """Position, version and state of one table in a published record."""
 
     relation: int
     """The log's number of the table."""
@@ -40,17 +40,17 @@ class TableRecord:
     target: str
     """Path or URI of the target."""
     position: int
-    """The target has every change up to this position and none after it."""
+    """Position of the target, which contains every change up to this position and no later change."""
     version: int | None
     """The Delta version of the target at this position; None for a search index."""
     state: str
     """A TargetState."""
     reason: str | None = None
-    """Why it failed, as code and message for an operator, without row values."""
+    """Code and message of the error that stopped the table, without row values; None without an error."""
     schema: str | None = None
     """JSON of the table's schema at this position."""
     parked: tuple[tuple[str, ...], ...] = ()
-    """The parked keys, sorted; the target has an older row for each of them, or none."""
+    """Sorted keys of the parked rows; for each key, the target contains an older row or no row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Published:
 
     @property
     def versions(self) -> dict[str, int]:
-        """Target → its version at this cut; for a shared target the newest of the versions of its tables."""
+        """Target → its Delta version at this cut; for a shared target, the newest version among its tables."""
         found: dict[str, int] = {}
         for table in self.tables.values():
             if table.version is not None:
@@ -88,7 +88,7 @@ class Published:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what to_json wrote; raises ValueError for a newer format."""
+        """Build a record from the text that `to_json` returned. Raises ValueError for another format version."""
         fields = json.loads(text)
         if (found := fields["format"]) != RECORD_FORMAT:
             raise ValueError(f"unknown format of a published record: expected {RECORD_FORMAT}, got {found!r}")
