@@ -27,7 +27,7 @@ class LogState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentLine:
-    """One segment of single changes."""
+    """One segment of the log: a partition of the table `changes`."""
 
     segment: int
     files: int
@@ -114,7 +114,7 @@ class ConsumerLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStatus:
-    """The log at one time."""
+    """Size, segments and consumers of the log at one time."""
 
     at: str
     state: LogState
@@ -196,7 +196,7 @@ class FindingLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCheck:
-    """What was checked, and the findings."""
+    """Result of a check of the log's files: the range that was checked, and the findings."""
 
     sound: bool
     """True if no finding can make a read of the log return wrong rows."""

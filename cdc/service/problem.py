@@ -16,7 +16,7 @@ _REASON: Final = re.compile(r"(CDC-\d{4}) (.*?)(?: → (.*))?", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong, and the next step."""
+    """A problem of a pipeline, with the next step of an operator."""
 
     subject: str
     code: str | None

@@ -70,7 +70,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """Postgres → log."""
+    """Progress of the reader, which copies the changes of the source to the log."""
 
     position: str | None
     lag_seconds: float | None
@@ -92,7 +92,7 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """Log → one sink."""
+    """Progress of one sink, which apply fills from the log."""
 
     name: str
     state: str

@@ -1,7 +1,7 @@
 """Cut retention: which published cuts of a sink are kept as they age, and which kept cut a query reads. Pure.
 
-A sink may publish ten times a second. Every cut of the last minute is kept, then the last one of every minute, and
-after an hour the last one of every hour. So a day has about a hundred cuts.
+A sink may publish ten times a second. Every cut of the last minute is kept, up to KEEP_ALL_AT_MOST. Of older cuts the
+last one of every minute is kept, and after an hour the last one of every hour.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def kernel_version() -> int:
 
 
 def deny_file_writes() -> bool:
-    """Deny every change of a file to this process; returns False if the kernel has no Landlock.
+    """Deny every change of a file to this thread and to later threads; return False if the kernel has no Landlock.
 
     Call it before libraries start their threads.
     """

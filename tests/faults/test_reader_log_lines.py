@@ -30,7 +30,10 @@ END_STREAM = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots 
 def test_a_reader_says_that_it_copied_streams_and_is_connected_again(held: Captured) -> None:
     with ReaderProcess(held) as reader:
         until(
-            lambda: has_line(reader, r"initial snapshot done +later=0 position=[0-9A-F]+/[0-9A-F]+ rows=3 tables=1"),
+            lambda: has_line(
+                reader,
+                r"initial snapshot done +copied_while_streaming=0 position=[0-9A-F]+/[0-9A-F]+ rows=3 tables=1",
+            ),
             reader.output,
         )
         until(

@@ -22,14 +22,14 @@ LetterPath = Annotated[str, Path(description="Id of the dead letter.", min_lengt
 
 
 class RetryBody(RequestBody):
-    """Rows to retry."""
+    """Body of a request to retry dead letters."""
 
     ids: Annotated[list[Text], Field(max_length=10_000)] | None = None
     """Ids of dead letters; null means every one of the pipeline."""
 
 
 class DiscardBody(RequestBody):
-    """Why a row is discarded."""
+    """Body of a request to discard a dead letter."""
 
     reason: Text
     """Reason, which is written to the audit."""
