@@ -16,11 +16,11 @@ from cdc.errors import ChildFailed, ExitCode
 class ProcessName(StrEnum):
     """A process of a pipeline."""
 
-    #: Postgres → log.
+    #: Captures the changes of Postgres into the log.
     READER = "reader"
-    #: Log → sinks; needs Java.
+    #: Fills the sinks from the log; needs Java.
     APPLY = "apply"
-    #: API and page.
+    #: Serves API, page and metrics.
     SERVER = "server"
 
 

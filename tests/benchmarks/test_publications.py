@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from cdc.stores.published_record import Published
 from pipelines.sinks.delta.published_table import CLEAN_EVERY, PublishedTable
 from tests.benchmarks.publications import Publications
@@ -11,6 +13,7 @@ from tests.benchmarks.publications import Publications
 PUBLISHES = 2 * CLEAN_EVERY + 10
 
 
+@pytest.mark.slow
 def test_records_are_known_after_the_sink_has_removed_their_commits(tmp_path: Path) -> None:
     template = f"{tmp_path}/{{schema}}/{{table}}"
     publications = Publications(template)

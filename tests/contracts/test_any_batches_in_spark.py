@@ -49,7 +49,7 @@ def test_any_batches_give_the_same_computed_columns_and_filtered_rows(
     tmp_path: Path, spark: SparkSession, writer: Writer, filtered: bool, seed: int
 ) -> None:
     random = Random(f"{filtered} {seed}")
-    rows = log(random, 10)
+    rows = log(random, 6)
     story = ruled(evolving(sent_whole(rows) if filtered else rows, random), **(FILTERED if filtered else COMPUTED))
     lake = Lake(str(tmp_path), ALL_SETTINGS[HistoryMode.LATEST], writer, spark, story.rules)
     drive(lake, story, random)

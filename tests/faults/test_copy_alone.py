@@ -32,6 +32,7 @@ def reader_state(catalog: Catalog) -> str | None:
     return next((report.state for report in catalog.processes.ls("held") if report.process == "reader"), None)
 
 
+@pytest.mark.slow
 def test_the_reader_ends_and_is_not_started_again_while_the_server_goes_on(tmp_path: Path, database: str) -> None:
     held = seeded(tmp_path, database)
     command = [sys.executable, "-m", "cdc", "run", "-c", str(held.path), "--only", "reader", "--only", "server"]

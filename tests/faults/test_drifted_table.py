@@ -17,6 +17,7 @@ from tests.fixtures.postgres import run_sql
 REWRITE = "ALTER TABLE shop.t ALTER b TYPE int USING b * 2"
 
 
+@pytest.mark.slow
 def test_status_names_the_table_and_the_reason(pipeline: Pipeline) -> None:
     run_sql(pipeline.dsn, "CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY, b int)")
     run_sql(pipeline.dsn, "INSERT INTO shop.t VALUES (1, 1)")

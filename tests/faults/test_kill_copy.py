@@ -235,6 +235,7 @@ def kill_after(pipeline: Pipeline, reader: Forked, share: float) -> None:
     reader.wait()
 
 
+@pytest.mark.slow
 def test_a_reader_killed_with_a_table_without_a_key_in_hand_begins_it_anew_once(pipeline: Pipeline) -> None:
     run_sql(
         pipeline.dsn,

@@ -182,6 +182,7 @@ def test_resets_in_the_middle_of_messages_lose_and_double_nothing(
     assert reader.poll() is None
 
 
+@pytest.mark.slow
 def test_a_reader_whose_server_is_gone_backs_off_and_comes_back_by_itself(
     away: Pipeline, workload: Workload, proxy: Proxy, database: str
 ) -> None:

@@ -277,6 +277,7 @@ def test_spark_is_given_no_frame_of_a_table_that_does_not_follow_its_rules(
         assert set(frames_at(spark, lake, moment)) == {"shop.items"}
 
 
+@pytest.mark.slow
 def test_the_log_of_a_target_that_was_erased_can_be_opened_and_goes_on(shop: ShopPipeline) -> None:
     masked = under(shop, MASK)
     assert replayed(masked).status == 0

@@ -310,6 +310,7 @@ def test_a_table_that_stayed_behind_for_too_long_stops_alone(
     assert orders.reason.endswith("'cdc replay lake'")
 
 
+@pytest.mark.slow
 def test_spark_reads_from_a_trimmed_log_what_one_process_reads(spark: SparkSession, logs: TrimmedAndWholeLog) -> None:
     logs.append(10)
     logs.compact(NOBODY)

@@ -81,6 +81,7 @@ def rebuilt(captured: Captured, spark: SparkSession | None) -> Published:
         return Rebuild(LogSource(log, "rebuilt", ("*.*",)), sink, means)(tables, upto)
 
 
+@pytest.mark.slow
 def test_the_target_has_every_row_as_often_as_the_source(captured: Captured, spark: SparkSession) -> None:
     log, lake = LogReader(captured.folder / "log"), Lake.open(f"{captured.folder}/lake/{{schema}}/{{table}}")
     sink = DeltaSink(DeltaSettings("lake", f"{captured.folder}/lake/{{schema}}/{{table}}"))

@@ -208,6 +208,7 @@ def test_a_new_epoch_in_the_middle_of_a_copy_begins_it_anew(held: Captured) -> N
         eventually(running, lambda: is_exact(held) and is_exact(held, "u"))
 
 
+@pytest.mark.slow
 def test_a_copy_of_which_rows_were_lost_with_a_file_of_the_log_begins_anew(held: Captured) -> None:
     with Running(held) as running:
         job = halfway(running)

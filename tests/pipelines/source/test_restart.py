@@ -164,6 +164,7 @@ def test_an_offset_that_names_a_version_is_no_reason_for_another_batch(life: Lif
     assert planner.latestOffset({**last, "compacted": 1}, ReadAllAvailable()) == {**last, "compacted": 1}
 
 
+@pytest.mark.slow
 def test_spark_repeats_the_batch_that_a_query_died_in(spark: SparkSession, life: Life, tmp_path: Path) -> None:
     seen: list[pa.Table] = []
 

@@ -70,6 +70,7 @@ def ranges(results: list[RangeResult], topic: str = "public.t") -> list[tuple[in
 WHOLE = [(0, None, "1001", True), (1, "1001", "2001", True), (2, "2001", None, True)]
 
 
+@pytest.mark.slow
 def test_a_pass_continues_after_a_stop_and_mismatches_are_found_reported_and_repaired(captured: Captured) -> None:
     results: list[RangeResult] = []
 

@@ -116,6 +116,7 @@ def test_equal_tables_request_nothing_and_what_cannot_be_repaired_is_reported_wi
         assert "lake public.t: 1 keys read again, still not equal" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_a_reader_no_backfill_is_requested(captured: Captured, capsys: pytest.CaptureFixture[str]) -> None:
     """It runs, but does not say so."""
     with Running(captured) as running, ApplyThread(captured, reports=("apply",)) as applying:
