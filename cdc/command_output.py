@@ -117,8 +117,8 @@ def fail(command: str, error: CdcError, *, json: bool) -> None:
 def error_to_report(error: BaseException, *, logs: bool = False) -> CdcError:
     """Return the error to report; for an unexpected exception it names type and line.
 
-    It omits the text of an unexpected exception, which may contain row values. `logs` is True if the command writes log
-    messages to standard error; the traceback is then logged.
+    The returned error omits the text of an unexpected exception, which may contain row values. `logs` is True if the
+    command writes log messages to standard error; the traceback is then logged.
     """
     if isinstance(error, CdcError):
         return error
@@ -149,7 +149,10 @@ def json_text(value: Any) -> str:
 
 
 def echo(*values: object, sep: str = " ", end: str = "\n", to: TextIO | None = None, flush: bool = False) -> None:
-    """Print values with control characters escaped; commands print names from the source and from files with it."""
+    """Print values with control characters escaped.
+
+    Commands use this function to print names from the source and from files.
+    """
     print(sep.join(escaped_for_terminal(str(value)) for value in values), end=end, file=to, flush=flush)
 
 

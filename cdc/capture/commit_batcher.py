@@ -91,7 +91,7 @@ class DurablePosition:
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Within the block, a call of `wait` first calls `wake`, because a commit may be due then."""
+        """While the block runs, `wait` first calls `wake`, so that the encode stage checks whether a commit is due."""
         self._wake = wake
         try:
             yield
@@ -261,7 +261,10 @@ class CommitBatcher:
         return None if is_appending else self._appended_at + self._linger
 
     def batches(self, now: float, *, more: bool) -> Iterator[CommitBatch]:
-        """Yield the batches to append now, in order; `more` as in next_due."""
+        """Yield the batches to append now, in order.
+
+        more: True if more decoded rows are queued.
+        """
         due = self.next_due(more=more)
         is_due = due is not None and now >= due
         if self._has_chunk and not is_due:  # free the rows' memory while the next chunks arrive

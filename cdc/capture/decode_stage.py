@@ -161,7 +161,7 @@ class DecodeStage:
             self._last = None
 
     def _pass_on(self, event: SignalSeen | DecodedRows) -> Iterator[DecodedRows]:
-        """Yield decoded rows after storing the signals among them; store a signal message.
+        """Store the signals that an event contains, then yield the event if it consists of rows.
 
         Signals are on disk before the log can commit the transaction that contains them.
         """

@@ -2,11 +2,12 @@
 
 One REPEATABLE READ transaction with the slot's exported snapshot reads the rows. Their position is the slot's
 consistent point − 1, because the next commit record can be at the consistent point itself. If the process is killed
-before this commit, the slot remains and is useless. The next start replaces the slot if the log can prove that it owns
-it (see slot_ownership); otherwise the start fails.
+before this commit, the slot remains and is useless. The next start replaces the slot if the slot provably belongs
+to the log (see slot_ownership); otherwise the start fails.
 
-The commit only marks large tables; backfills copy them in chunks while the stream runs. If the reader may not create
-the slot, there is no exported snapshot. The log then begins at the adopted slot, and all tables are copied in chunks.
+The commit contains only the schema of a large table; backfills copy such tables in chunks while the stream runs. If the
+reader may not create the slot, there is no exported snapshot. The log then begins at the adopted slot, and all tables
+are copied in chunks.
 
 Within an epoch the OID identifies a table and the attribute number a column. A restored, upgraded or failed-over source
 has other numbers, so a new epoch matches tables and columns by name. A table or column without a match gets an unused
@@ -66,7 +67,7 @@ class CopySummary:
 
 @dataclass(frozen=True, slots=True)
 class EarlierTables:
-    """Tables that the log contains when an epoch begins; by default those of an empty log."""
+    """Tables that the log contains when an epoch begins; the default values describe an empty log."""
 
     epoch: int = 0
     """The epoch that begins."""
@@ -90,7 +91,7 @@ class EarlierTables:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Tables to record in the log when an epoch begins."""
+    """Tables that the first commit of an epoch records: captured, dropped and no longer captured ones."""
 
     copied: list[TableSchema]
     """Captured tables with their relation numbers, in the given order."""
@@ -211,7 +212,10 @@ class _StartingSlot:
     identity: SystemIdentity
 
     def check(self, conn: Any) -> Lsn | None:
-        """Return the LSN of an adopted slot, or None for a new one; raise an error if the slot may not be used."""
+        """Return the LSN of the adopted slot; None if the reader creates the slot.
+
+        Raises an error if the existing slot may not be used or replaced.
+        """
         slot = slot_status(conn, self.source.slot)
         if not self.source.create_slot:
             return check_adopted(slot, self.source.slot, self.claim, self.identity).confirmed_flush
@@ -276,7 +280,10 @@ def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], exist
 
 
 def _numbered(past: EarlierTables, table: TableSchema, before: TableSchema | None) -> TableSchema:
-    """Return the table with its earlier relation number and column ids, or with new ones of this epoch."""
+    """Return the table with the relation number and the column ids of `before`.
+
+    If `before` is None, the table gets a new relation number. A column that is not in `before` gets a new id.
+    """
     if before is None:
         return replace(table, relation=past.epoch << EPOCH_SHIFT | table.oid)
     named = {column.name: column.id for column in before.columns}

@@ -59,8 +59,9 @@ def check_source(log: LogIdentity, last: CommitInfo, source: SourceState, durabl
     A slot behind the log is normal: a server crash moves the slot back, and the reader drops changes up to the log's
     position. A slot ahead of the log always means a gap.
 
-    last: last commit of the log, read before the query of the source. durable: position of the log, read after that
-    query, because another reader may have committed and confirmed meanwhile. A caller that owns the slot omits it.
+    last: last commit of the log, read before the source was queried. durable: durable position of the log, read after
+    the source was queried. Another reader may have committed and confirmed in between. A caller that owns the slot
+    omits `durable`.
     """
     _check_cluster(log, last, source)
     _check_slot((durable or last.last).lsn, source.slot, source.identity.database)

@@ -81,7 +81,10 @@ class SchemaTracker:
         return self._checks
 
     def set_schema(self, schema: TableSchema) -> None:
-        """Use this version from now on; a copy of the table has read it at the source and written it to the log."""
+        """Use this schema version of the table from now on.
+
+        A copy of the table has read the schema at the source and written it to the log.
+        """
         self._known[schema.oid] = schema
 
     def resolve_relation(self, message: Relation, position: Position) -> tuple[TableSchema, bool] | None:
@@ -216,7 +219,10 @@ class SchemaTracker:
 
 
 def _with_sent_columns(created: TableSchema | None, message: Relation) -> TableSchema | None:
-    """Return a new table from the event trigger; generated columns that are sent count as ordinary columns."""
+    """Return the table with those generated columns that the server sends marked as ordinary columns.
+
+    created: the new table as the event trigger described it. Returns None if `created` is None.
+    """
     if created is None:
         return None
     sent = {column.name for column in message.columns}

@@ -54,7 +54,7 @@ class SlotClaim:
         return cls(root, log.log_id, last, (last and last.system_id) or log.identity.system_id, record)
 
     def record_of(self, slot: SlotStatus, source: SystemIdentity, *, adopted: bool = False) -> SlotRecord:
-        """Return the slot record of this log for a slot with its current positions."""
+        """Return the slot record, with the slot's current positions, that assigns the slot to this log."""
         return SlotRecord(
             log_id=self.log_id or "",
             system_id=source.system_id,
@@ -106,8 +106,8 @@ def check_replaceable(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity
 def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity) -> None:
     """Raise an error if an operator's command must not replace the slot for a new epoch.
 
-    Missing evidence that the slot belongs to the log is no error here. Evidence that it belongs to another log is one:
-    the slot is on another server, or the reader of another log has confirmed its position.
+    The command may replace a slot without proof that the slot belongs to the log. It must not replace a slot on another
+    server, or a slot whose position the reader of another log has confirmed.
     """
     check_slot_kind(slot, source.database)
     if slot.active:
@@ -141,7 +141,7 @@ def check_slot_name(claim: SlotClaim, slot: SlotStatus | None) -> None:
 def check_resume(root: Root, log: LogReader, last: CommitInfo, state: SourceState) -> None:
     """Raise an error unless this source and its slot can continue the log; the caller owns the slot.
 
-    last: last commit of the log. If the log is older than slot records, this writes its record.
+    last: last commit of the log. If the log has no slot record yet, the function writes one.
     """
     claim = SlotClaim.of(root, log)
     check_slot_name(claim, state.slot)

@@ -86,8 +86,8 @@ class _SpooledTransaction:
     def add_relation(self, oid: int, relation: _SpooledRelation, elsewhere: int) -> None:
         """Record a Relation message, unless it repeats the last recorded message of the OID.
 
-        The server repeats all Relation messages after every rollback. `elsewhere` is the order of the OID's last
-        message outside this transaction; a repetition after that message is recorded.
+        The server repeats all Relation messages after every rollback. elsewhere: order of the OID's last message
+        outside this transaction. If that message came after the last recorded one, a repetition is recorded too.
         """
         relations = self._relations[oid]
         if relations and relations[-1].frame == relation.frame and relations[-1].order > elsewhere:
@@ -140,9 +140,11 @@ class _SpooledTransaction:
 class Spool:
     """Converter of one session's stream to whole transactions of protocol version 1; unusable after an error.
 
-    The Relation messages of a streamed transaction are replayed with it, so those of a rolled-back transaction never
-    reach the decoder. If another transaction described the same relation later than the replayed transaction did, its
-    message is repeated after the replay: the server assumes that the last message it sent is in force.
+    The Relation messages of a streamed transaction are replayed with the transaction. So the messages of a rolled-back
+    transaction never reach the decoder.
+
+    The server assumes that the last Relation message it sent for a relation is in force. If another transaction sent a
+    later message for the same relation, the spool repeats this later message after the replay.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -249,7 +251,10 @@ class Spool:
         self._end(stream)
 
     def _later_relations(self, stream: _SpooledTransaction) -> list[bytes]:
-        """Return the Relation messages that arrived after the replayed message of the same OID."""
+        """Return the Relation messages that other transactions sent after this transaction's message for the same OID.
+
+        For any other OID, the message of this transaction is recorded as the last known message.
+        """
         later = []
         for oid, relation in stream.surviving().items():
             known, description = self._known.get(oid, (0, b""))

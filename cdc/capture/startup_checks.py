@@ -158,7 +158,10 @@ def check_log(definition: Definition) -> None:
 
 
 def defined_tables(definition: Definition) -> list[TableSchema]:
-    """Return the tables of the source that the definition matches; those of the log if the source does not answer."""
+    """Return the tables of the source that the definition matches.
+
+    If the source cannot be read, returns the tables of the log; an empty list if there is no readable log.
+    """
     try:
         return matched_schemas(definition.source.current_dsn(), definition.patterns, definition.excludes)
     except (SourceError, ConfigError):
@@ -402,7 +405,7 @@ CHECKS: Final = (
 def last_known_position(definition: Definition) -> Position | None:
     """Return the last log position that the catalog has for this pipeline.
 
-    None if the catalog has none or does not answer.
+    Returns None if the catalog contains no position or does not answer.
     """
     known, name = [0], definition.name
     with suppress(CatalogUnavailable):
@@ -428,7 +431,7 @@ def _run_check(check: StartupCheck, subject: CheckSubject) -> list[PreflightProb
 
 
 def _subject_of_error(exc: CdcError, definition: Definition) -> str | None:
-    """Return the subject that the class of an error implies; None if it implies none."""
+    """Return the subject to report for an error: the publication or `dsn`; None for other classes of errors."""
     if isinstance(exc, PublicationMissing | PublicationNarrowed | PublicationReplaced):
         return f"publication {definition.source.publication.name}"
     if (
@@ -448,7 +451,10 @@ def _problem_of(exc: CdcError, subject: str, *, fatal: bool = True) -> Preflight
 
 
 def _error_of(fatal: list[PreflightProblem]) -> CdcError:
-    """Return one error for the fatal problems of a check: PreflightFailed lists all, any other class has the first."""
+    """Return one error for the fatal problems of a check.
+
+    PreflightFailed lists all problems; an error of another class describes only the first problem.
+    """
     first = fatal[0]
     if first.code == PreflightFailed.code:
         listed = "".join(f"\n  {problem.subject}: {problem.message}" for problem in fatal)

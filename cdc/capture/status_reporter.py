@@ -218,7 +218,7 @@ class StatusReporter(Thread):
             log.warning("cannot write the status of the reader to the catalog", code=exc.code)
 
     def _changed_tables(self, catalog: Catalog) -> list[TableProgress]:
-        """Return the progress of tables that this process has copied or that the log marks as inexact."""
+        """Return the progress of tables that this process has copied, and the updates from `inexact_tables`."""
         position = self._metrics.value(metrics.LOG_POSITION, self._definition.name)
         if position is not None and time.monotonic() >= self._inexact_due:
             self._inexact_due = time.monotonic() + READ_SCHEMAS_EVERY
@@ -230,7 +230,10 @@ class StatusReporter(Thread):
         return [*(table for table in self._copied_tables() if table.topic not in marked), *self._inexact]
 
     def _copied_tables(self) -> list[TableProgress]:
-        """Return the tables of which this process copied rows; counts include those that the catalog already had."""
+        """Return the progress of the tables from which this process copied rows.
+
+        Each row count includes the rows that the catalog had counted before.
+        """
         position = self._metrics.value(metrics.LOG_POSITION, self._definition.name)
         return [
             TableProgress(
@@ -269,7 +272,10 @@ class StatusReporter(Thread):
             self._check_wal_budget(slot)
 
     def _send_heartbeat(self) -> None:
-        """Send a heartbeat to the source; if the source is a standby, to the primary if the definition has its DSN."""
+        """Send a heartbeat to `source.primary` if the definition has it, otherwise to the source.
+
+        A source that is a standby gets no heartbeat.
+        """
         source = self._definition.source
         if source.primary is None:
             if not is_standby(self._source):
@@ -334,9 +340,11 @@ class StatusReporter(Thread):
 
 
 def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress], position: int) -> list[TableProgress]:
-    """Return updates for the catalog: tables that are not LIVE in the log, or whose entry is missing or outdated.
+    """Return the table entries that the catalog must store.
 
-    shown: the tables in the catalog. If two tables have the same name, a dropped one is omitted.
+    They are of tables that are not LIVE in the log, that have no entry yet, or whose entry has an outdated state.
+
+    shown: the present entries. If a dropped table and another table have the same name, the dropped table is ignored.
     """
     latest: dict[str, TableSchema] = {}
     for schema in known:
@@ -383,7 +391,10 @@ def _log_position(definition: Definition) -> str:
 
 
 def _skip(exc: UndecodableWal, slot: SlotStatus) -> str:
-    """Return a remedy that skips to the WAL end: the server reports neither end nor tables of the transaction."""
+    """Return a remedy that skips all WAL up to the slot's present WAL end.
+
+    The server reports neither the end of the undecodable transaction nor the tables that it changed.
+    """
     cause = "" if exc.fix == UndecodableWal.remedy else exc.fix.partition(": run ")[0] + "; "
     skip = f"'cdc slots recover -c FILE --skip-to {slot.wal_end} --resync \"*\"'"
     return (

@@ -60,7 +60,7 @@ class Database:
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        """Run the block in a transaction that changes the schema; a second process waits until it ends."""
+        """Run the block in a transaction that changes the schema; a second process waits until the transaction ends."""
         with self._mapped(), self._writer.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('cdc.catalog.migrations'))")
@@ -201,7 +201,10 @@ def _why(error: SQLAlchemyError) -> str:
 
 
 def _check_rights(session: Session, url: str) -> None:
-    """Check what beginning a transaction on a Postgres server does not check: read-only mode and privileges."""
+    """Raise CatalogUnavailable if the Postgres server is read-only, or if the role lacks privileges.
+
+    Beginning a transaction does not check these conditions. The function does nothing for SQLite.
+    """
     if make_url(url).get_backend_name() == "sqlite":
         return
     shown = make_url(url).render_as_string(hide_password=True)

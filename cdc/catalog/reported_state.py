@@ -185,7 +185,7 @@ class TableStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One key of a table whose latest row a target of a sink refused."""
+    """A key of a table in one sink; the sink's target refused the latest row of this key."""
 
     sink: str
     topic: str

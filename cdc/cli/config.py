@@ -70,7 +70,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _plain(values: Any) -> Any:
-    """Return the values with the text before interpolation, so that variables appear as written."""
+    """Return the values as the file contains them, with variables instead of their values."""
     if isinstance(values, dict):
         return {key: _plain(value) for key, value in values.items()}
     if isinstance(values, list):

@@ -76,7 +76,10 @@ def doctor(
 
 
 def _slot_risks(definition: Definition) -> list[PreflightProblem]:
-    """Return a problem if the slot may soon be lost; another check reports a slot that is lost."""
+    """Return a problem if the slot may soon be lost.
+
+    Returns no problem for a slot that is already lost, because another check reports this slot.
+    """
     from cdc.errors import SlotInvalidated
     from cdc.postgres.preflight import PreflightProblem
     from cdc.service.source_observation import LOST

@@ -171,14 +171,14 @@ class _LogMessages:
         return rows.filter(pc.greater_equal(rows["committed_at"], pa.scalar(earliest, pa.timestamp("us", tz="UTC"))))
 
     def parts(self, after: Position, upto: Position) -> Iterator[pa.Table]:
-        """Yield the sorted rows in (after, upto], a few files at a time; raises LogTrimmed if some are trimmed."""
+        """Yield the sorted rows in (after, upto], a few files at a time; raises LogTrimmed if any row was trimmed."""
         from cdc.log.queries import rows_between
 
         _check_not_trimmed(self._log, after)
         return rows_between(self._log, self._wanted, after, upto)
 
     def schemas_before(self, rows: pa.Table) -> dict[int, Any]:
-        """Return the schema of each relation that applies before the first of the rows."""
+        """Return, for each relation, the schema that is valid before the first of the rows."""
         from cdc.position import Position
 
         return self._log.schemas(Position(rows["position"][0].as_py()) if rows.num_rows else None)

@@ -290,7 +290,7 @@ def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> d
 
 
 def _apply() -> None:
-    """The verb of `cdc spark` without one; it has no arguments."""
+    """Command for the verb `apply`, which has no arguments; `cdc spark` uses this verb if none is given."""
 
 
 VERBS: Final[dict[str, Callable[..., None]]] = {

@@ -185,9 +185,9 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
 
 
 def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
-    """Return the tables that match `tables` and that the reader refuses, with the reason of each.
+    """Return each table that the reader refuses, with the reason; only tables that match the globs in `tables`.
 
-    The answer comes from the running reader, or else from the catalog.
+    The answer comes from the running reader, or else from the catalog. It is empty if the catalog cannot be read.
     """
     from cdc.catalog import REFUSED, Catalog
     from cdc.snapshot.reader_commands import request_table_check
@@ -206,7 +206,10 @@ def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
 
 
 def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tuple[Command | None, str | None]:
-    """Make the reader reload its rules; return its finished command, or None and the reason without an answer."""
+    """Make the reader reload its rules, and return its finished command.
+
+    Without an answer from the reader, the first result is None and the second is the reason.
+    """
     from getpass import getuser
 
     from cdc.catalog import Catalog
@@ -224,7 +227,7 @@ def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tu
 
 
 def _wait_for_answer(catalog: Catalog, pipeline: str, job: int) -> Command | None:
-    """Return the finished command; None if no reader runs, or if the reader does not answer in time."""
+    """Return the command after the reader has finished it; None if no reader runs, or if it does not answer in time."""
     from cdc.snapshot.reader_commands import wait_for_answer
 
     return wait_for_answer(catalog, job) if _is_reader_running(catalog, pipeline) else None
@@ -260,7 +263,7 @@ def _result_of(answer: Command | None) -> dict[str, Any] | None:
 
 
 def _refused(outcome: dict[str, Any] | None, tables: list[str]) -> dict[str, str]:
-    """Return the reader's reasons for refusing, by table; the key 'the reader' means all tables."""
+    """Return the reader's reason for each refused table; the reason under 'the reader' applies to all tables."""
     from cdc.table import matches
 
     if outcome is None:

@@ -99,7 +99,10 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def _check_choice(option: str, word: str, known: list[str]) -> None:
-    """Raise an error for an unknown word of an option; errors of the child process would not name this command."""
+    """Raise ConfigError if `word` is not in `known`.
+
+    The check is here because an error of the child process would not name `cdc verify`.
+    """
     if word not in known:
         expected = ", ".join(map(repr, known))
         raise ConfigError(

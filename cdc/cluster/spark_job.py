@@ -100,7 +100,7 @@ class SparkJob:
 
     @property
     def is_bounded(self) -> bool:
-        """True if the job ends without being stopped."""
+        """True if the job ends by itself."""
         return self.action is not SparkAction.APPLY or self.trigger == ONCE
 
     @property
@@ -177,7 +177,10 @@ class SparkSubmit:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of spark-submit, with SPARK_HOME: an inherited value could start another Spark."""
+        """Environment variables of spark-submit.
+
+        SPARK_HOME is among them because an inherited value could select another Spark.
+        """
         python = {"PYSPARK_PYTHON": self.executor_python, "PYSPARK_DRIVER_PYTHON": self.python}
         return {"SPARK_HOME": str(self.home)} | python
 
@@ -198,7 +201,7 @@ class SparkSubmit:
 
 
 def chosen_sinks(definition: Definition, wanted: Collection[str]) -> tuple[Sink, ...]:
-    """Return the sinks with the given names, or all sinks without names; raises ConfigError for an unknown name."""
+    """Return the sinks with these names, or all sinks if `wanted` is empty; raises ConfigError for unknown names."""
     known = [sink.name for sink in definition.sinks]
     if unknown := sorted(set(wanted) - set(known)):
         raise ConfigError(
@@ -218,7 +221,7 @@ def checked_trigger(text: str | None) -> str | None:
 
 
 def _references(model: BaseModel) -> Iterator[tuple[str, str]]:
-    """Yield (`env` or `file`, name) for every secret that the definition contains as a mapping."""
+    """Yield (`env` or `file`, name) for every secret that the definition writes as `{env: NAME}` or `{file: NAME}`."""
     for _, value in model:
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, Secret) and isinstance(one.reference, dict):

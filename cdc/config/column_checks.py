@@ -36,7 +36,10 @@ def with_target_columns(schema: TableSchema, settings: TableSettings) -> TableSc
 
 
 def column_mismatches(schema: TableSchema, rule: SinkRule | None, settings: TableSettings) -> Iterator[ColumnMismatch]:
-    """Yield all mismatches that can be found without Spark; settings: the sink's settings with those of the rule."""
+    """Yield all mismatches between a table and its settings that can be found without Spark.
+
+    settings: the settings of the sink, overridden by those of the rule.
+    """
     yield from unknown_columns(schema, rule)
     yield from left_out_key_columns(schema, settings)
     yield from missing_key(schema, settings.history_mode)

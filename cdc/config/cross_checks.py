@@ -118,7 +118,10 @@ def _modes(definition: Definition) -> Iterator[Disagreement]:
 
 
 def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
-    """said: the sink or a rule as written; meant: the settings that result for the rule's tables."""
+    """Yield the conflicts among the settings of one sink or one rule.
+
+    said: the sink or the rule as written. meant: the same settings together with the inherited settings.
+    """
     transform = said.transform if isinstance(said, SinkRule) else None
     if transform is not None and meant.history_mode is not HistoryMode.LATEST:
         for name in ("python", "computed", "where"):
@@ -140,7 +143,10 @@ def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disag
 
 
 def _dropping(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
-    """Yield the keys of the sink or the rule that conflict with `dropped_columns: drop`, without inherited keys."""
+    """Yield the conflicts of `dropped_columns: drop` with other keys of a sink or a rule.
+
+    Yields nothing if the sink or the rule sets none of the keys in _OF_COLUMNS itself.
+    """
     if meant.dropped_columns is not DroppedColumns.DROP or not _OF_COLUMNS & said.model_fields_set:
         return
     key = (*key, "dropped_columns")
@@ -158,7 +164,7 @@ def _dropping(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[D
 
 
 def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
-    """Yield the settings that conflict with a target that several tables share."""
+    """Yield a conflict for each setting that a target shared by several tables cannot have."""
     if meant.history_mode is not HistoryMode.LATEST:
         found = f"conflicts with {meant.history_mode.value!r}: a shared target requires the latest state of rows"
         yield Disagreement(key, found)

@@ -177,7 +177,10 @@ class Service(Model):
     request."""
 
     def current_token(self) -> str | None:
-        """Return the present token; None, which rejects every request, if the secret file has no valid token."""
+        """Return the present token; None if no token is set, or if the secret file has no valid token.
+
+        While the secret file has no valid token, the server rejects every request that needs the token.
+        """
         found = self.token.reread() if self.token is not None else None
         return found if found is not None and _is_token(found) else None
 
@@ -188,7 +191,7 @@ class Service(Model):
 
     @property
     def exposure(self) -> ServiceUnprotected | None:
-        """Error that prevents the server from starting: a public address without a token. None if it may start."""
+        """Error if the address is public and no token is set; the server then does not start. Otherwise None."""
         if self.is_local or self.token is not None:
             return None
         return ServiceUnprotected(f"service.token is missing: other machines can reach {self.host!r}")
@@ -205,7 +208,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _catalog_next_to(log: str) -> str:
-    """Return the default URL of the catalog; empty if the log is in an object store, which cannot contain SQLite."""
+    """Return the URL of an SQLite catalog next to a local log; an empty text if the log is in an object store."""
     return "" if is_remote(log) else "sqlite:///" + sibling_path(log.removeprefix("file://"), "catalog.db")
 
 
@@ -236,7 +239,7 @@ class Definition(Model):
 
     @property
     def excludes(self) -> list[str]:
-        """Globs of the tables that are not captured, including those of the rules."""
+        """Globs of the tables that are not captured, from `exclude` of the definition and of each table rule."""
         return [*self.exclude, *(glob for rule in self.tables for glob in rule.exclude)]
 
     def with_rules_of(self, other: Self) -> Self:
@@ -245,7 +248,7 @@ class Definition(Model):
 
     @model_validator(mode="after")
     def _named_after_the_pipeline(self) -> Self:
-        """Fill in the defaults that depend on other keys."""
+        """Return the definition with defaults for slot name, publication name, Spark checkpoint and catalog URL."""
         source = self.source
         slot = source.slot.model_copy(update={"name": source.slot.name or f"cdc_{self.name}"})
         publication = source.publication.model_copy(update={"name": source.publication.name or f"cdc_{self.name}_pub"})

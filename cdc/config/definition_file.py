@@ -88,7 +88,10 @@ def issues_in_file(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[Confi
 
 
 def unprotected_service(definition: Definition) -> list[ColumnMismatch]:
-    """Return the issue of a public service.host without a token as a mismatch; it prevents only the server's start."""
+    """Return a mismatch if service.host is public and no token is set; otherwise an empty list.
+
+    This mismatch prevents only the start of the server.
+    """
     error = definition.service.exposure
     return [] if error is None else [ColumnMismatch(("service", "host"), error)]
 
@@ -111,7 +114,7 @@ def _validated(document: YamlDocument, path: Path, environment: Mapping[str, str
 
 
 def _misspelt(issues: list[ConfigIssue]) -> Iterator[str]:
-    """Yield the keys that the file contains under a misspelt name, so that they are not reported as missing."""
+    """Yield the correct names of misspelt keys, so that these keys are not also reported as missing."""
     for issue in issues:
         if issue.suggestion is not None:
             above = issue.key.rpartition(".")[0]
@@ -119,7 +122,7 @@ def _misspelt(issues: list[ConfigIssue]) -> Iterator[str]:
 
 
 def _where(values: Any, wanted: str, key: Key = ()) -> Key:
-    """Return the key whose value is the text `wanted`; () if there is none."""
+    """Return the key of the first value that equals `wanted`; () if no value does."""
     entries = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
     for part, value in entries:
         if value is not FAULTY and value == wanted:
@@ -132,7 +135,7 @@ def _where(values: Any, wanted: str, key: Key = ()) -> Key:
 def printable_definition(definition: Definition, written: Any) -> dict[str, Any]:
     """Return a definition as plain values for printing.
 
-    A value that may contain a password is printed as in the file, whose values are `written`.
+    written: the values as the file contains them. A value that may contain a password is printed from `written`.
     """
     view = definition.model_dump(mode="json")
     source, log, spark = view["source"], view["log"], view["spark"]

@@ -1,6 +1,7 @@
 """Translation of pydantic's errors to issues with line, column and a suggested key, but without input values.
 
-For a key or value of another tool, the issue explains why a definition does not have it, or how to write it here.
+For a key or value of another tool, the issue explains how to write it in a definition, or why that is
+impossible.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _within(inner: tuple[str | int, ...], outer: tuple[str | int, ...]) -> bool:
 
 
 def _untagged(loc: tuple[str | int, ...], schema: Mapping[str, Any]) -> tuple[Key, Mapping[str, Any]]:
-    """Return the key of a pydantic location without union tags, and the schema of the mapping that contains it."""
+    """Return the key of a pydantic location without union tags, and the schema of the mapping that contains the key."""
     key: list[str | int] = []
     node = around = _resolved(schema, schema)
     for part in loc:
@@ -89,7 +90,7 @@ def _resolved(node: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str
 
 
 def _elsewhere(error: ErrorDetails, key: Key, document: YamlDocument, around: Mapping[str, Any]) -> str | None:
-    """Return the explanation for a key or value of another tool that a definition does not have; otherwise None."""
+    """Return an explanation for a key or value of another tool, or for a misplaced transform key; otherwise None."""
     if error["type"] == "extra_forbidden" and "stored_as_scd_type" in around.get("properties", {}):
         return AUTO_CDC.get(str(key[-1]).lower()) or _transformed(str(key[-1]), around)
     if error["type"] == "enum" and "exact" in _choices(error):
@@ -98,7 +99,7 @@ def _elsewhere(error: ErrorDetails, key: Key, document: YamlDocument, around: Ma
 
 
 def _transformed(word: str, around: Mapping[str, Any]) -> str | None:
-    """Return the instruction for a transform key that is outside `transform`; None for other keys."""
+    """Return the correct way to write a transform key that is outside `transform`; None if `word` is no such key."""
     if word not in TRANSFORM:
         return None
     written = f"transform: {{{word}: {TRANSFORM[word]}}}"
@@ -107,7 +108,7 @@ def _transformed(word: str, around: Mapping[str, Any]) -> str | None:
 
 
 def _example(error: ErrorDetails, key: Key) -> str:
-    """Return an example of a list of rules if the value should be one and is not; otherwise an empty text."""
+    """Return an example if a list of rules, or a rule in the list, has the wrong type; otherwise an empty text."""
     if error["type"] in {"model_type", "model_attributes_type"} and key[-2:-1] in {("tables",), ("rules",)}:
         return ": write - match: shop.*"
     return ": write [{match: shop.*}]" if error["type"] == "tuple_type" and key[-1] in {"tables", "rules"} else ""
@@ -152,7 +153,10 @@ def _limit(error: ErrorDetails) -> str:
 
 
 def _own(error: ErrorDetails) -> str:
-    """Return the message of a validator of this package; pydantic's own messages could repeat the input."""
+    """Return the message of the error if this package wrote the message; otherwise name only the error's type.
+
+    Pydantic's own messages could repeat the input.
+    """
     return error["msg"] if error["type"] in _OURS else f"not valid here ({error['type']})"
 
 

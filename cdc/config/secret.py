@@ -43,7 +43,10 @@ class Secret:
         return self._value
 
     def current(self) -> str:
-        """Return the present value of the secret file; the previous value without a file or with an invalid one."""
+        """Return the present value of the secret file.
+
+        If there is no secret file or its content is invalid, return the value that was read with the definition.
+        """
         if self._again is not None:
             with suppress(PydanticCustomError, OSError):
                 return self._again()
@@ -60,7 +63,10 @@ class Secret:
 
     @property
     def portable_reference(self) -> Any:
-        """Reference for another process on this machine, with an absolute path; a literal secret is its own value."""
+        """Reference for another process on this machine; the path of a secret file is absolute.
+
+        For a secret that the definition contains literally, the reference is the value itself.
+        """
         if self._file:
             return {"file": self._file}
         return self._value if self.reference == HIDDEN else self.reference
@@ -76,14 +82,14 @@ class Secret:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Validate with `_read`; serialize as the reference."""
+        """Return a schema that validates with `_read` and serializes the secret as its reference."""
         return core_schema.with_info_plain_validator_function(
             _read, serialization=core_schema.plain_serializer_function_ser_schema(lambda secret: secret.reference)
         )
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Text, or a mapping with one key."""
+        """Return the JSON schema of a secret: a text, or a mapping with the key `env` or `file`."""
         one = {"type": "object", "additionalProperties": False}
         return {
             "anyOf": [
@@ -141,9 +147,9 @@ def _from_file(name: str, context: Mapping[str, Any]) -> str:
 
 
 def _checked(value: str) -> str:
-    """Return the value; raise a validation error for white space and control characters, which make a login fail.
+    """Return the value; raise a validation error if it contains white space or control characters.
 
-    Copy and paste adds such characters.
+    Copy and paste adds such characters, and a login with them fails.
     """
     if value != value.strip():
         raise PydanticCustomError("secret", "the value of the secret begins or ends with white space")
