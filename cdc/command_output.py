@@ -115,10 +115,10 @@ def fail(command: str, error: CdcError, *, json: bool) -> None:
 
 
 def error_to_report(error: BaseException, *, logs: bool = False) -> CdcError:
-    """Return the error to report; for an unexpected exception it names type and line.
+    """Return the error to report; for an unexpected exception, this error names the exception's type and line.
 
-    The returned error omits the text of an unexpected exception, which may contain row values. `logs` is True if the
-    command writes log messages to standard error; the traceback is then logged.
+    The returned error omits the text of an unexpected exception, which may contain row values. logs: True if the
+    command writes log messages to standard error; the traceback is then printed.
     """
     if isinstance(error, CdcError):
         return error

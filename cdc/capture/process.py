@@ -125,7 +125,7 @@ def main(definition: Definition, reload: Callable[[], Definition] | None = None)
 
 
 def exit_error(verdict: CdcError | None, failure: BaseException | None) -> BaseException | None:
-    """Return the error with which the process exits; None after a drain, or if SIGTERM ended the attempts.
+    """Return the error with which the process exits; None after a drain, or if `failure` can be retried.
 
     The status reporter's error, `verdict`, takes precedence, because it caused the reader's `failure`.
     """

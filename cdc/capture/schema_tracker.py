@@ -90,9 +90,9 @@ class SchemaTracker:
     def resolve_relation(self, message: Relation, position: Position) -> tuple[TableSchema, bool] | None:
         """Return the schema of the following rows, and whether it needs an `s` row; None if the table is not captured.
 
-        A table is not captured if no rule matches it, if it was removed, or if it is a partition: rules match partition
-        roots. The message shows the table at an earlier time than the catalogue. If the two contradict each other, the
-        schema gets the state `needs_resync`.
+        A table is not captured if no rule matches the table, if it was removed, or if it is a partition: rules match
+        partition roots. The Relation message shows the table at an earlier time than the catalogue. If message and
+        catalogue contradict each other, the schema gets the state `needs_resync`.
         """
         before = self._known.get(message.oid)
         if not self._is_captured(message, before):
@@ -122,9 +122,9 @@ class SchemaTracker:
         return matches(name, self._patterns) and not matches(name, self._exclude)
 
     def _view_of(self, conn: Any, oid: int, position: Position) -> CatalogView:
-        """Return a catalogue view that is not older than the message.
+        """Return a catalogue view that is not older than the Relation message at this position.
 
-        One view of all tables is used for the first messages of a session, up to the WAL position of that view.
+        The first message of each table shares one view, as long as its position is not after the view's WAL position.
         """
         if self._view is None:
             self._view = read_catalog_view(conn, [*self._known, oid], self._publication)

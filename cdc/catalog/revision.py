@@ -25,9 +25,10 @@ def current(database: Database) -> str | None:
 
 
 def ensure(database: Database, *, migrate: bool) -> None:
-    """Migrate the database to HEAD; with `migrate` False, raise CatalogUnavailable if it has another revision.
+    """Migrate the database to HEAD.
 
-    Raises CatalogUnusable if a newer version of cdc created the catalog.
+    If `migrate` is False, raises CatalogUnavailable for a database with another revision. Raises CatalogUnusable if a
+    newer version of cdc created the catalog.
     """
     found = current(database)
     if found == HEAD:
@@ -45,7 +46,7 @@ def up(database: Database, revision: str = "head") -> None:
 
 
 def down(database: Database, revision: str) -> None:
-    """Downgrade to the revision, and delete what later revisions added; `base` means an empty database."""
+    """Downgrade to the revision and delete what later revisions added; the revision `base` empties the database."""
     _run(database, "downgrade", revision)
 
 

@@ -231,7 +231,7 @@ def _references(model: BaseModel) -> Iterator[tuple[str, str]]:
 
 
 def _texts(written: Any, key: Key = ()) -> Iterator[tuple[Key, str]]:
-    """Yield the key of every text value in a definition, and the text before interpolation."""
+    """Yield the key and the text before interpolation of every text value in a definition."""
     if isinstance(written, dict | list):
         for part, value in written.items() if isinstance(written, dict) else enumerate(written):
             yield from _texts(value, (*key, part))

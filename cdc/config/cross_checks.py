@@ -174,7 +174,7 @@ def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
 
 
 def _routes(definition: Definition) -> Iterator[Disagreement]:
-    """Yield the rules whose target directories overlap with those of other rules or sinks, or with the log."""
+    """Yield the rules whose target directory overlaps the directory of another rule, another sink or the log."""
     for place, sink in enumerate(definition.sinks):
         if not isinstance(sink, DeltaSinkDefinition):
             continue
@@ -199,7 +199,7 @@ def _routes(definition: Definition) -> Iterator[Disagreement]:
 
 
 def _schema(glob: str) -> str | None:
-    """Return the only schema that the glob can match; None if it can match several."""
+    """Return the schema in the glob; None if its schema part contains wildcards."""
     schema = glob.partition(".")[0]
     return None if _WILD & set(schema) else schema
 

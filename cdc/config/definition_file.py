@@ -32,7 +32,7 @@ _DURATIONS: Final = (("cuts", "retain"), ("upkeep", "every"), ("upkeep", "vacuum
 
 @dataclass(frozen=True, slots=True)
 class CheckedDefinition:
-    """The result of a check: the definition if there is no fatal issue, and all issues."""
+    """The result of a check: all issues, and the definition if no issue is fatal."""
 
     definition: Definition | None
     issues: tuple[ConfigIssue, ...]
@@ -58,7 +58,10 @@ def load_definition(path: Path, environment: Mapping[str, str] | None = None) ->
 def check_definition(
     path: Path, environment: Mapping[str, str] | None = None, content: bytes | None = None
 ) -> CheckedDefinition:
-    """Check a definition as load_definition does, but return the issues; `content` replaces the content of the file."""
+    """Check a definition as load_definition does, but return the issues instead of raising them.
+
+    content: bytes to check instead of the content of the file.
+    """
     environment = os.environ if environment is None else environment
     document = read_document(path, environment, content)
     definition = None
