@@ -147,7 +147,7 @@ def _from_file(name: str, context: Mapping[str, Any]) -> str:
 
 
 def _checked(value: str) -> str:
-    """Return the value; raise a validation error if it contains white space or control characters.
+    """Return the value; raise a validation error for white space at its ends and for control characters.
 
     Copy and paste adds such characters, and a login with them fails.
     """
