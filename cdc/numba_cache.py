@@ -2,11 +2,11 @@
 
 Numba alone can run wrong machine code, or end with an error, after an upgrade of this package:
 
-- It publishes the index of a function before the compiled code, and after a change it numbers the code files from 1
-  again. A process that starts at this moment, or after a kill at this moment, runs code of the earlier version.
+- It writes the new index of a function before the new code file, which has the name of an old code file. A process that
+  reads the cache between the two writes, or after a kill between them, runs the old code.
 - Two processes that compile a function for different argument types choose the same name for their code files.
 - It considers only the file of the function, although classes and constants of other files are compiled into it.
-- Its index names classes, and cannot be read once such a class has another name.
+- Its index contains names of classes. After such a class was renamed, the index cannot be read.
 
 Here every access to the cache of a package has an exclusive file lock. The first access after a change of any file of
 the package removes all earlier code.
@@ -56,7 +56,7 @@ class _PackageCache:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from using the cache; a compiled function that calls another one locks again."""
+        """Keep other threads and processes from using the cache; the thread with the lock may lock again."""
         with self._thread_lock:
             if self._depth:
                 yield

@@ -2,7 +2,7 @@
 
 A position is ``epoch << 52 | commit LSN``. The commit LSN is the LSN of the transaction's commit record. LSNs can begin
 again at a low number, for example after a restored backup or an upgrade. The epoch then increases by one, so positions
-never decrease. The position of its transaction and its ordinal inside the transaction identify a change.
+never decrease. A change is identified by the position of its transaction and by its ordinal inside the transaction.
 """
 
 from __future__ import annotations

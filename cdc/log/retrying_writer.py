@@ -161,9 +161,9 @@ class RetryingWriter:
 
 
 def is_storage_failure(error: BaseException) -> bool:
-    """Return True if the error may disappear by waiting.
+    """Return True if time or an operator can end the failure of the log's storage, for example a full disk.
 
-    delta-rs and Arrow report the number of an operating system error only as text.
+    The function also searches the error's text, because delta-rs and Arrow report operating system errors only as text.
     """
     if isinstance(error, LogUnreachable) or (isinstance(error, OSError) and error.errno in RETRIED_ERRNOS):
         return True

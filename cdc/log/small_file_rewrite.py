@@ -70,7 +70,7 @@ class Rewrite:
 
 
 class RewritingWriter(Protocol):
-    """The method that a rewrite needs of the log's writer."""
+    """A writer of the log that can replace small files by merged files."""
 
     def rewrite(self, new: Sequence[StagedFile], old: Sequence[str]) -> bool:
         """Replace files as `LogWriter.rewrite` does."""
@@ -81,7 +81,7 @@ def plan_rewrite(
 ) -> RewriteJob | None:
     """Return the job for the oldest segment of `changes` that has enough small files; None if there is no such segment.
 
-    Segments in `excluded` are skipped. `min_open` is the minimum for the open segment, as OPEN_MIN_FILES.
+    Segments in `excluded` are skipped. `min_open` is the number of files by which a merge must reduce the open segment.
     """
     newest = max((file.segment for file in files), default=0)
     segments: dict[int, list[LogFile]] = {}
@@ -193,7 +193,7 @@ class SmallFileRewriter:
     def __init__(self, root: str | Root, stopped: Callable[[], bool], min_open: int = OPEN_MIN_FILES) -> None:
         """`stopped` is called before each file is read; if it returns True, the rewrite is given up.
 
-        `min_open` is the minimum for the open segment, as OPEN_MIN_FILES.
+        `min_open` is the number of files by which a merge must reduce the open segment.
         """
         self._root, self._stopped, self._min_open = as_root(root), stopped, min_open
         self._view: LogReader | None = None

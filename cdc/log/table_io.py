@@ -107,8 +107,8 @@ def write_parquet(rows: pa.Table, path: Root, order: pa.Array | None = None, gro
     """Write rows to a new data file in an existing folder, and return the size of the file in bytes.
 
     The file is durable when the function returns. `order` contains the row numbers in the order of the file; by default
-    the rows keep their order. With `order` the table should be in one chunk, because `take` joins several chunks again
-    at each call. `group` is the number of rows of a row group.
+    the rows keep their order. If `order` is given, pass `rows` in one chunk: `take` would join several chunks at each
+    call. `group` is the number of rows of a row group.
     """
     if isinstance(path, BucketPath):
         content = b"".join(encode(rows, order, group))
@@ -214,7 +214,7 @@ def open_data_file(path: str | Root, options: Options = (), size: int | None = N
 def parquet_file(source: Any) -> pq.ParquetFile:
     """Open `source` as a Parquet file that verifies page checksums.
 
-    A source that calls Python for its bytes is not pre-buffered. pyarrow's threads would keep a reference to Python
+    A Python file object is not pre-buffered. pyarrow's threads would keep a reference to Python
     memory for a moment after the read, and releasing that memory while the interpreter exits crashes the process.
     """
     metadata = _read_footer(source) if isinstance(source, str | Path) else None
@@ -236,7 +236,7 @@ def _read_footer(path: str | Path) -> pq.FileMetaData:
 
 
 def can_read_in_threads(source: Any) -> bool:
-    """Return False if a source calls Python for its bytes, because pyarrow's threads must not read it then."""
+    """Return True if pyarrow's threads may read the source: a path or an Arrow file, but not a Python file object."""
     return isinstance(source, str | Path | pa.NativeFile)
 
 

@@ -4,8 +4,9 @@ There are three kinds of such files:
 
 - **Removed files**: a trim, compaction or rewrite removed them from a table. Their records (`removal_records.py`) keep
   them for the grace period, and longer for a consumer that has pinned an older version.
-- **Orphan files**: no commit and no record names them. They are deleted once they are older than the latest commit of
-  their table by the grace period, and by ten minutes at least. A younger file may be staged and wait for its commit.
+- **Orphan files**: no commit and no record names them. An orphan file is deleted if it was written before the
+  latest commit of its table, earlier by more than the grace period and by more than ten minutes. A younger file may be
+  a staged one that waits for its commit.
 - **Staged files** that a killed writer never committed. The next writer deletes them when it starts. First it makes a
   commit, so that the killed writer could no longer commit these files if it still ran.
 """
@@ -127,7 +128,7 @@ def is_committed(record: RemovedFiles, current: Mapping[str, Collection[str]]) -
 
 
 def find_orphan_files(root: Root, grace: float) -> list[OrphanFile]:
-    """Return the orphan files of both tables that are older than the grace period (seconds), sorted by name."""
+    """Return the orphan files of `changes` and `compacted` older than the grace period (seconds), sorted by name."""
     found = (
         OrphanFile(f"{path.parent.parent.name}/{path.parent.name}/{path.name}", size)
         for path, size in _old_orphans(root, grace)
@@ -191,9 +192,9 @@ def _start_grace(path: Root, record: RemovedFiles, current: Mapping[str, set[str
 
 
 def _pinned(root: Root, now: BootTimestamp, max_age_us: int) -> int | None:
-    """Return the lowest pinned version of `compacted`, of the consumers that reported within the maximum age.
+    """Return the lowest version of `compacted` that a consumer has pinned; None if no version is pinned.
 
-    Return None if no such consumer has pinned a version.
+    Consumers that have been silent for more than `max_age_us` microseconds are ignored.
     """
     known = consumers.list_consumers(root)
     return min((c.pinned for c in known if c.pinned is not None and c.silent_us(now) <= max_age_us), default=None)

@@ -57,7 +57,7 @@ class OpenSegment:
     """Time at which the segment began, in seconds on the caller's clock."""
 
     def rolled(self, limits: SegmentLimits, now: float) -> Self:
-        """Return this segment, or the next one if this one is full; an empty segment is never full."""
+        """Return the next segment if this segment is full, otherwise this segment; an empty segment is never full."""
         if self.size and (self.size >= limits.size or now - self.opened_at >= limits.age):
             return replace(self, number=self.number + 1, size=0, opened_at=now)
         return self
@@ -78,10 +78,10 @@ class EncodedFile:
 
 
 def encode_files(rows: pa.Table) -> list[EncodedFile]:
-    """Encode rows with the columns LOG_SCHEMA as sorted data files.
+    """Sort and encode rows of LOG_SCHEMA, and return the content of one or two data files.
 
-    The `s` rows get a separate file, so that readers find them by its statistics. The function reads nothing from the
-    log, so any thread may call it.
+    The `s` rows get a file of their own, so that readers find them by the file statistics. The function reads nothing
+    from the log, so any thread may call it.
     """
     rows = rows if rows.schema.equals(LOG_SCHEMA) else rows.cast(LOG_SCHEMA)
     is_schema = pc.equal(rows["op"], Operation.SCHEMA.value)

@@ -49,9 +49,9 @@ class RowBuffers:
 
     @classmethod
     def like(cls, state: np.ndarray, previous: Self) -> Self:
-        """Return empty buffers with the capacity that the previous buffers needed.
+        """Return empty buffers with a little more capacity than the content of the previous buffers.
 
-        Call it before the row count in the state is reset.
+        Call this method before the row count in `state` is reset.
         """
 
         def room(used: int, least: int) -> int:
@@ -63,7 +63,7 @@ class RowBuffers:
         return cls(state, Capacity(room(int(state[ROWS]), _MINIMUM[0]), children, nbytes))
 
     def grow(self, values: int, nbytes: int) -> None:
-        """Grow to the capacity of two more rows with `values` children and `nbytes` bytes in each nested column."""
+        """Make room for two more rows, and for `values` more children and `nbytes` more bytes in each nested column."""
         rows, used = self.rows, int(self._state[ROWS])
         capacity = _doubled(len(rows.position), used + 2)
         plain: list[Any] = [_resized(array, used, capacity) for array in rows[:8]]
@@ -73,7 +73,7 @@ class RowBuffers:
     def control(self, operation: Operation, relation: int, topic: int, payload: bytes | None) -> None:
         """Append a row without images; relation and topic below 0 are null.
 
-        It runs functions of the kernel as Python code, because compiling them here would delay the stream.
+        The method calls functions of the kernel without compiling them, because compiling here would delay the stream.
         """
         if self._state[ROWS] + 1 >= len(self.rows.position):
             self.grow(0, 0)

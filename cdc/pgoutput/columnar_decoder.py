@@ -67,17 +67,17 @@ class ColumnarDecoder:
         """Decode the following tuples of schema.oid with the columns `schema.sent`, in that order.
 
         With `announce` the decoder also writes an `s` row at the next ordinal of the open transaction. Without an open
-        transaction, or inside a dropped one, the row waits for the next transaction that is not dropped. A version that
-        is announced meanwhile replaces the waiting one. Raises ValueError for a key column that is not sent.
+        transaction, or inside a dropped one, the row waits for the next transaction that is not dropped. A later
+        version of the same relation replaces a waiting one. Raises ValueError if a key column is not sent.
         """
         self._set_layout(TupleLayout.of(schema))
         if announce:
             self.announce(schema)
 
     def announce(self, schema: TableSchema) -> None:
-        """Write the `s` row of a schema version that no Relation message caused, at the place where `define` writes it.
+        """Write an `s` row, as `define` does, for a schema version that no Relation message announced.
 
-        The last Relation message still defines the tuples; this version changes only their topic and key.
+        Tuples are still decoded with the columns of the last Relation message; only their topic and key may change.
         """
         self._announced[schema.relation] = schema
         if self._state[kernel.OPEN] and not self._state[kernel.DROPPED]:
@@ -102,15 +102,17 @@ class ColumnarDecoder:
     def decode(self, frames: FrameBatch) -> Iterator[Event]:
         """Yield the events of the frames in WAL order.
 
-        Every keepalive that requests a reply is an event. Of the others only the last one is an event, at the end.
+        Every keepalive that requests a reply is an event. A keepalive without a request is an event only if no other
+        keepalive follows in `frames`; it is then the last event.
 
         A Relation message is stored and invalidates the definition of its OID. RelationSeen is yielded only when a
         change or truncate first needs the message. The reason: under publish_via_partition_root the walsender also
         describes leaf partitions, of which it sends no rows.
 
-        DecodedRows is yielded in three cases: before a keepalive that requests a reply if rows or transactions are
-        pending; when about 16 MiB of values are pending; and at the end if a `w` frame was consumed since the last
-        DecodedRows. Raises MalformedFrame or UnknownRelation after yielding the events before the error.
+        DecodedRows is yielded when enough rows for one batch are pending, for example 16 MiB of values. It is yielded
+        before a DdlSeen, a WatermarkSeen and a keepalive that requests a reply, if rows or transactions are pending. It
+        is yielded at the end if a `w` frame was consumed since the last DecodedRows. Raises MalformedFrame or
+        UnknownRelation after yielding the events before the error.
         """
         buffer, offsets = _readonly(frames.buffer), _readonly(frames.offsets)
         state, keepalive = self._state, None
@@ -194,7 +196,6 @@ class ColumnarDecoder:
         return decoded
 
     def _needed(self, message: AnyMessage) -> RelationSeen | None:
-        """Return an event for the first undefined relation of the message; None without one, or after its event."""
         if not self.in_transaction or self._state[kernel.DROPPED]:
             return None
         for oid in row_oids(message):

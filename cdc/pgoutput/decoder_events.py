@@ -12,10 +12,10 @@ from cdc.position import Position
 
 @dataclass(frozen=True, slots=True)
 class RelationSeen:
-    """Event before the first row or truncate that needs a Relation message: the latest message of the OID.
+    """Event: the next row or truncate needs a relation that is not defined yet. Contains the latest Relation message.
 
-    The consumer must call `define` or `ignore` for the OID before it resumes the iterator, which then decodes the same
-    frame again. Otherwise the iterator raises UnknownRelation.
+    The consumer must call `define` or `ignore` for the OID before it takes the next event. The decoder then decodes the
+    row or truncate. Otherwise it raises UnknownRelation.
     """
 
     relation: Relation
@@ -49,8 +49,8 @@ class WatermarkSeen:
 class SignalSeen:
     """A signal message, inside or outside a transaction.
 
-    The event precedes the DecodedRows whose `last` is its position. So a consumer that stores the signal at once has it
-    before the transaction is committed to the log.
+    The decoder yields a signal before the DecodedRows that completes its transaction. So a consumer that stores the
+    signal at once stores it before the transaction is committed to the log.
     """
 
     content: bytes
@@ -82,7 +82,7 @@ class DecodedRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the rows use; memory that a copy reserves beyond that is not counted."""
+        """Size of the rows in bytes, without reserved but unused memory."""
         return int(self.rows.nbytes if self.copied else self.rows.get_total_buffer_size())
 
 

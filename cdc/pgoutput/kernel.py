@@ -65,15 +65,15 @@ BYTE_BITS = np.uint64(0x38)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile on the first call, without the GIL; cached on disk.
+    """Compile a function on its first call, cache it on disk, and run it without the GIL.
 
-    Reference counting, which took most of the time, is off, because no kernel allocates.
+    Kernels allocate no memory, so reference counting is off; it would take most of the time.
     """
     return cached_njit(function, _nrt=False)
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """Inline a function into its kernel; passing tuples of arrays would take longer than most of the functions."""
+    """Have numba inline a function into each kernel that calls it, because passing tuples of arrays is slow."""
     return njit(nogil=True, forceinline=True, _nrt=False)(function)
 
 
@@ -166,7 +166,7 @@ def put(texts: Texts, column: int, buffer: np.ndarray, kind: int, at: int, size:
 
 @part
 def end_row(texts: Texts, row: int, valid: bool) -> None:
-    """End a row of a nested column after the children appended so far."""
+    """Complete a row of a nested column: the children appended since the previous row belong to it."""
     texts.ends[row + 1] = texts.used[0]
     texts.valid[row] = valid
 
@@ -245,7 +245,7 @@ def append(
 
 @part
 def fill(layouts: Layouts, layout: int, old_kind: int, old: Values, new: Values) -> None:
-    """Copy values that the new tuple does not contain from the old tuple, if that contains them."""
+    """Complete the new tuple with the values of unsent columns that the old tuple contains."""
     first = layouts.first[layout]
     for place in range(layouts.first[layout + 1] - first):
         if new.kind[place] == NOT_SENT and (old_kind == ROW or layouts.is_key[first + place]):
@@ -297,7 +297,7 @@ def find(layouts: Layouts, oid: int) -> int:
 
 @part
 def has_room(rows: Rows, state: np.ndarray) -> bool:
-    """Return True if two more rows fit, each with the maximum that the frame can contain."""
+    """Return True if the buffers have room for two more rows, the most that the current frame can yield."""
     if state[ROWS] + 2 > len(rows.position):
         return False
     for texts in (rows.key, rows.old_key, rows.before, rows.after):
@@ -426,7 +426,7 @@ def take_change(
 
 @part
 def is_full(rows: Rows, state: np.ndarray) -> bool:
-    """Return True if the rows are enough for one batch."""
+    """Return True if the buffers contain enough rows for one batch."""
     children = rows.before.used[0] + rows.after.used[0]
     nbytes = rows.before.used[1] + rows.after.used[1]
     return state[ROWS] >= ROW_LIMIT or nbytes >= VALUE_LIMIT or children >= CHILD_LIMIT
@@ -493,9 +493,10 @@ def zero_bytes(word: Any) -> Any:
 
 @part
 def copy_words(buffer: np.ndarray, at: Any, text: np.ndarray, out: Any) -> Any:
-    """Copy eight bytes at a time up to a tab, a newline or a backslash, or until fewer are left.
+    """Copy bytes in words of eight until the next tab, newline or backslash, or until fewer than eight bytes are left.
 
-    Returns both offsets after the copied bytes, and the OR of all copied words: its high bits are 0 for ASCII.
+    Return the offsets in `buffer` and in `text` after the copied bytes, and the OR of all copied words. If all copied
+    bytes are ASCII, the high bit of each byte of the OR is 0.
     """
     seen = np.uint64(0)
     while at + 8 <= len(buffer):
@@ -517,7 +518,8 @@ def copy_words(buffer: np.ndarray, at: Any, text: np.ndarray, out: Any) -> Any:
 def copy_field(buffer: np.ndarray, at: Any, texts: Texts, column: int) -> Any:
     """Append the field that starts at `at`; return the offset of the tab or newline after it.
 
-    Return -1 if none follows, or if the field is not UTF-8. The text buffer must have room for the rest of the input.
+    Return -1 if no tab or newline follows, or if the field is not UTF-8. The text buffer of `texts` must have room for
+    the rest of the input.
     """
     child, start = texts.used[0], texts.used[1]
     out = start

@@ -81,7 +81,7 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TupleLayout:
-    """The part of one version of a relation that decoding its tuples needs."""
+    """Columns and key of one version of a relation, as far as decoding its tuples needs them."""
 
     oid: int
     relation: int

@@ -5,7 +5,7 @@
 
 Rules of the images (the tests name them):
 - The key of an insert or update comes from the new tuple, the key of a delete from the old tuple.
-- A value that the new tuple does not contain comes from the old tuple if that contains it. An old row `O` contains
+- A value that is missing in the new tuple comes from the old tuple if it is there. An old row `O` contains
   every column. An old key `K` contains only the key columns; its nulls in other columns have no meaning.
 - An update that changes the key becomes two rows: `d` with the old key, then `u` with the new key.
 """
@@ -140,7 +140,7 @@ class _Pending:
 
 
 class ReferenceDecoder:
-    """Decoder with the interface and events of ColumnarDecoder, one object per change; not usable after an error."""
+    """Slow decoder with the interface of ColumnarDecoder, with Python objects per change. Not usable after an error."""
 
     def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
         self._epoch, self._after = Position.of(0, epoch).epoch, after
@@ -233,7 +233,6 @@ class ReferenceDecoder:
         return self._open.dropped or (layout is not None and layout.relation == IGNORED)
 
     def _needed(self, message: AnyMessage) -> RelationSeen | None:
-        """Return an event for the first undefined relation of the message; None without one, or after its event."""
         if self._open is None or self._open.dropped:
             return None
         for oid in row_oids(message):
@@ -330,9 +329,9 @@ class ReferenceDecoder:
             self._pending.finish(transaction.position, transaction.committed_at)
 
     def _own_transaction(self, message: Message) -> OpenTransaction:
-        """Return a message outside transactions as a transaction of its own.
+        """Return the transaction that represents a message outside transactions.
 
-        Its position is one byte before its LSN, because its LSN can equal that of the next commit record.
+        Its LSN is one byte below that of the message, because the next commit record can have the message's LSN.
         """
         position = Position.of(message.lsn - 1, self._epoch)
         return OpenTransaction(position, 0, message.sent_at, position <= self._after)

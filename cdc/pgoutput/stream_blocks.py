@@ -79,7 +79,7 @@ def kind_set(letters: bytes) -> np.ndarray:
 
 
 def kind_of(frame: bytes) -> int:
-    """Return the kind of a frame, as next_of finds it; 0 if the frame is too short."""
+    """Return the kind of a frame: for a `w` frame the letter of its message; 0 if the frame is too short."""
     if frame[:1] != b"w":
         return frame[0] if frame else 0
     return frame[HEADER] if len(frame) > HEADER else 0
@@ -143,9 +143,10 @@ def _unwrap(buffer: np.ndarray, offsets: np.ndarray, aborted: np.ndarray, out: n
 
 
 def unwrap(frames: FrameBatch, aborted: np.ndarray) -> FrameBatch:
-    """Return the frames of a streamed transaction as those of a plain one, without `aborted` subxids (int64, sorted).
+    """Convert the frames of a streamed transaction to frames of a plain transaction.
 
-    A frame that is too short for its xid is not changed, so that the decoder reports it.
+    `aborted` has the rolled-back subxids (int64, sorted), whose frames are left out. A frame that is too short to
+    contain an xid is kept unchanged, so that the decoder reports it.
     """
     out, ends = np.empty(frames.nbytes, np.uint8), np.zeros(len(frames) + 1, np.int64)
     count = _unwrap(*readonly_arrays(frames), aborted, out, ends)
@@ -161,7 +162,7 @@ def xid_and_oid(frame: bytes) -> tuple[int, int]:
 
 
 def without_xid(frame: bytes) -> bytes:
-    """Return the frame of a message inside a block as it is sent outside a block: without its xid."""
+    """Remove the xid from a frame inside a block, so that the frame equals one of a plain transaction."""
     return frame[:_BODY] + frame[_BODY_AFTER_XID:]
 
 

@@ -54,15 +54,16 @@ def repair_value(value: bytes, policy: Undecodable) -> bytes:
 
 
 def needs_no_repair(raw: bytes, policy: Undecodable) -> bool:
-    """Return True if it is certain that no value inside the bytes needs repair."""
+    """Return True if a quick check proves that no value inside the bytes needs repair."""
     return raw.isascii() and (policy is not Undecodable.BASE64 or PREFIX not in raw)
 
 
 class FrameTextRepair:
     """Repair of text in the frames of one replication session: plain transactions in order, before decoding.
 
-    It costs about 1 µs per row of short ASCII text and 1.5 µs per value of other rows. It does not change transactions
-    at or below `after`, which the log contains, and malformed frames, which the decoder rejects.
+    It costs about 1 µs per row of short ASCII text and 1.5 µs per value of other rows. Frames of
+    transactions at or below `after` stay unchanged, because the log contains these transactions. Malformed frames stay
+    unchanged, because the decoder rejects them.
     """
 
     def __init__(self, policy: Undecodable, after: Position) -> None:
