@@ -141,7 +141,7 @@ class OriginMessage:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type that is not built in; the server sends it before a Relation message that uses the type."""
+    """Type message: name of a data type that is not built in. Sent before a Relation message that uses the type."""
 
     oid: int
     schema: str

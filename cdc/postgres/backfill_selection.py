@@ -3,9 +3,9 @@
 **Keys.** The text of a key may differ from what Postgres prints: `007` is the integer 7. A key selects a row if
 Postgres considers it equal to the row's key, in the column's type and collation.
 
-**Conditions** must have no side effects. Postgres checks that by the volatility of the functions that they call. To
-evaluate the condition on rows would cause the side effects, and would prove nothing if no row reaches the function. A
-read-only transaction with a time limit protects against functions with a wrong volatility declaration.
+**Conditions** must have no side effects. Postgres checks that by the volatility of the functions in the condition.
+Running the condition on rows as a test would cause the side effects, and would prove nothing if no row reaches the
+function. A read-only transaction with a time limit protects against functions with a wrong volatility declaration.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class _KeyList:
     def query(self, keys: Sequence[Key]) -> sql.Composed:
         """Return a SELECT with one row per key.
 
-        The row has each value in its column's type without modifier, then each value with modifier, then whether they
-        are equal.
+        The row has three parts, each with one value per key column: the value cast to the type without modifier; the
+        value cast to the type with modifier; true if both casts are equal.
         """
         places = range(len(self._types))
         arrays = sql.SQL(", ").join(
@@ -159,7 +159,7 @@ def _texts(conn: psycopg.Connection, query: sql.Composed) -> list[list[str]]:
 
 
 def _as_printed(value: Sequence[str]) -> str:
-    """Return the value with the column's type modifier if the modifier keeps the value; otherwise without it."""
+    """Return a value of `query`: the cast with type modifier if both casts are equal, otherwise the cast without it."""
     bare, whole, same = value
     return whole if same == "t" else bare
 
@@ -169,10 +169,10 @@ def check_predicate(
 ) -> None:
     """Raise ConfigError if the condition is invalid, volatile, or not planned within `within` seconds.
 
-    Postgres only plans the condition and evaluates constant expressions. The condition is parsed between keywords.
-    Unbalanced parentheses there, and comments that hide the following text, are syntax errors. So the condition cannot
-    escape from parentheses in later queries. Raises SourceUnreachable while another session has locked the table, or if
-    the connection breaks.
+    Postgres only plans the condition and evaluates constant expressions. The check puts the condition between keywords.
+    Unbalanced parentheses in the condition, and comments that hide the following text, are then syntax errors. So the
+    condition cannot escape from parentheses in later queries. Raises SourceUnreachable while another session has locked
+    the table, or if the connection breaks.
     """
     table = sql.Identifier(schema.schema, schema.name)
     try:
@@ -192,9 +192,10 @@ def check_predicate(
 def bounded_read(
     conn: psycopg.Connection, schema: TableSchema, where: str | None, *, within: float = READ_WITHIN
 ) -> Iterator[None]:
-    """Limit the time of the statements in the block if there is a condition; the transaction is read-only.
+    """If there is a condition, limit each statement in the block to `within` seconds; without one, do nothing.
 
-    Raises ConfigError instead of the error of Postgres if the condition writes or takes longer than `within` seconds.
+    The caller has opened a read-only transaction. If the condition writes or takes longer, ConfigError replaces the
+    error of Postgres.
     """
     if where is None:
         yield

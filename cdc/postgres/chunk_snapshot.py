@@ -140,8 +140,9 @@ def snapshot_transaction(
     """Open a read-only REPEATABLE READ transaction on an autocommit connection, and lock the table.
 
     With `leaf`, only this leaf partition is locked. The transaction takes the lock before its snapshot. So no DDL can
-    happen in between, and the system catalogs describe the rows that it reads. Raises SnapshotInvalidated if the name
-    now belongs to another table or the leaf was rewritten, UnknownRelation if the table does not exist.
+    follow the snapshot, and the system catalogs describe the rows that the transaction reads. Raises
+    SnapshotInvalidated if the name now belongs to another table or the leaf was rewritten. Raises UnknownRelation if
+    the table does not exist.
     """
     oid, name = (schema.oid, TableName(schema.schema, schema.name)) if leaf is None else (leaf.oid, leaf.name)
     with map_errors(), conn.transaction():
@@ -169,9 +170,9 @@ def has_columns(conn: psycopg.Connection, schema: TableSchema) -> bool:
 
 
 def stored_tables(conn: psycopg.Connection, oid: int) -> list[StoredTable] | None:
-    """Return the relations that store the rows of a table, sorted by OID.
+    """Return the relations that store the rows of a table, sorted by OID; None if one of them is not a heap.
 
-    Return None if one of them is not a heap, because it has no block ranges.
+    Only a heap can be read by block ranges.
     """
     with map_errors():
         found = conn.execute(_LEAVES, {"oid": oid}).fetchall()
@@ -207,7 +208,7 @@ def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
 def key_range_query(
     conn: psycopg.Connection, schema: TableSchema, bounds: KeyBounds, limit: int, publication: str
 ) -> sql.Composed:
-    """Return a SELECT of up to `limit` rows in key order, with the publication's row filter; for `copy_rows`."""
+    """Return a SELECT of up to `limit` rows in key order, with the publication's row filter; pass it to `copy_rows`."""
     key = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.key)
     rows, where = select_table(conn, schema), _where(conn, schema, bounds, publication)
     return sql.SQL("{}{} ORDER BY {} LIMIT {}").format(rows, where, key, sql.Literal(limit))
@@ -216,7 +217,7 @@ def key_range_query(
 def block_range_query(
     conn: psycopg.Connection, schema: TableSchema, span: BlockRange, publication: str
 ) -> sql.Composed:
-    """Return a SELECT of the rows in a block range, with the publication's row filter; for `copy_rows`."""
+    """Return a SELECT of the rows in a block range, with the publication's row filter; pass it to `copy_rows`."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
     first, end = (span.first, 0), (span.end, 0)
     if span.lines is not None:
@@ -228,7 +229,7 @@ def block_range_query(
 
 
 def table_query(conn: psycopg.Connection, schema: TableSchema, publication: str) -> sql.Composed:
-    """Return a SELECT of all rows of a table, with the publication's row filter; for `copy_rows`."""
+    """Return a SELECT of all rows of a table, with the publication's row filter; pass it to `copy_rows`."""
     filtered = row_filter(conn, schema, publication)
     where = sql.SQL(" WHERE {}").format(_all(filtered)) if filtered else sql.SQL("")
     return sql.SQL("{}{}").format(select_table(conn, schema), where)

@@ -51,8 +51,8 @@ def identify_columns(
     """Return the schema version that a Relation message announces, with the column ids of the log.
 
     A version that is not proved is flagged NEEDS_RESYNC with the reason. `now` is the table in the system catalogs,
-    `known` the previous version. `facts` has the types of the message's columns, as far as they still exist. If both
-    versions have the same `witness`, event triggers have reported every version up to now.
+    `known` the previous version. `facts` has the types of the message's columns, as far as they still exist. If `now`
+    and `known` have the same `witness`, event triggers have reported every version up to now.
     """
     numbered = known is None or (known.oid == message.oid and known.relation >> EPOCH_SHIFT == epoch)
     live = _live_ids(now, None if numbered else known)
@@ -105,10 +105,10 @@ def schema_from_ddl(table: CatalogTable, known: TableSchema | None, oid: int, ep
 
 
 def with_state(schema: TableSchema, known: TableSchema | None, doubt: str | None) -> TableSchema:
-    """Return the schema with the state that follows from the previous version and a doubt.
+    """Return the schema with the state of the previous version, or with NEEDS_RESYNC if `doubt` contains a reason.
 
-    If the previous version has a flag, the schema keeps it, because only a resync removes a flag. Otherwise a doubt
-    flags it as NEEDS_RESYNC.
+    If the previous version is NEEDS_RESYNC or DROPPED, the schema keeps this state and its reason, whatever `doubt`
+    contains. Only a resync ends such a state.
     """
     if known is not None and known.state not in CAPTURED:
         return schema.flagged(known.state, known.reason or "the previous version of the table already had this state")
@@ -213,10 +213,11 @@ def _candidates(now: CatalogTable, known: TableSchema | None, wire: Sequence[Wir
 
 
 def _agreed_ids(size: int, candidates: _Candidates) -> list[int | None]:
-    """Return the proved id of each column of the message; None for a column that is not proved.
+    """Return the proved id of each of the `size` columns of the message; None for a column that is not proved.
 
-    Only sets of `size` numbers fit. The message was written when the first 0, 1, … of the new numbers existed. For each
-    of these cases, the lowest and the highest fitting set bound the number of each column.
+    When the message was written, the first 0, 1, 2, … of the new numbers existed. The loop takes each of these cases.
+    It finds the lowest and the highest set of `size` numbers that fits, which bound the number of each column. A column
+    is proved if its bounds over all cases are equal.
     """
     lowest: list[int] = []
     highest: list[int] = []
@@ -237,7 +238,6 @@ def _agreed_ids(size: int, candidates: _Candidates) -> list[int | None]:
 
 
 def _with_new_ids(ids: Sequence[int | None], reason: str, before: Mapping[int, Wire]) -> _ColumnIds:
-    """Replace each None by a new id that no attribute can have; `reason` applies if there is a None."""
     first = max([UNPROVED - 1, *before]) + 1
     return _ColumnIds(
         tuple(first + place if i is None else i for place, i in enumerate(ids)), reason if None in ids else None
@@ -299,7 +299,7 @@ def _key(message: Relation, ids: Sequence[int], orders: Sequence[tuple[int, ...]
 
 
 def _unsent_key(schema: TableSchema, now: CatalogTable | None) -> str | None:
-    """Return why the key cannot identify rows, if a key column is not sent; otherwise None."""
+    """Return the reason if a generated key column is not sent, so that keys cannot identify rows; otherwise None."""
     if now is None or schema.replica_identity in {ReplicaIdentity.FULL, ReplicaIdentity.NOTHING}:
         return None
     unsent = {column.name for column in schema.columns if column.generated}
@@ -313,9 +313,9 @@ def _keyed(columns: Sequence[Column], key: Sequence[int]) -> tuple[Column, ...]:
 
 
 def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> TableSchema:
-    """Return the schema with the generated columns that are not sent added.
+    """Add the generated columns that are not sent to the schema.
 
-    Columns are sorted by id if the sent columns are; otherwise generated columns come last.
+    If the sent columns are sorted by id, all columns are; otherwise the added columns come last.
     """
     sent = {c.id for c in schema.columns}
     unsent = [a.column(i, None) for i, a in live.items() if a.generated and i not in sent]
@@ -325,10 +325,10 @@ def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> Table
 
 
 def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mapping[int, Attribute]) -> str | None:
-    """Return why stored rows changed without a change in the stream; None if no rows changed so.
+    """Return why the source may have changed rows without sending the changes; None if there is no such reason.
 
-    `live` is empty for a version from a DDL message, because another DDL message reports a rewrite that fills a new
-    column.
+    `known` is the previous version, `live` the table's attributes. For a version from a DDL message pass an empty
+    `live`: if a new column has values in old rows, a DDL message of its own reports that.
     """
     before = {c.id: c for c in known.columns}
     if [c.id for c in known.key] != [c.id for c in schema.key]:

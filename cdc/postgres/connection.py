@@ -72,7 +72,10 @@ class _Connection(psycopg.Connection):
 
 
 def _within(seconds: float, steps: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
-    """Add a deadline to psycopg's generator, which it resumes every 0.1 seconds even if nothing is ready."""
+    """Run the steps of a psycopg generator, and raise TimeoutError if they take longer than `seconds`.
+
+    psycopg resumes this generator every 0.1 seconds, even if the socket is not ready.
+    """
     deadline, ready = time.monotonic() + seconds, None
     while True:
         try:
@@ -93,11 +96,10 @@ def connect(
     application_name: str = "cdc",
     timeout: float | None = None,
 ) -> psycopg.Connection:
-    """Connect with the pinned settings; with `replication`, to a walsender.
+    """Connect with the pinned session settings; with `replication` the server process is a walsender.
 
-    A statement that takes more than `timeout` seconds raises SourceUnreachable; None means no limit.
-
-    Raises MalformedDsn, SourceUnreachable and the errors of `sqlstate.classify`; no message contains the password.
+    A statement that takes more than `timeout` seconds raises SourceUnreachable; None means no limit. This function
+    raises MalformedDsn, SourceUnreachable and the errors of `sqlstate.classify`; no message contains the password.
     """
     parameters = parse_dsn(dsn)
     pinned = " ".join(f"-c {name}={value}" for name, value in PINNED.items())

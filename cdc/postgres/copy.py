@@ -42,8 +42,8 @@ _REWRITTEN: Final = """
 def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
     """Begin a read-only transaction that uses the exported snapshot.
 
-    The caller ends the transaction, and locks the tables that it will read. Raises SourceError if the connection that
-    exported the snapshot has ended its transaction.
+    The caller must lock the tables that it will read, and must end the transaction. Raises SourceError if the
+    transaction that exported the snapshot has ended.
     """
     with map_errors():
         if conn.autocommit:
@@ -59,8 +59,8 @@ def begin_snapshot(conn: psycopg.Connection, snapshot: str) -> None:
 def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]]) -> None:
     """Lock tables against truncation and rewrites until the transaction of `begin_snapshot` ends.
 
-    Raises SnapshotInvalidated if a table was truncated or rewritten before the lock, because it would read as empty.
-    The lock, ACCESS SHARE as in pg_dump, does not block readers and writers of rows.
+    Raises SnapshotInvalidated if a table was truncated or rewritten between the snapshot and the lock: in the snapshot
+    such a table is empty. The lock (ACCESS SHARE, as in pg_dump) does not block readers and writers of rows.
     """
     with map_errors():
         for _, name in tables:
@@ -74,9 +74,9 @@ def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]
 def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memoryview]:
     """Yield the rows of one table in COPY's text format, with the sent columns in order, as `copy_rows` does.
 
-    The rows are those that pgoutput sends: without inheritance children, with all partitions. Text of an SQL_ASCII
-    database is not converted (see `cdc.pgoutput.text_repair`). Closing the iterator early cancels the statement. Raises
-    PreflightFailed without the privilege to read, UnknownRelation if the table does not exist.
+    As in pgoutput, rows of inheritance children are left out, and rows of all partitions are included. Text of an
+    SQL_ASCII database is not converted (see `cdc.pgoutput.text_repair`). Closing the iterator early cancels the
+    statement. Raises PreflightFailed if the privilege to read is missing, UnknownRelation if the table does not exist.
     """
     with map_errors():
         query = select_table(conn, schema)
@@ -155,7 +155,7 @@ def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
 
 
 def _larger(schema: TableSchema, columns: Sequence[str]) -> str:
-    """Return SQL that finds values whose text is too long for Postgres; octet_length does not read the value."""
+    """Return SQL that finds the rows with a value whose text is too long for Postgres, without reading the values."""
     keys = ", ".join(quote_identifier(column.name) for column in schema.key) or "ctid"
     longer = " OR ".join(f"octet_length({quote_identifier(name)}) >= {MOST_BYTES}" for name in columns)
     return f"SELECT {keys} FROM {quote_identifier(schema.schema)}.{quote_identifier(schema.name)} WHERE {longer}"

@@ -168,9 +168,9 @@ class LineDrain:
         return int(self._offsets[self._count])
 
     def gather(self, limit: int) -> int:
-        """Read lines up to `limit` bytes, or until PATIENCE_MS pass without input; return the status.
+        """Read lines up to `limit` bytes, or until PATIENCE_MS pass without input; return a status.
 
-        The status is one of DrainResult. Raises OperationalError if the connection breaks.
+        The status has the values of `DrainResult.status`. Raises OperationalError if the connection breaks.
         """
         if self._functions is None:
             return self._gather_in_python(limit)
@@ -216,7 +216,7 @@ def _empty_buffers(nbytes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _drain_in_python(pgconn: Any, limit: int) -> DrainResult:
-    """Extract messages as _drain does, if the C functions cannot be called by address."""
+    """Extract messages as `_drain` does, but without calling C functions by address."""
     frames: list[bytes] = []
     used, length = 0, 1
     while used < limit:

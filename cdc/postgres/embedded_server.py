@@ -257,9 +257,9 @@ class EmbeddedPostgres:
         return False
 
     def _is_ours(self) -> bool:
-        """Return True if this Postgres answers.
+        """Return True if the Postgres of this object accepts connections, according to its `postmaster.pid`.
 
-        Another Postgres may listen on the port if this one could not bind it.
+        An answer on the port proves nothing: it may come from another Postgres that had already bound the port.
         """
         lines = (self.data_directory / "postmaster.pid").read_text().splitlines()
         return len(lines) > 7 and lines[7].strip() == "ready"  # noqa: PLR2004 - line 8 is the state
@@ -313,7 +313,11 @@ class Account(NamedTuple):
 
 
 def server_account() -> Account | None:
-    """Return the account to run Postgres as; None for the current one, unless that is root."""
+    """Return the account under which Postgres runs if this process is root; None if it is not root.
+
+    For None, Postgres runs under the current account. Raises EmbeddedUnavailable if this process is root and none of
+    ACCOUNTS exists.
+    """
     if os.geteuid() != 0:
         return None
     for name in ACCOUNTS:

@@ -80,7 +80,7 @@ class Digest:
 def range_query(
     conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None
 ) -> sql.Composed:
-    """Return a SELECT of the sent columns in a key range, with the publication's row filter; for `copy_rows`."""
+    """Return a SELECT of the rows in a key range, with the publication's row filter; pass it to `copy_rows`."""
     with map_errors():
         return select_table(conn, schema) + _where(conn, schema, publication, within)
 
@@ -88,7 +88,7 @@ def range_query(
 def range_rows(
     conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None
 ) -> Iterator[memoryview]:
-    """Yield the rows of `range_query`, in the form of `copy_table`."""
+    """Yield the rows of `range_query` in COPY's text format, as `copy_rows` does."""
     yield from copy_rows(conn, range_query(conn, schema, publication, within), schema)
 
 
@@ -103,7 +103,7 @@ def count_rows(conn: psycopg.Connection, schema: TableSchema, publication: str, 
 
 
 def can_digest(conn: psycopg.Connection) -> bool:
-    """Return True if Postgres can convert the database's text to UTF-8, which it cannot for SQL_ASCII."""
+    """Return True if Postgres can compute digests; False for SQL_ASCII, because its text has no conversion to UTF-8."""
     return not is_sql_ascii(conn)
 
 
@@ -149,9 +149,9 @@ def is_ordered_by_bytes(conn: psycopg.Connection, schema: TableSchema, column: s
 
 
 def next_range_start(conn: psycopg.Connection, schema: TableSchema, after: KeyRange, rows: int) -> str | None:
-    """Return the end, not included, of the range from `after.first` with about `rows` rows.
+    """Return the first key value after the next `rows` rows from `after.first` on; None if no row follows them.
 
-    Return None if the range reaches the end of the table.
+    The rows with the returned value begin the next range. A range has more rows if many rows have the same key value.
     """
     column = sql.Identifier(after.column)
     start = [sql.SQL("{} >= {}").format(column, sql.Literal(after.first))] if after.first is not None else []

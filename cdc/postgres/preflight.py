@@ -144,8 +144,8 @@ class _Source:
 def preflight(dsn: str, wants: SourceRequirements) -> list[PreflightProblem]:
     """Return all problems of the source, fatal ones first; an empty list means that it can be captured.
 
-    The checks change nothing. If the connection fails, the result contains that failure and the checks without a
-    connection.
+    The checks change nothing. If the connection fails, the result contains this failure and the problems that can be
+    found without a connection.
     """
     problems = list(_slot_name(wants))
     try:
@@ -293,7 +293,7 @@ def _table(source: _Source, table: TableName, rights: tuple[Any, ...]) -> Iterat
 
 
 def _computed(source: _Source, table: sql.Identifier, column: str, kind: str) -> tuple[str, sql.Composed | None]:
-    """Return message and SQL for a generated column of a table's replica identity that is not sent."""
+    """Return message and SQL for a generated column that is part of the replica identity but is not sent."""
     what = f"has the generated column {column!r} in its replica identity, but the column is not sent: "
     if source.conn.info.server_version < COMPUTED_SENT:
         whole = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(table)

@@ -99,7 +99,11 @@ class PublicationFacts:
     comment: str | None
 
     def is_made_for(self, pipeline: str) -> bool:
-        """Return True if this pipeline created the publication, by the rules at the top of the module."""
+        """Return True if the comment names this pipeline as the creator of the publication.
+
+        If there is no comment, return True for a publication with the default name and a table list that sends changes
+        of partitions under their root's name.
+        """
         if self.comment is not None:
             return self.comment == ownership_comment(pipeline)
         return self.name == f"cdc_{pipeline}_pub" and self.via_root and not self.everything
@@ -134,12 +138,12 @@ def ensure_publication(
     control: PublicationControl = PublicationControl(),
     timeout: float = 10.0,
 ) -> None:
-    """Create the publication, or add missing tables to it, and wait until a snapshot can be taken.
+    """Create the publication, or add missing tables to it, and wait for the end of older transactions.
 
-    No table is removed. Changes of partitions are sent under their root's name, so that moving a row between partitions
-    is an update of one table. `conn` is in autocommit mode. Raises PreflightFailed if the role does not own publication
-    and tables, or if `control` forbids the change. Raises SlotBlocked if older transactions are still open after
-    `timeout` seconds; the caller may try again.
+    A snapshot for copying the tables can then be taken. No table is removed. Changes of partitions are sent under their
+    root's name, so that moving a row between partitions is an update of one table. `conn` is in autocommit mode. Raises
+    PreflightFailed if the role does not own publication and tables, or if `control` forbids the change. Raises
+    SlotBlocked if older transactions are still open after `timeout` seconds; the caller may try again.
     """
     _publish(conn, name, tables, control)
     wait_for_older_transactions(conn, timeout)
@@ -207,7 +211,7 @@ def _create_publication(
 
 
 def _refuse(name: str, missing: Sequence[TableName], by_leaf: Sequence[TableName]) -> None:
-    """Raise PreflightFailed if a publication that may not be altered does not send all tables under their names."""
+    """Raise PreflightFailed if tables are missing, or if their partitions are published under their own names."""
     if missing:
         listed = ", ".join(map(str, missing))
         raise PreflightFailed(
@@ -318,9 +322,9 @@ def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication
 
 
 def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[TableSchema], Iterator[memoryview]]:
-    """Return a function that copies the rows of a table that the publication sends.
+    """Return a function that yields the rows of a table in COPY's text format, as far as the publication sends them.
 
-    Row filters are read once, in this call.
+    Which tables have a row filter is read once, in this call.
     """
     with map_errors():
         filtered = {TableName(*row) for row in conn.execute(_FILTERED, [publication])}
@@ -336,9 +340,9 @@ def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[Tabl
 
 
 def _without_unsent_key(schema: TableSchema) -> TableSchema:
-    """Return the schema without a key if REPLICA IDENTITY is FULL and a key column is not sent.
+    """Remove the key if REPLICA IDENTITY is FULL and a key column is not sent; otherwise return the schema unchanged.
 
-    Whole rows then identify rows.
+    A row of a table without a key is identified by all its values.
     """
     if schema.replica_identity is not ReplicaIdentity.FULL or not any(column.generated for column in schema.key):
         return schema
@@ -346,7 +350,7 @@ def _without_unsent_key(schema: TableSchema) -> TableSchema:
 
 
 def _sent(columns: Sequence[Column], listed: Collection[str], *, computed: bool) -> tuple[Column, ...]:
-    """Return the listed columns, and the generated ones, which the schema contains even if they are not sent."""
+    """Return the columns for a schema: the listed ones, and all generated ones, whether they are sent or not."""
     return tuple(
         replace(column, generated=column.generated and not (computed and column.name in listed))
         for column in columns

@@ -12,8 +12,8 @@ psycopg has no replication cursor, so this module implements the loop over COPY 
 - One thread uses libpq and this class. The caller owns the returned frames.
 - A timer sends status updates, with or without input. They contain the confirmed position, never the received one. The
   reply to a keepalive contains the same.
-- The same timer detects a dead peer, for example behind a firewall that lost the connection: after some silence status
-  updates request a reply, and a missing reply ends the stream.
+- The same timer detects a dead peer, for example behind a firewall that lost the connection. If Postgres has sent
+  nothing for some time, the status updates request a reply. A missing reply ends the stream.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class ReplicationStream:
             self._read_available()
 
     def _check_silence(self, now: float) -> None:
-        """Raise SourceUnreachable after a long silence with an unanswered request for a reply."""
+        """Raise SourceUnreachable if Postgres has been silent for too long and has not answered a reply request."""
         silent = now - self._input_at
         if (
             self._reply_requested_at is not None
@@ -282,7 +282,10 @@ class ReplicationStream:
             raise SourceUnreachable(f"the source has sent nothing for {silent:.0f} s and does not answer")
 
     def _read_available(self) -> None:
-        """Read the available input into libpq's buffer; `receive` raises an error only after the received frames."""
+        """Read the available input into libpq's buffer, and store an error for `receive`.
+
+        `receive` raises the error after it has returned the frames that arrived before.
+        """
         try:
             self._pgconn.consume_input()
             for _ in range(READS):
@@ -298,7 +301,7 @@ class ReplicationStream:
         return self._sent_at + (min(CONFIRM_INTERVAL, self._interval) if moved else self._interval)
 
     def _report(self) -> None:
-        """Send a status update; the next flush sends the bytes that the socket does not accept now."""
+        """Send a status update; bytes that the socket does not accept now are sent at the next flush."""
         clock = time.time_ns() // 1000 - _POSTGRES_EPOCH
         now = time.monotonic()
         requests_reply = now - self._input_at >= self._silence / 3

@@ -165,7 +165,7 @@ def copy_lock(conn: psycopg.Connection, name: str) -> Iterator[None]:
 def create_slot(
     dsn: str, name: str, *, temporary: bool = False, failover: bool = False, timeout: float = BLOCKED_AFTER
 ) -> Iterator[ExportedSnapshot]:
-    """Create a pgoutput slot; its snapshot can be used inside the block.
+    """Create a pgoutput slot, and yield its exported snapshot, which can be used inside the block.
 
     A permanent slot remains after the block, a temporary one does not. Postgres completes the slot only after the end
     of every transaction that is open now. After `timeout` seconds SlotBlocked names the open transactions, and no slot
@@ -183,11 +183,11 @@ def create_slot(
 def create_recorded_slot(
     conn: psycopg.Connection, dsn: str, name: str, record: Callable[[SlotStatus], None], *, failover: bool = False
 ) -> Iterator[ExportedSnapshot]:
-    """Create a permanent slot as the copy of a temporary one; its snapshot can be used inside the block.
+    """Create a permanent slot as the copy of a temporary slot, and yield the exported snapshot of the temporary slot.
 
-    `record` is called with the status of the new slot before that slot exists. So a killed process leaves
-    no slot, or a slot with recorded positions. Two free slots are needed until the block ends. Raises the errors of
-    `create_slot`.
+    The snapshot can be used inside the block. `record` is called with the status of the new slot before that slot
+    exists. So a killed process leaves no slot, or a slot with recorded positions. Two free slots are needed until the
+    block ends. Raises the errors of `create_slot`.
     """
     draft = f"cdc_draft_{uuid.uuid4().hex[:12]}"
     with create_slot(dsn, draft, temporary=True) as snapshot:
@@ -237,7 +237,10 @@ def _wait_readable(conn: psycopg.Connection, seconds: float) -> None:
 
 
 def _blocked(conn: psycopg.Connection, dsn: str, timeout: float) -> SlotBlocked:
-    """Cancel the creation, which removes the incomplete slot, and return the error that names the open transactions."""
+    """Cancel the creation of a slot, and return the error that names the open transactions.
+
+    Postgres then removes the incomplete slot.
+    """
     with connect(dsn, application_name="cdc slot") as other, map_errors():
         rows = other.execute(_BLOCKERS, {"own": conn.info.backend_pid}).fetchall()
     conn.cancel_safe()

@@ -53,7 +53,7 @@ def is_sql_ascii(conn: psycopg.Connection) -> bool:
 
 
 def disable_encoding_conversion(conn: psycopg.Connection) -> None:
-    """Make this session receive text as stored, although it may not be UTF-8.
+    """Make this session receive text exactly as it is stored, even if it is not UTF-8.
 
     Only for an SQL_ASCII database. psycopg returns text of this session as bytes until `SET client_encoding TO UTF8`.
     """

@@ -141,8 +141,8 @@ def read_schema(
 ) -> TableSchema | None:
     """Read the schema of a table, with attribute numbers as column ids; None if the table does not exist.
 
-    `relation` is the log's number of the table, by default the OID as in the first epoch. `publication` is the
-    publication whose later changes are to be detected.
+    `relation` is the log's number of the table, by default the OID as in the first epoch. If `publication`
+    is given, the schema records its present state, so that a later change of the publication can be detected.
     """
     schema = read_schemas(conn, [oid], publication=publication).get(oid)
     return schema if schema is None or relation is None else replace(schema, relation=relation)

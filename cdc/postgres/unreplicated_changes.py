@@ -156,9 +156,10 @@ def _state(row: Sequence[Any], publication: str) -> CatalogState:
 
 
 def find_divergence(known: TableSchema, now: CatalogState) -> str | None:
-    """Return the reason why rows of the log may differ from the source; None without such a reason.
+    """Return the reason why rows of the log may differ from the source; None if there is no such reason.
 
-    `known.standing` is the previous fingerprint. Without it, only the current state is checked.
+    The function compares `now` with the fingerprint in `known.standing`. If that is None, it checks only what
+    needs no earlier fingerprint.
     """
     return next(_reasons(known, now), None)
 

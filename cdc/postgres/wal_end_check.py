@@ -1,10 +1,10 @@
 """WalBound: the end of the WAL of Postgres as an upper bound of commit positions, read over a separate SQL connection.
 
 A wrong position in the log cannot be removed, so the reader does not trust the stream alone. Before each commit of the
-log it queries where the WAL of Postgres ends. On a standby this is the applied WAL, which bounds decoding. The query
-runs after the frames arrived, so its result is above every commit that a correct Postgres has sent. A position that is
-not below the result is an error, and nothing is written. `cdc/pgoutput/lsn_check.py` compares fields of the stream with
-each other and finds wrong positions below that bound.
+log it queries where the WAL of Postgres ends. A standby can decode only applied WAL, so there the query returns the end
+of the applied WAL. The query runs after the frames arrived, so its result is above every commit that a correct Postgres
+has sent. A position that is not below the result is an error, and nothing is written. `cdc/pgoutput/lsn_check.py`
+compares fields of the stream with each other and finds wrong positions below that bound.
 
 A reader that is behind rarely queries, because the last result bounds its commits for a long time. A reader that has
 caught up queries once per commit, while another thread writes the commit's data files. So the round trip adds no
@@ -52,15 +52,17 @@ class WalBound:
         self._answer: Future[Lsn] | None = None
 
     def ask(self, lsn: Lsn) -> None:
-        """Query the WAL end without waiting for the result, unless the last result is already above this LSN.
+        """Start a query of the WAL end, and return at once; `require` waits for the result.
 
-        `require` waits for the result.
+        Nothing is started if the last result is above this LSN or if a query is already started.
         """
         if lsn >= self._wal_end and self._answer is None:
             self._answer = self._thread.submit(self._current_wal_end)
 
     def require(self, lsn: Lsn) -> None:
-        """Raise PositionBeyondWal if the WAL of Postgres ends at or before this LSN, which then cannot be a commit LSN.
+        """Raise PositionBeyondWal if the WAL of Postgres ends at or before this LSN.
+
+        A commit record cannot begin at or after the end of the WAL.
 
         Raises SourceUnreachable and the other errors of `connect` if the query fails.
         """
