@@ -122,7 +122,8 @@ def write_parquet(rows: pa.Table, path: Root, order: pa.Array | None = None, gro
 class _ChunkList:
     """A file object for pyarrow that keeps every written chunk as a separate object.
 
-    One growing buffer would be reallocated with the file, and its new memory pages cost a quarter of the encoding time.
+    One buffer that grows with the file would be reallocated many times. Its new memory pages would cost a quarter of
+    the encoding time.
     """
 
     closed = False

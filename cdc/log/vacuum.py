@@ -149,10 +149,10 @@ def remove_orphan_files(root: Root, grace: float, *, dry_run: bool = False) -> V
 
 
 def remove_staged_files(root: str | Root) -> int:
-    """Delete the files that a killed writer staged in `changes`, and return their total bytes.
+    """Delete the files that an earlier writer staged in `changes` and never committed; return their total bytes.
 
-    Only a writer that is about to start may call this function. The killed writer may still run, so an empty commit
-    comes first: it makes every later commit of the other writer fail.
+    Only a writer that is about to start may call this function. The earlier writer may still run. So the function first
+    makes an empty commit, which makes every later commit of the earlier writer fail.
     """
     changes = as_root(root) / CHANGES
     found: list[Root] = list(changes.glob("segment=*/*.parquet"))

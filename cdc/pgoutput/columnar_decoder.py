@@ -92,7 +92,7 @@ class ColumnarDecoder:
         self._set_layout(TupleLayout.ignored(oid))
 
     def skip_to(self, position: Position) -> None:
-        """Drop also the transactions up to this position; call it outside a transaction."""
+        """Drop the transactions up to this position as well. Call this method only between transactions."""
         self._state[kernel.AFTER] = max(int(self._state[kernel.AFTER]), position)
 
     def leave_room(self, rows: int) -> None:

@@ -33,7 +33,7 @@ class DdlSeen:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSeen:
-    """A watermark inside a transaction; the consumer may reserve ordinals with `leave_room` and insert rows here."""
+    """A watermark in a transaction; here the consumer may reserve ordinals with `leave_room` and insert rows."""
 
     content: bytes
     """Content, which identifies the watermark; every role can write such a message, so validate it."""

@@ -80,7 +80,7 @@ def _read(buffer: np.ndarray, at: int) -> Any:
 
 @kernel
 def _commit_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
-    """Return the number of the rule that the Commit with its body at `at` violates; 0 if it violates none."""
+    """Return the number of the rule that a Commit violates, whose body begins at `at`; 0 if it violates none."""
     lsn, end = _read(buffer, at + 1), _read(buffer, at + 9)
     if lsn != state[_BEGUN] or _read(buffer, at + 17) != state[_BEGUN_AT]:
         return 1
@@ -96,7 +96,7 @@ def _commit_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
 
 @kernel
 def _message_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
-    """Return the number of the rule that a message outside transactions violates; 0 if it violates none."""
+    """Return the number of the rule that a logical message outside transactions violates; 0 if it violates none."""
     lsn = _read(buffer, at + 1)
     if lsn != _read(buffer, at - HEADER):
         return 4

@@ -143,7 +143,7 @@ def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, 
 
 
 def _ids_by_name(message: Relation, known: TableSchema | None, live: Mapping[int, Attribute]) -> _ColumnIds:
-    """Identify columns by name and type, because from the second epoch on ids are not attribute numbers."""
+    """Identify columns by name and type, for a table whose column ids are not its attribute numbers."""
     wire = [_wire(column) for column in message.columns]
     before = {c.id: _wire(c) for c in known.sent} if known else {}
     shown = {i: a.wire for i, a in live.items() if not a.generated or a.wire in wire}
@@ -184,7 +184,7 @@ def _ids_by_number(
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """The attribute numbers that the columns of a Relation message can have."""
+    """Attribute numbers that the columns of a Relation message may have."""
 
     certain: frozenset[int]
     """Numbers that are certainly in the message: the previous version and the system catalogs have them."""
@@ -246,7 +246,7 @@ def _with_new_ids(ids: Sequence[int | None], reason: str, before: Mapping[int, W
 
 @dataclass(frozen=True, slots=True)
 class _ColumnFacts:
-    """Facts that a message does not contain: from the system catalogs, the previous version, or the type."""
+    """Properties of columns that a Relation message lacks, from system catalogs, previous version or data types."""
 
     live: Mapping[int, Attribute]
     known: TableSchema | None
@@ -278,16 +278,17 @@ class _ColumnFacts:
 def _key_orders(
     now: CatalogTable | None, live: Mapping[int, Attribute], known: TableSchema | None
 ) -> list[tuple[int, ...]]:
-    """Return the column ids of the key in key order, by the system catalogs and by the previous version."""
+    """Return two possible keys as column ids in key order: from the system catalogs, and from the previous version."""
     ids = {attribute.number: i for i, attribute in live.items()}
     current = [tuple(ids[n] for n in now.key if n in ids)] if now else []
     return [*current, *([tuple(c.id for c in known.key)] if known else [])]
 
 
 def _key(message: Relation, ids: Sequence[int], orders: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the column ids of the log's key, in key order.
+    """Return the column ids of the log's key, in key order; empty for a table without a key.
 
-    With REPLICA IDENTITY DEFAULT or INDEX the message flags the key columns; with FULL the system catalogs have them.
+    With REPLICA IDENTITY DEFAULT or INDEX the message flags the key columns. With FULL the key is the first one in
+    `orders` whose columns are all in the message.
     """
     if message.replica_identity == ReplicaIdentity.NOTHING:
         return ()

@@ -251,7 +251,7 @@ def _address(function: Any) -> int:
 
 
 def _loaded_libpq() -> str | None:
-    """Return the path of the libpq that psycopg loaded; None to search the symbols of the process."""
+    """Return the path of the libpq that psycopg loaded; None if the path cannot be found."""
     maps = Path("/proc/self/maps")
     if maps.exists():
         loaded = dict.fromkeys(

@@ -272,7 +272,7 @@ def addition_sql(name: str, tables: Sequence[TableName]) -> str:
 
 
 def via_root_sql(name: str) -> str:
-    """Return the SQL that makes Postgres send changes of partitions under their root's name, for an operator."""
+    """Return SQL for an operator, which makes Postgres send changes of partitions under their root's name."""
     return _via_root(name).as_string(None) + ";"
 
 

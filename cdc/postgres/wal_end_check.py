@@ -38,7 +38,7 @@ _WAL_END: Final = """
 
 
 class WalBound:
-    """Upper bound of commit positions for one session; a context manager.
+    """End of the WAL as upper bound of the commit positions of one replication session; a context manager.
 
     One thread calls `ask` and `require`, another one calls `check_session`.
     """
@@ -76,10 +76,9 @@ class WalBound:
             )
 
     def check_session(self) -> None:
-        """Reconnect if Postgres has ended the session; raises the errors of `connect`, as during a shutdown.
+        """Reconnect if Postgres has ended the session. Raises the errors of `connect`, for example during a shutdown.
 
-        The method returns at once while the other thread queries Postgres, because that thread then detects a lost
-        session.
+        While a query of `ask` runs, this method returns at once, because the query itself detects a lost session.
         """
         if not self._lock.acquire(blocking=False):
             return

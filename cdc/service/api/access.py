@@ -1,13 +1,13 @@
-"""Access control: the requests that API and page answer, and those of them that may change something.
+"""Access control of API and page: which requests are answered, and which requests may change something.
 
 If the definition has a token, every request must contain it. Exceptions are the paths of probes and Prometheus, the two
 pages without data, and their static files. The token's file is read for every request and for every event of a stream,
-so a removed or changed token closes the streams that it opened.
+so after the token was removed or changed, event streams that were opened with it end.
 
 Without a token only this machine can use the service: it listens on a loopback address (`ServiceUnprotected`
-otherwise). The Host header must name a loopback address, because another site may point its own name here. A request
-for a change must not have the Origin of another site. Its body must be JSON, which no HTML form of another site can
-send.
+otherwise). The Host header must name a loopback address, because another site may point its own host name at this
+address. A request for a change must not have the Origin of another site. Its body must be JSON, which no HTML form of
+another site can send.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _refuse_cross_site(headers: Headers, service: Service) -> CdcError | None:
 
 
 def _host_of(header: str) -> str:
-    """Return host name or address without port and brackets; "" if the header is malformed."""
+    """Return the host of a Host header without port and brackets; "" if the header is malformed."""
     try:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:

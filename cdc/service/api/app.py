@@ -173,12 +173,12 @@ class PipelineState:
 
 @dataclass(frozen=True, slots=True)
 class LiveStatus(PipelineStatus):
-    """A status with rates and lags of the last minutes; an edge is `source`, or `sink:` and a name."""
+    """Status of a pipeline, with row rates and lags of the last minutes for the source and each sink."""
 
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Rows per second by edge."""
+    """Rows per second, by `source` or `sink:NAME`."""
     lags: Mapping[str, list[float]] = field(default_factory=dict)
-    """Lags in seconds by edge, oldest first."""
+    """Lags in seconds, by `source` or `sink:NAME`; oldest first."""
 
 
 def _process_routes(sampler: StatusSampler) -> APIRouter:

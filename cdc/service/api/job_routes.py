@@ -1,4 +1,6 @@
-"""Routes that start and control jobs: backfills, resyncs, replays and verifications. Each has its command in `cdc`.
+"""Routes that start and control jobs: backfills, resyncs, replays and verifications.
+
+The command line has a command for each route.
 
 The code that reads the log and the source is imported with the first request that needs it. The import takes a second
 and 100 MB, which a server that only shows a pipeline does not need.

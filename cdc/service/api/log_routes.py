@@ -1,4 +1,6 @@
-"""Routes about the log: its contents, consumers, compaction, vacuum and check. Each has its command in `cdc`.
+"""Routes about the log: its contents, consumers, compaction, vacuum and check.
+
+The command line has a command for each route.
 
 The code that reads the log is imported with the first request that needs it.
 """

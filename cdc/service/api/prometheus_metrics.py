@@ -98,7 +98,10 @@ class MetricFamilies(Collector):
                 yield _family(metric, values)
 
     def _overlay(self, status: PipelineStatus) -> None:
-        """Replace reported values by those of the status, which also grow while a process does not report."""
+        """Replace the values that processes reported by values of the status.
+
+        The status is correct even if a process has stopped reporting: for example, its lags continue to grow.
+        """
         self._set(BUILD_INFO, 1.0, status.name, version("cdc"), platform.python_version())
         for process in status.processes:
             self._set(HEALTH, float(process.state in {"running", "copied"}), status.name, process.process)
@@ -122,7 +125,10 @@ class MetricFamilies(Collector):
             self._overlay_log(status.name, status.log, datetime.fromisoformat(status.at))
 
     def _overlay_log(self, pipeline: str, log: LogStatus, now: datetime) -> None:
-        """Set the metrics of the log from its status, because apply reports only its own compactions."""
+        """Set the metrics of the log to the values of its status.
+
+        The values that apply reported can be too old, because apply knows only its own compactions.
+        """
         figures = (
             (LOG_SEGMENTS, log.segment_count),
             (COMPACTED_BYTES, log.compacted_bytes),
@@ -142,7 +148,10 @@ class MetricFamilies(Collector):
             self._overlay_consumer(pipeline, line, now)
 
     def _overlay_source(self, pipeline: str, source: SourceStatus) -> None:
-        """Set the metrics that the server read at the source; if the source does not answer, only SOURCE_UP to 0."""
+        """Set the metrics that the server process measured at the source.
+
+        If the source does not answer, only SOURCE_UP is set, to 0. Before the first measurement nothing is set.
+        """
         observed = source.observed
         if observed is None:
             return
@@ -176,7 +185,7 @@ class MetricFamilies(Collector):
             self._set_known(metric, value, pipeline, line.name)
 
     def _overlay_verified(self, status: PipelineStatus) -> None:
-        """Set verification results from the catalog, because no process that verifies runs all the time."""
+        """Set the metrics of verifications from the results in the catalog."""
         for table in status.verified:
             figures = (
                 (VERIFY_SUCCESS, _unix(table.equal_at)),
@@ -187,7 +196,7 @@ class MetricFamilies(Collector):
                 self._set_known(metric, value, status.name, table.sink, table.topic)
 
     def _overlay_backfill(self, pipeline: str, backfill: BackfillStatus) -> None:
-        """Set the progress of a backfill's tables from the catalog, which keeps it while the reader restarts."""
+        """Set the progress of a backfill's tables from the catalog, where it survives a restart of the reader."""
         for topic, progress in backfill.tables.items():
             if progress.state == "done" or (progress.state == "queued" and len(backfill.tables) > MAX_TABLES):
                 continue
@@ -210,7 +219,7 @@ class MetricFamilies(Collector):
 def reported_values(status: PipelineStatus, reports: Iterable[ProcessReport]) -> list[Any]:
     """Return the metrics of all processes as [[name, [label…], value]…].
 
-    Of a process that does not report any more, metrics of its present activity are left out.
+    If a process has stopped reporting, metrics of its present activity (MOMENTARY) are left out.
     """
     silent = {process.process for process in status.processes if process.state in NOT_REPORTING}
     return [

@@ -57,7 +57,7 @@ class LimitedProtocol(H11Protocol):
     _has_begun = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn declares it
-        """Start the time for the headers, or refuse the connection if too many are open."""
+        """Start the timer for the request headers, or refuse the connection if too many connections are open."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
             message = f"more than {self.limits.connections} connections are open"
@@ -87,7 +87,11 @@ class LimitedProtocol(H11Protocol):
             self._expect_head()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; after a response that came before the end of its request, end the connection."""
+        """Wait for the next request on this connection.
+
+        If the response was sent before the whole request had arrived, send nothing more instead, and close the
+        connection after `limits.linger` seconds.
+        """
         is_early = self.conn.their_state is h11.SEND_BODY
         super().on_response_complete()
         if self.transport.is_closing():
@@ -103,12 +107,12 @@ class LimitedProtocol(H11Protocol):
             self._expect_head()
 
     def pause_writing(self) -> None:
-        """Start the time within which the client must read."""
+        """Start the timer that resets the connection if the client reads nothing."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self.limits.unread, self._drop)
 
     def resume_writing(self) -> None:
-        """Stop the timer, because the client has read."""
+        """Stop the timer of `pause_writing`, because the client has read."""
         if self._write_timer is not None:
             self._write_timer.cancel()
         super().resume_writing()
@@ -134,13 +138,13 @@ class LimitedProtocol(H11Protocol):
             self.transport.close()  # browsers open connections that they may need
 
     def _drop(self) -> None:
-        """Reset the connection, because after a normal close the kernel would keep the unread bytes for long."""
+        """Reset the connection: after a normal close the kernel would keep the bytes that the client has not read."""
         connection = self.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def _answer(self, status: int, error: CdcError) -> None:
-        """Send an error response in place of the app, and close the connection."""
+        """Send an error response without calling the app, and close the connection."""
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.abort()
             return
@@ -198,7 +202,7 @@ class BodyLimit:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a receive function that returns the body first."""
+    """Return a receive function that first returns the body, which was already read, and then calls `receive`."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

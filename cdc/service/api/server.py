@@ -75,7 +75,10 @@ def server_config(app: Callable[..., object], limits: RequestLimits | None = Non
 
 
 def bind(host: str, port: int, *, neighbours: int = PORTS_TO_TRY) -> socket.socket:
-    """Return a listening socket at the port, or at the next free one of `neighbours` ports; raises PortTaken."""
+    """Return a listening socket on the port; if it is in use, on the first free of the next `neighbours` ports.
+
+    Raises PortTaken if none of these ports is free.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last = min(LAST_PORT, port + neighbours) if port else 0
     for candidate in range(port, last + 1):

@@ -49,7 +49,7 @@ log = structlog.get_logger("server")
 
 @dataclass(frozen=True, slots=True)
 class LagSample:
-    """Row counts and lags at one time, by edge: `source` or `sink:NAME`."""
+    """Row counts and lags at one time; the keys (edges) are `source` and `sink:NAME`."""
 
     at: datetime
     rows: Mapping[str, float]
@@ -76,7 +76,7 @@ class RateHistory:
             self._samples.append(sample)
 
     def rates(self) -> dict[str, float]:
-        """Return the rows per second of each edge over RATE_SPAN seconds; a restarted counter counts from 0."""
+        """Return the rows per second by edge (source or sink) over RATE_SPAN seconds; a counter may restart at 0."""
         samples = self._read()
         if not samples:
             return {}
@@ -89,7 +89,7 @@ class RateHistory:
         }
 
     def lags(self) -> dict[str, list[float]]:
-        """Return the lags in seconds of each edge, oldest first, at most one per sample."""
+        """Return the lags in seconds by edge (source or sink), oldest first; samples without a lag are left out."""
         samples = self._read()
         edges = samples[-1].lag_seconds if samples else ()
         return {edge: [s.lag_seconds[edge] for s in samples if edge in s.lag_seconds] for edge in edges}
@@ -182,25 +182,30 @@ class StatusSampler:
         return pipeline_status(self.catalog, self.name, self._clock(), file=self._file)
 
     def full_status(self) -> PipelineStatus:
-        """Return the present status with the last samples of log and source. Raises CatalogUnavailable."""
+        """Return the present status, with the last samples of log and source. Raises CatalogUnavailable."""
         reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.refresh(), file=self._file)
         self.source.refresh()
         return self._add_measurements(reported)
 
     def status_of(self, name: str) -> PipelineStatus:
-        """Return the status of any pipeline of the catalog; only for this server's pipeline it includes log and source.
+        """Return the status of any pipeline in the catalog.
+
+        Only the status of this server's own pipeline includes the samples of log and source.
 
         Raises CatalogUnavailable.
         """
         return self.full_status() if name == self.name else pipeline_status(self.catalog, name, self._clock())
 
     def latest(self) -> PipelineStatus:
-        """Start a sample of the log if one is due, and return the last status, or the present one before the first."""
+        """Return the status of the last sample; before the first sample, read the present status.
+
+        The call also starts a sample of the log if one is due.
+        """
         self.log.refresh()
         return self._latest or self.status()
 
     def _record_positions(self, status: PipelineStatus) -> None:
-        """Record the durable position, and forget earlier positions that every sink has passed."""
+        """Record the durable position with the present time, and forget positions that every sink has applied."""
         if status.source.position is None:
             return
         with self._lock:
@@ -209,7 +214,7 @@ class StatusSampler:
             self._durable.forget(min(applied, default=Position(0)))
 
     def _add_measurements(self, status: PipelineStatus) -> PipelineStatus:
-        """Return the status with the values that the server measures itself, which replace reported ones."""
+        """Replace reported values of the status by values that the server process measures itself."""
         with self._lock:
             delayed = with_delays(status, self._durable, self._clock().timestamp())
         loaded = replace(delayed, load=self._load)
@@ -222,7 +227,7 @@ class StatusSampler:
             self._load = self._meter.measure(time.monotonic(), running | {"server": os.getpid()})
 
     def _source_metrics(self) -> list[list[object]]:
-        """Return metrics of the source for other processes to show; empty while the source does not answer."""
+        """Return the metrics of the source for a report to the catalog; empty while the source does not answer."""
         observed = self.source.current
         if observed is None or observed.retained_bytes is None:
             return []
@@ -233,7 +238,7 @@ class StatusSampler:
         return page(self.full_status(), self._context, self.history.to_json())
 
     def sections(self) -> dict[str, Any]:
-        """Return title and sections, which the page's script replaces; rendered once per sample for all clients."""
+        """Return title and sections of the page, which are rendered once per sample for all clients."""
         status = self.latest()
         with self._lock:
             if self._rendered is None or self._rendered[0] is not status:
@@ -244,7 +249,7 @@ class StatusSampler:
 
 
 def describe_dsn(dsn: str) -> str:
-    """Return host, port and database of a valid DSN, and nothing else, because a DSN may contain a password."""
+    """Return only host, port and database of a valid DSN, because the DSN may contain a password."""
     if "://" in dsn:
         parts = urlsplit(dsn)
         return f"{parts.netloc.rpartition('@')[2] or LOCAL}{parts.path}"
@@ -258,6 +263,9 @@ def _total_increase(values: list[float]) -> float:
 
 
 def _downsample(values: list[float], most: int = 120) -> list[float]:
-    """Return a limited number of values, each the highest of its share, so that spikes stay visible."""
+    """Reduce the values to at most `most` values: the highest of each group of neighbouring values.
+
+    So spikes stay visible.
+    """
     share = -(-len(values) // most) or 1
     return [round(max(values[i : i + share]), 3) for i in range(0, len(values), share)]
