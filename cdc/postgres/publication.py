@@ -101,8 +101,8 @@ class PublicationFacts:
     def is_made_for(self, pipeline: str) -> bool:
         """Return True if the comment names this pipeline as the creator of the publication.
 
-        If there is no comment, return True for a publication with the default name and a table list that sends changes
-        of partitions under their root's name.
+        If there is no comment, the name must be the default name, and the publication must have a table list and send
+        changes of partitions under their root's name.
         """
         if self.comment is not None:
             return self.comment == ownership_comment(pipeline)

@@ -1,8 +1,8 @@
 """Access control of API and page: which requests are answered, and which requests may change something.
 
 If the definition has a token, every request must contain it. Exceptions are the paths of probes and Prometheus, the two
-pages without data, and their static files. The token's file is read for every request and for every event of a stream,
-so after the token was removed or changed, event streams that were opened with it end.
+pages without data, and their static files. The token's file is read for every request and for every event of a stream.
+So a removed or changed token ends the event streams that were opened with it.
 
 Without a token only this machine can use the service: it listens on a loopback address (`ServiceUnprotected`
 otherwise). The Host header must name a loopback address, because another site may point its own host name at this
