@@ -35,7 +35,7 @@ log = structlog.get_logger("server")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """Base class of the status of background jobs: the fields about the result of a job."""
+    """Base class of ReplayStatus and VerifyStatus: the fields with the result of a job."""
 
     summary: str | None
     """Result in one line. While a job runs, it is None for a local job and the progress for a job in a cluster."""
@@ -89,7 +89,7 @@ class BackgroundJobs:
         return self._catalog.commands.ls(self._pipeline, self._kind, limit=limit)
 
     def fail_unfinished(self) -> None:
-        """Mark jobs that an earlier server process left unfinished as failed."""
+        """Mark as failed the child-process jobs of an earlier server, and cluster jobs whose lease has expired."""
         for command in self._unfinished():
             if JOB_LEASE not in command.payload:
                 self._finish(command.id, _failed_outcome("the server stopped while the job ran"))
@@ -106,7 +106,7 @@ class BackgroundJobs:
                 self._thread.join(STOP_TIMEOUT)
 
     def _unfinished(self) -> list[Command]:
-        """Mark jobs whose lease has expired as failed, and return the other unfinished jobs."""
+        """Finish every job with an expired lease as failed, and return the other unfinished jobs."""
         pending = self._catalog.commands.pending(self._pipeline, self._kind)
         abandoned = [
             c for c in pending if JOB_LEASE in c.payload and self._catalog.leases.holder(c.payload[JOB_LEASE]) is None
@@ -162,7 +162,7 @@ def outcome_fields(command: Command) -> dict[str, Any]:
 
 
 def _envelope(printed: str) -> dict[str, Any] | None:
-    """Return the last JSON envelope in the output; None if no line is one."""
+    """Return the last line of the output that is a JSON envelope, parsed; None if there is no such line."""
     for line in reversed(printed.splitlines()):
         with suppress(ValueError):
             found = json.loads(line)

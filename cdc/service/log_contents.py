@@ -35,9 +35,9 @@ def open_log(root: str | Root, log: LogReader | None = None) -> LogReader:
 
 
 def tables_by_topic(log: str | Root) -> dict[str, TableSchema]:
-    """Return the schema of each table in the log by topic; empty without a log.
+    """Return the schema of each table in the log, by topic; empty if there is no log.
 
-    A dropped table is included only if no other table has its name.
+    A dropped table is included only if no existing table has the same name.
     """
     try:
         schemas = LogReader(log).schemas().values()
@@ -48,7 +48,7 @@ def tables_by_topic(log: str | Root) -> dict[str, TableSchema]:
 
 
 def segment_lines(log: LogReader) -> list[SegmentLine]:
-    """Return every segment of single changes, oldest first."""
+    """Return all segments of the log, oldest first."""
     return [segment_line(segment) for segment in SegmentListing(log).segments()]
 
 
@@ -84,10 +84,10 @@ def files_of_run(root: str | Root, log: LogReader, run: int) -> list[FileLine]:
 
 
 def read_transaction(log: LogReader, text: str, most: int) -> Transaction:
-    """Return the transaction at a position; the `most` argument limits how many of its first rows are listed.
+    """Return the transaction at a position, with at most `most` of its rows.
 
     Raises MalformedPosition if the text is no position. Raises UnknownName if the log has no transaction at the
-    position, or has trimmed its single changes.
+    position, or if the single changes at this position were trimmed.
     """
     position = Position.parse(text)
     if position <= log.oldest:

@@ -55,9 +55,9 @@ def wait_for_compaction(catalog: Catalog, pipeline: str, command: int) -> Comman
 
 
 def vacuum_log(definition: Definition, *, dry_run: bool) -> VacuumReport:
-    """Delete orphan files and removed files whose grace is over, and ask the reader to drop segments.
+    """Delete orphan files, delete removed files after their grace period, and ask the reader to drop segments.
 
-    A dry run changes nothing and reports what would be deleted.
+    A dry run changes nothing. It reports what would be deleted.
     """
     root, retention = definition.log.root, retention_of(definition)
     trim = plan_trim(root, retention)

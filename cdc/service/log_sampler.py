@@ -48,9 +48,10 @@ class LogSampler:
         *,
         every: float | None = None,
     ) -> None:
-        """`file` is the path of the definition in remedies; `every` is the number of seconds between two samples.
+        """Create a sampler for the log under `root`; `every` is the number of seconds between two samples.
 
-        If `every` is None, the kind of the log's storage determines the interval.
+        If `every` is None, the kind of the log's storage determines the interval. Remedies name `file` as the path of
+        the definition file.
         """
         self._root, self._clock, self._file = root, clock, file
         default = BUCKET_SAMPLE_INTERVAL if isinstance(root, BucketPath) else SAMPLE_INTERVAL
@@ -63,9 +64,9 @@ class LogSampler:
 
     @property
     def current(self) -> LogStatus | None:
-        """Return the last status; None if there is no sample yet, or if the last one is older than MAX_AGE.
+        """Return the last status; None before the first sample, or if the last sample is older than MAX_AGE.
 
-        If the running sample takes longer than ANSWER_TIMEOUT, the returned status reports that.
+        If the running sample takes longer than ANSWER_TIMEOUT, the returned status reports the delay.
         """
         now = time.monotonic()
         if self._thread is not None and now - self._started_at > ANSWER_TIMEOUT:
@@ -84,7 +85,7 @@ class LogSampler:
     def wait(self, seconds: float) -> LogStatus | None:
         """Start a sample if one is due, wait until the running sample has ended, and return the status.
 
-        If the sample does not end within these seconds, the returned status reports that.
+        If the sample does not end within `seconds`, the returned status reports the timeout.
         """
         self.refresh()
         thread = self._thread

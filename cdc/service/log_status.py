@@ -154,7 +154,10 @@ class LogStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trimmable:
-    """Segments that can be dropped: compacted, and read by every consumer or older than the retention limit."""
+    """Segments that the retention rules allow the reader to drop.
+
+    Each segment is compacted, and is either read by every consumer or older than the maximum age.
+    """
 
     segments: tuple[int, ...]
     oldest: str
@@ -163,7 +166,7 @@ class Trimmable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VacuumReport:
-    """What was removed, or would be in a dry run."""
+    """Result of a vacuum: what was removed, or what a dry run would remove."""
 
     dry_run: bool
     trim: Trimmable | None

@@ -27,7 +27,7 @@ def duration_and_unit(value: float | None) -> tuple[str, str]:
 
 
 def size_and_unit(value: float | None) -> tuple[str, str]:
-    """Return a number of bytes as number and unit, in powers of 1000."""
+    """Return a number of bytes as number and unit; each unit is 1000 times the one before, such as kB and MB."""
     if value is None:
         return UNKNOWN, ""
     power = 0
@@ -49,7 +49,7 @@ def format_rate(value: float | None) -> str:
 
 
 def age_and_unit(value: float) -> tuple[str, str]:
-    """Return an age as number and unit: as a duration, but in whole seconds below a minute."""
+    """Return an age as number and unit: whole seconds below a minute, a duration in larger units above."""
     return (f"{value:.0f}", "s") if round(value) < _MINUTE else duration_and_unit(value)
 
 

@@ -17,7 +17,7 @@ PRECISION: Final = 0.05
 
 
 class PositionHistory:
-    """The history of one position; not thread-safe."""
+    """The past values of one growing position, each with its time; not thread-safe."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []
@@ -44,6 +44,6 @@ class PositionHistory:
         self._seen = kept
 
     def seconds_behind(self, position: int, now: float) -> float:
-        """Return for how many seconds the recorded position has been beyond this one; 0 if it is not beyond."""
+        """Return the seconds since the growing position first exceeded `position`; 0 if it has not exceeded it."""
         first = bisect_right(self._seen, position, key=itemgetter(1))
         return max(0.0, now - self._seen[first][0]) if first < len(self._seen) else 0.0

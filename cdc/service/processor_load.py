@@ -1,7 +1,7 @@
 """Machine load: processor time of the pipeline's processes and of the whole machine, from `/proc`.
 
-On a machine that is too small, a lag looks like a fault. While processes use nearly all processor time, the status
-shows that reason with the lag. Without `/proc` the load is unknown.
+On a machine that is too small, a lag looks like a fault of the pipeline. So the status names the machine as the reason
+of a lag while nearly all processor time is used. Without `/proc` the load is unknown.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MachineLoad:
     """Share of the processor time of all cores that the machine's processes used, from 0 to 1."""
 
     def reason(self, lag_seconds: float | None) -> str | None:
-        """Return why the machine makes a lag long; None if the lag is short or the machine is not the reason."""
+        """Return how the machine's load explains a long lag; None if the lag is short or the load is low."""
         if lag_seconds is None or lag_seconds <= LAG_THRESHOLD:
             return None
         usage = f"the pipeline uses {self.pipeline:.1f} of {self.cores:g} cores"
@@ -83,10 +83,11 @@ class LoadMeter:
         self._cores = available_cores()
 
     def measure(self, now: float, processes: Mapping[str, int]) -> MachineLoad | None:
-        """Take a sample, and return the load of the last MEASURE_SPAN seconds; None at first, and without `/proc`.
+        """Take a sample, and return the load of the last MEASURE_SPAN seconds.
 
-        `now` is in monotonic seconds. `processes` maps the name of each process of the pipeline to its pid; the name
-        must be an argument on the command line of the process. Child processes count with their parents.
+        Returns None until the samples span MIN_SPAN seconds, and on a system without `/proc`. `now` is a monotonic
+        time. `processes` maps the name of each process of the pipeline to its pid. The name must be an argument on the
+        command line of the process. The time of child processes is added to the time of their parents.
         """
         sample = _sample(now, processes)
         if sample is None:

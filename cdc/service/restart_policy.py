@@ -55,17 +55,17 @@ class RestartPolicy:
 
 
 class Triggers(Protocol):
-    """Signs that an operator acted after a child was started; both methods return at once."""
+    """Signs that an operator acted after a child was started; both methods return without waiting."""
 
     def definition_digest(self) -> str:
         """Return a digest of the current definition."""
 
     def last_change(self) -> float | None:
-        """Return the time at which a command last changed something, as `time.time()`; None if unknown."""
+        """Return the time of the last command that changed something, in seconds since 1970; None if unknown."""
 
 
 class RestartTriggers:
-    """Triggers that read the definition file, and the audit of the catalog in a thread."""
+    """Triggers from the definition file and from the catalog's audit, which a thread reads."""
 
     def __init__(self, file: Path, url: str) -> None:
         """`file` is the path of the definition, `url` the URL of the catalog."""
@@ -81,7 +81,7 @@ class RestartTriggers:
             return ""
 
     def last_change(self) -> float | None:
-        """Return the time of the last audit entry as `time.time()`; None if unknown."""
+        """Return the time of the last audit entry, in seconds since 1970; None if unknown."""
         if self._thread.ident is None:
             self._thread.start()
         return self._last_change

@@ -1,7 +1,7 @@
 """SourceObservation: the state of the slot at one time, as the server process saw it, and the risk of losing the slot.
 
-The ages in an observation are computed when it is shown. If the source does not answer, the observation has no values,
-not even earlier ones.
+The ages in an observation are computed when the observation is requested. If the source does not answer, the
+observation contains no values, not even the values of an earlier observation.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ class SourceObservation:
 
     @property
     def is_at_risk(self) -> bool:
-        """Return True if the slot is lost, retains more than half its limit, or is stalled with little time left."""
+        """Return True if the source may remove WAL that the slot needs.
+
+        This is the case for a lost slot, and for a slot that uses more than half of its WAL limit. It is also the case
+        for a stalled slot with little time left.
+        """
         if self.wal_status in LOST | LOST_AT_CHECKPOINT:
             return True
         if self.safe_bytes is None or self.retained_bytes is None:

@@ -96,7 +96,7 @@ class SourceSampler:
         return self.current or self._without(f"the source has not answered for {seconds:.0f} s")
 
     def wait_for_rate(self, seconds: float) -> SourceObservation:
-        """Return an observation with the WAL rate if the slot can be lost, for a command.
+        """Return an observation for a command, with the WAL rate if the slot can be lost.
 
         The rate needs two observations, so the method waits MEASURE_SECONDS between them.
         """

@@ -56,7 +56,7 @@ FAILED_STATES: Final = frozenset({"failed", "stale", "stopped", "needs_resync", 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One process of the pipeline as it is now."""
+    """The current status of one process of the pipeline."""
 
     process: str
     pid: int | None
@@ -111,7 +111,7 @@ class SinkStatus:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """One pipeline at one time."""
+    """The status of one pipeline at one time."""
 
     name: str
     state: str
@@ -133,7 +133,7 @@ class PipelineStatus:
 
     @property
     def lag_reason(self) -> str | None:
-        """Return why the slowest sink is late; None if this machine is not the reason."""
+        """Return how the load of this machine explains the lag of the slowest sink; None if the load is low."""
         lags = [sink.lag_seconds for sink in self.sinks if sink.lag_seconds is not None]
         return None if self.load is None else self.load.reason(max(lags, default=None))
 
@@ -147,7 +147,7 @@ def pipeline_status(
 ) -> PipelineStatus:
     """Return the status of one pipeline. Raises CatalogUnavailable.
 
-    `log` is the last status of the pipeline's log; `file` is the definition in the commands of remedies.
+    `log` is the last status of the pipeline's log. Commands in remedies name `file` as the definition file.
     """
     reports = {report.process: report for report in catalog.processes.ls(name)}
     processes = tuple(
@@ -258,10 +258,10 @@ def with_source(
 
 
 def with_delays(status: PipelineStatus, durable: PositionHistory, now: float) -> PipelineStatus:
-    """Return the status with lags that grow while a sink does not progress.
+    """Return the status with lags that grow while a sink makes no progress.
 
-    The lag of a sink becomes at least the time for which the log has had changes that the sink does not show. The
-    reported lag is not enough: an apply process that hangs but still reports repeats the lag of its last batch.
+    If the log has contained changes for a long time that a sink does not show, the lag becomes at least this time. The
+    reported lag is not enough. An apply process that hangs but still reports repeats the lag of its last batch.
     """
     sinks = tuple(_delayed(sink, durable, now) for sink in status.sinks)
     return replace(status, sinks=sinks)

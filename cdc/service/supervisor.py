@@ -1,10 +1,10 @@
 """Supervisor: runs the processes of a pipeline as children of one process, and restarts them when they fail.
 
-The supervisor restarts a child that exits after a growing pause: 0.5 s, doubled each time, at most 30 s, with jitter.
-After a child has run for a minute, its pauses begin at 0.5 s again. Exit status 2 (wrong definition) ends the
-supervisor, because a restart cannot help. After status 3 (wrong environment) the pauses are at least 5 s. After status
-5 (stopped for good) the supervisor restarts the child every five minutes, and at once when an operator acts: the
-definition or the audit changed, or SIGUSR1 arrived.
+When a child exits, the supervisor waits and starts the child again. The pause is 0.5 s at first, is doubled each time,
+has jitter, and is at most 30 s. After a child has run for a minute, its pauses begin at 0.5 s again. Exit status 2
+(wrong definition) ends the supervisor, because a restart cannot help. After status 3 (wrong environment) the pauses are
+at least 5 s. After status 5 (stopped for good) the supervisor restarts the child every five minutes, and at once when
+an operator acts: the definition or the audit changed, or SIGUSR1 arrived.
 
 A child with `may_end` is done when it exits with status 0. When all children are done, the supervisor ends.
 
@@ -107,11 +107,11 @@ class Supervisor:
         self._signals.put(signal.SIGTERM)
 
     def retry(self) -> None:
-        """Restart children that ended with exit status HALTED at once; safe from any thread and signal handler."""
+        """Restart at once all children that exited with status HALTED; safe from any thread and signal handler."""
         self._retry.set()
 
     def handle_signals(self) -> None:
-        """Make SIGTERM and SIGINT end `run`, and SIGUSR1 call `retry`; only the main thread may call this."""
+        """Install signal handlers: SIGTERM and SIGINT end `run`, SIGUSR1 calls `retry`. Only for the main thread."""
 
         def on_signal(number: int, _: FrameType | None) -> None:
             self._signals.put(number)
@@ -153,7 +153,7 @@ class Supervisor:
             self._handle_exit(child, code, now)
 
     def _has_changed(self, child: _ChildState) -> bool:
-        """Return True if the definition or the audit changed after the child was started."""
+        """Return True if the definition changed, or the audit got a new entry, after the child was started."""
         if self._triggers is None:
             return False
         newest = self._triggers.last_change()
@@ -213,7 +213,7 @@ class Supervisor:
         return forced
 
     def _wait_for_exit(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait for a child until its deadline; return True if a signal arrived meanwhile."""
+        """Wait until a child has exited or its deadline has passed; return True if a signal arrived before that."""
         limit = time.monotonic() + self._policy.deadline
         while time.monotonic() < limit and process.poll() is None:
             if self._wait_for_stop(POLL):
@@ -226,10 +226,10 @@ class Supervisor:
 
 
 def pipeline_children(config: str, only: Sequence[str] = (), *, copies_only: bool = False) -> list[Child]:
-    """Return the child processes of one pipeline in the order in which they are stopped.
+    """Return the child processes of one pipeline, in the order in which the supervisor stops them.
 
-    `only` selects processes by name; empty selects all. With `copies_only` the reader is not restarted after
-    it exits with status 0.
+    `only` contains the names of the processes to return; empty means all processes. With `copies_only`, the supervisor
+    does not restart the reader after exit status 0.
     """
     python = sys.executable
     every = [
@@ -252,7 +252,7 @@ def _join_output_thread(child: _ChildState) -> None:
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:
-    """Kill all processes in a child's process group that still run."""
+    """Kill all running processes in the process group of a child."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -174,9 +174,9 @@ class Backfill:
     def _read_missing_bases(
         self, schema: TableSchema, done: TableBackfillState, since: Position, *, moved: bool
     ) -> None:
-        """Read again the keys whose base row the chunks may have missed.
+        """Read again every key for which the log has a partial image and the chunks may have missed the base row.
 
-        The method repeats the read until no such key is left, because an update can change a key during the read.
+        An update can change a key during this read, so the method repeats the read until no such key is left.
         """
         stream, log, after = self._context.sender, self._context.log, since
         upto = stream.durable_position
@@ -209,7 +209,7 @@ class Backfill:
         return schema_chunk(with_state(version, TableState.SNAPSHOTTING))
 
     def _copy_keyless(self, schema: TableSchema, done: TableBackfillState) -> None:
-        """Replace all rows of a table without a key, in one transaction of the log."""
+        """Replace all rows of a table without a key by the rows of one snapshot, in one transaction of the log."""
         epoch = self._context.sender.durable_position.epoch
         reader = self._chunk_reader(schema, 0)
         placed = reader.copy_keyless(

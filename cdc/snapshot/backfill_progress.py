@@ -115,7 +115,10 @@ def find_backfill(catalog: Catalog, pipeline: str, job: int) -> BackfillStatus:
 
 
 def list_backfills(catalog: Catalog, pipeline: str, ended: int = ENDED_SHOWN) -> list[BackfillStatus]:
-    """Return the status of all pending backfills and of the last `ended` ended backfills, newest first."""
+    """Return the status of all pending backfills and of some ended backfills, newest first.
+
+    `ended` is the maximum number of ended backfills.
+    """
     commands = {command.id: command for command in catalog.commands.pending(pipeline, BACKFILL)}
     newest = catalog.commands.ls(pipeline, BACKFILL, limit=ended + len(commands))
     over = [command for command in newest if command.state is not CommandState.PENDING][:ended]

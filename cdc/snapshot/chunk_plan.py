@@ -1,8 +1,8 @@
 """Chunk plans divide a table into chunks and track which chunks are read and durable.
 
 A plan divides a whole table by blocks, in disk order. This is the fastest way to read a table, and several connections
-can read in parallel. A key range or a condition is divided by key, one chunk after another. Both plans adapt the chunk
-size to the rows that were read. A key list is divided into shorter lists.
+can read in parallel. A key range or a condition is divided by key, one chunk after another. Plans by block and by key
+adapt the chunk size to the rows that were read. A key list is divided into shorter lists.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ChunkPlan(Protocol):
         """Return the next range to read; None if every range was already returned."""
 
     def record_read(self, read: ChunkResult) -> None:
-        """Record the result of reading a range; the plan derives the size and start of the next range from it."""
+        """Record the result of reading a range. The plan then chooses the start and size of the next range."""
 
     def split(self, part: ChunkRange) -> None:
         """Replace a range that was too large by smaller ranges."""
@@ -121,7 +121,10 @@ class KeyRangePlan:
         self._size = min(FIRST_ROWS, limits.rows)
 
     def next_range(self) -> ChunkRange | None:
-        """Return the next range, or None at the end; before the next call, `record_read` must get the result."""
+        """Return the next range; None at the end.
+
+        The caller must pass the result of a range to `record_read` before it calls this method again.
+        """
         return None if self._next is None else ChunkRange(self._next, self._size)
 
     def record_read(self, read: ChunkResult) -> None:
@@ -143,7 +146,7 @@ class KeyRangePlan:
 
 
 class KeyListPlan:
-    """Chunks of a key list; with `delete_missing`, a chunk contains a delete row for each key that has no row."""
+    """Chunks of a key list. With `delete_missing`, a chunk contains a delete row for each key without a source row."""
 
     parallel = True
 

@@ -72,11 +72,11 @@ _BLANK: Final[dict[str, Any]] = dict.fromkeys(LOG_SCHEMA.names) | {
 
 
 class CopyStopped(Exception):
-    """The copy was cancelled, or the reader stops."""
+    """Raised to end a copy that was cancelled, or whose reader stops."""
 
 
 class ChunkTooLarge(Exception):
-    """A chunk needs more memory than its limit allows."""
+    """Raised for a chunk that needs more memory than the limit of a chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""The chunk sender registers chunks in watermark windows, sends their watermarks, and waits until the log has them.
+"""The chunk sender registers chunks in watermark windows, sends their watermarks, and waits until the log contains the
+chunks.
 
 If the source is a standby, the connection for watermarks is the only connection to the primary. Therefore this module
 also queries the primary for the lag of standbys.
@@ -117,7 +118,7 @@ def schema_from_catalog(version: TableSchema, now: TableSchema | None, epoch: in
     """Return the current schema of a table, with the relation number of the log.
 
     `version` is the schema in the log, and `now` the schema in the system catalogs of Postgres. Raises ConfigError if
-    the table no longer exists. Also raises it if the log's relation is of an earlier epoch and its columns differ.
+    the table no longer exists. Raises ConfigError if the columns of a relation from an earlier epoch have changed.
     """
     if now is None:
         raise ConfigError(f"the source no longer has table {version.topic!r}")
@@ -133,7 +134,7 @@ def schema_from_catalog(version: TableSchema, now: TableSchema | None, epoch: in
 
 
 def with_state(version: TableSchema, state: TableState) -> TableSchema:
-    """Return the schema version with another state and without a reason."""
+    """Return a copy of the schema version with another state and no reason."""
     return replace(version, state=state, reason=None)
 
 
@@ -146,7 +147,7 @@ def schema_chunk(version: TableSchema, generation: Position | None = None) -> Ch
 
 
 def complete_table_chunk(version: TableSchema) -> Chunk:
-    """Return a chunk without rows that ends the copy of a table at once, so that targets keep all their rows."""
+    """Return a chunk without rows that marks a table as completely copied; targets keep all their rows."""
     return schema_chunk(version, Position(0))
 
 

@@ -17,7 +17,7 @@ CHECK_STANDBY_EVERY: Final = 1.0
 
 
 class ChunkBudget:
-    """A limit on the chunks of a table that are being read or not yet recorded as durable.
+    """Limits the chunks of one table that are in memory: being read, or read but not yet recorded as durable.
 
     All connections of a copy share the budget.
     """

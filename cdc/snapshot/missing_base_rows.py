@@ -29,9 +29,9 @@ _COLUMNS: Final = ["relation", "key", "old_key", "partial"]
 def keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, *, moved: bool
 ) -> list[tuple[str, ...]]:
-    """Return the keys of the relation's partial images in (after, upto], sorted and without duplicates.
+    """Return the keys for which the log has partial images of the relation in (after, upto], sorted, each key once.
 
-    If `moved` is true, return only the keys of updates that changed the key.
+    If `moved` is true, return only keys from updates that changed the key.
     """
     log, keys = LogReader(root), set[tuple[str, ...]]()
     for file in log.files(after, upto):
@@ -48,9 +48,9 @@ def keys_without_base(
 def moved_keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, keys: Collection[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """Return the new keys of rows that had a key in `keys`, changed it in (after, upto], and have no base row yet.
+    """Return the new keys of rows without a base row whose key was in `keys` and changed in (after, upto].
 
-    A row may have changed its key several times.
+    The method follows a row that changed its key several times. A row with a later complete image is left out.
     """
     log, bare, found = LogReader(root), set(keys), set[tuple[str, ...]]()
     deleted_key: tuple[str, ...] | None = None
@@ -72,10 +72,10 @@ def moved_keys_without_base(
 
 
 def unconfirmed_xids(conn: Any, root: Root) -> np.ndarray:
-    """Return the distinct xids that the log contains but a new snapshot does not see; usually there are none.
+    """Return the xids of transactions in the log that a new snapshot does not see, each once; usually there are none.
 
-    A transaction in the stream may still be invisible, for example while it waits for a synchronous standby. Such a
-    transaction committed after the oldest open transaction began. Therefore only the newest files are read.
+    A transaction can be in the stream before snapshots see it, for example while it waits for a synchronous standby.
+    Only the newest files of the log are read, because such a transaction committed recently.
     """
     visibility, oldest = open_transactions(conn)
     log, found, since = LogReader(root), [np.empty(0, np.int64)], pa.scalar(oldest - CLOCK_SLACK)

@@ -71,7 +71,7 @@ class TableDifference:
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """Result of one publication sync: topics that were added and removed, and tables that were refused."""
+    """Result of one publication sync: the topics of added and removed tables, and the refused tables."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -90,8 +90,8 @@ def compare_tables(
 ) -> TableDifference:
     """Compare the captured tables with the tables that the rules match.
 
-    `known` contains the tables of the log. `wanted` maps the OIDs of all matched tables to their names, and `existing`
-    the OIDs of all existing tables.
+    `known` contains the tables of the log. `wanted` contains the names of the matched tables by OID. `existing`
+    contains the names of all existing tables by OID.
     """
     captured = {schema.oid: schema for schema in known if schema.state is not TableState.DROPPED}
     added = {oid: name for oid, name in wanted.items() if oid not in captured}
@@ -115,7 +115,10 @@ class PublicationSync:
         self._unread: str | None = None
 
     def run_once(self) -> SyncResult | None:
-        """Compare rules and captured tables once, and add and remove tables; return None if no session streams."""
+        """Compare the table rules with the captured tables once, and add and remove tables.
+
+        Returns None if no replication session is running.
+        """
         unread = self._reread()
         known = self._link.windows.schemas()
         definition, source = self._definition, self._definition.source
@@ -246,7 +249,7 @@ class PublicationSync:
         self._mark(stream, schema, REMOVED)
 
     def _mark(self, stream: ChunkSender, schema: TableSchema, reason: str) -> None:
-        """Write an `s` row with state `dropped`, which ends the capture of the table."""
+        """Write an `s` row with state `dropped` and a reason; this row ends the capture of the table."""
         stream.place_chunk(
             schema.relation, lambda version: schema_chunk((version or schema).flagged(TableState.DROPPED, reason))
         )

@@ -72,7 +72,7 @@ def request_backfill(
 
 
 def request_keys(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
-    """Store a backfill request in the catalog without checking its keys at the source; the keys came from there."""
+    """Store a backfill request whose keys come from the source, so the method does not check them there."""
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
     return _post_request(definition, catalog, request, tables, actor)

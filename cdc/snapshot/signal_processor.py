@@ -3,7 +3,8 @@
 `execute-snapshot` of type `incremental` becomes one backfill per table, so that each backfill has its own filter and
 can be cancelled separately. `stop-`, `pause-` and `resume-snapshot` become actions on pending backfills, including
 backfills that CLI or API requested. A command of kind SIGNAL records the result of each signal in the catalog. If a
-crash interrupts the processing, the commands with a higher id than this command are not stored a second time.
+crash interrupts the processing of a signal, the processing starts again. Requests and actions with a higher id than the
+SIGNAL command were stored before the crash, and are not stored a second time.
 """
 
 from __future__ import annotations
@@ -145,7 +146,10 @@ class Signals:
     def _post(
         self, catalog: Catalog, number: int, signal: Signal, requests: Mapping[str, BackfillRequest]
     ) -> list[int]:
-        """Store a backfill request per topic, unless an earlier attempt has stored it, and return the ids of all."""
+        """Store one backfill request per topic, and return the ids of all requests.
+
+        A request that an earlier attempt stored is not stored again.
+        """
         name, commands = self._definition.name, catalog.commands
         since = {json.dumps(c.payload, sort_keys=True): c.id for c in commands.ls(name, BACKFILL) if c.id > number}
         posted = []
@@ -160,7 +164,7 @@ class Signals:
     def _apply_action(self, catalog: Catalog, number: int, signal: Signal) -> dict[str, Any]:
         """Pause, resume or cancel pending backfills, as the signal requests.
 
-        If a cancel signal names tables, it applies only to backfills whose tables are all named. A cancel signal never
+        A cancel signal with table names applies only to a backfill that has no other tables. A cancel signal never
         applies to a full copy, because an interrupted full copy would leave a table incomplete.
         """
         name, verb = self._definition.name, _VERBS[signal.type]
@@ -223,9 +227,9 @@ def _text_list(fields: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _filters(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the filters of a signal as pairs of a table name or regular expression, and a condition.
+    """Return the filters of a signal. A filter is a pair of a table name or regular expression, and a condition.
 
-    The first pair that matches a table applies. The older field `additional-condition` applies to all tables.
+    The first filter that matches a table applies to it. The older field `additional-condition` applies to all tables.
     """
     single = fields.get("additional-condition")
     conditions = fields.get("additional-conditions") or []

@@ -114,9 +114,10 @@ class _Window:
             self.rows.append(found)
 
     def merge(self, chunk: Chunk) -> list[pa.Table] | None:
-        """Return the merged rows of the chunk and, for a table without a key, the stream's rows to repeat after them.
+        """Return the tables of rows to insert for a chunk, or None if the chunk must be read again.
 
-        Return None if the chunk must be read again.
+        The first table contains the merged rows of the chunk. For a source table without a key, a second table contains
+        rows of the stream to repeat.
         """
         if chunk.schema is not None and self.schema_changed:  # the stream's version is the newer one
             return None
@@ -222,7 +223,7 @@ class WatermarkWindows:
     def track_xids(self, *, on: bool) -> Position:
         """Start or stop recording the xids of received transactions, and return the last received position.
 
-        The call also discards the windows of the last copy.
+        The method also discards the windows that the last copy left open.
         """
         with self._changed:
             self._is_tracking, self._xids = on, []
@@ -230,12 +231,12 @@ class WatermarkWindows:
             return self._received
 
     def schemas(self) -> list[TableSchema]:
-        """Return the current schema versions of all relations; empty while no session streams."""
+        """Return the current schema versions of all relations; empty if no replication session is streaming."""
         with self._changed:
             return list(self._schemas.values()) if self._is_streaming else []
 
     def add_unconfirmed_xids(self, xids: np.ndarray) -> None:
-        """Add transactions that were received before `track_xids` and that snapshots may not see yet."""
+        """Add the xids of transactions received before the call of `track_xids` that snapshots may not see yet."""
         with self._changed:
             self._xids.append(xids)
 
@@ -245,8 +246,9 @@ class WatermarkWindows:
         """Start collecting the relation's changes, and return its schema version at this point of the stream.
 
         Return None if the stream has not described the relation. The log may not contain the returned version yet.
-        `keyless` must be true for a chunk with a visibility. If `outlives_copies` is true, the window stays open when a
-        copy starts or ends. Raises SnapshotInvalidated if no session streams within `patience` seconds.
+        `keyless` must be true if the chunk will have a `visibility`. If `outlives_copies` is true, the window stays
+        open when a copy starts or ends. Raises SnapshotInvalidated if no replication session streams within `patience`
+        seconds.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_streaming and not self._open_transaction.lost, patience):
@@ -290,8 +292,8 @@ class WatermarkWindows:
     def set_chunk(self, token: str, chunk: Chunk) -> None:
         """Register the chunk of a window; the caller sends the watermark afterwards.
 
-        Does nothing if the window no longer exists. Raises ValueError if the chunk has a visibility and the window was
-        not opened as `keyless`.
+        Does nothing if the window no longer exists. Raises ValueError if the chunk has a `visibility` and the window
+        was not opened as `keyless`.
         """
         with self._changed:
             if (window := self._windows.get(token)) is None:
@@ -338,7 +340,7 @@ def _distinct(xids: pa.Array) -> np.ndarray:
 
 
 def _batches_at(chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after: Position) -> Iterator[pa.RecordBatch]:
-    """Yield the batches in LOG_SCHEMA to insert for a chunk, with position and first ordinal from `first_row`.
+    """Yield the batches in LOG_SCHEMA to insert for a chunk; `first_row` has their position and first ordinal.
 
     `merged` is the result of `_Window.merge`, and `after` is the position at which the window opened.
     """
@@ -350,7 +352,10 @@ def _batches_at(chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after
 def _tables_at(
     chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after: Position
 ) -> Iterator[tuple[pa.Table, str | None]]:
-    """Yield the tables to insert, in order, each with the name of the only sink that receives it, or None for all."""
+    """Yield, in log order, each table to insert together with the name of the only sink that receives it.
+
+    The name is None if all sinks receive the table.
+    """
 
     def control(operation: Operation, payload: bytes | None = None) -> pa.Table:
         return pa.Table.from_batches([control_row(first_row, operation, chunk.relation, chunk.topic, payload)])

@@ -3,11 +3,11 @@
 A chunk is read under a snapshot that sees every transaction up to position R. Its rows are inserted at the watermark H,
 which is sent after the read. The snapshot may have seen any part of the window (R, H]. At H the state of a row is:
 
-- the state in the stream, if the window contains a full image or a deletion of the key: the chunk's row is dropped;
-- the chunk's row overlaid with the sent columns of partial images, if the window contains only partial images. A column
-  that no image contains has not changed since R. A column that was sent has the last sent value, whichever image the
-  snapshot saw. Dropping the row instead would lose the unsent columns for ever;
-- the chunk's row, if the window contains no change of the key.
+- the state in the stream, if the window contains a full image or a deletion of the key: the chunk's row is dropped; -
+the chunk's row overlaid with the sent columns of partial images, if the window contains only partial images. A column
+that no image contains has not changed since R. A column that was sent has the last sent value, whichever version of the
+row the snapshot saw. Dropping the row instead would lose the unsent columns for ever; - the chunk's row, if the window
+contains no change of the key.
 
 A requested key without a row in the snapshot becomes a deletion. The deletion applies if the window contains no change
 of the key: then there is no row at H either. Any change in the window, even a partial image, overrides it, because the
@@ -21,9 +21,9 @@ truncate, then the snapshot's rows, then a repetition of the window's transactio
 snapshot sees a transaction entirely or not at all. Subtransactions become visible together with their top-level
 transaction, whose xid the stream contains. A prepared transaction stays invisible until COMMIT PREPARED.
 
-The snapshot may see a commit and miss an earlier one. These two changed no common row, and neither is a truncate,
-because locks are released only when the transaction becomes visible. So unseen transactions may follow seen ones, in
-log order.
+The snapshot may see a transaction and miss a transaction that committed earlier. These two transactions changed no
+common row, and neither of them truncated the table, because a transaction keeps its locks until it becomes visible. So
+unseen transactions may follow seen ones, in log order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Current rows: reads from a Delta target, in any history mode, the rows that the source table should have now.
 
-The property `cdc.mode` of a target names its mode. Without the property, or with `scd1`, it has one row per key. `scd2`
-keeps every version of a row, `append` every change, and `soft_delete` keeps deleted rows with a mark.
+The property `cdc.mode` of a target names its history mode. Without the property, or with mode `scd1`, the target has
+one row per key. `scd2` keeps every version of a row, `append` every change, and `soft_delete` keeps deleted rows with a
+mark.
 """
 
 from __future__ import annotations
@@ -45,12 +46,13 @@ _LATEST: Final = """
 
 
 class CurrentRows:
-    """The rows of a Delta target at one version that its source should have as well."""
+    """The current rows in one version of a Delta target: the rows that its source table should have as well."""
 
     def __init__(self, target: str, version: int | None, relation: int) -> None:
-        """Open the target; raises SinkUnavailable if the table or version does not exist.
+        """Open the target at a version; None means the newest version.
 
-        version: None means the newest. relation: the table whose rows are read, if several tables share the target.
+        If several tables share the target, only the rows of table `relation` are read. Raises SinkUnavailable if the
+        table or version does not exist.
         """
         try:
             self._table = DeltaTable(target, version=version)
@@ -75,14 +77,14 @@ class CurrentRows:
 
     @property
     def known(self) -> bool:
-        """Whether this version of cdc knows the history mode of the target."""
+        """Return True if this version of cdc knows the history mode of the target."""
         return self.mode in _CURRENT or self.mode == APPEND
 
     def read(self, columns: Sequence[str], key: Sequence[str], where: str | None = None) -> pa.RecordBatchReader:
-        """Return a reader that streams some columns of the current rows, in any sequence.
+        """Return a reader that streams the given columns of the current rows, unordered.
 
-        where: SQL over key columns, with quoted names. Raises SinkUnavailable if a file is missing or damaged, also
-        while the stream is read.
+        `where` is an SQL condition over key columns, with quoted names. Raises SinkUnavailable if a file is missing or
+        damaged. Reading from the returned reader can raise SinkUnavailable too.
         """
         with _named_errors(self._target):
             reader = self._reader(columns, key, where)

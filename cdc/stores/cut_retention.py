@@ -1,7 +1,8 @@
-"""Cut retention: which published cuts of a sink are kept as they age, and which kept cut a query reads. Pure.
+"""Cut retention: which published cuts of a sink are kept as they age, and which kept cut a query reads.
 
-A sink may publish ten times a second. Every cut of the last minute is kept, up to KEEP_ALL_AT_MOST. Of older cuts the
-last one of every minute is kept, and after an hour the last one of every hour.
+A sink may publish ten times a second. Every cut of the last minute is kept, up to KEEP_ALL_AT_MOST. Of the older cuts
+only the last one of every minute is kept, and after an hour only the last one of every hour.
+The module does no I/O.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ class ListedCut:
 
 
 def format_time(micros: int) -> str:
-    """Format microseconds since 1970 (UTC) as `--at` reads them."""
+    """Format microseconds since 1970 (UTC) as a time that the option `--at` accepts."""
     return datetime.fromtimestamp(micros / _MICRO, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def kept_cuts(published_at: Sequence[int], now: int, retain: float) -> list[int]:
-    """Return the publish times of the cuts to keep at `now`: always the newest, and no other one older than `retain`.
+    """Return the publish times of the cuts to keep; the newest cut is always kept.
 
-    published_at: publish times of the cuts, sorted, in µs. now: µs. retain: seconds.
+    All other cuts that are older than `retain` seconds are dropped. `published_at` contains the sorted publish times of
+    all cuts. `published_at` and `now` are in µs.
     """
     last_of: dict[tuple[int, int], int] = {}
     first_of_all = len(published_at) - KEEP_ALL_AT_MOST
@@ -58,10 +60,10 @@ def kept_cuts(published_at: Sequence[int], now: int, retain: float) -> list[int]
 
 
 def _interval(instant: int, age: float, *, alone: bool) -> tuple[int, int]:
-    """Return the interval of a cut; only the last cut of each interval is kept.
+    """Return the interval to which a cut belongs; only the last cut of each interval is kept.
 
-    instant: when the cut was published, in µs. age: its age in seconds. alone: a cut of the last minute has its own
-    interval.
+    `instant` is the publish time of the cut in µs, and `age` is its age in seconds. If `alone` is true, a cut of the
+    last minute has an interval for itself.
     """
     if alone and age < KEEP_ALL_FOR:
         return 0, instant
@@ -70,9 +72,9 @@ def _interval(instant: int, age: float, *, alone: bool) -> tuple[int, int]:
 
 
 def find_cut(cuts: Sequence[ListedCut], moment: Position | datetime, now: datetime) -> ListedCut:
-    """Return the last of the cuts, sorted by time, that contains no change after the moment.
+    """Return the newest cut without any change after `moment`; `cuts` must be sorted by time.
 
-    Raises CutUnavailable for a moment before the oldest cut, after the newest position, or in the future.
+    Raises CutUnavailable if `moment` is before the oldest cut, after the newest position, or in the future.
     """
     if not cuts:
         raise CutUnavailable(

@@ -1,8 +1,8 @@
 """Dead-letter rows: rows that a sink refused, in a Delta table next to the sink's published record.
 
 The table is a list of entries. Each entry belongs to a batch and parks a row, replaces a parked row, or unparks a key.
-An entry counts once the target of its table has reached the end of the batch. An entry after that position belongs to
-a batch that was never merged.
+An entry is valid once the target of its table has reached the end of the batch. If the batch ends after the position of
+the target, the batch was not merged, and its entries are ignored.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ _LOST: Final = "the row of the dead letter is no longer stored with the sink"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedChange:
-    """One change of a parked key that is not merged yet, or a truncate or end of a full copy that removes its row."""
+    """One waiting change that concerns a parked key: an insert, update or delete of the key that is not merged yet.
+
+    It can also be a truncate or the end of a full copy; either may remove the row of the key.
+    """
 
     op: str
     """The operation, a letter as in the log."""
@@ -71,22 +74,25 @@ class ParkedChange:
 
     @property
     def place(self) -> tuple[int, int]:
-        """(position, ordinal)."""
+        """Position and ordinal of the change."""
         return self.position, self.ordinal
 
     def to_json(self) -> dict[str, Any]:
-        """The change as JSON fields of an entry."""
+        """Return the change as JSON fields, to be stored in an entry."""
         return asdict(self) | {"image": {str(column): text for column, text in self.image.items()}}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read what to_json wrote."""
+        """Build a change from the fields that `to_json` returned."""
         return cls(**{**fields, "image": {int(column): text for column, text in fields["image"].items()}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedRow:
-    """A key whose row the target refused, with the refused change or the changes that wait."""
+    """The state of one parked key: the refused row or change.
+
+    In a history target it also contains the changes that wait until the refused change is merged.
+    """
 
     relation: int
     topic: str
@@ -113,11 +119,11 @@ class ParkedRow:
 
     @property
     def place(self) -> tuple[int, int]:
-        """(position, ordinal)."""
+        """Position and ordinal of the latest change of the key; in a history target, of the refused change."""
         return self.position, self.ordinal
 
     def with_images(self, convert: Callable[[Image], Image]) -> ParkedRow:
-        """The same row with converted images."""
+        """Return a copy of the row in which `convert` has replaced every image."""
         changes = tuple(replace(change, image=convert(change.image)) for change in self.changes)
         return replace(self, image=convert(self.image), changes=changes)
 
@@ -131,7 +137,7 @@ class DeadLetterEntry:
     """False: the key was unparked."""
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as a row of PARKED_SCHEMA."""
+        """Return the entry as a row of PARKED_SCHEMA."""
         row = self.row
         fields = {name: getattr(row, name) for name in PARKED_SCHEMA.names if name not in _CONVERTED_FIELDS}
         image = {str(column): text for column, text in row.image.items()}
@@ -144,7 +150,7 @@ class DeadLetterEntry:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Read what to_json wrote."""
+        """Build an entry from a row that `to_json` returned."""
         row = {name: value for name, value in fields.items() if name != "parked"}
         row["key"] = tuple(json.loads(row["key"]))
         row["image"] = {int(column): text for column, text in json.loads(row["image"]).items()}
@@ -153,7 +159,7 @@ class DeadLetterEntry:
 
 
 def read_entries(table: DeltaTable) -> list[DeadLetterEntry]:
-    """Read every entry of a dead-letter table, those of the oldest batch first."""
+    """Return all entries of a dead-letter table; entries of older batches come first."""
     entries = [DeadLetterEntry.from_json(row) for row in pa.table(table.scan()).to_pylist()]
     return sorted(entries, key=lambda entry: entry.row.upto)
 
@@ -161,10 +167,11 @@ def read_entries(table: DeltaTable) -> list[DeadLetterEntry]:
 def parked_at(
     entries: Iterable[DeadLetterEntry], record: Published, positions: Mapping[int, int]
 ) -> dict[int, dict[Key, ParkedRow]]:
-    """The parked rows of every table at the position of its target, by relation and key.
+    """Return the parked rows by relation and key, as they were at the position of each target.
 
-    positions: by relation, the position of a target that a crash left ahead of the published record, or that was never
-    published. A key that the record lists and that has no entry gets a row without an image.
+    The position of a target is its position in the published record. If a crash left a target ahead of the record, or
+    the target is not in the record, `positions` contains its position by relation. A key that is parked in the record
+    and has no entry gets a row without an image.
     """
     parked: dict[int, dict[Key, ParkedRow]] = {
         relation: {key: _lost(table, key, record.position, n) for n, key in enumerate(table.parked)}
@@ -193,7 +200,7 @@ def _lost(table: TableRecord, key: Key, position: int, ordinal: int) -> ParkedRo
 
 
 def read_parked(template: str, record: Published) -> list[ParkedRow]:
-    """The rows that a sink has parked at a published record; template: the path template of the sink."""
+    """Return the parked rows of a sink at a published record; `template` is the sink's path template."""
     uri = parked_uri(published_uri(template))
     entries = read_entries(DeltaTable(uri)) if DeltaTable.is_deltatable(uri) else []
     return [row for rows in parked_at(entries, record, {}).values() for row in rows.values()]

@@ -59,7 +59,7 @@ _T = TypeVar("_T")
 
 
 class ReadAt(StrEnum):
-    """The current state of the tables that a query reads; to read a past state, use a Moment instead."""
+    """A current state of the tables, which a query reads; a query of a past state takes a Moment instead."""
 
     #: The last published cut: all tables at one position.
     PUBLISHED = "published"
@@ -202,7 +202,7 @@ class Lake:
             self._check_newest(parts, self._known())
 
     def is_shown(self, parts: Sequence[TableRecord], version: int) -> bool:
-        """Return True if the rules given to `open` allow reading these tables of one target at a version."""
+        """Return True if a query may read a version of one target under the rules given to `open`."""
         known = self._known() if self._rules is not None else {}
         try:
             self._check_newest(parts, known)
@@ -231,7 +231,7 @@ class Lake:
         return {relation: TableSchema.from_json(text) for relation, text in texts.items() if text is not None}
 
     def _check_newest(self, parts: Sequence[TableRecord], known: Mapping[int, TableSchema]) -> None:
-        """Raise TargetRulesChanged if the newest version of a target was written under other rules."""
+        """Raise TargetRulesChanged if the rows in the newest version of a target were written under other rules."""
         if self._rules is None or not parts[0].target:
             return
         try:
@@ -305,7 +305,7 @@ def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Seque
 
 
 def _topic_and_schema(part: TableRecord, known: Mapping[int, TableSchema]) -> tuple[str, TableSchema | None]:
-    """Return the topic that the rules match for a table, and the table's schema, or None if it is unknown."""
+    """Return a table's topic, by which rules match the table, and its schema; the schema is None if unknown."""
     schema = known.get(part.relation)
     return part.topic if schema is None else schema.topic, schema
 
@@ -351,7 +351,10 @@ def list_cuts(table: DeltaTable) -> list[ListedCut]:
 
 
 def _record_of(table: DeltaTable, published_at: int) -> Published | None:
-    """Return the record with this publish time, or None; 0 means the record that an older version of cdc wrote."""
+    """Return the record with this publish time; None if there is none.
+
+    A publish time of 0 selects the record that an older version of cdc wrote.
+    """
     known = {field.name for field in table.schema().fields}
     earlier = f"{PUBLISHED_AT} IS NULL" if PUBLISHED_AT in known else None
     rows = pa.table(

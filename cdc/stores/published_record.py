@@ -31,7 +31,7 @@ class TargetState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """Position, version and state of one table in a published record."""
+    """Position, Delta version and state of one table of a sink, in a published record."""
 
     relation: int
     """The log's number of the table."""
@@ -55,7 +55,7 @@ class TableRecord:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One consistent cut: every table in state streaming is exactly at `position`."""
+    """The record of one consistent cut: the target of each table in state `streaming` is exactly at `position`."""
 
     position: int
     committed_at: int

@@ -68,9 +68,9 @@ def require_query(builder: QueryBuilder, sql: str) -> None:
 
 @contextmanager
 def named_errors() -> Iterator[None]:
-    """Translate errors of the engine in the block: ConfigError for the statement, QueryFailed for all others.
+    """Translate errors of the query engine in the block: ConfigError for a wrong statement, QueryFailed otherwise.
 
-    The engine's own error is the cause.
+    The cause of each raised error is the engine's own error.
     """
     try:
         yield
@@ -96,7 +96,7 @@ def checked_rows(stream: Any) -> pa.RecordBatchReader:
 
 
 def one_line(message: str) -> str:
-    """The message of an engine error as one line, without the names of the engine's layers."""
+    """Return the message of an engine error as one line, without the names of the engine's layers."""
     text = message.partition(_ADVERTISEMENT)[0].rpartition("caused by\n")[2].strip()
     text = _WRAPPERS.sub("", text)
     if parsed := _PARSER.match(text):
@@ -132,7 +132,7 @@ _ADDED: Final = {2: 1 << 13, 3: 1 << 14}
 
 
 def kernel_version() -> int:
-    """The kernel's version of Landlock; 0 if the kernel does not have it or forbids it to the process."""
+    """Return the kernel's version of Landlock; 0 if Landlock is missing or forbidden to this process."""
     if not sys.platform.startswith("linux"):
         return 0
     call = ctypes.CDLL(None, use_errno=True).syscall
@@ -160,7 +160,7 @@ def deny_file_writes() -> bool:
 
 
 class _Beneath(ctypes.Structure):
-    """`struct landlock_path_beneath_attr`."""
+    """The struct `landlock_path_beneath_attr` of Linux."""
 
     _pack_ = 1
     _layout_ = "ms"

@@ -34,7 +34,7 @@ TERM_BYTES: Final = 60_000
 
 
 def layout() -> tantivy.Schema:
-    """The fields of every index of a sink; an index with other fields belongs to another program."""
+    """Return the fields that every index of a sink has; an index with other fields belongs to another program."""
     fields = tantivy.SchemaBuilder()
     fields.add_text_field("_id", stored=True, tokenizer_name="raw", index_option="basic")
     fields.add_unsigned_field("_relation", stored=True, indexed=True)
@@ -49,7 +49,7 @@ def layout() -> tantivy.Schema:
 
 
 def document_id(relation: int, key: Sequence[str | None]) -> str:
-    """Return the `_id` of the document of a row."""
+    """Return the `_id` of the document that stores a row."""
     term = f"{relation}\0{json.dumps(list(key), ensure_ascii=False)}"
     if len(term.encode()) <= TERM_BYTES:
         return term
@@ -57,14 +57,14 @@ def document_id(relation: int, key: Sequence[str | None]) -> str:
 
 
 def parked_id(relation: int, key: Sequence[str | None]) -> str:
-    """Return the `_id` of the document of a parked row."""
+    """Return the `_id` of the document that stores a parked row."""
     return f"{PARKED_TOPIC}\0{document_id(relation, key)}"
 
 
 def parked_rows(
     searcher: tantivy.Searcher, schema: tantivy.Schema, record: Published
 ) -> dict[int, dict[Key, ParkedRow]]:
-    """Read the parked rows of an index, by relation and key; record: the published record of the index."""
+    """Return the parked rows of an index by relation and key; `record` is the published record of the index."""
     query = tantivy.Query.term_query(schema, "_topic", PARKED_TOPIC)
     count = searcher.search(query, limit=1, count=True).count or 0
     hits = searcher.search(query, limit=max(1, count), count=False).hits
@@ -73,7 +73,7 @@ def parked_rows(
 
 
 def rows_of(schema: tantivy.Schema, relation: int, below: int | None = None) -> tantivy.Query:
-    """Return the query for every row of a relation; below: only rows whose position is lower."""
+    """Return a query for all rows of a relation; with `below`, only for rows at a lower position."""
     own = tantivy.Query.term_query(schema, "_relation", relation)
     if below is None:
         return own
@@ -85,7 +85,7 @@ def rows_of(schema: tantivy.Schema, relation: int, below: int | None = None) -> 
 
 
 def stored_image(searcher: tantivy.Searcher, schema: tantivy.Schema, identity: str) -> bytes | None:
-    """The `_image` of the document with that `_id`, None if it does not exist."""
+    """Return the field `_image` of the document with this `_id`; None if the document does not exist."""
     found = searcher.search(tantivy.Query.term_query(schema, "_id", identity), limit=1, count=False).hits
     if not found:
         return None
@@ -93,7 +93,7 @@ def stored_image(searcher: tantivy.Searcher, schema: tantivy.Schema, identity: s
 
 
 def decode_image(stored: bytes) -> dict[int, str | None]:
-    """Column id → text as Postgres sent it; None is SQL NULL."""
+    """Return the text of each column, by column id, as Postgres sent it; None is SQL NULL."""
     return {int(column): value for column, value in json.loads(stored).items()}
 
 
@@ -112,7 +112,7 @@ class FoundRow:
 
 
 class SearchIndex:
-    """Reads a search index as of the moment of opening; later commits of the sink are not visible."""
+    """Reads a search index as it was when it was opened; later commits of the sink are not visible."""
 
     def __init__(self, index: tantivy.Index) -> None:
         self._index = index
@@ -135,15 +135,18 @@ class SearchIndex:
 
     @property
     def topics(self) -> dict[str, int]:
-        """Topic → relation; for a table that was dropped and created again, the latest relation."""
+        """The relation of each topic in the index.
+
+        If a table was dropped and created again, its topic has the latest relation.
+        """
         tables = self._tables()
         return {tables[relation].topic: relation for relation in sorted(tables)}
 
     def search(self, topic: str | None, words: str, limit: int = 10) -> list[FoundRow]:
-        """Return up to `limit` rows that match best; a row must contain every word.
+        """Return up to `limit` rows that contain every word, best match first.
 
-        words: words to search; `column:word` searches one column, and malformed parts are ignored. topic: only rows of
-        this table; None: rows of all tables.
+        In `words`, `column:word` searches one column, and malformed parts are ignored. If `topic` is None, the rows of
+        all tables are searched.
         """
         must = tantivy.Occur.Must
         query, _ = self._index.parse_query_lenient(words, ["_text", "_fields"], conjunction_by_default=True)
@@ -157,7 +160,7 @@ class SearchIndex:
         return [self._row(address, score) for score, address in hits]
 
     def documents(self, topic: str) -> Iterator[FoundRow]:
-        """Yield every row of a table, in any sequence; nothing for a topic that the index does not have."""
+        """Yield all rows of a table, unordered; yield nothing if the index does not contain the topic."""
         relation = self.topics.get(topic)
         if relation is None or not self._searcher.num_docs:
             return
@@ -166,7 +169,7 @@ class SearchIndex:
             yield self._row(address, 0.0)
 
     def parked(self) -> list[ParkedRow]:
-        """The parked rows of the sink."""
+        """Return the parked rows of the sink."""
         if self.published is None:
             return []
         parked = parked_rows(self._searcher, self._schema, self.published)
@@ -189,9 +192,9 @@ class SearchIndex:
 
 
 def named(image: Mapping[int, str | None], schema: str | None) -> dict[str, str | None]:
-    """Return column name → text of a stored image; a column newer than the row gets its default.
+    """Return the values of a stored image by column name; a column that is newer than the row has its default.
 
-    schema: JSON of the table's schema; None: the keys are column ids.
+    `schema` is the JSON text of the table's schema. If it is None, the result has column ids instead of names.
     """
     if schema is None:
         return {str(column): value for column, value in image.items()}

@@ -1,7 +1,7 @@
 """Sink preflight: finds tables that cannot be written to the targets of a definition, before any write.
 
 `cdc doctor` checks the tables of the source. The apply process checks the tables of the log before it opens a sink. If
-a table becomes impossible later, only this table stops.
+a table can no longer be written while the sink runs, only this table stops.
 """
 
 from __future__ import annotations
@@ -45,16 +45,19 @@ class SinkTable:
 
     @property
     def rule(self) -> SinkRule | None:
-        """The rule that applies to the table."""
+        """The rule of the sink that applies to the table; None if no rule applies."""
         return rule_of(self.schema.topic, self.sink.rules)
 
     @property
     def settings(self) -> TableSettings:
-        """The settings of the table."""
+        """The table's settings: the settings of the sink, with the changes of the table's rule."""
         return table_settings(self.schema.topic, self.sink, self.sink.rules)
 
     def key(self, *below: str | int) -> Key:
-        """Return where the definition sets a setting: in the table's rule if it is there, otherwise in the sink."""
+        """Return the place in the definition that sets a setting of the table.
+
+        The place is in the table's rule if the rule sets the setting, otherwise in the sink.
+        """
         rule = self.rule
         if rule is not None and below[0] in rule.model_fields_set:
             return ("sinks", self.number, "rules", self.sink.rules.index(rule), *below)
@@ -71,12 +74,12 @@ def tables_of_sinks(
 
 
 def tables_in(log: LogReader) -> list[TableSchema]:
-    """The tables of the log that were not dropped."""
+    """Return the schemas of all tables in the log that were not dropped."""
     return [schema for schema in log.schemas().values() if schema.state is not TableState.DROPPED]
 
 
 def sink_mismatches(definition: Definition, tables: Sequence[TableSchema]) -> list[ColumnMismatch]:
-    """Return the reasons for which tables cannot be written to the sinks, as far as they are visible without Spark.
+    """Return the reasons why tables cannot be written to their targets, found without Spark.
 
     Paths are not checked if the log cannot be read, because the owner of a target is then unknown.
     """
@@ -104,10 +107,10 @@ def rule_mismatches(
 def path_conflicts(
     definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str], log_id: str | None
 ) -> list[ColumnMismatch]:
-    """Return one mismatch for each target whose path another table or other files use.
+    """Return one mismatch for each target whose path is already used by another table or by other files.
 
-    If a store cannot be read, only the first target of its sink is returned. log_id: id of the log, None if no log
-    exists yet.
+    If the store of a sink cannot be read, only one mismatch reports this for the sink. `log_id` is the id of the log,
+    or None if no log exists yet.
     """
     routes, found = list[tuple[str, SinkTable]](), list[ColumnMismatch]()
     for one in tables_of_sinks(definition, tables, sinks):
@@ -133,9 +136,9 @@ def path_conflicts(
 
 
 def _overlapping_paths(routes: Iterable[tuple[str, SinkTable]]) -> Iterator[ColumnMismatch]:
-    """Yield one mismatch for each table whose target has the path of another target, or is inside it.
+    """Yield one mismatch for each table whose target has the path of another target, or a path inside that path.
 
-    Tables of one rule with merge_tables may have the same target.
+    Tables of one rule with `merge_tables` may have the same target.
     """
     around: tuple[str, SinkTable] | None = None
     for uri, one in sorted(routes, key=lambda route: f"{route[0]}/"):

@@ -35,7 +35,10 @@ _WIDENED: Final = "delta.typeChanges"
 
 
 def unsupported_features(table: DeltaTable, *, to_read: bool = False) -> tuple[str, ...]:
-    """Return the features of a table that delta-rs cannot write, sorted; with `to_read`, those that it cannot read."""
+    """Return the sorted names of a table's features that delta-rs cannot write.
+
+    With `to_read`, return the names of the features that delta-rs cannot read.
+    """
     protocol = table.protocol()
     required = set(protocol.reader_features or ())
     if not to_read:
@@ -46,11 +49,11 @@ def unsupported_features(table: DeltaTable, *, to_read: bool = False) -> tuple[s
 
 
 def widened_columns(table: DeltaTable) -> tuple[str, ...]:
-    """The columns whose type was widened, in the order of the table."""
+    """Return the names of columns whose type was widened, in the order of the table."""
     return tuple(field.name for field in table.schema().fields if _WIDENED in field.metadata)
 
 
 def features_in_error(text: str) -> str | None:
-    """The unsupported features that an error of delta-rs names; None for any other error."""
+    """Return the unsupported features that an error of delta-rs names; None if the error names none."""
     found = NAMED.search(text)
     return None if found is None else next(names for names in found.groups() if names)

@@ -2,8 +2,9 @@
 
 Theory. A rule that hides data (a mask, a left-out column, a filter) acts on rows when they are merged. It does not
 change the rows that are already in the target; only a replay rewrites them. So every version of a target records, in
-its properties and columns, the rules under which its rows were written. A lost catalog or a restart cannot remove that.
-The sink compares the rules when it opens a target and with every batch; `cdc query` and `cdc doctor` compare them too.
+its properties and columns, the rules under which its rows were written. So the rules of a version are known even after
+a restart or the loss of the catalog. The sink compares the rules when it opens a target and with every batch; `cdc
+query` and `cdc doctor` compare them too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TRANSFORM: Final = "cdc.transform"
 
 @dataclass(frozen=True, slots=True)
 class TargetRules:
-    """The settings and rules of one Delta sink, to compare with its targets."""
+    """The settings and rules of one Delta sink; its methods compare them with a target."""
 
     settings: TableSettings
     """The settings of the sink as a whole."""
@@ -37,13 +38,13 @@ class TargetRules:
 
     @classmethod
     def of(cls, sink: DeltaSinkDefinition) -> Self:
-        """Make the TargetRules of a sink in the definition."""
+        """Return the TargetRules of a sink in the definition."""
         return cls(sink, sink.rules)
 
     def difference(self, table: DeltaTable, topic: str, schema: TableSchema | None) -> TargetRulesChanged | None:
-        """Return the first difference between a version of a target and the rules; None if there is none.
+        """Return the first difference between the rules and a version of a target; None if there is none.
 
-        schema: the schema of the source table that was published last; None: columns are not compared.
+        `schema` is the last published schema of the source table. If it is None, columns are not compared.
         """
         configuration = table.metadata().configuration
         if not any(name.startswith(_OURS) for name in configuration):
@@ -54,7 +55,10 @@ class TargetRules:
         return None if found is None else TargetRulesChanged(f"target {table.table_uri!r} {found}")
 
     def exposes(self, table: DeltaTable, topic: str, schema: TableSchema | None) -> str | None:
-        """Return a description of data in a version of a target that the rules hide; None if there is none."""
+        """Return a description of data that the rules hide and a version of a target contains; None without such data.
+
+        If `schema` is None, left-out columns are not checked.
+        """
         rule = self._rule(topic)
         if rule is not None and rule.transform is not None and rule.transform.hides_data:
             found = self._transform_difference(table.metadata().configuration, topic)
@@ -67,7 +71,7 @@ class TargetRules:
         return next((_SHOWS.format(name) for name in shown), None)
 
     def check_left_out(self, uri: str, columns: pa.Schema, schema: TableSchema) -> None:
-        """Raise TargetRulesChanged for a target with a column that the rules leave out."""
+        """Raise TargetRulesChanged if the target has a column that the rules leave out."""
         settings = settings_with_rule(self.settings, self._rule(schema.topic))
         if (name := next(self._shown(columns, schema, settings), None)) is not None:
             raise TargetRulesChanged(f"target {uri!r} {_SHOWS.format(name)}")
@@ -94,7 +98,7 @@ class TargetRules:
             yield from (_MISSES.format(name) for name in self._missing(columns, schema, settings))
 
     def _shown(self, columns: pa.Schema, schema: TableSchema, settings: TableSettings) -> Iterator[str]:
-        """Yield the source name of each column that the target has and the rules leave out."""
+        """Yield the source name of each column that the target has although the rules leave it out."""
         if not settings.column_list and not settings.except_column_list:
             return
         wanted = {column.id for column in with_target_columns(schema, settings).columns}
@@ -111,7 +115,7 @@ class TargetRules:
         yield from (name for name in unwanted if column_name(name) in set(columns.names) - there)
 
     def _missing(self, columns: pa.Schema, schema: TableSchema, settings: TableSettings) -> Iterator[str]:
-        """Yield the source name of each column that the target does not have and the rules do not leave out."""
+        """Yield the source name of each column that the target lacks although the rules do not leave it out."""
         rule = self._rule(schema.topic)
         transform = None if rule is None else rule.transform
         if transform is not None and transform.python is not None:

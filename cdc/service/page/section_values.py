@@ -163,7 +163,10 @@ def table_rows(tables: Iterable[TableStatus], sinks: Sequence[str]) -> list[Tabl
 
 
 def backfill_rows(status: PipelineStatus, definition: str, *, may_change: bool) -> list[BackfillView]:
-    """Return the pending backfills, then the newest ended ones; `definition` is the file in their commands."""
+    """Return the pending backfills, followed by the backfills that ended last.
+
+    `definition` is the path of the definition file for the commands that the page shows.
+    """
     pending = [backfill for backfill in status.backfills if backfill.pending]
     ended = [backfill for backfill in status.backfills if not backfill.pending][:ENDED_BACKFILLS_SHOWN]
     return [_backfill_row(status.name, backfill, definition, may_change=may_change) for backfill in (*pending, *ended)]
