@@ -24,9 +24,8 @@ _BARE: Final = re.compile(r'"(?:[^"]|"")+"|[^.]*', re.DOTALL)
 def topic(schema: str, name: str) -> str:
     """Return the topic `schema.table`; different tables have different topics.
 
-    A name that contains a dot or a quote is quoted.
-
-    `"s.x".y` is table `y` of schema `s.x`, `s."x.y"` is table `x.y` of schema `s`.
+    A schema or table name that contains a dot or a quote is quoted in the topic. For example, `"s.x".y` is table `y` of
+    schema `s.x`, and `s."x.y"` is table `x.y` of schema `s`.
     """
     return f"{_part(schema)}.{_part(name)}"
 
@@ -41,14 +40,14 @@ def split_topic(text: str) -> tuple[str, str]:
 
 
 def matches(topic: str, globs: Iterable[str]) -> bool:
-    """Return True if one of the globs over `schema.table` matches the topic; case-sensitive."""
+    """Return True if at least one of the globs matches the topic `schema.table`; case-sensitive."""
     return any(fnmatchcase(topic, glob) for glob in globs)
 
 
 def matches_name(topic: str, globs: Iterable[str]) -> bool:
-    """Return True if one of the globs, as typed by a person, matches the topic; case-sensitive.
+    """Return True if at least one of the globs matches the topic; case-sensitive.
 
-    A glob without a schema is compared with the table name alone, so it matches tables of every schema.
+    A person may type a glob without a schema. Such a glob matches tables of every schema, by table name alone.
     """
     found = _TOPIC.fullmatch(topic)
     name = topic if found is None else found[2]
@@ -56,7 +55,7 @@ def matches_name(topic: str, globs: Iterable[str]) -> bool:
 
 
 def exact_glob(topic: str) -> str:
-    """Return the glob that matches only this topic."""
+    """Return a glob that matches this topic and no other topic."""
     return "".join(f"[{char}]" if char in "*?[" else char for char in topic)
 
 
@@ -135,16 +134,16 @@ class Column:
     """Labels of an enum in its order; also for a domain over an enum and for an array of an enum."""
 
     def keeps_labels(self, labels: tuple[str, ...]) -> bool:
-        """Return True if `labels` contains all labels of this column in the same order, or is empty.
+        """Return True if `labels` contains all enum labels of this column in the same order, or is empty.
 
-        So the result is False if a label of the enum was renamed.
+        If a label of the enum was renamed, the result is False.
         """
         rest = iter(labels)
         return not labels or all(label in rest for label in self.labels)
 
     @property
     def value_type(self) -> tuple[int, int]:
-        """OID and modifier of the type of the stored value; for a domain those of its base type."""
+        """OID and type modifier of the column's type; for a domain, OID and type modifier of its base type."""
         if self.base_type_oid is not None:
             return self.base_type_oid, self.base_typmod
         return self.type_oid, self.typmod
@@ -152,9 +151,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogFingerprint:
-    """Values from the system catalogs of Postgres that change when rows change without a message in the stream.
+    """Values from the system catalogs that change when rows change without a message in the replication stream.
 
-    The values are only compared with those of an earlier fingerprint.
+    The values have no meaning of their own: they are only compared with the values of an earlier fingerprint.
     """
 
     persistence: str
@@ -178,7 +177,7 @@ class CatalogFingerprint:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Build a fingerprint from the mapping that asdict returns, also after a round trip through JSON."""
+        """Build a fingerprint from the result of `dataclasses.asdict`, or from this result after a JSON round trip."""
         published = fields["published"]
         return cls(
             persistence=fields["persistence"],
@@ -192,7 +191,7 @@ class CatalogFingerprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSchema:
-    """One version of one source table; equal versions are equal objects."""
+    """One version of the schema of one source table; versions with equal fields compare equal."""
 
     relation: int
     """The log's number of the table: `epoch << 32 | OID`, with epoch and OID from when the table was first seen."""
@@ -220,12 +219,12 @@ class TableSchema:
 
     @property
     def removed(self) -> bool:
-        """True if the definition no longer includes the table; rows that are still sent are ignored."""
+        """True if the definition no longer includes the table; any rows that Postgres still sends are ignored."""
         return self.state is TableState.DROPPED and self.reason == REMOVED
 
     @property
     def is_partition_now(self) -> bool:
-        """True if the table became a partition, so its changes are sent under another table's name."""
+        """True if the table became a partition; Postgres then sends its changes under the name of another table."""
         return self.state is TableState.DROPPED and (self.reason or "").startswith(PARTITION_OF)
 
     @property
@@ -239,7 +238,7 @@ class TableSchema:
         return tuple(c for c in self.columns if not c.generated)
 
     def column(self, name: str) -> Column | None:
-        """Return the column with that name; None if there is none."""
+        """Return the column with this name; None if the table has no such column."""
         return next((c for c in self.columns if c.name == name), None)
 
     def flagged(self, state: TableState, reason: str) -> Self:

@@ -61,7 +61,7 @@ def path_segment(name: str) -> str:
 
 
 def name_of_segment(segment: str) -> str:
-    """Return the name of the schema or table from its path segment; the inverse of path_segment."""
+    """Return the name of the schema or table for a path segment; the inverse of `path_segment`."""
     return _unescaped(segment, PATH_ESCAPE)
 
 
@@ -80,14 +80,15 @@ def column_name(name: str) -> str:
 
 
 def name_of_column(column: str) -> str:
-    """Return the name of the source column from that of its Delta column; the inverse of column_name."""
+    """Return the name of the source column for the name of a Delta column; the inverse of `column_name`."""
     return _unescaped(column, COLUMN_ESCAPE)
 
 
 def target_uri(template: str, schema: str, table: str, more: Mapping[str, str] | None = None) -> str:
     """Return the URI of a table's target.
 
-    The sink's template contains the placeholders `{schema}` and `{table}`, and those whose values are in `more`.
+    The sink's template can contain the placeholders `{schema}` and `{table}`, and the placeholders that `more` has
+    values for. Raises InvalidDefinition if the template contains another placeholder.
     """
     named = {"schema": schema, "table": table, **(more or {})}
     segments = {f"{{{name}}}": path_segment(text) for name, text in named.items()}
@@ -103,14 +104,17 @@ def target_uri(template: str, schema: str, table: str, more: Mapping[str, str] |
 
 
 def published_uri(template: str) -> str:
-    """Return the URI of the sink's record of published cuts, `_cdc/published` above the placeholders."""
+    """Return the URI of the sink's published record.
+
+    The record is `_cdc/published` in the deepest folder of the template whose path contains no placeholder.
+    """
     fixed = _PLACEHOLDER.split(template, maxsplit=1)[0]
     root = fixed if fixed == template else fixed.rpartition("/")[0]
     return f"{root.rstrip('/')}/_cdc/published" if root or fixed.startswith("/") else "_cdc/published"
 
 
 def parked_uri(record: str) -> str:
-    """Return the URI of the sink's parked rows; `record` is the URI of its record of published cuts."""
+    """Return the URI of the table with a sink's parked rows; `record` is the URI of the sink's published record."""
     folder, _, name = record.rpartition("/")
     # the record of a replay is removed together with everything whose name begins with its name
     return f"{folder}/parked" if name == "published" else f"{record}-parked"

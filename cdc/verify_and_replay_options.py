@@ -24,7 +24,7 @@ class VerifyMode(StrEnum):
 
 
 class Against(StrEnum):
-    """The reference with which a verification compares a sink."""
+    """The reference for a verification of a sink: the source or the log."""
 
     #: The tables of the source, in one snapshot.
     SOURCE = "source"
@@ -33,9 +33,9 @@ class Against(StrEnum):
 
 
 def parse_point_in_time(text: str, option: str) -> Position | datetime:
-    """Parse the beginning or end of a replay: a position, or a commit time in ISO 8601, by default in UTC.
+    """Parse the start or end of a replay: a position, or a commit time in ISO 8601.
 
-    Raises ConfigError with the name of the option.
+    A time without a time zone is in UTC. Raises ConfigError; the error contains `option`, the name of the option.
     """
     if "/" in text:
         return Position.parse(text)

@@ -26,11 +26,10 @@ INTERRUPTED: Final = 130
 
 
 def main(argv: Sequence[str] | None = None, *, submitted: bool = False) -> int:
-    """Run one verb; return its exit status: 0 done, 1 failed, 2 usage, 3 environment, 4 mismatch.
+    """Run one command; return its exit status: 0 done, 1 failed, 2 usage, 3 environment, 4 mismatch.
 
-    An apply process without --once ends with 5 instead of 1 for an error that a restart does not resolve.
-
-    submitted: whether spark-submit started the process on a cluster, which expects a Spark session.
+    Outside a cluster, `apply` without `--once` returns 5 instead of 1 if a restart does not resolve the error.
+    `submitted` is True if spark-submit started the process on a cluster.
     """
     arguments = _parser().parse_args(argv, argparse.Namespace(submitted=submitted))
     try:
@@ -172,7 +171,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _select_sinks(definition: Definition, names: Sequence[str], trigger: str | None) -> Definition:
-    """Reduce the definition to the sinks and the trigger of one process; raises ConfigError for an unknown sink."""
+    """Return the definition with only the chosen sinks and the trigger; raises ConfigError for an unknown sink."""
     sinks, spark = chosen_sinks(definition, names), definition.spark
     if checked_trigger(trigger) not in {None, ONCE}:
         spark = spark.model_copy(update={"trigger": seconds(trigger)})

@@ -1,8 +1,8 @@
 """The apply loop: range → fold → rows → sink → publish, one batch after another, for one sink.
 
-The published record of the sink is its position, not Spark's checkpoint: a query starts at the record, and its
-checkpoint is deleted when it stops. A crash at any step therefore equals a batch that was never begun, except for
-tables that had merged already. Each table stores its own position, so the next batch skips what it has applied.
+The sink continues from its published record, not from Spark's checkpoint. A Spark query starts at the position of this
+record, and its checkpoint is deleted when it stops. So after a crash the sink repeats the interrupted batch. A table
+that had already merged the batch stores its own position, so the repeated batch skips this table.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ class SinkLoop:
 
     @property
     def position(self) -> Position:
-        """The published position of the sink."""
+        """The position of the sink's published record."""
         return Position(self._published.position)
 
     @property
     def published(self) -> bool:
-        """Whether the sink has published anything."""
+        """True if the sink has published at least one cut."""
         return self.position > 0
 
     @property
     def consumed_position(self) -> Position:
-        """The lowest applied position of the sink's tables; the loop never reads the log before it again."""
+        """The lowest applied position of all tables; the loop never again reads the log before this position."""
         return Position(min((self.position, *(table.position for table in self._published.tables.values()))))
 
     @property
     def lagging_tables(self) -> list[TableRecord]:
-        """The tables whose position is before the sink's; each has to apply a separate range to catch up."""
+        """The tables with a lower position than the sink; each of these tables must apply its own range to catch up."""
         return [table for table in self._published.tables.values() if table.position < self.position]
 
     def open(self) -> None:
@@ -82,7 +82,10 @@ class SinkLoop:
         self._progress.record_published(self._published, lag=None, rows={})
 
     def advance(self) -> None:
-        """Apply the changes that the log contains, if this needs no Spark and no table lags behind the others."""
+        """Apply the next changes of the log without Spark.
+
+        The method does nothing if these changes need Spark, or if a table lags behind the other tables.
+        """
         with self._lock:
             self._log.refresh()
             end = self._log.latest_boundary(self.position, SMALL)
@@ -90,7 +93,10 @@ class SinkLoop:
                 self(None, end)
 
     def __call__(self, rows: DataFrame | None, end: Position) -> None:
-        """Apply the log's rows after the sink's position up to end, as one batch; rows: a frame that contains them."""
+        """Apply the log's rows after the sink's position, up to `end`; usually as one batch.
+
+        `rows` is a frame that contains these rows, or None.
+        """
         with self._lock:
             if self._drained or end <= self.position:
                 return
@@ -107,9 +113,9 @@ class SinkLoop:
                 self._answer_cut_requests()
 
     def catch_up(self, table: TableRecord, session: SparkSession) -> None:
-        """Apply to one lagging table the range up to the sink's position; session: reads a large range.
+        """Apply the range up to the sink's position to one lagging table; `session` reads a large range.
 
-        A table whose range has been trimmed from the log is published as failed.
+        If the range has been trimmed from the log, the table is published as failed.
         """
         with self._lock:
             self._log.refresh()
@@ -124,7 +130,7 @@ class SinkLoop:
             self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
 
     def drain(self) -> None:
-        """Wait for the running batch; later batches do nothing."""
+        """Wait for the running batch to end; after this, the loop applies no further batch."""
         with self._lock:
             self._drained = True
         self._pool.shutdown()
@@ -199,9 +205,9 @@ class SinkLoop:
             self._cuts.answer(cut, self._published, self._sink.pin(self._published))
 
     def _can_resume(self, relation: int, controls: ControlEvents) -> bool:
-        """Return whether a stopped table can continue: it has a new generation, or another schema than when it failed.
+        """Return True if a stopped table can continue: a new generation began, or its schema changed after the failure.
 
-        A schema change during a new copy does not count: the end of the copy starts a new generation.
+        A schema version in state `snapshotting` does not count: the end of the copy starts a new generation.
         """
         schema = controls.schema
         copying = schema is not None and schema.state is TableState.SNAPSHOTTING

@@ -1,7 +1,7 @@
 """The apply process: its Spark session, one thread per sink, signals and the way the process ends.
 
-`sink_lifecycle.py` contains what happens to one sink. Two processes may fill different sinks of one pipeline. When both
-name the same sink, the second waits for the lease of the first (`runtime/sink_lease.py`).
+`sink_lifecycle.py` contains what happens to one sink. Two apply processes may fill different sinks of one pipeline. If
+both processes name the same sink, the second process waits for the lease of the first (`runtime/sink_lease.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Check = Callable[[LogReader, Callable[[], SparkSession]], None]
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
-    """The conditions under which the process ends."""
+    """The condition under which the apply process ends."""
 
     stop: Event
     """Set by SIGTERM or SIGINT."""
@@ -62,10 +62,10 @@ class StopCondition:
 
 
 def main(definition: Definition, *, once: bool = False, check: Check | None = None) -> int:
-    """Run until SIGTERM or SIGINT; a running batch ends first.
+    """Run until SIGTERM or SIGINT arrives, then end after the running batch.
 
-    once: also stop when every sink has applied the log up to its durable position at the start. Raises the error that
-    made a sink stop for good, and the errors of `check`.
+    With `once`, the process also stops when all sinks have applied the log up to the durable position at the start.
+    Raises the error that stopped a sink for good, and the errors of `check`.
     """
     stop = Event()
 
@@ -116,7 +116,7 @@ def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, e
 
 
 def _stop_session(starting: Future[SparkSession]) -> None:
-    """Stop the Spark session if it has started; a signal to the process group may have ended its JVM already."""
+    """Stop the Spark session if it has started. Its JVM may have ended already, after a signal to the process group."""
     if starting.exception() is None:
         with suppress(Py4JError, OSError):
             starting.result().stop()
@@ -129,7 +129,7 @@ def _start_session(settings: SparkSettings) -> SparkSession:
 
 
 def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkParts, end: StopCondition) -> None:
-    """Run every sink in a separate thread, until the stop condition or the failure of a thread ends all threads."""
+    """Run each sink in its own thread, until the stop condition holds or one thread fails."""
     sinks = [without_throttle(sink) if end.once else sink for sink in definition.sinks]
     runners = [SinkRunner(definition, sink, parts) for sink in sinks]
     reporter.sinks += [runner.progress for runner in runners]
@@ -156,7 +156,7 @@ def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkPa
 
 
 def _run_sink(runner: SinkRunner, ended: Event) -> None:
-    """Run one sink in this thread. Each sink has a thread, so none waits for the merges or Spark jobs of another."""
+    """Run one sink in this thread; each sink has its own thread, so no sink waits for another sink's merges or jobs."""
     while not ended.is_set():
         runner.step()
         until = time.monotonic() + POLL

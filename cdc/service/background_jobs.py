@@ -89,7 +89,7 @@ class BackgroundJobs:
         return self._catalog.commands.ls(self._pipeline, self._kind, limit=limit)
 
     def fail_unfinished(self) -> None:
-        """Mark as failed the child-process jobs of an earlier server, and cluster jobs whose lease has expired."""
+        """Mark as failed the unfinished child-process jobs, and the cluster jobs whose lease has expired."""
         for command in self._unfinished():
             if JOB_LEASE not in command.payload:
                 self._finish(command.id, _failed_outcome("the server stopped while the job ran"))

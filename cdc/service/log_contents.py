@@ -84,7 +84,7 @@ def files_of_run(root: str | Root, log: LogReader, run: int) -> list[FileLine]:
 
 
 def read_transaction(log: LogReader, text: str, most: int) -> Transaction:
-    """Return the transaction at a position, with at most `most` of its rows.
+    """Return the transaction at a position; the result lists up to `most` of its first rows.
 
     Raises MalformedPosition if the text is no position. Raises UnknownName if the log has no transaction at the
     position, or if the single changes at this position were trimmed.

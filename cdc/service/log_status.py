@@ -216,5 +216,5 @@ class LogCheck:
 
 
 def wal_between(after: Position, upto: Position) -> int | None:
-    """Return the bytes of WAL from one position to a later one; None if their epochs differ."""
+    """Return the number of bytes of WAL from `after` to `upto`; None if their epochs differ."""
     return max(0, upto - after) if after.epoch == upto.epoch else None

@@ -23,7 +23,7 @@ class PositionHistory:
         self._seen: list[tuple[float, int]] = []
 
     def add(self, at: float, position: int) -> None:
-        """Add a position; a position below the last one, as after a failover, begins a new history."""
+        """Add a position; if it is below the last position, as after a failover, the history starts again."""
         if self._seen and position < self._seen[-1][1]:
             self._seen = []
         if self._seen and position == self._seen[-1][1]:
@@ -33,7 +33,7 @@ class PositionHistory:
             self._thin_out(at)
 
     def forget(self, upto: int) -> None:
-        """Remove the entries up to a position that every reader has passed."""
+        """Remove all entries up to a position that every user of this history has passed."""
         del self._seen[: bisect_right(self._seen, upto, key=itemgetter(1))]
 
     def _thin_out(self, now: float) -> None:

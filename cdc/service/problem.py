@@ -25,9 +25,9 @@ class Problem:
 
 
 def problem_from_reason(subject: str, reason: str, otherwise: str) -> Problem:
-    """Return the problem that a reported reason describes: `CDC-3001 message → remedy`, or free text.
+    """Return the problem that a process reported: `CDC-3001 message → remedy`, or free text.
 
-    `otherwise` is the remedy for a reason without a remedy and without a known code.
+    `otherwise` is the remedy if the reason contains neither a remedy nor a known code.
     """
     match = _REASON.fullmatch(reason)
     if match is None:

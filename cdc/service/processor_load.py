@@ -147,9 +147,9 @@ def _ancestry(process: _Process, running: Mapping[int, _Process]) -> Iterable[in
 
 
 def _command_line_has(pid: int, word: str) -> bool:
-    """Return True if the process has the argument on its command line.
+    """Return True if `word` is an argument on the command line of the process.
 
-    The check is needed because a reported pid may be from another machine, or belong to a different process by now.
+    The check is needed because a reported pid may be from another machine, or may belong to another process by now.
     """
     with suppress(OSError):
         return word.encode() in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")

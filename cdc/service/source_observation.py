@@ -66,10 +66,9 @@ class SourceObservation:
 
     @property
     def is_at_risk(self) -> bool:
-        """Return True if the source may remove WAL that the slot needs.
+        """Return True if the slot is lost or may be lost soon.
 
-        This is the case for a lost slot, and for a slot that uses more than half of its WAL limit. It is also the case
-        for a stalled slot with little time left.
+        A slot may be lost soon if it uses more than half of its WAL limit, or if it is stalled with little time left.
         """
         if self.wal_status in LOST | LOST_AT_CHECKPOINT:
             return True

@@ -200,7 +200,7 @@ class ReportedMetrics:
 
 
 def report_age(reported_at: datetime, now: datetime) -> float:
-    """Return the seconds since a report; a time without a time zone counts as UTC."""
+    """Return the seconds since a report. If `reported_at` has no time zone, it is in UTC."""
     if reported_at.tzinfo is None:
         reported_at = reported_at.replace(tzinfo=UTC)
     return max(0.0, (now - reported_at).total_seconds())
@@ -260,8 +260,9 @@ def with_source(
 def with_delays(status: PipelineStatus, durable: PositionHistory, now: float) -> PipelineStatus:
     """Return the status with lags that grow while a sink makes no progress.
 
-    If the log has contained changes for a long time that a sink does not show, the lag becomes at least this time. The
-    reported lag is not enough. An apply process that hangs but still reports repeats the lag of its last batch.
+    From `durable`, the function computes how long the log has contained changes that a sink does not show. If this
+    takes longer than REPORT_MAX_AGE, the lag becomes at least this time. The reported lag is not enough. An apply
+    process that hangs but still reports repeats the lag of its last batch.
     """
     sinks = tuple(_delayed(sink, durable, now) for sink in status.sinks)
     return replace(status, sinks=sinks)

@@ -73,7 +73,10 @@ class TableLine:
 
 
 def table_statuses(tables: Iterable[TableProgress], backfills: Sequence[BackfillStatus]) -> tuple[TableStatus, ...]:
-    """Return the status of every table at the source and in every sink; `backfills` must be newest first."""
+    """Return the status of every table at the source and in every sink.
+
+    `backfills` must be sorted, the newest first.
+    """
     listed = list(tables)
     copied = {table.topic for table in listed if not table.sink and table.state == SNAPSHOTTING}
     return tuple(

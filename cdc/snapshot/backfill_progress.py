@@ -127,7 +127,7 @@ def list_backfills(catalog: Catalog, pipeline: str, ended: int = ENDED_SHOWN) ->
 
 
 def covers(request: BackfillRequest, topic: str) -> bool:
-    """Return True if the globs of the request match the table, with or without its schema name."""
+    """Return True if a glob of the request matches the topic, or matches the table name without its schema."""
     return matches(topic, request.tables) or matches_name(topic, request.tables)
 
 

@@ -100,7 +100,7 @@ class BackfillWorker(Thread):
             self._stop_event.set()
 
     def _post_initial_copies(self, catalog: Catalog) -> None:
-        """Request a full copy of tables in state `snapshotting`, without tables that a request of this epoch covers."""
+        """Request a full copy of each table in state `snapshotting` that no request of this epoch covers yet."""
         versions = self._windows.schemas()
         # of two tables with one name, one is dropped and will soon be marked
         wanted = {s.topic for s in versions if s.state is TableState.SNAPSHOTTING} - duplicate_topics(versions)

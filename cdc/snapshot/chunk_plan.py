@@ -49,7 +49,7 @@ class ChunkLimits:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRange:
-    """The range of rows that one chunk reads."""
+    """A part of a table that one chunk reads."""
 
     rows: KeyBounds | BlockRange
     limit: int = NO_LIMIT
@@ -69,7 +69,7 @@ class ChunkRange:
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """Number, size and last key of the rows that were read for one range."""
+    """Number, size and last key of the rows that were read for one chunk."""
 
     part: ChunkRange
     rows: int

@@ -72,7 +72,7 @@ _BLANK: Final[dict[str, Any]] = dict.fromkeys(LOG_SCHEMA.names) | {
 
 
 class CopyStopped(Exception):
-    """Raised to end a copy that was cancelled, or whose reader stops."""
+    """Raised to end a copy: the copy was cancelled, or the reader stops."""
 
 
 class ChunkTooLarge(Exception):
@@ -119,11 +119,12 @@ class ChunkReader:
         self._streamed, self._is_idle = 0, True
 
     def copy(self, plan: ChunkPlan, budget: ChunkBudget, on_durable: Callable[[ChunkResult, int], None]) -> None:
-        """Read and send all chunks of the plan, and call `on_durable` with each durable chunk and its row count.
+        """Read and send all chunks of the plan.
 
-        All connections of the copy share the budget. After the caller has recorded a chunk as durable, it must release
-        the chunk from the budget. Raises CopyStopped if the copy ends early, SnapshotInvalidated if the copy must be
-        retried, and ConfigError if an operator must act. Errors of the source are raised unchanged.
+        For each durable chunk, call `on_durable` with the result of the chunk and its row count. All connections of the
+        copy share the budget. After the caller has recorded a chunk as durable, it must release the chunk from the
+        budget. Raises CopyStopped if the copy ends early, SnapshotInvalidated if the copy must be retried, and
+        ConfigError if an operator must act. Errors of the source are raised unchanged.
         """
         more = True
         while more or self._waiting or self._placed:
@@ -146,7 +147,7 @@ class ChunkReader:
         return not self._is_idle or self._context.sender.windows.streamed_rows != self._streamed
 
     def _read_and_send(self, part: ChunkRange, plan: ChunkPlan) -> bool:
-        """Read and send one chunk; return False if the range was too large and was split instead."""
+        """Read and send one chunk and return True; if the range is too large, split it and return False."""
         try:
             sent = self._send(part)
         except ChunkTooLarge:

@@ -1,5 +1,4 @@
-"""The chunk sender registers chunks in watermark windows, sends their watermarks, and waits until the log contains the
-chunks.
+"""The chunk sender registers chunks in watermark windows, sends watermarks, and waits until the log has the chunks.
 
 If the source is a standby, the connection for watermarks is the only connection to the primary. Therefore this module
 also queries the primary for the lag of standbys.
@@ -39,7 +38,7 @@ class LogProgress(Protocol):
         """The durable position."""
 
     def wait(self, position: Position, seconds: float) -> bool:
-        """Wait until the log contains the position, but at most `seconds`; return True if the log contains it."""
+        """Wait at most `seconds` for the log to contain the position; return True if the log contains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ def with_state(version: TableSchema, state: TableState) -> TableSchema:
 def schema_chunk(version: TableSchema, generation: Position | None = None) -> Chunk:
     """Return a chunk without rows that writes a schema version.
 
-    With `generation`, the position at which a full copy began, the chunk also ends this copy.
+    If `generation` is given, the chunk also ends the full copy that began at this position.
     """
     return Chunk(version.relation, version.topic, LOG_SCHEMA.empty_table(), version, generation)
 

@@ -17,7 +17,7 @@ CHECK_STANDBY_EVERY: Final = 1.0
 
 
 class ChunkBudget:
-    """Limits the chunks of one table that are in memory: being read, or read but not yet recorded as durable.
+    """Limits the number of unfinished chunks of one table: chunks being read, or not yet recorded as durable.
 
     All connections of a copy share the budget.
     """
@@ -28,7 +28,7 @@ class ChunkBudget:
     def acquire(self, *, alone: bool) -> bool:
         """Reserve one chunk and return True, or return False if the budget is used up.
 
-        If `alone` is true, the budget allows only one chunk; use this while the stream is busy, because pending chunks
+        If `alone` is true, only one chunk may be unfinished. Use this while the stream is busy, because pending chunks
         delay its changes.
         """
         with self._changed:
@@ -38,12 +38,12 @@ class ChunkBudget:
             return True
 
     def wait_until_free(self, seconds: float, *, alone: bool) -> None:
-        """Wait until `acquire` can reserve a chunk, but at most `seconds`."""
+        """Wait at most `seconds` until `acquire` can reserve a chunk."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_free(alone=alone), seconds)
 
     def release(self, count: int = 1) -> None:
-        """Return reserved chunks to the budget after they were recorded as durable, or if they were not read."""
+        """Return `count` reserved chunks to the budget, after they were recorded as durable or were not read."""
         with self._changed:
             self._taken -= count
             self._changed.notify_all()
@@ -93,7 +93,7 @@ class CopyRateLimit:
         self._reason: str | None = None
 
     def throttle(self, rows: int, nbytes: int) -> None:
-        """Account for a chunk with this many rows and bytes of text, and wait until the limits allow the next chunk."""
+        """Count the rows and bytes of a chunk that was read, and wait until the limits allow the next chunk."""
         seconds = max(rows / (self._rows or float("inf")), nbytes / (self._load.bytes_per_second or float("inf")))
         with self._lock:
             self._due = max(self._due, time.monotonic()) + seconds

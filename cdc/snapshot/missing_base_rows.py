@@ -48,9 +48,9 @@ def keys_without_base(
 def moved_keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, keys: Collection[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """Return the new keys of rows without a base row whose key was in `keys` and changed in (after, upto].
+    """Return the new keys of rows that had a key from `keys`, changed their key in (after, upto], and lack a base row.
 
-    The method follows a row that changed its key several times. A row with a later complete image is left out.
+    A row may change its key several times. A row with a later complete image needs no base row.
     """
     log, bare, found = LogReader(root), set(keys), set[tuple[str, ...]]()
     deleted_key: tuple[str, ...] | None = None

@@ -117,7 +117,7 @@ class PublicationSync:
     def run_once(self) -> SyncResult | None:
         """Compare the table rules with the captured tables once, and add and remove tables.
 
-        Returns None if no replication session is running.
+        Returns None if no replication session is streaming.
         """
         unread = self._reread()
         known = self._link.windows.schemas()
@@ -167,7 +167,7 @@ class PublicationSync:
             stream.place_chunk(chosen.relation, build)
 
     def _reread(self) -> str | None:
-        """Read the definition's table rules again; return the error's text if that fails, otherwise None."""
+        """Read the table rules of the definition again; return the text of the error, or None without an error."""
         try:
             self._definition = self._definition.with_rules_of(self._reload())
         except CdcError as exc:
@@ -182,7 +182,7 @@ class PublicationSync:
         return self._unread
 
     def _capturable(self, added: Mapping[int, TableName]) -> tuple[dict[int, TableName], dict[str, str]]:
-        """Return the tables that can be captured, by OID, and the reason why each other table cannot, by name."""
+        """Return the capturable tables by OID; also return the reason why each other table is not, by name."""
         names = list(map(str, added.values()))
         wrong = self._problems(names) if names else {}
         fit = {oid: name for oid, name in added.items() if str(name) not in wrong}

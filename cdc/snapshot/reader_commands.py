@@ -72,7 +72,7 @@ def request_backfill(
 
 
 def request_keys(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
-    """Store a backfill request whose keys come from the source, so the method does not check them there."""
+    """Store a backfill request without checking its keys at the source, because the keys were read there."""
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
     return _post_request(definition, catalog, request, tables, actor)
@@ -109,7 +109,7 @@ def send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction,
 def wait_for_backfill(
     catalog: Catalog, pipeline: str, job: int, patience: float | None = OUTCOME_WITHIN
 ) -> BackfillStatus:
-    """Wait until a backfill has ended, but at most `patience` seconds, and return its status.
+    """Wait at most `patience` seconds until a backfill has ended, and return its status.
 
     If `patience` is None, wait without a limit.
     """
@@ -134,7 +134,7 @@ def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) ->
 
 @contextmanager
 def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
-    """Hold a lease during the block, so that only one process at a time checks for overlaps and posts a request."""
+    """Hold a lease during the block. So only one process at a time checks for overlaps and stores a request."""
     lease, holder = f"asking/{pipeline}", uuid4().hex
     if not catalog.leases.acquire(lease, holder, _LEASE_SECONDS):
         raise StateConflict(
@@ -153,7 +153,7 @@ def request_table_check(catalog: Catalog, pipeline: str) -> int:
 
 
 def request_skip(definition: Definition, catalog: Catalog, tables: Sequence[str], actor: str) -> tuple[int, list[str]]:
-    """Store a command to mark tables as live without a copy, and return its id and the topics of the tables.
+    """Store a command to mark tables as live without a copy; return its id and the topics of the tables.
 
     `tables` contains globs; tables that are already live are left out. Raises UnknownName if a glob matches no table of
     the log, and LogError if the log does not exist. Raises StateConflict if all tables of a glob are live, or if a copy
@@ -184,7 +184,7 @@ def check_not_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) ->
 
 
 def wait_for_answer(catalog: Catalog, job: int, patience: float = ANSWER_TIMEOUT) -> Command | None:
-    """Wait until a command is finished, and return it; return None if it is pending after `patience` seconds."""
+    """Wait at most `patience` seconds until a command is finished, and return it; None if it is still pending."""
     deadline, never = time.monotonic() + patience, Event()
     while True:
         command = catalog.commands.get(job)

@@ -129,7 +129,7 @@ class SignalQueue:
             self._store((row["position"], row["ordinal"]), Channel.TABLE, name, kind, body)
 
     def store_message(self, seen: SignalSeen) -> None:
-        """Store the signal in a logical message `{"id": …, "type": …, "data": {…}}`; `data` may be a JSON string."""
+        """Store the signal of a logical message `{"id": …, "type": …, "data": {…}}`; `data` may be a JSON string."""
         try:
             fields = parse_json_object(seen.content)
         except ConfigError as exc:

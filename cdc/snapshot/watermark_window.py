@@ -70,7 +70,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """Outcome of one chunk: the rows written at its watermark."""
+    """Outcome of one chunk: the rows that were written at its watermark."""
 
     position: Position
     rows: int
@@ -116,8 +116,8 @@ class _Window:
     def merge(self, chunk: Chunk) -> list[pa.Table] | None:
         """Return the tables of rows to insert for a chunk, or None if the chunk must be read again.
 
-        The first table contains the merged rows of the chunk. For a source table without a key, a second table contains
-        rows of the stream to repeat.
+        The first table contains the merged rows of the chunk. For a source table without a key, a second table may
+        follow. It contains the changes of the window to repeat after the chunk.
         """
         if chunk.schema is not None and self.schema_changed:  # the stream's version is the newer one
             return None
@@ -236,7 +236,7 @@ class WatermarkWindows:
             return list(self._schemas.values()) if self._is_streaming else []
 
     def add_unconfirmed_xids(self, xids: np.ndarray) -> None:
-        """Add the xids of transactions received before the call of `track_xids` that snapshots may not see yet."""
+        """Record xids of transactions received before `track_xids` was called; snapshots may not see them yet."""
         with self._changed:
             self._xids.append(xids)
 

@@ -3,11 +3,11 @@
 A chunk is read under a snapshot that sees every transaction up to position R. Its rows are inserted at the watermark H,
 which is sent after the read. The snapshot may have seen any part of the window (R, H]. At H the state of a row is:
 
-- the state in the stream, if the window contains a full image or a deletion of the key: the chunk's row is dropped; -
-the chunk's row overlaid with the sent columns of partial images, if the window contains only partial images. A column
-that no image contains has not changed since R. A column that was sent has the last sent value, whichever version of the
-row the snapshot saw. Dropping the row instead would lose the unsent columns for ever; - the chunk's row, if the window
-contains no change of the key.
+- the state in the stream, if the window contains a full image or a deletion of the key: the chunk's row is dropped;
+- the chunk's row overlaid with the sent columns of partial images, if the window contains only partial images. A column
+  that no image contains has not changed since R. A column that was sent has the last sent value, whichever version of
+  the row the snapshot saw. Dropping the row instead would lose the unsent columns for ever;
+- the chunk's row, if the window contains no change of the key.
 
 A requested key without a row in the snapshot becomes a deletion. The deletion applies if the window contains no change
 of the key: then there is no row at H either. Any change in the window, even a partial image, overrides it, because the
@@ -99,7 +99,7 @@ def rows_at_position(rows: pa.Table, first: RowOrder, address: str | None = None
 
 
 def _overlay_partial(chunk: pa.Table, partial: pa.Table) -> pa.Table:
-    """Return the chunk's rows overlaid with the partial images of the same keys."""
+    """Return the chunk's rows with the columns of partial images of the same keys laid over them."""
     sent: dict[str, dict[int, str | None]] = {}
     for key, image in zip(_key_texts(partial["key"]).to_pylist(), partial["after"].to_pylist(), strict=True):
         sent.setdefault(key, {}).update(image or ())
@@ -124,7 +124,7 @@ def rows_of_relation(
 
 
 def has_schema_change(window: pa.Table) -> bool:
-    """Return True if the window contains a new schema version."""
+    """Return True if a row of the window is a new schema version."""
     return _any(pc.equal(window["op"], Operation.SCHEMA.value))
 
 

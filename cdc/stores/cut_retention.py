@@ -1,8 +1,7 @@
 """Cut retention: which published cuts of a sink are kept as they age, and which kept cut a query reads.
 
 A sink may publish ten times a second. Every cut of the last minute is kept, up to KEEP_ALL_AT_MOST. Of the older cuts
-only the last one of every minute is kept, and after an hour only the last one of every hour.
-The module does no I/O.
+only the last one of every minute is kept, and after an hour only the last one of every hour. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -74,7 +73,8 @@ def _interval(instant: int, age: float, *, alone: bool) -> tuple[int, int]:
 def find_cut(cuts: Sequence[ListedCut], moment: Position | datetime, now: datetime) -> ListedCut:
     """Return the newest cut without any change after `moment`; `cuts` must be sorted by time.
 
-    Raises CutUnavailable if `moment` is before the oldest cut, after the newest position, or in the future.
+    Raises CutUnavailable if there is no cut, or if `moment` is before the oldest cut, after the newest position, or in
+    the future.
     """
     if not cuts:
         raise CutUnavailable(

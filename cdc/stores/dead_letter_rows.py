@@ -55,10 +55,7 @@ _LOST: Final = "the row of the dead letter is no longer stored with the sink"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedChange:
-    """One waiting change that concerns a parked key: an insert, update or delete of the key that is not merged yet.
-
-    It can also be a truncate or the end of a full copy; either may remove the row of the key.
-    """
+    """A waiting change of a parked key, or a waiting truncate or end of a full copy that may remove the key's row."""
 
     op: str
     """The operation, a letter as in the log."""
@@ -89,10 +86,7 @@ class ParkedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedRow:
-    """The state of one parked key: the refused row or change.
-
-    In a history target it also contains the changes that wait until the refused change is merged.
-    """
+    """A parked key with its latest row; in a history target, with the refused change and the changes that wait."""
 
     relation: int
     topic: str

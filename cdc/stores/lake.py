@@ -59,7 +59,10 @@ _T = TypeVar("_T")
 
 
 class ReadAt(StrEnum):
-    """A current state of the tables, which a query reads; a query of a past state takes a Moment instead."""
+    """The two current states of a sink's tables that a query can read.
+
+    To read a past state, a query takes a Moment instead.
+    """
 
     #: The last published cut: all tables at one position.
     PUBLISHED = "published"
@@ -147,7 +150,10 @@ class Lake:
         return sorted(record.tables.values(), key=lambda table: table.topic) if record else []
 
     def read(self, target: str, version: int | None = None) -> pa.RecordBatchReader:
-        """Return a reader for the rows of one target, unordered; see `read_target`. None means the newest version."""
+        """Return a reader for the rows of one target, unordered; see `read_target`.
+
+        If `version` is None, the newest version is read.
+        """
         return read_target(target, version)
 
     def query(self, sql: str, at: ReadAt | Moment | Published = ReadAt.PUBLISHED) -> pa.RecordBatchReader:
@@ -212,7 +218,10 @@ class Lake:
         return True
 
     def differences(self) -> list[tuple[str, TargetRulesChanged]]:
-        """Return (topic, error) for each table whose target was written under other rules; skip unreadable targets."""
+        """Return (topic, error) for each table whose target was written under other rules.
+
+        Targets that cannot be read are skipped.
+        """
         found = list[tuple[str, TargetRulesChanged]]()
         try:
             tables, known = self.tables(), self._known()
@@ -268,7 +277,7 @@ class Lake:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Raise SinkUnavailable for any error of reading the published record in the block."""
+        """Raise SinkUnavailable if the block fails to read the published record."""
         try:
             yield
         except (DeltaError, pa.ArrowException, OSError, ValueError, KeyError, TypeError) as exc:
@@ -285,7 +294,7 @@ class Lake:
 
 
 def tables_by_shared_target(tables: Iterable[TableRecord]) -> dict[str, list[TableRecord]]:
-    """Return directory name → tables, for each target that several of the tables share."""
+    """Return the tables of each shared target, by the name of the target's directory; leave out other tables."""
     found: dict[str, list[TableRecord]] = {}
     for table in tables:
         found.setdefault(table.target, []).append(table)
@@ -293,7 +302,10 @@ def tables_by_shared_target(tables: Iterable[TableRecord]) -> dict[str, list[Tab
 
 
 def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Sequence[TableRecord]) -> None:
-    """Register a target in the query engine under `alias`; for a shared target, show only the rows of `parts`."""
+    """Register a target in the query engine under the name `alias`.
+
+    If several tables share the target, the name shows only the rows of the tables in `parts`.
+    """
     if RELATION_COLUMN not in [field.name for field in table.schema().fields]:
         builder.register(alias, table)
         return
@@ -364,7 +376,7 @@ def _record_of(table: DeltaTable, published_at: int) -> Published | None:
 
 
 def aliases(topics: Iterable[str]) -> dict[str, str]:
-    """Return topic → alias for SQL: the table's name if it is unique, otherwise `schema__table`."""
+    """Return the SQL alias of each topic: the table's name if it is unique, otherwise `schema__table`."""
     parts = {table: split_topic(table) for table in topics}
     names = [name for _, name in parts.values()]
     return {table: name if names.count(name) == 1 else f"{schema}__{name}" for table, (schema, name) in parts.items()}

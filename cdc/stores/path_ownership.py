@@ -83,7 +83,7 @@ def foreign_table_error(uri: str, name: str) -> TargetUnusable:
 
 
 def is_begun(template: str) -> bool:
-    """Return True if the sink with this path template has published a cut, or if the store cannot be read."""
+    """Return True if the sink has published a cut. Also return True if the store cannot be read."""
     try:
         return Lake.open(template).published() is not None
     except (DeltaError, OSError):

@@ -140,9 +140,9 @@ def kernel_version() -> int:
 
 
 def deny_file_writes() -> bool:
-    """Deny every change of a file to this thread and to later threads; return False if the kernel has no Landlock.
+    """Make the kernel deny every change of a file to this thread and to threads that it starts later.
 
-    Call it before libraries start their threads.
+    Return False if the kernel has no Landlock. Call this function before libraries start their threads.
     """
     if (version := kernel_version()) == 0:
         return False

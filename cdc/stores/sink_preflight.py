@@ -36,7 +36,7 @@ AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class SinkTable:
-    """One table of one Delta sink."""
+    """One table together with one Delta sink that receives it."""
 
     sink: DeltaSinkDefinition
     number: int
@@ -50,7 +50,7 @@ class SinkTable:
 
     @property
     def settings(self) -> TableSettings:
-        """The table's settings: the settings of the sink, with the changes of the table's rule."""
+        """The table's settings: the settings of the sink, overridden by the table's rule."""
         return table_settings(self.schema.topic, self.sink, self.sink.rules)
 
     def key(self, *below: str | int) -> Key:
@@ -79,7 +79,7 @@ def tables_in(log: LogReader) -> list[TableSchema]:
 
 
 def sink_mismatches(definition: Definition, tables: Sequence[TableSchema]) -> list[ColumnMismatch]:
-    """Return the reasons why tables cannot be written to their targets, found without Spark.
+    """Return the reasons why tables cannot be written to their targets, as far as a check without Spark finds them.
 
     Paths are not checked if the log cannot be read, because the owner of a target is then unknown.
     """
@@ -96,7 +96,7 @@ def sink_mismatches(definition: Definition, tables: Sequence[TableSchema]) -> li
 def rule_mismatches(
     definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]
 ) -> list[ColumnMismatch]:
-    """Return one mismatch for each column that a rule names and its table does not have."""
+    """Return one mismatch for each column that a sink's rule names but the table does not have."""
     return [
         ColumnMismatch(one.key(*key), error)
         for one in tables_of_sinks(definition, tables, sinks)

@@ -2,9 +2,9 @@
 
 Theory. A rule that hides data (a mask, a left-out column, a filter) acts on rows when they are merged. It does not
 change the rows that are already in the target; only a replay rewrites them. So every version of a target records, in
-its properties and columns, the rules under which its rows were written. So the rules of a version are known even after
-a restart or the loss of the catalog. The sink compares the rules when it opens a target and with every batch; `cdc
-query` and `cdc doctor` compare them too.
+its properties and columns, the rules under which its rows were written. This record survives a restart and the loss of
+the catalog. The sink compares the rules when it opens a target and with every batch; `cdc query` and `cdc doctor`
+compare them too.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class TargetRules:
                 yield column.name
 
     def _called(self, name: str, topic: str) -> str:
-        """Return the name that a source column has in the target."""
+        """Return the name of a source column in the target."""
         rule = self._rule(topic)
         transform = None if rule is None else rule.transform
         return column_name(name if transform is None else transform.rename.get(name, name))
@@ -141,7 +141,7 @@ _MISSES: Final = "has no column {0!r}, which its rule includes"
 
 
 def _ids(columns: pa.Schema) -> set[int]:
-    """Return the ids of the source columns in a target's schema; empty for a shared target."""
+    """Return the ids of the source columns in a target's schema; empty if the target is shared."""
     return {number for field in columns if (number := _id(field)) is not None}
 
 

@@ -81,21 +81,21 @@ class CompactionResult:
     """Bytes of the merged run."""
 
     def then(self, later: CompactionResult) -> CompactionResult:
-        """Return the sum of this result and a later one, with the later horizon."""
+        """Return the sum of two results; the horizon is the horizon of `later`."""
         names = ("rows_in", "rows_out", "bytes_in", "bytes_out", "merged", "merged_bytes")
         sums = {name: getattr(self, name) + getattr(later, name) for name in names}
         return CompactionResult(**sums, horizon=later.horizon)
 
     @property
     def summary(self) -> str:
-        """Return the result as one line of text."""
+        """Return a description of the result as one line of text."""
         if not self.rows_in and not self.merged:
             return f"nothing to compact: the log is compacted up to {self.horizon}"
         folded = f"compacted {self.rows_in:,} rows into {self.rows_out:,}, up to {self.horizon}" if self.rows_in else ""
         return "; ".join(filter(None, (folded, f"merged {self.merged} runs" if self.merged else "")))
 
     def to_json(self) -> dict[str, Any]:
-        """The result as commands print it."""
+        """Return the result as a JSON document for commands to print."""
         return asdict(self) | {"horizon": str(self.horizon)}
 
 
@@ -244,7 +244,7 @@ class _Compaction:
         return write_run(files, live, self._with_parts(replace(plan, upto=end), parts, moves)), end
 
     def _with_parts(self, plan: RunPlan, parts: int, moves: pa.Table | None) -> RunPlan:
-        """Return the plan with its number of parts, the parts of moved keys, and their base rows from older runs."""
+        """Return the plan with a number of parts, the part of each moved key, and base rows from older runs."""
         plan = replace(plan, parts=parts)
         if moves is None:  # runs have no moves
             return plan

@@ -218,7 +218,7 @@ def process_age(seconds: float | None) -> str:
 
 
 def _slot_note(source: SourceStatus) -> str:
-    """Return how much WAL and time are left until the slot is lost, or a note if that is unknown."""
+    """Return a text about the WAL and the time left until the slot is lost, as far as these are known."""
     observed = source.observed
     if observed is not None and not observed.up:
         return "the source does not answer"
