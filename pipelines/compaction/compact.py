@@ -109,8 +109,8 @@ def compact(
 ) -> CompactionResult:
     """Compact the closed segments of the log under root, and merge runs when they have grown.
 
-    spark: executors of a cluster compact large ranges. On one machine this process is faster, and Spark only merges
-    runs that do not fit into its memory.
+    spark: on a cluster, executors compact large ranges and merge large runs. On one machine this process is faster;
+    Spark only merges runs that do not fit into its memory. None: this process does everything.
     upto: compact no segment that ends later. everything: also compact segments that are not closed.
     Raises LogFenced if another process compacts the same log, LogCorrupt if a file cannot be read.
     """
@@ -178,7 +178,11 @@ class _Compaction:
     limits: CompactionLimits
 
     def append(self, log: LogReader, upto: Position | None, *, everything: bool) -> CompactionResult:
-        """Append one run with the closed segments after the horizon."""
+        """Append one run, compacted from the closed segments after the horizon.
+
+        upto: maximum end position of the run. everything: also compact segments that are not closed. The result has no
+        rows if there was nothing to compact.
+        """
         writer, after = self.writer, self.writer.horizon
         durable_end = log.durable or after
         ahead = log.files(after, durable_end)
@@ -230,8 +234,8 @@ class _Compaction:
     ) -> tuple[list[WrittenFile], Position]:
         """Write a run; return its files and the position at which it ends.
 
-        most: maximum number of live rows in the run; with more, the run may end before `plan.upto`. None: the files are
-        runs to merge, and there is no limit.
+        most: maximum number of live rows in the run. If the files have more, the run may end before `plan.upto`.
+        None: the files are runs to merge, and there is no limit.
         """
         after, upto = Position(plan.after), Position(plan.upto)
         if self.spark is not None and self._needs_workers(files, self.spark, merging=most is None):
@@ -263,7 +267,10 @@ class _Compaction:
 
 
 def _sync_read_commit(root: Root, log: LogReader) -> None:
-    """Sync the commit that the compaction has read to disk, so that a crash cannot lose it and keep the new run."""
+    """Make the commit of `changes` durable from which the compaction has read.
+
+    Otherwise a crash could lose that commit and keep the new run.
+    """
     try:
         sync_commit(root / CHANGES, log.version)
     except FileNotFoundError:  # removed as an old commit, long after its sync

@@ -1,8 +1,8 @@
 """The compacted rows of a log range: the fewest rows that fold to the same result, whatever rows come after them.
 
-For every division of a log into A and the following rows B, fold(compact_rows(A) ∪ B) = fold(A ∪ B), except for
-truncates and generation ends that a later one of the same relation hides. So a reader that begins before the horizon
-gets the compacted rows instead, and folds them like the original ones.
+For every division of a log into A and the following rows B, fold(compact_rows(A) ∪ B) = fold(A ∪ B). Only truncates and
+generation ends may be missing, if a later row of the same kind and relation makes them superfluous. So a reader that
+begins before the horizon gets compacted rows instead of the changes, and folds them in the same way.
 
 Narrow columns decide which rows stay; the wide columns are copied once, at the end. Only keys whose last life has a
 partial image are processed row by row in Python.
@@ -39,10 +39,10 @@ _ORDER_COLUMNS: Final = [name for name, _ in ORDER]
 def compact_rows(rows: pa.Table, after: int = 0) -> pa.Table:
     """Return the compacted rows after position `after` (LOG_SCHEMA), in the order of a run.
 
-    rows: log rows of whole transactions, in any order. Those up to `after` only complete images of moved rows. The
-    result has one row per key: its latest image, which may stay partial, or its tombstone. Rows without a key are
-    unchanged. All schema rows (`s`) stay, and of each relation the last truncate (`t`) and generation end (`g`).
-    Logical messages (`m`) are left out. No row has an address.
+    rows: log rows of whole transactions, in any order. Rows up to `after` are not part of the result; they only
+    complete images of moved rows. The result has one row per key: its latest image, which may stay partial, or its
+    tombstone. Rows without a key are unchanged. All schema rows (`s`) stay, and of each relation the last truncate
+    (`t`) and generation end (`g`). Logical messages (`m`) are left out. No row has an address.
     """
     numbered = rows.select(_IMAGE_COLUMNS).append_column(_NUMBER, pa.arange(0, rows.num_rows))
     is_row = pc.is_in(rows["op"], _ROWS)
@@ -73,7 +73,7 @@ def needed_row_numbers(rows: pa.Table) -> pa.Array:
 
 
 def remove_tombstones(rows: pa.Table, floor: int) -> pa.Table:
-    """Remove tombstones up to a position that every reader has passed.
+    """Remove the tombstones up to position `floor`, which every reader has passed.
 
     A delete in a table without a key removes one of many equal rows and is no tombstone.
     """
@@ -82,15 +82,19 @@ def remove_tombstones(rows: pa.Table, floor: int) -> pa.Table:
 
 
 def partial_moves(rows: pa.Table) -> pa.Table:
-    """Return relation, key and old_key of moves with partial images; a row of the old key has the unsent columns."""
+    """Return relation, key and old_key of the partial images that move a row to another key.
+
+    The unsent columns of such an image are in a row of the old key.
+    """
     is_move = pc.and_(rows["partial"], pc.is_valid(rows["old_key"]))
     return rows.filter(is_move).select(["relation", "key", "old_key"])
 
 
 def _since_last_life(keyed: pa.Table) -> pa.Table:
-    """Return, for each key, its last complete image or delete and all later rows.
+    """If any image is partial, remove the rows of each key before its last complete image or delete.
 
-    Keys that a partial move connects keep all rows, because the move needs the last life of the old key.
+    A key keeps all its rows if a partial image moved a row from it or to it. The image of the moved row is completed
+    from the rows of the old key.
     """
     return _since_last_full_image(keyed) if pc.any(keyed["partial"]).as_py() else keyed
 
@@ -120,7 +124,7 @@ def _key_ids(keyed: pa.Table) -> np.ndarray:
 
 
 def _full_rows(rows: pa.Table, numbered: pa.Table, after: int) -> pa.Table:
-    """Return those of the numbered rows that are after position `after`, with all columns and without address."""
+    """Return the rows of `numbered` after position `after`, with all columns of `rows` and without address."""
     later = numbered.filter(pc.greater(numbered["position"], after))
     return _replace_columns(rows.take(later[_NUMBER]), address=None)
 
@@ -133,7 +137,7 @@ def _states(latest: pa.Table) -> pa.Table:
 
 
 def _folded_lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
-    """Return the latest row of each key with partial images; its image is the fold of the key's images."""
+    """Return the latest row of each key in `in_lives`; its image is folded from all images of that key."""
     folded = fold_lives(rows.take(in_lives[_NUMBER])).select([*_ORDER_COLUMNS, "after", "complete", "base"])
     folded = folded.filter(pc.greater(folded["position"], after)).sort_by(ORDER)
     latest = in_lives.select([*_ORDER_COLUMNS, _NUMBER]).join(
@@ -147,9 +151,9 @@ def _folded_lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
 
 
 def _latest_controls(controls: pa.Table, after: int) -> pa.Table:
-    """Return all schema rows, and of each relation the last truncate and the needed generation ends (`g`).
+    """Return all schema rows, and the last truncate and needed generation ends (`g`) of each relation, after `after`.
 
-    These are the last `g` row, and the `g` row of the copy that began last.
+    Needed are the last `g` row, and the `g` row of the copy that began last.
     """
     last: dict[tuple[int, str], tuple[int, int, int]] = {}
     latest_copy: dict[int, tuple[int, tuple[int, int, int]]] = {}

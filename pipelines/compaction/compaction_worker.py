@@ -1,7 +1,7 @@
 """The thread of the apply process that compacts the log: at an interval, and for commands from the catalog.
 
-No sink waits for it: its Spark jobs run in a scheduler pool that gets the capacity that the sinks leave. A failed
-compaction is logged and tried again.
+No sink waits for a compaction. Its Spark jobs run in a separate scheduler pool, which gets the capacity that the sinks
+do not use. A failed compaction is logged and tried again.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def split_by_part(part_of: np.ndarray, parts: int) -> Iterator[tuple[int, pa.Arr
 
 
 def to_ipc(rows: pa.Table) -> bytes:
-    """The rows as a compressed Arrow IPC stream."""
+    """Return the rows as a compressed Arrow IPC stream."""
     written = pa.BufferOutputStream()
     with pa.ipc.new_stream(written, rows.schema, options=_LZ4) as stream:
         stream.write_table(rows)
@@ -120,5 +120,5 @@ def to_ipc(rows: pa.Table) -> bytes:
 
 
 def from_ipc(stream: pa.Buffer | bytes) -> pa.Table:
-    """The rows of an Arrow IPC stream."""
+    """Return the rows of an Arrow IPC stream."""
     return pa.ipc.open_stream(stream).read_all()

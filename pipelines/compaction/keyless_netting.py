@@ -1,9 +1,9 @@
 """Netting of tables without a key: an added and a removed row with equal images cancel out and leave the log.
 
-The rows of such a table form a multiset, so only the number of equal rows counts. A pair may be removed for readers
-that have applied both changes or none of them; all readers have passed the floor, so pairs up to the floor are removed.
-Of the images that remain, the latest stay. An update has two halves: it removes the old image and adds the new one,
-and each half cancels separately.
+The rows of such a table form a multiset, so only the number of equal rows counts. A pair may be removed if no reader
+has applied only one of its two changes. All readers have passed the floor, so pairs up to the floor are removed. Of
+several equal images the earliest cancel out, and the latest stay. An update has two halves: it removes the old image
+and adds the new one, and each half cancels separately.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def find_cancelled_halves(files: Sequence[LogFile], floor: Position) -> pa.Table
 
 
 def remove_cancelled_halves(rows: pa.Table, cancelled: pa.Table) -> pa.Table:
-    """Remove the cancelled halves from changes. An update with one remaining half becomes an insert or a delete."""
+    """Remove the row images listed in `cancelled` from the changes in `rows`.
+
+    An update that loses only its removed or only its added image becomes an insert or a delete.
+    """
     adds, removes = pc.not_equal(rows["op"], Operation.DELETE.value).to_numpy(), pc.is_valid(rows["before"]).to_numpy()
     numbered = rows.select(["position", "ordinal"]).append_column(_NUMBER, pa.arange(0, rows.num_rows))
     matched = cancelled.join(numbered, ["position", "ordinal"], join_type="inner")
@@ -105,7 +108,7 @@ def _cancelled_of_table(files: Sequence[LogFile], relation: int, floor: Position
 
 
 def _halves(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yield each added or removed image as a digest of 16 bytes; truncates and generation ends have a null digest."""
+    """Yield added and removed images as digests of 16 bytes; truncates and generation ends have a null digest."""
     fences = rows.filter(pc.is_in(rows["op"], _FENCES))
     yield _with_digests(fences, added=False, digests=pa.nulls(fences.num_rows, pa.binary(16)))
     is_row = pc.and_(pc.is_in(rows["op"], _ROWS), pc.is_null(rows["key"]))
@@ -125,7 +128,10 @@ def _with_digests(rows: pa.Table, *, added: bool, digests: pa.Array) -> pa.Table
 
 
 def _digests(images: pa.ChunkedArray) -> pa.Array:
-    """Return one digest of 16 bytes per image, equal for equal images. NULL differs from a column that is absent."""
+    """Return one digest of 16 bytes per image; equal images have equal digests.
+
+    A column with the value NULL and an absent column give different digests.
+    """
     maps = images.combine_chunks()
     ids, values = pc.cast(maps.keys, pa.string()), maps.items
     # Postgres text never contains a NUL

@@ -1,8 +1,8 @@
 """Writer of the files of one run from log files, in this process or in Spark's workers.
 
-In this process narrow columns decide first which rows stay. Only the latest row of a key does, so most rows are never
-read completely; the memory needed grows with the number of keys, not of changes. Then the live rows are divided into
-parts, and each part is read, compacted and written alone. Spark's workers divide all rows instead.
+In this process, narrow columns first decide which rows stay. For most keys this is only the latest row, so most rows
+are never read completely. The memory needed grows with the number of keys, not of changes. Then the live rows are
+divided into parts, and each part is read, compacted and written alone. Spark's workers divide all rows instead.
 
 Each part is compacted by the same function, so the run has the same rows wherever it is made. A writer that is killed
 leaves files that no commit names.
@@ -67,7 +67,7 @@ _KEYS: Final = ["relation", "key", "old_key", "partial"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """How a run is made; pickled to executors."""
+    """The plan of a run: its folder, its range of the log and its division into parts. Executors get it by pickle."""
 
     folder: str | Root
     """Folder of the run, which every executor can reach; its name begins the names of the files."""
@@ -177,7 +177,7 @@ def write_run_by_workers(spark: SparkSession, files: Sequence[LogFile], plan: Ru
 
 @contextmanager
 def _raising_worker_errors() -> Iterator[None]:
-    """Raise the error of a worker that could not read a file; Spark forwards only its text."""
+    """Inside the block, convert a PySparkException to the LogCorrupt that a worker raised, if its text contains one."""
     # imported late: a compaction without Spark does not need it
     from pyspark.errors import PySparkException
 
@@ -190,7 +190,7 @@ def _raising_worker_errors() -> Iterator[None]:
 
 
 def bases_by_part(rows: pa.Table, plan: RunPlan) -> dict[int, bytes]:
-    """Convert base rows of older runs to the form of RunPlan.bases."""
+    """Divide base rows of older runs into parts; return part → its rows as an Arrow IPC stream, as in RunPlan.bases."""
     return {part: to_ipc(own) for part, own in _split_rows(rows, plan)}
 
 
@@ -232,7 +232,7 @@ def _parts_by_key(images: pa.Table, plan: RunPlan) -> np.ndarray:
 
 
 def _neighbours(images: pa.Table, plan: RunPlan) -> np.ndarray:
-    """Return the part of each live row. A part is a range in the order of the run.
+    """Return the part of each live row; a part is a range of rows in the order of the run.
 
     Rows of keys with partial images are divided by the hash of their key instead.
     """

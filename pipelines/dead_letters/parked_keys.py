@@ -7,9 +7,9 @@ whole row from the source.
 
 In a target with history, a parked key has a queue of all its changes, from the batch with the first refused change on.
 A later change may build on the refused one, and a history without it would be wrong. Truncates and generation ends are
-queued as well. So the target keeps what it had of the key, and gets the queue as a whole and in order when a retry
-succeeds for all of it. A new image from the source does not release the key, because the missing change is one of the
-past.
+queued as well. So the target keeps the rows of the key from before the refused change. It gets the queue as a whole
+and in order, once a retry succeeds for all changes in it. A new image from the source does not release the key, because
+the refused change would still be missing in the history.
 """
 
 from __future__ import annotations
@@ -213,7 +213,8 @@ def park_refused_keys(
 ) -> tuple[pa.Table, dict[Key, ParkedRow]]:
     """Park the keys of refused rows with all of their changes; return (rows of other keys, new parked rows by key).
 
-    rows: those of keys that are not parked. now: µs since 1970 UTC. Raises MissingBase as `queue_changes_of_parked`.
+    rows: changes of keys that are not parked. now: µs since 1970 UTC. Raises MissingBase for a partial image that moved
+    a row from or to one of the keys to park.
     """
     first: dict[Key, tuple[dict[str, Any], RefusedRow]] = {}
     for refusal in refusals:
@@ -237,7 +238,7 @@ def without_refused_changes(row: ParkedRow) -> ParkedRow:
 
 
 def count_refusal(row: ParkedRow, error: CdcError, upto: int) -> ParkedRow:
-    """Return a parked row after a failed retry in the batch that ends at `upto`."""
+    """Return a parked row with one more attempt, after a retry failed with `error` in the batch that ends at `upto`."""
     return replace(row, attempts=row.attempts + 1, code=error.code, message=error.message, upto=upto)
 
 
@@ -259,7 +260,7 @@ def _to_parked_row(batch: TableBatch, row: Mapping[str, Any], refusal: RefusedRo
 
 
 def _append_changes(row: ParkedRow, changes: Iterable[ParkedChange], upto: int) -> ParkedRow:
-    """The row with changes appended to its queue; the row itself if there are none."""
+    """Return the row with `changes` appended to its queue; return the row itself if `changes` is empty."""
     added = sorted(changes, key=lambda one: one.place)
     return replace(row, changes=(*row.changes, *added), upto=upto) if added else row
 

@@ -48,7 +48,10 @@ log = structlog.get_logger("apply")
 
 
 class Quarantine:
-    """The parked rows of one sink and their requests; calls to a sink that cannot park are passed on."""
+    """Applies the batches of one sink, parks the rows that the sink refuses, and processes requests about parked rows.
+
+    A sink that cannot park rows gets its batches unchanged.
+    """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -62,7 +65,7 @@ class Quarantine:
         self._lock = Lock()
 
     def with_parked_keys(self, tables: Mapping[int, TableRecord]) -> dict[int, TableRecord]:
-        """Return the table records of a sink that was just opened, each with its parked keys at its position."""
+        """Add the keys that are parked to the table records of a sink that was just opened; return the new records."""
         if not isinstance(self._sink, ParkingSink):
             return dict(tables)
         parked_rows = {relation: self._sink.parked.rows_of(relation) for relation in tables}
@@ -81,7 +84,7 @@ class Quarantine:
 
     @property
     def requested_relations(self) -> set[int]:
-        """Relations with a request to retry or discard keys: the next batch processes them as well."""
+        """Relations with a request to retry or discard keys. The next batch also processes these relations."""
         with self._lock:
             return {relation for relation, _ in self._requests}
 

@@ -42,7 +42,7 @@ class _RowRequest:
 
 
 class DeadLetterCommands:
-    """Processes the commands about parked keys of one sink; an unreachable catalog is tried again later."""
+    """Processes the commands about parked keys of one sink. If the catalog is unreachable, it tries again later."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class DeadLetterCommands:
 
 
 def to_dead_letter(sink: str, row: ParkedRow) -> DeadLetter:
-    """A parked row as the catalog shows it."""
+    """Convert a parked row to the form that the catalog shows."""
     return DeadLetter(
         sink=sink,
         topic=row.topic,
