@@ -38,9 +38,9 @@ def at(
     moment: as for `cut`, or a record that `cut` returned. Spark reads the frames when they are used, at versions that
     are kept as long as the cut.
 
-    Tables that were being copied or had stopped at the cut are left out. With a sink of a definition, so are tables
-    whose rows were written under other rules (`cdc.stores.target_rule_changes`).
-    Raises as `cut`, and DeltaJarMissing for a session without Delta.
+    Tables that were being copied or had stopped at the cut are left out. If `sink` is a sink of a definition, tables
+    whose rows were written under other rules (`cdc.stores.target_rule_changes`) are left out too.
+    Raises the same errors as `cut`, and DeltaJarMissing for a session without Delta.
     """
     record = moment if isinstance(moment, Published) else cut(sink, moment)
     versions = record.versions
@@ -61,7 +61,7 @@ def views(
     """Create a temporary view for every table of one cut; returns topic → name of the view.
 
     A view has the name of its table. If tables of several schemas have that name, the view is named `schema__table`.
-    Existing views with these names are replaced. Raises as `at`.
+    Existing views with these names are replaced. Raises the same errors as `at`.
     """
     record = moment if isinstance(moment, Published) else cut(sink, moment)
     frames = at(spark, sink, record)

@@ -48,7 +48,7 @@ class NewSinkCheck:
     """Names of the sinks that the process fills."""
 
     def check(self, log: LogReader, session: SessionProvider) -> None:
-        """Raise InvalidDefinition for every error in a Delta sink that has not published anything."""
+        """Raise one InvalidDefinition with all errors of the Delta sinks that have not published anything."""
         new = {one.name for one in self.definition.sinks if one.name in self.sinks and _is_new(one)}
         tables = tables_in(log) if new else []
         occupied = path_conflicts(self.definition, tables, new, log.log_id)
@@ -66,13 +66,15 @@ def _is_new(sink: Sink) -> bool:
 
 
 def local_settings(definition: Definition) -> SparkSettings:
-    """Settings of a small local session that only resolves expressions, even if the definition names a cluster."""
+    """Return the settings of a small local session that only resolves expressions, also if the definition has a
+    cluster.
+    """
     settings = SparkSettings.of(definition, f"cdc-{definition.name}-check")
     return replace(settings, master="local[1]", download=False)
 
 
 def find_unresolved_rules(tables: Iterable[SinkTable], session: SessionProvider) -> list[ColumnMismatch]:
-    """Return the keys of rules that need Spark to check and that a sink could not apply.
+    """Check those keys of rules that need Spark; return each key that a sink could not apply, with its error.
 
     `cdc.stores.sink_preflight` checks the other keys without Spark.
     """

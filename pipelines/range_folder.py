@@ -45,7 +45,9 @@ class RangeFolder:
         tables: tuple[str, ...],
         keeps_history: Callable[[str], bool] | None = None,
     ) -> None:
-        """keeps_history: function of a topic: whether the sink needs every change of the table; None: for no table."""
+        """keeps_history: returns for a topic whether the sink needs every change of its table. None: no table has
+        history.
+        """
         self.log, self._sink, self._tables = change_log, sink, tables
         self._keeps_history = keeps_history
         self.small = SMALL
@@ -131,7 +133,7 @@ class RangeFolder:
     def _in_spark(
         self, rows: DataFrame, within: tuple[Position, Position], kept: AbstractSet[int], since: Position
     ) -> pa.Table:
-        """Fold the range, without the single changes of tables with history."""
+        """Fold the range in Spark, without the single changes of the relations `kept`, whose history the sink keeps."""
         after, upto = within
         rows = rows.where((F.col("position") > int(after)) & (F.col("position") <= int(upto)))
         if kept:
@@ -169,9 +171,10 @@ def latest_topics(rows: pa.Table) -> dict[int, str]:
 
 
 def single_changes(rows: pa.Table | pa.RecordBatch, kept: AbstractSet[int], since: Position) -> Any:
-    """Return a bool mask of the log rows that are not folded: changes of the relations `kept` after position `since`.
+    """Return a bool mask of the log rows that must not be folded, because the sink keeps the history of their relation.
 
-    In these relations, rows without a key are never folded, because equal rows may occur more than once.
+    The mask is true for changes of the relations `kept` after position `since`. It is also true for all changes of
+    these relations without a key, because equal rows may occur more than once.
     """
     of_kept = pc.and_(pc.is_in(rows["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(rows["op"], _ROWS))
     return pc.and_(of_kept, pc.or_(pc.greater(rows["position"], int(since)), pc.is_null(rows["key"])))

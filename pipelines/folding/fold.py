@@ -1,10 +1,11 @@
 """The fold: computes the latest state of every key from a range of log rows, for sinks and for compaction.
 
-The rows of a key are divided into **lives**, which are runs of consecutive changes. A complete image, a delete, and a
-move from another key each begin a life. A partial image belongs to the life before it. The state of a key is its last
-life, with the images merged column by column. A key without partial images needs no lives: its latest row is its state.
+The changes of a key are divided into **lives**, which are sequences of consecutive changes. A complete image, a delete,
+and a move from another key each begin a life. A partial image belongs to the life before it. The state of a key is its
+last life, with the images merged column by column. A key without partial images needs no lives: its latest row is its
+state.
 
-This module folds Arrow tables in one process and is the specification. It folds the ranges for which a Spark job would
+This module folds Arrow tables in one process and is the specification. It folds small ranges, because a Spark job would
 take longer to start. `spark_fold` does the same as a Spark plan for larger ranges; property tests compare the two.
 """
 
@@ -53,8 +54,8 @@ _LOG_ORDER: Final = [("position", "ascending"), ("ordinal", "ascending")]
 def fold(rows: pa.Table, *, sink: str) -> pa.Table:
     """Fold the log rows of whole transactions, in any order, to FOLDED_ARROW rows in any order.
 
-    The fold ignores rows addressed to another sink. It removes rows before the last truncate (`t`) of their relation,
-    and rows before the start of the last full copy that a `g` row ends.
+    The fold ignores rows addressed to another sink. It removes the rows of a relation before its last truncate (`t`),
+    and before the start of its latest finished full copy. A `g` row marks the end of a full copy.
     """
     rows = filter_rows(rows, addressed_to(rows["address"], sink))
     is_row = pc.is_in(rows["op"], _ROWS)
@@ -67,7 +68,10 @@ def fold(rows: pa.Table, *, sink: str) -> pa.Table:
 
 
 def latest_per_key(rows: pa.Table) -> pa.Table:
-    """Return the latest row of each key: of each (relation, `text`), where `text` is the joined key."""
+    """Return the latest row of each key.
+
+    A key is identified by `relation` and `text`, the column with the joined values of the key.
+    """
     ordered = rows.select(["relation", "text", "position", "ordinal"]).append_column("row", _numbers(rows.num_rows))
     if not _is_ordered(rows):  # pyarrow sorts stably and groups in the order of the rows
         ordered = ordered.sort_by(_LOG_ORDER)
@@ -117,9 +121,10 @@ def split_keyless(images: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def split_partial(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Split rows into those of keys without partial images, and those of keys that partial images involve.
+    """Split rows by key: return (rows of keys that need no merging of images, rows of all other keys).
 
-    The second table contains every row of a key with a partial image, and of a key from which such an image moved.
+    The second table contains every row of a key with a partial image. If a partial image moved a row, it also contains
+    every row of the old key.
     """
     partial = keyed.filter(keyed["partial"])
     if not partial.num_rows:
@@ -195,12 +200,12 @@ class Life:
 
 
 def null_base(key: Sequence[str]) -> list[None]:
-    """Return a list of nulls as the `base` of a row that no row of the target can complete."""
+    """Return the `base` of a row that no row of the target can complete: a list with one null per key column."""
     return [None] * len(key)
 
 
 def has_base_key(bases: pa.ChunkedArray) -> pa.Array:
-    """Return, as one bool per base, whether the base is a key: neither null nor the result of `null_base`."""
+    """Return one bool per base: true if the base is a key, false if it is null or the result of `null_base`."""
     return pc.list_element(bases.combine_chunks(), 0).is_valid()
 
 

@@ -17,10 +17,10 @@ from pipelines.types.typed_rows import text_columns
 
 
 def net_changes(images: pa.Table, schema: TableSchema) -> pa.Table:
-    """Cancel added against removed rows with equal images in FOLDED_ARROW rows of one table; return the remainder.
+    """Cancel added rows against removed rows with equal images; return the rows that remain.
 
-    An image without a column equals rows that are older than the column. Of several added or removed rows with equal
-    images the latest remain.
+    images: FOLDED_ARROW rows of one table. If a row is older than a column, its image is compared with the value that
+    older rows got for the column. Of several added or removed rows with equal images the latest remain.
     """
     ids = row_ids(text_columns(images, schema), images.num_rows)
     removed = pc.equal(images["op"], "d").to_numpy()

@@ -1,12 +1,12 @@
 """The fold as a Spark plan: the same result as `fold`, for large ranges, on one machine or a cluster.
 
-A life is a run of changes of one key, see pipelines.folding.fold. Aggregates compute the last life of each key. Of
+A life is a sequence of changes of one key, see pipelines.folding.fold. Aggregates compute the last life of each key. Of
 several partial images with the same columns only the latest counts, so the plan keeps one row per set of columns. Spark
 combines these rows before the shuffle and spills them if needed.
 
-A life that begins with a partial image of a moved row does not have all columns of the old key. The plan looks for them
-in the range with one join per key change, so two joins for a → b → c. `base` is the key of the target row that has the
-columns which the range does not contain.
+A partial image may move a row to another key. The new life then does not have all columns of the old key. The plan
+looks for them in the changes of the old key, with one join per key change: two joins for a → b → c. If the range does
+not contain all columns, `base` is the key of the target row that has the others.
 """
 
 from __future__ import annotations
@@ -153,7 +153,10 @@ def _fact_columns() -> tuple[Column, tuple[Column, ...]]:
 
 
 def _lives(facts: DataFrame) -> DataFrame:
-    """Merge the last life of each key to a FOLDED row, with position and ordinal of the key change that set `base`."""
+    """Merge the last life of each key to a FOLDED row.
+
+    The result also has the position and ordinal of the key change from which the row got its `base`.
+    """
     stages = _life_stages()
     candidates = facts.groupBy(*_GROUP, stages.sent).agg(stages.row)
     keys = candidates.groupBy(*_GROUP).agg(stages.start, stages.rest)
@@ -162,7 +165,6 @@ def _lives(facts: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """The columns that `_lives` uses, in the order of its steps."""
 
     sent: Column
     row: Column
@@ -226,9 +228,10 @@ def _overlay(older: Column, newer: Column) -> Column:
 
 
 def _with_bases(facts: DataFrame, links: int | None) -> DataFrame:
-    """Return the folded rows of `_lives(facts)`, completed with the columns of their old keys as far as the range goes.
+    """Fold to the latest state of each key; complete moved rows with the columns that the range has for their old keys.
 
-    links: maximum number of key changes of one row; None: a Spark job per key change tests whether another follows.
+    links: maximum number of key changes of one row. None: after each key change a Spark job tests whether another
+    follows.
     """
     if links is None:
         facts = facts.localCheckpoint()
@@ -247,9 +250,9 @@ def _with_bases(facts: DataFrame, links: int | None) -> DataFrame:
 
 
 def _one_link(open_: DataFrame, facts: DataFrame) -> DataFrame:
-    """Complete folded rows with a `base` by the columns that the range has of that key.
+    """Complete folded rows with a `base`: add the columns that the range contains for the key in `base`.
 
-    The new column `moving` is true if the row of that key had also been moved from another key.
+    The new column `moving` is true if the row of that key was itself moved from a third key.
     """
     asking = open_.select(F.col("relation").alias("in_relation"), F.col("key").alias("asker"), "base", *_MOVE)
     move = F.struct(*_MOVE)

@@ -1,6 +1,7 @@
 """The latest rows of one large table from the log, computed by Spark executors, in two ways.
 
-`fold_table` folds the changes of any table. `collect_parts` sends the result to the driver, in parts that fit there.
+`fold_table` folds the changes of any table. `collect_parts` sends the result to the driver, in parts that fit into the
+driver's memory.
 
 A table without partial images has a way that is several times as fast, because no row image is sent to Spark and back
 as a map: executors convert the last row of every key to typed columns.
@@ -10,8 +11,8 @@ as a map: executors convert the last row of every key to typed columns.
   moves blobs of Arrow from the readers of the log to the writers, and no row enters the JVM. Each writer gets the keys
   of one hash value. Files of a failed task belong to no table, as those of Spark's own writer do.
 
-The second way also converts rows that a fold would drop, so a value that does not fit may be one that a later change
-replaced. The caller folds the table when that happens.
+Both functions also convert rows that a fold would drop first. So they may fail at a value that a later change replaced.
+The caller then folds the table.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ def write_latest_files(
 ) -> list[DataFile]:
     """Write the rows of the table at `upto` to the folder: at most one file for each of `parts` parts.
 
-    A part has to fit into the memory of a worker. Raises PySparkException for a value that does not fit, even if it
-    was replaced later.
+    A part has to fit into the memory of a worker. Raises PySparkException for a value that does not fit its column,
+    even if a later change replaced the value.
     """
     groups = split(files, SPLIT_BYTES)
 
@@ -192,8 +193,8 @@ _IMAGE: Final = "image"
 def fold_table(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
     """Fold all log rows of a table to its current rows with the schema FOLDED.
 
-    Only a table with partial images can have incomplete rows. For a table without a key, equal images are in the same
-    part, so inserts and deletes of a row cancel out there.
+    If a table has no partial images, all of its rows are complete. Equal images of a table without a key are in the
+    same part, so inserts and deletes of a row cancel out there.
     """
     of_table = rows.where(F.col("relation") == table.relation)
     return _fold_keyed(of_table, table, sink) if table.schema.key else _fold_keyless(of_table, table, sink)

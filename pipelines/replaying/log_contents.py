@@ -1,6 +1,6 @@
 """What the log contains of every table up to a position, from one pass over narrow columns.
 
-The numbers decide how a replay builds a table, and a dry run prints them.
+These numbers decide how a replay builds a table, and a dry run prints them.
 """
 
 from __future__ import annotations

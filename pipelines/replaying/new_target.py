@@ -42,7 +42,7 @@ class StagedTarget(Protocol):
 
     @property
     def erased(self) -> Mapping[str, int]:
-        """Target → number of files removed because its rules hide their values; set when `put` returns."""
+        """Target → number of files that were removed because the rules hide values in them; set when `put` returns."""
 
     def forget_earlier(self, schemas: dict[int, TableSchema]) -> None:
         """Remove staged targets of an earlier process that never replaced the old ones."""
@@ -67,10 +67,10 @@ def stage_target(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> StagedTa
 def split_records(
     wanted: DeltaSinkDefinition | SearchSinkDefinition, built: Published, current: Published | None
 ) -> tuple[Published, dict[int, TableRecord]]:
-    """Split a build into (the tables whose targets are replaced, the records of the other tables at the same cut).
+    """Split a build into the tables whose targets are replaced, and the records of all other tables at the same cut.
 
-    current: the published record of the sink. Raises SinkError if a table would be lost: its build failed, and the
-    target with its rows is replaced.
+    current: the published record of the sink. Raises SinkError if a table would be lost. That is a table that could not
+    be built, although the target with its present rows is replaced.
     """
     good = {r: record for r, record in built.tables.items() if record.state != TargetState.FAILED}
     before = {} if current is None else current.tables
@@ -88,7 +88,8 @@ def split_records(
 def _at_new_cut(record: TableRecord, built: Published) -> TableRecord:
     """Return the record of a table whose target stays.
 
-    The record moves to the position of the new cut if the table has no changes, and lags if its build failed.
+    The record moves to the position of the new cut. It keeps its position if the table has failed or could not be
+    built.
     """
     lags = record.relation in built.tables or record.state == TargetState.FAILED
     position = record.position if lags else max(record.position, built.position)
@@ -98,7 +99,7 @@ def _at_new_cut(record: TableRecord, built: Published) -> TableRecord:
 def _other_tables_in_replaced_targets(
     wanted: DeltaSinkDefinition, good: Iterable[TableRecord], before: Mapping[int, TableRecord]
 ) -> dict[int, TableRecord]:
-    """The records of tables that share a target with a built table, but were not built themselves."""
+    """Return the records of tables that share a target with a built table, but were not built themselves."""
     settings = delta_settings(wanted)
     rebuilt = {record.relation: settings.uri_of(TableSchema.from_json(record.schema or "")) for record in good}
     return {r: record for r, record in before.items() if r not in rebuilt and record.target in rebuilt.values()}

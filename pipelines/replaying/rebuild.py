@@ -5,8 +5,8 @@
 - Otherwise the folded rows come to the driver in parts, and each part is a batch of its own.
 - A table with history is applied change by change.
 
-A batch needs an end position, but all rows of a table may be of one transaction. Therefore the parts end at 1, 2, 3 and
-so on, which is below every position of a log; the last one ends at the real position.
+A batch needs an end position, but all rows of a table may be of one transaction. Therefore the parts get the end
+positions 1, 2, 3 and so on, which are below every position of a log. The last part gets the real end position.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class Rebuild:
 
 
 def group_tables(tables: Sequence[TableContents], large: int) -> list[list[TableContents]]:
-    """The tables in groups whose rows together are at most `large`; a larger table is a group of one."""
+    """Divide tables into groups of at most `large` rows together; a larger table is a group of its own."""
     groups: list[list[TableContents]] = []
     rows = 0
     for table in tables:
@@ -270,6 +270,8 @@ def _whole_batch(table: TableContents, rows: pa.Table | None, frame: DataFrame |
 
 
 def _refused_value(exc: Exception) -> ValueNotRepresentable | None:
-    """The error that a task raised for a value; Spark forwards only its text."""
+    """Return the error for a value that a task could not convert, recreated from the text of `exc`; None for other
+    errors.
+    """
     found = _REFUSED.search(str(exc))
     return None if found is None else ValueNotRepresentable(found[1])
