@@ -66,9 +66,7 @@ def _is_new(sink: Sink) -> bool:
 
 
 def local_settings(definition: Definition) -> SparkSettings:
-    """Return the settings of a small local session that only resolves expressions, also if the definition has a
-    cluster.
-    """
+    """Return settings of a small local session that only resolves expressions, even if `definition` names a cluster."""
     settings = SparkSettings.of(definition, f"cdc-{definition.name}-check")
     return replace(settings, master="local[1]", download=False)
 

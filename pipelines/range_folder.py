@@ -45,9 +45,7 @@ class RangeFolder:
         tables: tuple[str, ...],
         keeps_history: Callable[[str], bool] | None = None,
     ) -> None:
-        """keeps_history: returns for a topic whether the sink needs every change of its table. None: no table has
-        history.
-        """
+        """keeps_history: returns for a topic whether the sink needs every change of its table. None: no history."""
         self.log, self._sink, self._tables = change_log, sink, tables
         self._keeps_history = keeps_history
         self.small = SMALL

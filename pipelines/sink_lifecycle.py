@@ -192,7 +192,7 @@ class SinkRunner:
 
     @property
     def final_error(self) -> CdcError | None:
-        """The error that makes a process with --once stop trying the sink; None while another attempt may succeed."""
+        """The error after which a process with --once gives up the sink; None while an attempt may still succeed."""
         if self._state is State.STANDBY and time.monotonic() - self._standby_since > LEASE:
             return SinkInUse(
                 f"another apply process has the lease of sink {self._settings.name!r}: {self._other_process}",
@@ -226,7 +226,10 @@ class SinkRunner:
             self._step_open()
 
     def apply_small_range(self) -> bool:
-        """Apply the next range if it needs no Spark and no query applies it; return whether the position advanced."""
+        """Apply the next range, unless the range needs Spark or the streaming query has begun.
+
+        Returns whether the position advanced.
+        """
         opened = self._opened
         if opened is None:
             return False

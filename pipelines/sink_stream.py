@@ -1,8 +1,8 @@
 """An opened sink: its loop over the change log, its streaming query, and its registration as a consumer of the log.
 
-`SinkRunner` creates an `OpenedSink` when it opens the sink, and closes it once; it never opens the same one again.
+`SinkRunner` creates an `OpenedSink` when it opens the sink. It closes this object once, and never opens it again.
 The runner's thread calls the methods, except for `_apply_micro_batch`, which a thread of Spark calls. That thread
-stores two facts for the runner: the first batch has begun, and which exception ended a batch.
+stores two facts for the runner: that the first batch has begun, and the exception that ended a batch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FirstBatchGate:
         self._owner: object = None
 
     def enter(self, owner: object) -> bool:
-        """Enter the gate if it is free; return whether the owner has it, now or from an earlier call."""
+        """Enter the gate if it is free; return whether `owner` is now in the gate, also if it entered earlier."""
         with self._lock:
             self._owner = self._owner or owner
             return self._owner is owner
@@ -82,7 +82,7 @@ class SinkParts:
 
     @property
     def has_spark_failed(self) -> bool:
-        """Whether Spark did not start, which ends the process."""
+        """Whether Spark failed to start. The process then ends."""
         return self.starting.done() and self.starting.exception() is not None
 
 
@@ -171,7 +171,7 @@ class OpenedSink:
         )
 
     def raise_query_error(self) -> None:
-        """Raise the error that ended the streaming query."""
+        """Raise the error that ended the streaming query; raise SinkError if the query ended without an error."""
         raised = self._query.exception() if self._query else None
         raise (
             self._batch_error

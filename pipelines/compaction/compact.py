@@ -3,8 +3,9 @@
 A run has one row per key: its latest state or its tombstone. Every step is one fenced commit, so a kill leaves the
 table as it was before or after a step, and the next call continues from there.
 
-The first run has the most keys. It is rewritten only when the later runs together are larger, so in the long run a byte
-is written two or three times; four to five times if no key is ever changed and there are thousands of runs.
+The first run has the most keys. It is rewritten only when the later runs together are larger than the first. So each
+byte is written two or three times in total; four to five times if no key is ever changed and there are thousands of
+runs.
 """
 
 from __future__ import annotations
@@ -267,7 +268,7 @@ class _Compaction:
 
 
 def _sync_read_commit(root: Root, log: LogReader) -> None:
-    """Make the commit of `changes` durable from which the compaction has read.
+    """Sync to disk the commit of `changes` that the compaction has read.
 
     Otherwise a crash could lose that commit and keep the new run.
     """

@@ -169,7 +169,7 @@ def _to_folded_row(row: ParkedRow) -> dict[str, Any]:
 
 
 def micros(time: datetime | None) -> int:
-    """µs since 1970 UTC; 0 if unknown."""
+    """Return a time as µs since 1970 UTC; 0 if it is None."""
     return 0 if time is None else (time - EPOCH) // timedelta(microseconds=1)
 
 

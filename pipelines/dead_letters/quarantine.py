@@ -2,8 +2,8 @@
 
 Theory. A batch is merged unchanged while no row of its table is parked and no row fails. Otherwise the quarantine
 overlays the batch on the parked rows and asks the sink which rows it refuses. It then writes the rows to park to the
-sink's dead-letter table, **before** it merges the others. The written rows count once the target has reached the end
-of the batch. A crash between the two steps leaves the keys unchanged, and the batch is applied again.
+sink's dead-letter table, **before** it merges the others. The written rows take effect when the target has reached the
+end of the batch. A crash between the two steps leaves the keys unchanged, and the batch is applied again.
 """
 
 from __future__ import annotations

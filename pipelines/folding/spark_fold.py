@@ -165,7 +165,6 @@ def _lives(facts: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-
     sent: Column
     row: Column
     start: Column

@@ -104,7 +104,7 @@ def _narrow(file: LogFile, upto: Position) -> pa.Table:
 
 
 def filter_sink_rows(rows: pa.Table, sink: str, globs: Sequence[str]) -> pa.Table:
-    """The rows of the sink's tables, without rows that are addressed to another sink."""
+    """Return the rows of the sink's tables, without rows that are addressed to another sink."""
     topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and matches(topic, globs)]
     wanted = pc.is_in(rows["topic"], pa.array(topics, pa.string()))
     return rows.filter(pc.and_(addressed_to(rows["address"], sink), wanted))

@@ -45,10 +45,13 @@ class StagedTarget(Protocol):
         """Target → number of files that were removed because the rules hide values in them; set when `put` returns."""
 
     def forget_earlier(self, schemas: dict[int, TableSchema]) -> None:
-        """Remove staged targets of an earlier process that never replaced the old ones."""
+        """Remove the staged targets of earlier processes that ended before `put`."""
 
     def open_published(self, log_id: str) -> Published | None:
-        """Return the published record of the sink. From now on, no other driver can publish unnoticed."""
+        """Return the published record of the sink, None if nothing was published.
+
+        After this call, another driver either cannot publish, or its publish makes `put` raise SinkFenced.
+        """
 
     def put(self, built: Published, rest: dict[int, TableRecord]) -> Published:
         """Replace the targets of `built` and publish them with the records of `rest`."""

@@ -192,7 +192,7 @@ def _parse_position(log: LogReader, text: str, option: str) -> Position:
 
 
 def position_before(log: LogReader, time: datetime) -> Position:
-    """The last position before the first transaction that was committed later than `time`."""
+    """Return the last position before the first transaction that was committed later than `time`."""
     durable = log.durable or Position(0)
     return queries.position_at_time(log.files(Position(0), durable), durable, int(time.timestamp() * 1_000_000))
 

@@ -75,7 +75,7 @@ class LogSource:
     """Function of a topic: whether the sink stores every change of the table. None: for no table."""
 
     def frame(self, spark: SparkSession, after: Position, upto: Position) -> DataFrame:
-        """The log rows of the sink's tables in (after, upto]."""
+        """Return the log rows of the sink's tables in (after, upto]."""
         return rows_between(spark, self.log, self.globs, after, upto)
 
 
@@ -270,8 +270,6 @@ def _whole_batch(table: TableContents, rows: pa.Table | None, frame: DataFrame |
 
 
 def _refused_value(exc: Exception) -> ValueNotRepresentable | None:
-    """Return the error for a value that a task could not convert, recreated from the text of `exc`; None for other
-    errors.
-    """
+    """Return the error for a value that a task could not convert, from the text of `exc`; None for another error."""
     found = _REFUSED.search(str(exc))
     return None if found is None else ValueNotRepresentable(found[1])

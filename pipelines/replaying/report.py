@@ -101,7 +101,10 @@ def final_report(plan: ReplayPlan, published: Published, seconds: Mapping[int, f
 
 
 def erased_files_notes(erased: Mapping[str, int], tables: Iterable[TableRecord]) -> list[str]:
-    """Say which files were removed because the rules hide their values; erased: target → number of files."""
+    """Return notes for the report: the targets from which files were removed, because the rules hide values in them.
+
+    erased: target → number of removed files.
+    """
     topics: dict[str, list[str]] = {}
     for table in tables:
         topics.setdefault(table.target, []).append(table.topic)

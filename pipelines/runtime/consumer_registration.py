@@ -74,7 +74,7 @@ def target_uuid(log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition,
 
 
 def pinned_in(view: LogReader, after: Position) -> int | None:
-    """Return the version of `compacted` that a range after `after` is read from; None if segments contain the range."""
+    """Return the version of `compacted` from which changes after `after` are read; None if `changes` has them all."""
     return view.compacted.version if view.compacted is not None and after < view.oldest else None
 
 
@@ -82,9 +82,9 @@ def pinned_in(view: LogReader, after: Position) -> int | None:
 def registered_for_replay(
     root: str | Root, view: LogReader, wanted: DeltaSinkDefinition | SearchSinkDefinition
 ) -> Iterator[None]:
-    """Keep retention inside the block from removing any file that the view reads.
+    """Inside the block, retention removes no file that `view` reads.
 
-    The registration of a dead replay remains; the next replay of the same target replaces and removes it.
+    If the replay is killed, its registration remains. The next replay of the same target replaces and removes it.
     """
     registered, done = ConsumerRegistration(root, view.log_id, wanted, REPLAY), Event()
     horizon = Position(0) if view.compacted is None else view.compacted.horizon

@@ -28,7 +28,7 @@ class PendingCut:
 
 
 class CutRequests:
-    """The open requests of one pipeline, read at each batch; an unreachable catalog counts as none."""
+    """The open requests for cuts of one pipeline, read at each batch. An unreachable catalog counts as no requests."""
 
     def __init__(self, catalog: Catalog, pipeline: str) -> None:
         self._catalog, self._pipeline = catalog, pipeline
@@ -50,7 +50,7 @@ class CutRequests:
         self._catalog.commands.finish(cut.command, {"record": json.loads(record.to_json()), "handle": handle})
 
     def refuse(self, cut: PendingCut, reason: str) -> None:
-        """Answer a request that the sink cannot end a batch at its position."""
+        """Answer that the sink cannot end a batch at the requested position; reason: why it cannot."""
         self._catalog.commands.finish(cut.command, {"reason": reason}, ok=False)
 
     def pop_releases(self, sink: str) -> list[str]:

@@ -29,7 +29,8 @@ _LOG_CORRUPT: Final = re.compile(r"LogCorrupt: ([^\n]+)")
 def ship(session: SparkSession) -> None:
     """Send cdc and pipelines to the executors of a session, once per session.
 
-    Nothing is sent when this process itself imports them from an archive: `--py-files` has sent that one to all.
+    Nothing is sent if this process imports the packages from an archive: `--py-files` has then sent that archive to all
+    executors.
     """
     context = session.sparkContext
     packages = [Path(package.__file__ or "").parent for package in _PACKAGES]
@@ -51,6 +52,6 @@ def build_archive(folders: list[Path], archive: Path) -> Path:
 
 
 def worker_error(exc: BaseException) -> LogCorrupt | None:
-    """Recreate the LogCorrupt that a worker raised from the text that Spark forwards; None for any other error."""
+    """Return the LogCorrupt that a worker raised, made from the text that Spark forwards; None for another error."""
     found = _LOG_CORRUPT.search(str(exc))
     return None if found is None else LogCorrupt(found[1])

@@ -53,7 +53,7 @@ class ExternalCommitReport:
             self._uncounted[topic] = self._uncounted.get(topic, 0) + len(commits)
 
     def last(self, topic: str) -> ExternalCommit | None:
-        """The last commit of another client in a table; None: none since the sink was opened."""
+        """Return the last commit of another client in a table; None if there was none since the sink was opened."""
         with self._lock:
             return self._last.get(topic)
 
@@ -94,9 +94,11 @@ class SinkFigures:
                 self._pending = end, self._clock()
 
     def record_published(self, record: Published, *, lag: float | None, rows: Mapping[int, int]) -> None:
-        """Record a published batch: merged rows by relation, and the lag of its median row in seconds; None: no rows.
+        """Record a published batch.
 
-        Without rows the lag is at most that of the batch's end, so that an idle sink is not late after a long copy.
+        rows: number of merged rows by relation. lag: the lag of the batch's median row in seconds; None: the batch has
+        no rows. The lag then does not grow, and it is at most the time since the last commit of the batch. So an idle
+        sink is not shown as late after a long copy.
         """
         with self._lock:
             self._record, self._error = record, None
@@ -128,7 +130,7 @@ class SinkFigures:
             return self._dead_letters
 
     def record_duration(self, seconds: float) -> None:
-        """Record the duration of a batch, the bytes that it rewrote and the delay that follows from them."""
+        """Record the duration of a batch, the bytes that it rewrote, and the resulting delay of the next batch."""
         labels = self._pipeline, self.sink
         self._figures.set(metrics.APPLY_SECONDS, seconds, *labels)
         self._figures.observe(metrics.APPLY_DURATION, seconds, *labels)
@@ -192,7 +194,10 @@ class SinkFigures:
             ]
 
     def _notice(self, table: TableRecord) -> str | None:
-        """Return the notice for a running table: its last commit by another client, its parked keys; None without."""
+        """Return the notice for a running table: its last commit by another client and its number of parked keys.
+
+        None if it has neither.
+        """
         commit = None if self.external_commits is None else self.external_commits.last(table.topic)
         notices = [str(commit)] if commit is not None else []
         if table.parked:
@@ -205,7 +210,7 @@ class ProgressReporter(Thread):
     """Writes the progress of every sink to the catalog until the outcome of the process is known."""
 
     def __init__(self, catalog: Catalog, pipeline: str, figures: metrics.Metrics, ended: Event) -> None:
-        """ended: set when `state` and `error` have the values for the last report."""
+        """ended: set by the caller when `state` and `error` have their final values."""
         super().__init__(name="board")
         self._catalog, self._pipeline, self._ended = catalog, pipeline, ended
         self.figures = figures

@@ -1,9 +1,9 @@
 """Pauses: a replay makes the running apply process close one sink while it swaps the target.
 
 A pause consists of two leases and one command. The `replay` lease keeps a second replay of the sink out. While the
-`pause` lease exists, no apply process opens the sink, also none that starts meanwhile. The `pause` command asks the
-process that has the sink open to finish its batch and close it. The leases of a dead replay expire; on its own machine
-they are void at once.
+`pause` lease exists, no apply process opens the sink, not even a process that starts later. The `pause` command asks
+the process that has the sink open to finish its batch and close it. The leases of a dead replay expire; on the machine
+where the replay ran, they are void at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _POLL: Final = 0.1
 
 
 class ReplayPauses:
-    """Pauses as the apply process sees them; an unreachable catalog pauses nothing."""
+    """The sinks that replays have paused. While the catalog is unreachable, no sink counts as paused."""
 
     def __init__(self, catalog: Catalog, pipeline: str) -> None:
         self._catalog, self._pipeline = catalog, pipeline
@@ -65,7 +65,11 @@ def sole_replay(catalog: Catalog, pipeline: str, sink: str) -> Iterator[None]:
 
 @contextmanager
 def paused(catalog: Catalog, pipeline: str, sink: str, timeout: float = CLOSE_TIMEOUT) -> Iterator[None]:
-    """Keep the sink closed inside the block; raises SinkInUse if no process closes it within `timeout` seconds."""
+    """Keep the sink closed inside the block.
+
+    Raises SinkInUse if a running apply process does not close the sink within `timeout` seconds, or if another process
+    has already paused it.
+    """
     with leased(catalog, _pause_lease(pipeline, sink), f"sink {sink!r} is paused by another process"):
         command = catalog.commands.post(pipeline, PAUSE, {"sink": sink})
         try:

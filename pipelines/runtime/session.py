@@ -109,7 +109,7 @@ class SparkSettings:
 
     @classmethod
     def of(cls, definition: Definition, app_name: str) -> Self:
-        """The settings of a process of this definition."""
+        """Return the Spark settings of a definition, with the given name of the application."""
         wanted = definition.spark
         return cls(master=wanted.master, app_name=app_name, conf=dict(wanted.conf), delta_jars=tuple(wanted.delta_jars))
 
@@ -122,10 +122,10 @@ class SparkSettings:
 def spark_session(settings: SparkSettings) -> SparkSession:
     """Create the session, or return the running one; its attribute `delta` is true if Delta is available.
 
-    Under spark-submit the JVM runs already with its own jars, and submitted settings override ours.
+    Under spark-submit the JVM runs already with its own jars, and submitted settings override `settings`.
     The executors of a cluster get the code of this process.
-    Raises SparkUnavailable, also for a path in delta_jars that does not exist. A Delta jar that cannot be downloaded is
-    no error: a line on stderr reports it, and delta-rs writes alone.
+    Raises SparkUnavailable, also for a path in delta_jars that does not exist. If a Delta jar cannot be downloaded, no
+    error is raised: a line on stderr reports it, and delta-rs alone writes the targets.
     """
     try:
         return _started(settings)
@@ -164,7 +164,7 @@ def _error_line(exc: Exception) -> str:
 
 
 def has_delta(session: SparkSession) -> bool:
-    """Whether the session reads and writes Delta; true also of sessions reached through a frame."""
+    """Return whether the session can read and write Delta tables; it may also be a session that a frame refers to."""
     return _EXTENSION in (session.conf.get("spark.sql.extensions", "") or "")
 
 

@@ -29,7 +29,7 @@ log = structlog.get_logger("apply")
 
 
 class SinkLeases:
-    """The leases of one process; an unreachable catalog grants every sink."""
+    """The leases that one process has on its sinks. While the catalog is unreachable, every sink may be filled."""
 
     def __init__(self, catalog: Catalog, pipeline: str) -> None:
         self._catalog, self._pipeline = catalog, pipeline
@@ -43,7 +43,10 @@ class SinkLeases:
         self._renewer = Thread(target=self._renew, name="sink-leases", daemon=True)
 
     def try_acquire(self, sink: str) -> bool:
-        """Acquire the lease of the sink if it is free; return whether this process has it. Cheap once it has."""
+        """Acquire the lease of the sink if it is free; return whether this process has it.
+
+        The call is cheap if this process already has the lease.
+        """
         if sink in self._acquired:
             return True
         with self._lock:
@@ -61,7 +64,10 @@ class SinkLeases:
             return True
 
     def other_holder(self, sink: str) -> str:
-        """The process that has the lease of a sink: host, process id and a random suffix; empty if none was seen."""
+        """Return the other process that has the lease of a sink, as host, process id and a random suffix.
+
+        Empty if no other process was seen with the lease.
+        """
         return self._other_holders.get(sink, "")
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 Theory. A merge rewrites every file that contains one of its keys. A huge table with scattered keys is therefore
 rewritten by each batch, even by a small one, and fewer, larger batches write less. A batch covers all tables of a
-sink, because they are published at one position. So one table above the limit delays all of them. The sink waits
-between two batches, when nothing is half done: after a kill it continues from its published record as usual.
+sink, because they are published at one position. So one table above the limit delays all of them. The sink waits only
+between two batches. If it is killed while it waits, it continues from its published record as usual.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ class CommitRate:
 
 
 class ThrottleState:
-    """The wait between two batches: until the commit rate allows the next one, it is urgent, or the sink stops."""
+    """Decides how long a sink waits between two batches.
+
+    The wait ends when the commit rate allows the next batch, when the next batch is urgent, or when the sink stops.
+    """
 
     def __init__(self, commit_rate: CommitRate, is_urgent: Callable[[], bool]) -> None:
         """is_urgent: whether the next batch must not wait; called every ASK_EVERY seconds during a wait."""
@@ -105,5 +108,5 @@ class ThrottleState:
             self._stopped.wait(min(_STEP, self._commit_rate.seconds_left))
 
     def stop(self) -> None:
-        """End the current wait and allow no later one; from any thread."""
+        """End the current wait and prevent later waits; any thread may call this."""
         self._stopped.set()

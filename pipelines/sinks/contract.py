@@ -4,9 +4,9 @@ Theory. The loop cuts the log into ranges (after, upto], folds each to the lates
 its part. A sink **applies** table by table, then **publishes** one record of the position of every table. Applied is
 not published: what `apply` did is durable in the target, but readers and progress rely only on what `publish` returned.
 
-Honest ceiling: a target is effectively once. A process may die at any point. The same range then comes again, cut at
-the same or at another position, and must leave the same target. Order comes from the (position, ordinal) of each row,
-never from the order of calls.
+Limit: a target gets each change effectively once, not exactly once. A process may die at any point. The same range then
+comes again, with the same or another end, and must leave the same target. Order comes from the (position, ordinal) of
+each row, never from the order of calls.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Sink(Protocol):
     def open(self, log_id: str) -> Published | None:
         """Attach to the store and return its published record, None when nothing was ever published.
 
-        The store is claimed for log_id. Raises SinkOfAnotherLog if it has rows of another log,
-        SinkUnavailable (retried) when it does not answer.
+        The store then belongs to the log `log_id`. Raises SinkOfAnotherLog if the store has rows of another log, and
+        SinkUnavailable (retried) if the store does not answer.
         """
 
     def attach(self, spark: SparkSession) -> None:
@@ -190,9 +190,9 @@ class ParkedRows(Protocol):
         """Store the entries of the rows that a batch parks or unparks, in one commit.
 
         The commit replaces all entries with a position later than `after`, such as those of a failed attempt. So the
-        caller calls it before each merge, also without entries. The entries are durable when the call returns, but take
-        effect only once the target reaches the end of the batch. A sink whose batches become durable in `publish` may
-        write the entries there.
+        caller calls `write` before each merge, even if `entries` is empty. The entries are durable when the call
+        returns, but take effect only once the target reaches the end of the batch. If the batches of a sink become
+        durable in `publish`, it may write the entries there.
         """
 
     def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
@@ -205,13 +205,16 @@ class ParkingSink(Sink, Protocol):
 
     @property
     def parked(self) -> ParkedRows:
-        """The parked rows of the sink, which must be open."""
+        """The parked rows of the sink; available while the sink is open."""
 
     def parking_limits(self, schema: TableSchema) -> DeadLetterSettings:
         """Return how many rows of a table may be parked; `stop_at` is 0 if the first refused row stops the table."""
 
     def target_position(self, schema: TableSchema) -> int:
-        """Return the position of a table's target. The entries of a table that was never published count up to it."""
+        """Return the position of a table's target.
+
+        If the table was never published, its dead-letter entries up to this position are valid.
+        """
 
     def image_mask(self, schema: TableSchema) -> ImageMask:
         """Return the function that removes or masks the columns of an image that the target must not show."""
@@ -220,8 +223,9 @@ class ParkingSink(Sink, Protocol):
         """Whether the target keeps more of a row than its latest state, so that it needs every change of a key."""
 
     def find_refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
-        """Return the rows of a batch that make `apply` fail, at most slightly more than `limit`; change nothing.
+        """Return the rows of a batch that make `apply` fail, without changing the target.
 
-        For a target with history, only rows with a value that the target cannot store are returned. The rows of
-        `unparked` are numbered after those of `rows`. The error of an unparked row applies to the whole key.
+        The list has at most slightly more than `limit` rows. For a target with history, it has only rows with a value
+        that the target cannot store. The rows of `batch.unparked` are numbered after those of `batch.rows`. The error
+        of an unparked row applies to its whole key.
         """

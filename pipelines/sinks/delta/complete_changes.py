@@ -140,7 +140,7 @@ class _Timeline:
 
     @classmethod
     def of(cls, images: pa.Table, typed: pa.Table, stored: StoredRows, shape: RowShape) -> Self:
-        """Make the states of the stored rows and of the changes; `with_ending` adds the states of endings."""
+        """Make one state for each stored row and for each change. `with_ending` later adds the states of endings."""
         changes, count = images.num_rows, stored.rows.num_rows
         key, base = _numbered_keys(images, typed, stored, shape)
         upserts = pc.not_equal(images["op"], Operation.DELETE.value).to_numpy()
@@ -162,7 +162,7 @@ class _Timeline:
         return replace(self, **{name: getattr(self, name)[order] for name in self.__slots__})
 
     def with_ending(self, ending: GenerationEnd) -> Self:
-        """Return the states and one state more for each key whose row the truncate or end of a copy removes."""
+        """Return these states and, for each key whose row the ending removes, one more state without a row."""
         earlier = self._before(ending.position, ending.ordinal)
         at = np.flatnonzero(earlier)[np.lexsort((self.ordinal[earlier], self.position[earlier]))]
         last = np.full(int(self.key.max(initial=_NONE)) + 1, _NONE)
@@ -244,9 +244,10 @@ def _base_states(timeline: _Timeline) -> np.ndarray:
 
 
 def _last_state_before(timeline: _Timeline, here: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Return, for each state in `here`, the index of the last earlier state of the key in `keys`.
+    """Return, for each state in `here`, the index of the last earlier state of a key; `keys` has the key for each.
 
-    A key change is written as a delete of the old key and a change of the new key. That delete is skipped.
+    A key change is written as a delete of the old key and a change of the new key. For the change, that delete is
+    skipped.
     """
     _, rank = np.unique(np.stack([timeline.position, timeline.ordinal]), axis=1, return_inverse=True)
     rank = rank.reshape(-1)
@@ -263,10 +264,11 @@ def _last_state_before(timeline: _Timeline, here: np.ndarray, keys: np.ndarray) 
 
 
 def _source_states(timeline: _Timeline, bases: np.ndarray, sent: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """Find the state from which each cell takes its value.
+    """Find, for each cell of each state, the state that has the value of the cell.
 
-    Returns one array per column, with the index of the source state for each state, and an array of bool: which states
-    have a cell without a source state. sent: the result of _sent_columns, with a row of true for each stored row first.
+    Returns (sources, missing). `sources` has one array per column: for each state, the index of the state with the
+    value. `missing` has one bool per state: whether a cell has no value in any state. sent: the result of
+    _sent_columns, preceded by true for each stored row.
     """
     count = len(timeline.key)
     itself, missing = np.arange(count), np.zeros(count, bool)
@@ -296,7 +298,7 @@ def _check_bases(missing: np.ndarray, timeline: _Timeline, shape: RowShape) -> N
 
 
 def _complete_rows(values: pa.Table, timeline: _Timeline, cells: Sequence[np.ndarray], sent: np.ndarray) -> pa.Table:
-    """Return the row of each state; cells are null if a delete does not contain them, and after an ending."""
+    """Return the row of each state; cells are null after an ending, and where a delete does not contain the column."""
     value_of = np.append(timeline.value, _NONE)
     columns = []
     for number, at in enumerate(cells):

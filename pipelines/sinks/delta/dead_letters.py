@@ -117,7 +117,10 @@ class DeadLetterTable:
         self._entries = len(rows)
 
     def rewrite(self, record: Published) -> None:
-        """Keep only the entries of rows that are parked at the record; remove all others, also from older versions."""
+        """Keep only the entries of rows that are parked according to `record`.
+
+        All other entries are removed, and older versions of the table are erased.
+        """
         self.load(record, {})
         if self._table is None:
             return

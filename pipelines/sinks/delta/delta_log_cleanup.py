@@ -139,9 +139,10 @@ def mark_to_erase(table: DeltaTable) -> None:
 
 
 def erase_earlier(uri: str, version: int) -> int:
-    """Remove the files that `version` and later versions do not need, then the mark; return the number of data files.
+    """Remove the files that `version` and later versions do not need, and return the number of removed data files.
 
-    Only the single writer of the table may call this function, because it also removes files that no commit names yet.
+    Last, the mark set by `mark_to_erase` is removed. Only the single writer of the table may call this function,
+    because it also removes files that no commit names yet.
     """
     table = DeltaTable(uri)
     needed = paths_of(table) | paths_of(DeltaTable(uri, version=version))

@@ -50,7 +50,8 @@ class ExternalCommitWatch:
     def after(self, target: DeltaTarget, topic: str) -> None:
         """Report commits of other clients after a batch was merged.
 
-        If only one commit was made since `before`, it is the commit of the batch, and nothing is reported.
+        If the target has only one new version since the call of `before`, it is the batch's own commit, and nothing is
+        reported.
         """
         if target.version == self._known[target.uri] + 1:
             self._known[target.uri] = target.version

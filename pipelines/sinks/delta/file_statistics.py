@@ -28,7 +28,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class TargetFolder:
-    """The directory of a target that executors write to, and the statistics that they return; pickled to them."""
+    """Sent to executors by pickle: the directory of a target, and the columns for which executors return bounds."""
 
     path: str
     """A directory that every executor can write."""

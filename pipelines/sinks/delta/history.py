@@ -72,10 +72,11 @@ class History:
 
 
 def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> TableBatch:
-    """Return the batch without the changes that use an earlier key of its table.
+    """Return the batch without changes that identify their row by an earlier key of the table.
 
-    Changes are only left out if a full copy ends in the batch and the key changed: those before the copy. The target
-    no longer finds rows by the earlier key. before: the schema that was published last, or None.
+    This applies only if a full copy ends in the batch and the key changed. All changes before the copy are then left
+    out, because the target no longer finds rows by the earlier key. before: the schema that was published last, or
+    None.
     """
     if batch.rows is None or not batch.ends_copy:
         return batch
@@ -111,9 +112,9 @@ def record_older_rows(target: DeltaTarget, columns: pa.Schema, names: Collection
 
 
 def record_rows_before_columns(target: DeltaTarget, columns: pa.Schema, upto: int) -> None:
-    """Record that rows up to position `upto` are older than the columns that only the target has.
+    """Record that rows up to position `upto` are older than the target's columns that `columns` does not have.
 
-    An attempt before a crash added these columns for a longer range of the log.
+    An attempt before a crash added such columns: its range of the log ended later than the present range.
     """
     later = sorted(ids_only_in(target.columns, columns))
     _record_positions(target, [OLDER_THAN_COLUMN + column.decode() for column in later], upto)

@@ -123,9 +123,9 @@ class VersionRows(HistoryRows):
         return version_rows(states, stored, tracked_columns(self.shape, batch.schema, self.settings))
 
     def stored_before(self, images: pa.Table) -> StoredRows:
-        """Return, for each key of the images, the version that was in force before the first of its changes.
+        """Return, for each key of the images, the version that was in force before the first change of the key.
 
-        The version counts as open, because an ending may have closed it while the changes of the key were parked.
+        This version counts as open. An ending may have closed it while the changes of the key were parked.
         """
         if not self.target.files()[0]:
             return self.stored(images)
@@ -154,7 +154,7 @@ class MarkedRows(HistoryRows):
 
     @property
     def find_columns(self) -> tuple[str, ...]:
-        """The key."""
+        """The key columns."""
         return self.shape.key
 
     def new_rows(
@@ -171,7 +171,8 @@ class MarkedRows(HistoryRows):
     def without_parked(self, stored: StoredRows, parked: Sequence[Key]) -> StoredRows:
         """Return the stored rows without those of parked keys.
 
-        A mark that this batch sets would be later than the changes of a parked key, which are still to be merged.
+        This batch must not mark the row of a parked key as deleted: the mark would be later than the changes of the
+        key, which are still to be merged.
         """
         keys = self._typed_keys(parked)
         if keys is None or not stored.rows.num_rows:

@@ -43,7 +43,7 @@ _TIME: Final = pa.timestamp("us", tz="UTC")
 def tracked_columns(shape: RowShape, schema: TableSchema, settings: TableSettings) -> list[str]:
     """Return the Delta names of the columns whose changes begin a new version of a row.
 
-    settings: name columns as the source does. schema: the schema of the source table.
+    settings: names columns as the source does. schema: the schema of the source table.
     """
     wanted, unwanted = set(settings.track_history_column_list), set(settings.track_history_except_column_list)
     source_name = {column.id: column.name for column in schema.columns}
@@ -59,7 +59,7 @@ def tracked_columns(shape: RowShape, schema: TableSchema, settings: TableSetting
 def version_rows(states: RowStates, stored: StoredRows, tracked: Sequence[str]) -> pa.Table:
     """Return the complete rows of the versions that a batch began, changed or ended.
 
-    stored: the current version in the target of each key. tracked: the columns whose changes begin a new version; a
+    stored: for each key, its current version in the target. tracked: the columns whose changes begin a new version; a
     change of other columns only changes the current version. A transaction begins at most one version of a key.
     """
     states = states.filter(_is_last(states.key, states.position))

@@ -75,9 +75,9 @@ class LatestState:
         return refused_rows(self._plans.apply_filter(batch.rows, shape), self._bases(target, batch), shape, limit)
 
     def _bases(self, target: DeltaTarget, batch: TableBatch) -> BaseLookup:
-        """Return the lookup of the batch's base rows, which reads the target's version from before the batch's range.
+        """Return the lookup of the batch's base rows; it reads the version of the target before the batch's range.
 
-        If an earlier attempt already merged some of the range, that is an older version of the target.
+        If an earlier attempt already merged part of the range, this is usually an older version of the target.
         """
         return replace(self._target_before(target, batch), truncated=batch.truncated)
 

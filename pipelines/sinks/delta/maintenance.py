@@ -165,12 +165,11 @@ class TableFiles:
     def needed(
         self, listed: Iterable[int], now: float, after: float, files_of: Callable[[int], frozenset[str]]
     ) -> frozenset[str] | None:
-        """Return the files of all versions that kept cuts name; None if more than READ_AT_ONCE versions still have to
-        be read.
+        """Return the files of the versions in `listed`; None if more calls are needed to read these versions.
 
-        listed: the versions that kept cuts name. after: seconds for which unused files stay. A version is read only
-        when it has been named for half of `after`; before that, none of its files can have been unused for as long as
-        `after`.
+        listed: the versions that kept cuts name. after: seconds for which unused files stay. One call reads at most
+        READ_AT_ONCE versions. A version is left out until it has been listed for half of `after`. Before that, none of
+        its files can have been unused for as long as `after`.
         """
         self.seen = {version: self.seen.get(version, now) for version in listed}
         due = [version for version, since in self.seen.items() if now - since >= after / 2]
@@ -241,10 +240,11 @@ class TargetMaintenance:
             self._pinned.remove(pinned)
 
     def turn(self, cuts: Sequence[KeptCut], targets: Mapping[str, DeltaTarget]) -> None:
-        """Do at most one job on the target of the newest cut that has waited longest. Never raises; errors are logged.
+        """Do at most one job, on the target that has waited longest. Never raises; errors are logged.
 
-        The caller makes sure that no merge runs. cuts: the kept cuts, newest last. targets: URI → open target. A job
-        that commits to an open target also updates that object to the new version.
+        Only targets in the newest cut get jobs. The caller makes sure that no merge runs. cuts: the kept cuts, newest
+        last.
+        targets: URI → open target. A job that commits to an open target also updates that object to the new version.
         """
         if not self._settings.every or not cuts:
             return
@@ -342,7 +342,7 @@ class TargetMaintenance:
     def _remove(self, target: DeltaTarget, files: TableFiles, cuts: Sequence[KeptCut]) -> int:
         """Remove unused files of a target; return how many are left for later calls.
 
-        Returns 1 if the lists of files of some versions still have to be read.
+        Returns 1 if the file lists of some versions were not read yet.
         """
         now, after = self._clock(), self._settings.vacuum_after
         target.app_id  # noqa: B018 - raises for a table that is not ours
@@ -380,7 +380,7 @@ class TargetMaintenance:
         return len(paths[:AT_ONCE])
 
     def _listed(self, uri: str, cuts: Sequence[KeptCut]) -> set[int]:
-        """Return the versions of a target that kept cuts name or that are pinned."""
+        """Return the versions of a target that are pinned or belong to a kept cut."""
         # for a shared target the newest version of its tables counts, see Published.versions
         listed = {max(found) for cut in cuts if (found := _versions(cut, uri))}
         since = self._clock() - PINNED_FOR
@@ -407,10 +407,10 @@ def _compact(target: DeltaTarget, ordering: ZOrdering) -> int:
 
 
 def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
-    """Set properties of a target: no other writer cleans up its `_delta_log`, and a VACUUM by another client spares
-    recently removed files.
+    """Set properties of a target, so that other clients do not remove files too early.
 
-    A retention of removed files that is already set stays as it is.
+    No other writer cleans up its `_delta_log`, and a VACUUM by another client spares recently removed files. If the
+    target already has a retention of removed files, this retention stays as it is.
     """
     if unsupported_features(target.table):
         return
@@ -506,6 +506,6 @@ def _part(values: tuple[tuple[str, str], ...], files: Sequence[tuple[int, int]],
 
 
 def _noted(target: DeltaTarget) -> dict[str, int]:
-    """Return file group → time of its newest file at its last sorting by `target.cluster_by`."""
+    """Return file group → time of its newest file when the group was last sorted by `target.cluster_by`."""
     said = json.loads(target.table.metadata().configuration.get(ORDERED) or "{}")
     return dict(said["upto"]) if said.get("by") == list(target.cluster_by) else {}

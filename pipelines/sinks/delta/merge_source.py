@@ -195,7 +195,7 @@ def overlay(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
 
 
 def has_no_base(images: pa.Table, bases: BaseLookup, shape: RowShape) -> np.ndarray:
-    """Return an array of bool, an element per image: whether `overlay` raises MissingBase for that partial upsert."""
+    """Return one bool per image: whether `overlay` raises MissingBase for this partial upsert."""
     places, _ = find_base_rows(images, bases, shape)
     missing: np.ndarray = places.is_null().to_numpy(zero_copy_only=False)
     if not bases.exact:
@@ -206,7 +206,10 @@ def has_no_base(images: pa.Table, bases: BaseLookup, shape: RowShape) -> np.ndar
 
 
 def find_base_rows(images: pa.Table, bases: BaseLookup, shape: RowShape) -> tuple[pa.Array, pa.Table]:
-    """Find the base row of each image; return (indexes into the rows, rows). The index is null without base row."""
+    """Find the base row of each image; return (indexes into the rows, rows).
+
+    The index of an image without a base row is null.
+    """
     wanted = shape.image_columns
     base_keys = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
     keys = typed_keys(base_keys, shape.schema, shape.policy, images["position"])
@@ -366,10 +369,10 @@ def _comparable_keys(keys: pa.Table) -> pa.Table:
 
 
 def _keyless_deletes(typed: pa.Table, rows: pa.Table, shape: RowShape, *, lenient: bool) -> pa.Table:
-    """Return merge source rows that delete, for each row of `typed`, an equal row of the target by its position and
-    ordinal.
+    """Return merge source rows that delete, for each row of `typed`, one equal row of the target.
 
-    rows: rows of the target. Raises MissingBase if the target has too few equal rows, unless lenient.
+    Each merge source row has position and ordinal of the row to delete. rows: rows of the target. If the target has too
+    few equal rows, MissingBase is raised, unless lenient.
     """
     names = [name for name in shape.columns.names if name not in (POSITION_COLUMN, ORDINAL_COLUMN)]
     both = pa.concat_tables([typed, rows])

@@ -38,7 +38,7 @@ from pipelines.sinks.delta.writers import Writers
 
 
 class OpenTargets:
-    """The targets of one sink; a thread uses the target of a table while it has the table's lock."""
+    """The targets of one sink. A thread uses the target of a table only while it has the table's lock."""
 
     def __init__(self, settings: DeltaSettings, plans: TablePlans, writers: Writers, published: LastPublished) -> None:
         self.log_id = ""
@@ -51,7 +51,10 @@ class OpenTargets:
         """Relation → the result of `erased_upto`, once read from the target."""
 
     def shape(self, schema: TableSchema) -> RowShape:
-        """Return the columns and types of a table's target; raises as TablePlans.of and with_selected_columns do."""
+        """Return the columns and types of a table's target.
+
+        Raises the errors of TablePlans.of and with_selected_columns.
+        """
         selected = with_selected_columns(schema, self._settings.of(schema.topic))
         return self._plans.of(selected, self._settings.types_of(schema.topic))
 
@@ -116,7 +119,7 @@ class OpenTargets:
             check_left_out(self.shape(batch.schema).schema, before, target.columns)
 
     def in_target_columns(self, target: DeltaTarget, batch: TableBatch) -> TableBatch:
-        """Return the batch with its schema changed to the columns and types that the target has for them."""
+        """Return the batch with its schema adapted to the columns of the target and to their types."""
         shape = self.shape(batch.schema)
         # an attempt before a crash may have given the target the columns of a longer range
         ahead = target.columns_changed_upto > batch.upto
@@ -129,9 +132,9 @@ class OpenTargets:
         return replace(batch, schema=with_target_types(batch.schema, target.columns, changes, shape.policy))
 
     def erased_upto(self, target: DeltaTarget, relation: int) -> int:
-        """Return the end of the last batch in which a truncate or copy deleted rows of this table; 0 without one.
+        """Return the end of the last batch in which a truncate or copy deleted rows of this table.
 
-        Rows up to that position may be missing in the target after a crash.
+        Returns 0 if there was no such batch. Rows up to that position may be missing in the target after a crash.
         """
         # the target's `txn` is read once: later erasures are this driver's own
         if relation not in self._erased:
@@ -150,7 +153,7 @@ class OpenTargets:
     def _uri(self, schema: TableSchema) -> str:
         """Return the URI of the table's target.
 
-        This is the path that the rule gives, or the earlier path if the target was created under another table name.
+        The path comes from the rule. If the target was created under another table name, it keeps its earlier path.
         """
         named, known = self._settings.uri_of(schema), self._published.records.get(schema.relation)
         if known is None or known.target in {"", named}:

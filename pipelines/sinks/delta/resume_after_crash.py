@@ -60,8 +60,8 @@ def parked_upto(record: TableRecord, *, keeps_history: bool) -> int:
 def readable_versions(record: Published, targets: OpenTargets) -> dict[str, int]:
     """Return URI → version that readers of the published cut should read, for each target.
 
-    This is the newest version, which includes commits of other clients. For a target that already has changes after
-    the cut, it is the published version.
+    This is usually the newest version, because it includes commits of other clients. It is the published version if the
+    target already has changes after the cut.
     """
     return {uri: _readable_version(uri, version, record, targets) for uri, version in record.versions.items()}
 
@@ -82,7 +82,7 @@ def _is_ahead(target: DeltaTarget, record: TableRecord, targets: OpenTargets) ->
 
 
 def follow_rules(published: PublishedTable, uri: str, record: Published, rules: TargetRules) -> Published:
-    """Return the record after each table was stopped, or continued, as the rules demand; a changed record is published.
+    """Stop or continue each table as the rules require, and return the new record; publish it if it changed.
 
     A table that stopped because of its rules continues once the old rules are restored. If a replay was killed before
     it erased values that the rules hide, they are erased here. uri: directory of the published record.
@@ -118,7 +118,7 @@ def _by_rules(record: TableRecord, rules: TargetRules, position: int) -> TableRe
 def _continued(
     record: TableRecord, target: DeltaTarget | None, schema: TableSchema | None, position: int
 ) -> TableRecord:
-    """Return the record of a table that continues: it stopped because of changed rules, and they were restored."""
+    """Return the record of a table that continues: its stop came from changed rules, which were restored."""
     copying = schema is not None and schema.state is TableState.SNAPSHOTTING
     whole = target is not None and target.part_of(record.relation).is_complete and not copying
     state = TargetState.CATCHING_UP if whole else TargetState.SNAPSHOTTING
@@ -137,7 +137,7 @@ def _is_to_erase(record: TableRecord, rules: TargetRules) -> bool:
 
 
 def _at_newest(record: TableRecord, position: int) -> TableRecord:
-    """Return the record with the newest version of its target, which a replay replaced without publishing it."""
+    """Return the record with the newest version of its target, which a killed replay may have left unpublished."""
     target = open_part(record.target, record.relation)
     if target is None:
         return record
