@@ -29,7 +29,7 @@ from pipelines.types.typed_rows import COPY_AGAIN, TYPE_KEY
 
 @dataclass(frozen=True, slots=True)
 class FilledColumn:
-    """A column of rows that are read or rewritten, and where its values come from."""
+    """A column as it is read or rewritten: its new field, and the present column or value that fills it."""
 
     field: pa.Field
     source: str | None = None
@@ -96,7 +96,8 @@ def columns_to_drop(
     """Return the ids of the target's columns to drop: none under policy KEEP, otherwise those missing at the source.
 
     before: the table when it was last published; None if it was never published: then nothing is dropped. The key
-    columns of `before` are not dropped. After a crash, a range from before a key change still finds rows by them.
+    columns of `before` are not dropped. After a crash, a range from before a key change may be merged again, and this
+    merge finds rows by the old key.
     """
     if policy is DroppedColumns.KEEP or before is None:
         return frozenset()
@@ -104,7 +105,7 @@ def columns_to_drop(
 
 
 def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, policy: Policy) -> TableSchema:
-    """Return the table description with the columns and types that its rows have in this target.
+    """Return `schema` with the columns and types that the table has in this target.
 
     A column that is text in the target stays text while its source type is unchanged. Only a replay applies a changed
     type map or policy.
@@ -131,11 +132,11 @@ def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaCh
 
 
 def with_earlier_names(schema: TableSchema, rule: Transform, present: pa.Schema, policy: Policy) -> TableSchema:
-    """Return the table description for a batch that ends before the position for which the target got its present
-    columns.
+    """Return the table description for a batch that ends before the range for which the target's columns last changed.
 
-    As `with_target_types` under IGNORE, but with the source names of the columns: the renames of the rule are undone,
-    and the columns that the rule drops are included.
+    Such a batch exists only after a crash. The result is that of `with_target_types` under IGNORE, with two
+    differences. Columns have their names at the source, without the renames of the rule. The columns that the rule
+    drops are included.
     """
     typed = with_target_types(
         replace(schema, columns=_without(schema, rule.drop)), present, SchemaChanges.IGNORE, policy
@@ -302,10 +303,10 @@ class _PlanBuilder:
         return FilledColumn(field)
 
     def _kept(self, field: pa.Field) -> list[FilledColumn]:
-        """Return how a rewrite keeps a present column: a list with the column under its own or another name, or an
-        empty list.
+        """Return how a rewrite of all rows keeps this present column: a list with the column, or an empty list.
 
-        The column has no matching wanted column, or it stays in addition to that column.
+        The column has no matching wanted column, or it stays in addition to that column. If another column took its
+        name, it gets a new name.
         """
         taken = {name.casefold() for name in self._wanted.names}
         stays = field.name in self._stay

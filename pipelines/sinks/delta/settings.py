@@ -70,7 +70,8 @@ class DeltaSettings:
     def dead_letters_of(self, schema: TableSchema) -> DeadLetterSettings:
         """Return how many rows of a table may be parked: none for a table without a key, or with a transform in Python.
 
-        A parked row is stored as it was before the Python function, which may hide values.
+        A row is parked before the Python function changes it. So a parked row could show values that the function
+        hides.
         """
         rule = rule_of(schema.topic, self.rules)
         hides = rule is not None and rule.transform is not None and rule.transform.python is not None

@@ -111,12 +111,12 @@ class TargetPart(Protocol):
     def set_key(self, target: TargetTable, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
         """Record that rows are found by the current key of the table, or by position and ordinal if it has no key.
 
-        before: the table when it was last published; None if it never was. replaced: a full copy that began under the
-        new key has ended. Raises SchemaNotApplicable if the key changed and no such copy has ended.
+        before: the table when it was last published; None if it never was. replaced: whether a full copy that began
+        under the new key has ended. Raises SchemaNotApplicable if the key changed and `replaced` is False.
         """
 
     def is_replaced_by(self, target: TargetTable, batch: TableBatch) -> bool:
-        """Return whether a full copy replaces every row of the part, so that present values need no conversion to new
+        """Return whether a full copy replaces every row of the part. Then present values need no conversion to new
         types.
         """
 
@@ -168,7 +168,9 @@ class WholeTarget:
             target.set_property(GENERATION, str(position))
 
     def set_key(self, target: TargetTable, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
-        """See TargetPart.set_key; also raises for a table that gained or lost its key."""
+        """See TargetPart.set_key. Unless `replaced` is true, also raises SchemaNotApplicable for a table that gained or
+        lost its key.
+        """
         check_key(schema, before, replaced=replaced)
         keyless = target.read_property(KEYLESS) == "true"
         if keyless != bool(schema.key):
@@ -182,9 +184,7 @@ class WholeTarget:
         target.set_property(KEYLESS, str(not schema.key).lower())
 
     def is_replaced_by(self, target: TargetTable, batch: TableBatch) -> bool:  # noqa: ARG002 - see SharedPart
-        """See TargetPart.is_replaced_by. True if a copy ends in this batch, or if one is running and ends in a later
-        batch.
-        """
+        """See TargetPart.is_replaced_by. True if a full copy ends in this batch, or is still running at its end."""
         return batch.is_copying or batch.ends_copy
 
     def plan_columns(self, target: TargetTable, change: ColumnChange) -> EvolutionPlan:
@@ -270,13 +270,13 @@ class SharedPart:
         check_key(schema, before, replaced=replaced)
 
     def is_replaced_by(self, target: TargetTable, batch: TableBatch) -> bool:
-        """See TargetPart.is_replaced_by. True only if the copy began after the applied position and
-        ends in this batch.
+        """See TargetPart.is_replaced_by. True only if a full copy ends in this batch and began after the applied
+        position.
         """
         return batch.generation is not None and (target.applied or 0) < batch.generation
 
     def plan_columns(self, target: TargetTable, change: ColumnChange) -> EvolutionPlan:
-        """See TargetPart.plan_columns. No column is dropped, because other tables have rows in it."""
+        """See TargetPart.plan_columns. No column is dropped, because other tables may have values in it."""
         known = self._added_state(target).columns
         added, ids = self._merged(target, change)
         if change.policy is SchemaChanges.EXCEPTION:
@@ -291,11 +291,10 @@ class SharedPart:
             self._record(target, replace(state, columns=ids))
 
     def plan_new_table(self, target: TargetTable, schema: TableSchema, columns: pa.Schema) -> EvolutionPlan:
-        """Return the plan that adds the columns of a source table to the target; an empty plan if the target has the
-        table.
+        """Return the plan that adds the columns of a source table to the target.
 
-        Raises SchemaNotApplicable for a table without a key. Also raises it if another relation in the target was last
-        recorded under the same name.
+        The plan is empty if the target already contains the table. Raises SchemaNotApplicable for a table without a
+        key. Also raises it if the target contains another relation whose last recorded name is the name of this table.
         """
         if not schema.key:
             raise SchemaNotApplicable(
@@ -369,8 +368,10 @@ def delete_other_tables(target: TargetTable, relations: Collection[int]) -> None
 
 
 def columns_of_part(columns: pa.Schema, relation: int | None) -> pa.Schema:
-    """Return the columns of a target; if relation is not None, with the column ids of that table in
-    the shared target.
+    """Return the columns of a target with the column ids of one source table.
+
+    relation: the table's relation in a shared target; None for a target that is not shared. The columns are returned
+    unchanged for None and for a relation that the target does not contain.
     """
     state = None if relation is None else _state_of(columns, relation)
     return columns if state is None else with_ids(columns, state.columns)
@@ -391,14 +392,14 @@ def with_ids(columns: pa.Schema, ids: Mapping[str, int]) -> pa.Schema:
 def merge_columns(
     present: pa.Schema, wanted: pa.Schema, known: Mapping[str, int], topic: str
 ) -> tuple[tuple[pa.Field, ...], dict[str, int]]:
-    """Match the columns of a source table with those of a shared target.
+    """Match the columns of a source table with the columns of a shared target.
 
-    present: columns of the target. wanted: columns of the table. known: ids of the columns in which the table already
-    has rows. topic: the table's name, for errors. Returns the columns to add to the target, and the ids of all columns
-    that the table then has.
+    present: columns of the target. wanted: columns of the table. known: name → id of the columns in which the table
+    already has rows. topic: the table's name, for errors. Returns the columns to add to the target, and name → id of
+    all columns that the table then has.
 
-    Raises SchemaNotApplicable if a column was renamed, has another type or spelling in the target, or has the name of
-    an earlier column of the table.
+    Raises SchemaNotApplicable if a column was renamed. Also raises it if a column has another type or spelling in the
+    target, or the name of an earlier column of the table.
     """
     name_of = {id_: name for name, id_ in known.items()}
     spelled = {name.casefold(): name for name in present.names}

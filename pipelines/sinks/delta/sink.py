@@ -96,7 +96,7 @@ class DeltaSink:
             return attempts(self._apply_once, batch)
 
     def _apply_once(self, batch: TableBatch) -> TableRecord:
-        """Open the newest version of the target and merge the batch, unless it was merged before; return the table's
+        """Merge the batch into the newest version of the target, unless it was merged before; return the table's
         record.
         """
         strategy, targets = self._strategy(batch.schema), self.parts.targets
@@ -111,7 +111,7 @@ class DeltaSink:
 
     @contextmanager
     def _watch(self, target: DeltaTarget, topic: str) -> Iterator[None]:
-        """Report commits of other clients before and after the `with` block, and count the bytes that the block
+        """Report the commits of other clients that precede or follow the `with` block. Count the bytes that the block
         rewrites.
         """
         commits, files = self.parts.external_commits, target.actions
@@ -121,7 +121,9 @@ class DeltaSink:
         commits.after(target, topic)
 
     def record(self, batch: TableBatch, target: DeltaTarget, position: int) -> TableRecord:
-        """Return the record of a table after its batch was merged; position: the position of its target."""
+        """Return the record of a table after its batch was merged; position: the position up to which the target has
+        all rows.
+        """
         schema, before = batch.schema, self.parts.published.records.get(batch.schema.relation)
         return TableRecord(
             relation=schema.relation,

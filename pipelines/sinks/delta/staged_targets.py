@@ -87,7 +87,7 @@ class StagedDelta:
         self.sink = DeltaSink(staged)
 
     def forget_earlier(self, schemas: Mapping[int, TableSchema]) -> None:
-        """Remove the staged tables of earlier replays that ended before `put`."""
+        """Remove what earlier replays staged for these tables and did not put in place."""
         for name in [entry.base_name for entry in _entries(self._records) if entry.base_name.startswith(STAGED)]:
             for schema in schemas.values():
                 _remove_staged(self._settings.uri_of(schema), name)
@@ -104,8 +104,8 @@ class StagedDelta:
     def put(self, built: Published, rest: Mapping[int, TableRecord]) -> Published:
         """Replace every old target by its staged target, publish the new cut, and return its record.
 
-        built: the record of the staged sink. rest: the records of the tables that the replay did not build. Call it
-        once, after `open_published`. Raises SinkFenced if another driver writes at the same time. Raises
+        built: the record of the staged sink. rest: the records of the tables that the replay did not build. Call this
+        method once, after `open_published`. Raises SinkFenced if another driver writes at the same time. Raises
         SchemaNotApplicable for a target with column mapping, or with other partition columns than its rule.
         """
         log_id = self._published.log_id
@@ -133,7 +133,9 @@ class StagedDelta:
         self.sink.close()
 
     def _mark_hidden_values(self, records: Iterable[TableRecord]) -> set[int]:
-        """Mark each old target with values that the current rules hide; return the relations of these targets."""
+        """Find old targets whose stored rows contain values that the current rules hide. Mark these targets for
+        erasing, and return the relations of their tables.
+        """
         found = set[int]()
         for record in records:
             schema = TableSchema.from_json(record.schema or "")
@@ -147,7 +149,10 @@ class StagedDelta:
         return found
 
     def _replace_target(self, records: Sequence[TableRecord], log_id: str) -> dict[int, TableRecord]:
-        """Replace one target by its staged table; return the new record of each table in the target, by relation."""
+        """Replace one target by its staged table.
+
+        records: the records of all tables in the target. Returns the new record of each of these tables, by relation.
+        """
         schema = TableSchema.from_json(records[0].schema or "")
         uri = self._settings.uri_of(schema)
         staged = DeltaTarget(records[0].target, DeltaTable(records[0].target))
@@ -278,9 +283,10 @@ def _additions(table: DeltaTable, directory: str) -> Iterator[AddAction]:
 
 
 def _bounds(files: pa.Table, kind: str) -> dict[str, list[Any]]:
-    """Return, for each column, its least (`min`) or greatest (`max`) value in each file, as Delta writes it.
+    """Return column name → its least (`min`) or greatest (`max`) value in each file, as in Delta's JSON statistics.
 
-    Columns are left out if JSON cannot express their type exactly. files: the add actions. kind: `min` or `max`.
+    files: the add actions of the table. kind: `min` or `max`. A column whose type JSON cannot express exactly is left
+    out.
     """
     bounds: dict[str, list[Any]] = {}
     for name in files.column_names:
@@ -313,7 +319,7 @@ class BulkLoad:
         return self._complete(batch, target)
 
     def folder(self, schema: TableSchema) -> TargetFolder | None:
-        """Return the directory in which executors may write files for `adopt`; None if `fill` has to write the rows."""
+        """Return the directory in which executors may write files for `adopt`; None if `fill` must write the rows."""
         target, shape = self._targets.open(schema), self._targets.shape(schema)
         by_spark = self._sink.parts.settings.writer is Writer.SPARK or shape.expressions is not None
         if by_spark or "://" in target.uri or target.table.metadata().partition_columns:
@@ -321,7 +327,9 @@ class BulkLoad:
         return TargetFolder(target.uri, target.statistics_columns)
 
     def adopt(self, batch: TableBatch, files: Sequence[DataFile]) -> TableRecord:
-        """Add files in the target's directory as the rows of the target; return the table's record."""
+        """Add files that are already in the target's directory; they become all rows of the target. Return the table's
+        record.
+        """
         target = self._targets.open(batch.schema)
         target.add(files, batch.upto)
         return self._complete(batch, target)

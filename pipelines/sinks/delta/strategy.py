@@ -32,17 +32,17 @@ class KeepingStrategy(Protocol):
     """Whether a full copy replaces every row of the target."""
 
     def merge(self, target: DeltaTarget, batch: TableBatch) -> None:
-        """Change the target's columns and merge a batch. The last commit contains the `txn` of the range.
+        """Change the target's columns as the batch requires, then merge the batch.
 
-        The schema of the batch has the columns and types that its rows have in this target. Raises CommitFailedError if
-        another client committed first.
+        The last commit contains the `txn` of the batch's range. The caller has already given `batch.schema` the columns
+        and types of this target. Raises CommitFailedError if another client committed first.
         """
 
     def find_refused(self, target: DeltaTarget, batch: TableBatch, limit: int) -> list[RefusedRow]:
         """See pipelines.sinks.contract.ParkingSink.find_refused."""
 
     def rows_upto(self, target: DeltaTarget) -> int:
-        """Return the position up to which all rows of a table are in its target."""
+        """Return the position up to which the target contains all changes of its table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,6 @@ class DeltaSinkParts:
         self.writers.attach(spark)
 
     def close(self) -> None:
-        """Remove the open targets, and the versions up to which their commits were checked, from memory."""
+        """Forget the open targets, and up to which version the commits of each target were checked."""
         self.targets.close()
         self.external_commits.forget()

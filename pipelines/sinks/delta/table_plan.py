@@ -53,7 +53,7 @@ POSITION_KEY: Final = (POSITION_COLUMN, ORDINAL_COLUMN)
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """The columns and types of a target's rows. Instances are pickled and sent to Spark executors."""
+    """The columns and types of a target's rows. Spark executors receive pickled instances."""
 
     schema: TableSchema
     """The source table after the drops, renames and masks of the rule's transform."""
@@ -76,12 +76,12 @@ class RowShape:
 
     @property
     def columns(self) -> pa.Schema:
-        """All columns of the target, except those that a history mode adds."""
+        """All columns of the target, without those that exist only because of a history mode."""
         own = self.image_columns if self.expressions is None else self.expressions.columns(self.image_columns)
         return own if self.relation is None else own.append(pa.field(RELATION_COLUMN, pa.int64()))
 
     def columns_in_mode(self, mode: HistoryMode) -> pa.Schema:
-        """Return the target's columns, followed by the columns that a history mode adds."""
+        """Return `columns`, followed by the columns that only this history mode has."""
         return pa.schema([*self.columns, *MODE_COLUMNS[mode]])
 
     @property
@@ -98,11 +98,13 @@ class RowShape:
 
     @property
     def needs_complete_rows(self) -> bool:
-        """Whether a Python function of the rule computes the rows; then a delete's image cannot become a row."""
+        """Whether a Python function of the rule computes the rows. Such a function cannot compute a row from a delete's
+        image.
+        """
         return self.transform is not None and self.transform.rule.python is not None
 
     def rows(self, images: pa.Table) -> pa.Table:
-        """Convert folded upserts to typed rows with `image_columns`. An unsent column gets a placeholder value, as in
+        """Convert folded upserts to typed rows with `image_columns`. An unsent column gets a placeholder; see
         `typed_rows`.
         """
         if self.transform is None:
@@ -110,8 +112,9 @@ class RowShape:
         return self.transform.rows(images, self.policy)
 
     def mask_image(self, image: Mapping[int, str | None]) -> dict[int, str | None]:
-        """Return an image with only the columns of the target, masked as there; see
-        pipelines.sinks.contract.ParkingSink.image_mask.
+        """Return a row image without the columns that the target does not have, and with masked values.
+
+        See pipelines.sinks.contract.ParkingSink.image_mask.
         """
         known = {column.id for column in self.schema.columns}
         masks = {} if self.transform is None else self.transform.masks
@@ -119,8 +122,8 @@ class RowShape:
         return {column: masks[column].over(text) if column in masks else text for column, text in own.items()}
 
     def finished_frame(self, source: DataFrame) -> DataFrame:
-        """Return a Spark frame of merge source rows with the target's columns added, as `TablePlans.finish_source` does
-        for Arrow.
+        """Return a Spark frame of merge source rows with computed columns and `_relation` added; see
+        `TablePlans.finish_source`.
         """
         finished = source if self.expressions is None else self.expressions.apply_to_frame(source)
         for name in self.partition_texts:
@@ -232,12 +235,10 @@ class TablePlans:
         return TargetLayout(partitions, rule.properties, transform, cluster_by=ordered, is_shared=rule.merge_tables)
 
     def apply_filter(self, images: pa.Table, shape: RowShape) -> pa.Table:
-        """Return folded rows after the transform's filter has decided as many partial images as it can without a base
-        row.
+        """Apply the transform's filter to the partial images that have all columns which the filter reads.
 
-        A partial image with all columns of the target is marked complete. If a partial image has all columns that the
-        filter reads and the filter rejects it, it becomes a delete. A rejected row has no base row in the target and
-        needs none.
+        Such an image becomes a delete if the filter rejects it. It needs no base row then. All other rows stay. A
+        partial image that has all columns of the target is marked complete.
         """
         if shape.transform is None:
             return images
@@ -277,10 +278,11 @@ class TablePlans:
 def _columns(
     key: str, names_in_rule: Sequence[str], shape: RowShape, fits: Callable[[pa.DataType], bool], expected: str
 ) -> tuple[str, ...]:
-    """Return the target's columns that a key of its rule names, such as `cluster_by`.
+    """Return the target's columns that one key of the rule names, such as `cluster_by`.
 
-    key: name of that key, for errors. fits: whether a type is allowed. expected: description of the allowed types.
-    Raises TransformFailed for a column that is unknown or has another type.
+    key: the name of this key of the rule, for errors. names_in_rule: its value. fits: whether a type is allowed.
+    expected: description of the allowed types. Raises TransformFailed for a column that is unknown or has a type that
+    is not allowed.
     """
     names = tuple(
         dict.fromkeys(column_name(name) if name not in shape.columns.names else name for name in names_in_rule)
@@ -322,7 +324,7 @@ def _raise_first(found: Iterator[ColumnMismatch]) -> None:
 
 
 def rules_in_subdirectory(rules: Sequence[SinkRule], name: str) -> tuple[SinkRule, ...]:
-    """Return the rules with /name appended to each path, for targets in that subdirectory of the sink's own targets."""
+    """Return the rules with /name appended to each path. Their targets are in a subdirectory of the original ones."""
     return tuple(
         rule if rule.path is None else rule.model_copy(update={"path": f"{rule.path}/{name}"}) for rule in rules
     )

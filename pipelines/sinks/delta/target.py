@@ -201,7 +201,7 @@ class DeltaTarget:
         return TargetLayout.of(metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS})
 
     def check_layout(self, layout: TargetLayout) -> None:
-        """Check the layout that a rule demands against that of the target, and keep its `cluster_by` for maintenance.
+        """Check that the target has the layout that its rule demands; remember the rule's `cluster_by` for maintenance.
 
         Raises TargetRulesChanged if the rows were written under another rule, TransformFailed if the layout differs.
         """
@@ -274,32 +274,31 @@ class DeltaTarget:
 
     @property
     def changed_upto(self) -> int:
-        """The position up to which all changes are in the target; 0 if no range was merged. The truncates and finished
-        copies up to this position may not have removed their rows yet.
+        """The position up to which all changes are in the target; 0 if no range was merged.
+
+        Truncates and finished copies up to this position may not have deleted their older rows yet.
         """
         return max(self.applied or 0, self.transaction(ROWS) or 0)
 
     @property
     def is_untouched(self) -> bool:
-        """Whether the target has no rows and no recorded position, so that its columns may change freely. Always false
-        for a table's part of a shared target.
+        """Whether the columns may change freely, because the target has no rows and no recorded position. Always false
+        for the part of a shared target.
         """
         if not self.part.has_own_columns or self.files()[0]:
             return False
         return all(self.transaction(suffix) is None for suffix in ("", ROWS, ERASED, COLUMNS))
 
     def is_replaced_by(self, batch: TableBatch) -> bool:
-        """Whether the full copy in this batch replaces every row, so that present values need no conversion to new
-        types.
-        """
+        """Whether a full copy replaces every row. Then present values need no conversion to new types."""
         return self.part.is_replaced_by(self, batch)
 
     @property
     def columns_changed_upto(self) -> int:
         """The end of the range for which the columns of the target last changed; 0 if they never changed.
 
-        A crash may have followed that change, and the range may then be repeated with an earlier end. For a shared
-        target the result is always 0: a repeated range is merged with the current columns, or refused.
+        After a crash, that range may be merged again with an earlier end. For a shared target the result is always 0.
+        There a repeated range is merged with the current columns, or refused.
         """
         if not self.part.has_own_columns:
             return 0
@@ -316,9 +315,10 @@ class DeltaTarget:
         return self._once(application, lambda: self.table.transaction_version(application))
 
     def record_commit(self, application: str, position: int, since: int) -> None:
-        """Cache the position that a commit by this process wrote into the `txn` of an application id.
+        """Remember which position this process has committed in the `txn` of an application id, so that no read is
+        needed.
 
-        since: the version of the table before that commit. If other clients committed in between, nothing is cached.
+        since: the version of the table before that commit. Does nothing if other clients committed after `since`.
         """
         if self.version == since + 1:  # otherwise the commits of other clients in between are not known
             self._cached_version, self._cache = self.version, {application: int(position)}
@@ -335,9 +335,7 @@ class DeltaTarget:
 
     @property
     def columns(self) -> pa.Schema:
-        """All columns of the Delta table; their metadata has the column ids of the source table to which the part
-        belongs.
-        """
+        """All columns of the Delta table, with the column ids of the part's source table in their metadata."""
         return self._once("columns", lambda: self.part.columns(self.all_columns))
 
     def files(self) -> tuple[int, int]:
@@ -359,8 +357,8 @@ class DeltaTarget:
         return cast("_T", self._cache[name])
 
     def commit(self, position: int, suffix: str = "") -> CommitProperties:
-        """Return commit properties with a `txn`: its application id is `app_id` + suffix, and its version is the given
-        position.
+        """Return the properties of a commit with one `txn` at the given position; its application id is `app_id` +
+        suffix.
         """
         return CommitProperties(app_transactions=[Transaction(self.app_id + suffix, int(position))])
 
@@ -385,9 +383,10 @@ class DeltaTarget:
     def erase(self, truncated: tuple[int, int] | None, generation: int | None, upto: int, suffix: str) -> None:
         """Delete the rows that a truncate or a finished full copy removes, and all rows without a position.
 
-        truncated: (position, ordinal) of the truncate. generation: position at which the finished copy began. Either
-        may be None; rows older than either are deleted. The commit has a `txn` with position upto and application id
-        `app_id` + suffix. A repeated call deletes nothing more.
+        truncated: (position, ordinal) of the truncate; None: no truncate. generation: position at which the finished
+        copy began; None: no copy. Rows that are older than the truncate or the start of the copy are deleted. The
+        commit has a `txn` with position upto and application id `app_id` + suffix. A repeated call deletes nothing
+        more.
         """
         older = []
         if truncated is not None:
@@ -441,13 +440,13 @@ class DeltaTarget:
         hit("delta_after_columns")
 
     def _column_commit(self, upto: int) -> CommitProperties:
-        """Return the properties of a commit that changes columns. It is not retried after a conflict, because a retry
-        would overwrite the commit of another client.
+        """Return the properties of a commit that changes columns. delta-rs does not retry this commit after a conflict.
+        A retry would overwrite the commit of another client.
         """
         return CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self.app_id + COLUMNS, upto)])
 
     def _rewrite(self, columns: Sequence[FilledColumn], upto: int) -> None:
-        """Write all rows of the target again with the given columns, as a stream; readers of older versions are not
+        """Rewrite all rows of the target with the given columns, as a stream. Readers of older versions are not
         affected.
         """
         present, schema = self.columns, pa.schema([column.field for column in columns])
@@ -487,9 +486,9 @@ class DeltaTarget:
 
 
 def rewritten_bytes(before: pa.Table, after: pa.Table) -> int:
-    """Return how many bytes a batch wrote again, given the lists of data files before and after it.
+    """Return how many bytes a batch rewrote. before, after: the data files of the target before and after the batch.
 
-    The result is the smaller of the added and the removed bytes: a batch that only adds files, or only removes them,
+    The result is the smaller of the added and the removed bytes. So a batch that only adds files, or only removes them,
     rewrites nothing.
     """
     if before is after:

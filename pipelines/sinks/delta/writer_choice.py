@@ -60,18 +60,20 @@ class MergeWork:
         return self.nbytes <= MAX_BATCH_BYTES and self.candidates <= MAX_CANDIDATE_BYTES
 
     def by_delta_rs(self) -> float:
-        """Return the estimated seconds of this merge by delta-rs, before the learned factor."""
+        """Return how many seconds delta-rs would need for this merge, as an estimate without the learned factor."""
         return _DELTA_RS_FIXED + self.rows * _DELTA_RS_PER_ROW + self.candidates * _DELTA_RS_PER_BYTE
 
     def by_spark(self, cores: int) -> float:
-        """Return the estimated seconds of this merge by Spark on that many cores, before the learned factor."""
+        """Return how many seconds Spark would need for this merge on `cores` cores, as an estimate without the learned
+        factor.
+        """
         of_bytes = self.target * _SPARK_PER_BYTE_READ + self.candidates * _SPARK_PER_BYTE_WRITTEN
         return SPARK_FIXED + (self.rows * _SPARK_PER_ROW + of_bytes) / max(1, cores)
 
 
 @dataclass(frozen=True, slots=True)
 class WriterDecision:
-    """Which writer merges one batch."""
+    """The choice of the writer that merges one batch."""
 
     spark: bool
     seconds: float = 0.0
@@ -80,13 +82,15 @@ class WriterDecision:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """For each writer, the learned ratio of measured to estimated seconds of a merge."""
+    """For each writer, the learned ratio of the measured to the estimated duration of its merges."""
 
     delta_rs: float = 1.0
     spark: float = 1.0
 
     def learned(self, ratio: float, *, spark: bool) -> Factors:
-        """Return the factors after a merge that took `ratio` times its estimate; spark: Spark was the writer."""
+        """Return the factors adjusted after one merge; ratio: measured by estimated seconds; spark: whether Spark
+        merged.
+        """
         own, other = (self.spark, self.delta_rs) if spark else (self.delta_rs, self.spark)
         ratio = min(max(ratio, 1 / _AT_MOST), _AT_MOST)
         own = own * (ratio / own) ** _OWN_SHARE
@@ -97,14 +101,15 @@ class Factors:
     def prefer_spark(self, work: MergeWork, cores: int, *, before: bool) -> bool:
         """Return whether Spark should merge a batch that is small enough for both writers.
 
-        before: whether Spark merged the last batch of the same target. A change of the writer needs a clear advantage.
+        before: whether Spark merged the previous batch of the same target. The other writer is chosen only if it is
+        clearly faster.
         """
         by_delta_rs, by_spark = self.delta_rs * work.by_delta_rs(), self.spark * work.by_spark(cores)
         return by_spark <= by_delta_rs * SWITCHES_AT if before else by_spark * SWITCHES_AT < by_delta_rs
 
 
 class WriterCosts:
-    """The learned costs of one sink's writers; several threads may use it."""
+    """Chooses the writer of each merge, and learns the costs of the writers of one sink. Several threads may use it."""
 
     def __init__(self) -> None:
         self.factors = Factors()
@@ -113,7 +118,7 @@ class WriterCosts:
         self._lock = Lock()
 
     def is_small(self, work: MergeWork) -> bool:
-        """Return whether delta-rs is expected to finish the merge before Spark could begin to merge."""
+        """Return whether delta-rs would probably finish this merge before Spark has started its own."""
         factors = self.factors
         return work.fits and factors.delta_rs * work.by_delta_rs() * SWITCHES_AT < factors.spark * SPARK_FIXED
 
@@ -125,7 +130,7 @@ class WriterCosts:
         return WriterDecision(spark, work.by_spark(cores) if spark else work.by_delta_rs())
 
     def learn(self, choice: WriterDecision, seconds: float) -> None:
-        """Adjust the factors to the real seconds of a merge; a merge with a short estimate changes nothing."""
+        """Adjust the factors by the measured seconds of a merge. A merge with a short estimate changes nothing."""
         if choice.seconds >= LEARNS_FROM:
             with self._lock:
                 self.factors = self.factors.learned(seconds / choice.seconds, spark=choice.spark)
@@ -155,7 +160,8 @@ def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
 def rewritten_bytes(before: pa.Table, after: pa.Table) -> int:
     """Return how many bytes of rows were rewritten between two listings of a table's live files.
 
-    The result is the smaller of two sums: the bytes of the files only in `after`, and those only in `before`.
+    The result is the smaller of two sums: the bytes of the files that only `after` lists, and of those that only
+    `before` lists.
     """
     if before is after:
         return 0

@@ -1,9 +1,10 @@
 """Writers: merge a batch into a Delta target with delta-rs or Spark, in one commit with the `txn` of the batch.
 
 Both engines get the same source rows and the same conditions (`MergeSpec`). A source row that deletes has its key, its
-position and nulls. In a table without a key it has the position of the row that it deletes. A change deletes a row only
-if its (position, ordinal) is later than that of the row. It replaces a row only if its (position, ordinal) is later or
-equal. An equal pair means the same change: after a crash it is merged again, perhaps under a newer schema.
+position and nulls. In a table without a key it has the position of the row that it deletes. A change deletes a target
+row only if the (position, ordinal) of the change is later. A change replaces a target row only if its (position,
+ordinal) is later or equal. An equal pair is the same change: after a crash it is merged again, perhaps under a newer
+schema.
 
 Estimated costs decide which engine merges a batch, see pipelines.sinks.delta.writer_choice.
 """
@@ -52,7 +53,7 @@ TARGET: Final = "t"
 class TxnMarker:
     """The `txn` action of a commit: an application id and the position that the commit reaches.
 
-    A range up to that position is not merged again.
+    A sink skips a range that ends at or before this position, because the range was merged already.
     """
 
     app_id: str
@@ -117,7 +118,7 @@ class Writers:
     def choose(
         self, target: DeltaTarget, batch: TableBatch, source: pa.Table | DataFrame, key: tuple[str, ...]
     ) -> WriterDecision:
-        """Return the writer that merges `source` into `target`.
+        """Return which writer, delta-rs or Spark, merges `source` into `target`.
 
         key: the columns by which source rows find target rows; empty if the rows are only appended. Raises SparkAwaited
         if the merge needs Spark and Spark has not started yet.
@@ -167,8 +168,8 @@ class Writers:
 def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:
     """Merge `source` into `target` with delta-rs, in one commit with the `txn` of `marker`.
 
-    source: rows with the target's columns and the column `_op`, which is `u` or `d`. If the target is empty, the rows
-    with `_op` `u` are appended. If `key` is empty, all rows of `source` are appended; it then has no column `_op`.
+    source: rows with the target's columns and the column `_op`, which is `u` or `d`. If the target is empty, only the
+    rows with `_op` `u` are appended. If `key` is empty, `source` has no column `_op`, and all of its rows are appended.
     """
     if not key:
         append_with_delta_rs(target, source, marker)
@@ -210,7 +211,7 @@ def append_with_delta_rs(target: DeltaTarget, rows: pa.Table, marker: TxnMarker)
 
 
 def merge_with_spark(target: DeltaTarget, source: DataFrame, key: tuple[str, ...], marker: TxnMarker) -> None:
-    """Merge `source` into `target` with Spark; arguments and result are those of `merge_with_delta_rs`."""
+    """Merge `source` into `target` with Spark. Arguments and effect are those of `merge_with_delta_rs`."""
     if not key:
         _append_with_spark(target, source, marker)
         return
@@ -248,7 +249,8 @@ class MergeSpec:
 
     @property
     def condition(self) -> str:
-        """SQL that is true for a source row and a target row with the same key, and the same relation if one is set.
+        """SQL that is true for a source row and a target row with the same key. In a shared target, both relations are
+        equal too.
 
         Key columns are never NULL, because they form a primary key or a replica identity index. The relation is a
         literal, so that the engine skips the files of other tables.
