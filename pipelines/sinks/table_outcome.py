@@ -1,4 +1,6 @@
-"""Table records: the state and the record of one table of a sink after a batch or a failure, and the lag of a batch."""
+"""Table records: which state and record a table of a sink has after a batch or a failure; how old a batch's changes
+are.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ NO_LONGER_CAPTURED: Final = (
 
 
 def check_captured(schema: TableSchema) -> None:
-    """Raise SchemaNotApplicable for a table of which the log does not have all changes."""
+    """Raise SchemaNotApplicable if some changes of the table are not in the log, as its state says."""
     if schema.state not in CAPTURED:
         copied_again = schema.state == TableState.NEEDS_RESYNC
         raise SchemaNotApplicable(
@@ -51,7 +53,7 @@ def with_progress_state(record: TableRecord, upto: int) -> TableRecord:
 
 
 def log_trimmed_error(exc: LogTrimmed, sink: str) -> LogTrimmed:
-    """Return the error with another remedy: rebuild the sink, because the log no longer has changes that it needs."""
+    """Return LogTrimmed with the same message and this remedy: rebuild the sink, because the log has lost changes."""
     return LogTrimmed(exc.message, remedy=f"rebuild the sink: 'cdc replay {sink}'")
 
 
@@ -77,6 +79,8 @@ def failed_record(before: TableRecord | None, schema: TableSchema, exc: CdcError
 
 
 def median_lag(images: pa.Table) -> float | None:
-    """Return the seconds from commit at the source to now for the median row of a batch; None without rows."""
+    """Return the median of the seconds that have passed since the rows of a batch were committed; None for an empty
+    batch.
+    """
     middle = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
     return None if middle is None else max(0.0, time.time() - middle / 1e6)

@@ -26,7 +26,10 @@ from pipelines.source.read_tasks import SCHEMA, Frame, LogPartition, group_files
 
 
 class CdcDataSource(DataSource):
-    """`spark.read.format("cdc")` and `spark.readStream.format("cdc")`; see pipelines/README.md for its options."""
+    """The data source behind `spark.read.format("cdc")` and `spark.readStream.format("cdc")`.
+
+    pipelines/README.md describes its options.
+    """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -34,19 +37,22 @@ class CdcDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format, `cdc`."""
         return "cdc"
 
     def schema(self) -> StructType:
-        """The columns of the frame; raises the errors of its options, because Spark calls this method first."""
+        """Return the columns of the frame.
+
+        Spark calls this method first, so it raises the errors of invalid options.
+        """
         return self._get_frame().columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of a batch frame."""
+        """Return the reader of a batch query."""
         return LogBatchReader(self._checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """The planner of a stream."""
+        """Return the reader of a streaming query; raises InvalidDefinition if the options set an end."""
         frame = self._checked(schema)
         if frame.options.ending != LATEST:
             raise InvalidDefinition("a stream has no end: omit the options 'endingPosition' and 'endingTimestamp'")
@@ -76,9 +82,10 @@ def register(session: SparkSession) -> None:
 def rows_between(
     session: SparkSession, log: LogReader, globs: Sequence[str], after: Position, upto: Position
 ) -> DataFrame:
-    """The rows of the globs' tables in (after, upto] as a batch frame.
+    """Return a batch frame with the rows in (after, upto] of the tables that match the globs.
 
-    The files are determined at once from the commit that `log` has read, so a later compaction or trim changes nothing.
+    The frame's files are chosen in this call, from the commit of the log that `log` has read. So a later compaction or
+    trim does not change the frame.
     """
     frame = Frame(options=SourceOptions(path="", tables=tuple(globs)))
     files = frame.tables.narrowed(log.files(after, upto))
@@ -100,18 +107,18 @@ class LogBatchReader(DataSourceReader):
         self._pushed = PushedFilters()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Use the filters to read fewer rows. All filters are returned, so that Spark applies them as well."""
+        """Remember the filters, so that fewer rows are read. Return all of them, so that Spark applies them as well."""
         self._pushed = PushedFilters.of(filters)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks of the range (start, end]."""
+        """Return the Spark tasks that read the range of the frame."""
         options = self._frame.options
         log = options.open_log()
         return plan_tasks(log, self._frame, options.start(log), options.end(log), self._pushed)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task; runs on an executor."""
+        """Return the rows of one task; runs on an executor."""
         return read_task(partition, self._frame)
 
 
@@ -129,19 +136,19 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_log": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """The limit of the option maxRowsPerTrigger."""
+        """Return the limit of a batch, from the option `maxRowsPerTrigger`."""
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """The offset that a query without a checkpoint begins after."""
+        """Return the offset after which a query without a checkpoint begins."""
         return _offset(self._options.start(self._refreshed()))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """End the query at the position that is durable now."""
+        """Set the end of the query to the log's present durable position."""
         self._target = self._refreshed().durable or Position(0)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Return the end offset of the next batch; `start` if there is nothing to read."""
+        """Return the end offset of the next batch. The result is `start` if there is nothing to read."""
         log, after = self._refreshed(), Position(start["position"])
         pinned = pinned_in(log, after)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -156,12 +163,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset(upto) | ({} if pinned is None else {"compacted": pinned})
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802 - Spark's name
-        """The durable position of the log, for the query's progress report."""
+        """Return the durable position of the log, which Spark shows in its progress report; None if it is unknown."""
         durable = self._log.durable if self._log is not None else None
         return None if durable is None else _offset(durable)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """The tasks of one batch: one for a small range."""
+        """Return the Spark tasks of one batch. A small batch has a single task."""
         after, upto = Position(start["position"]), Position(end["position"])
         log = self._log
         if log is None or (log.durable or Position(0)) < upto:
@@ -173,13 +180,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plan_tasks(log, self._frame, after, upto)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task; runs on an executor."""
+        """Return the rows of one task; runs on an executor."""
         return read_task(partition, self._frame)
 
     def _end_before_misfit(self, log: LogReader, after: Position, upto: Position) -> Position:
-        """Return `upto`, or the last position before a change that does not fit the columns of the frame.
+        """Return `upto`, or an earlier end if a later table version does not fit the columns of the frame.
 
-        Raises SchemaNotApplicable if the first change already does not fit.
+        The earlier end is the position before that version. Raises SchemaNotApplicable if there is nothing to read
+        before it.
         """
         if self._frame.typed is None or upto <= after:
             return upto

@@ -1,7 +1,7 @@
 """Which rows a frame reads: the options of the data source `cdc`, and the filters that Spark pushes down.
 
-The options are checked where the frame is created; pipelines/README.md describes them. Filters only exclude rows that
-need not be read, because Spark applies them again.
+Creating a frame checks its options, which pipelines/README.md describes. A pushed filter only avoids reading rows that
+it excludes. Spark applies every filter again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _END: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """The options of one frame."""
+    """The options of one Spark frame that is read from the log."""
 
     path: str
     storage: str = "{}"
@@ -95,19 +95,23 @@ class SourceOptions:
         return LogReader(log_root(self.path, Storage.from_json(self.storage)))
 
     def start(self, log: LogReader) -> Position:
-        """The position that the frame begins after; raises LogTrimmed for a time before the oldest change."""
+        """Return the position after which the frame begins. Raises LogTrimmed for a time before the oldest change of
+        the log.
+        """
         if self.starting == EARLIEST:
             return Position(0)
         # a commit at exactly this time belongs to the frame
         return _position_of(log, self.starting, offset_us=-1)
 
     def end(self, log: LogReader) -> Position:
-        """The last position of a batch frame, at most the durable one; raises LogTrimmed as `start` does."""
+        """Return the last position of a batch frame, which is at most the durable position. Raises LogTrimmed as
+        `start` does.
+        """
         return min(_position_of(log, self.ending, offset_us=0), log.durable or Position(0))
 
 
 def tables_option(globs: Sequence[str]) -> str:
-    """The globs as the option `tables`, with commas, spaces and brackets quoted."""
+    """Return the text of option `tables` for these globs. Commas, spaces and brackets in the globs are quoted."""
     return ",".join(_SPECIAL.sub(lambda found: found[1] or f"[{found[2]}]", glob) for glob in globs)
 
 
@@ -184,7 +188,7 @@ def _check_pairs(parsed: SourceOptions, options: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushedFilters:
-    """Bounds that Spark's filters set on positions, relations and topics; both ends are included."""
+    """Bounds on positions, relations and topics that Spark's filters set. Both ends of a bound are included."""
 
     positions: tuple[int, int] = (0, _END)
     relations: tuple[int, int] = (0, _END)
@@ -193,7 +197,9 @@ class PushedFilters:
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> Self:
-        """The bounds of all filters together; filters of other columns set no bound."""
+        """Return the bounds that all filters together set. Filters on columns other than position, relation and topic
+        set none.
+        """
         pushed = cls()
         for one in filters:
             name = getattr(one, "attribute", ("",))[0]
@@ -207,12 +213,12 @@ class PushedFilters:
         return pushed
 
     def within(self, after: Position, upto: Position) -> tuple[Position, Position]:
-        """Return the part of the range (after, upto] that the bounds allow, as (after, upto)."""
+        """Return the part of the range (after, upto] that is within the bounds, as (after, upto)."""
         low, high = max(after, self.positions[0] - 1), min(upto, self.positions[1])
         return Position(min(low, upto)), Position(max(high, 0))
 
     def narrowed(self, tables: TableSelection) -> TableSelection | None:
-        """Return the selected tables whose rows the bounds allow; None if they allow no row."""
+        """Return the tables that are in `tables` and within the bounds; None if no row can pass the filters."""
         relations = self.relations if tables.relations is None else _intersect(self.relations, tables.relations)
         if relations[0] > relations[1]:
             return None
@@ -241,5 +247,5 @@ def _bounds(one: Any) -> tuple[int, int]:
 
 
 def _values(one: Any) -> list[Any]:
-    """The values that an equality allows; NULL equals no value."""
+    """Return the values that an equality or IN filter allows. NULL is left out, because no value equals it."""
     return [value for value in ([one.value] if isinstance(one, EqualTo) else one.value) if value is not None]

@@ -1,10 +1,11 @@
 """Read tasks of a frame: which Spark tasks a range is divided into, and the rows that each task reads.
 
-Changes are divided into groups of neighbouring files. With the option `history`, and where older changes were trimmed,
-the frame begins with the baseline: the state at the horizon as `r` rows. One run of `compacted` is that state already,
-with one row per key. Several runs have to be folded over each other, so they are divided into shares of about
-SHARE_BYTES: by relation, because files are sorted by it, and a larger relation also by key. Every task of such a
-relation reads all of its rows and keeps those of its own keys.
+Changes are divided into groups of neighbouring files. A frame may begin with the baseline, the state at the horizon as
+`r` rows. This is so with the option `history`, and where older changes were trimmed.
+
+One run of `compacted` already is that state, with one row per key. Several runs have to be folded together. So they are
+divided into shares of about SHARE_BYTES: by relation, because files are sorted by it. A larger relation is also divided
+by key. Each task of such a relation reads all rows of the relation and keeps only the rows of its own keys.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _FENCES: Final = pa.array(["t", "g"])
 
 @dataclass
 class LogPartition(InputPartition):
-    """The input of one task: files, of which it reads the rows in (after, upto], and perhaps a boundary row."""
+    """The input of a task: the files whose rows in (after, upto] it returns, and perhaps a boundary row."""
 
     files: Sequence[LogFile]
     after: Position
@@ -77,7 +78,10 @@ class LogPartition(InputPartition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineShare:
-    """A part of the state at the horizon: the rows of some relations, or some of the keys of one relation."""
+    """A share of the baseline, the state at the horizon: all rows of some relations, or some keys of one relation.
+
+    `parts` is the number of shares among which the keys of a relation are divided.
+    """
 
     files: Sequence[LogFile]
     relations: tuple[int, int]
@@ -87,7 +91,7 @@ class BaselineShare:
 
 @dataclass
 class BaselinePartition(InputPartition):
-    """The input of a task that folds one share of the baseline; it returns the rows of the selected tables."""
+    """The input of a task that folds one share of the baseline and returns the rows of the selected tables."""
 
     share: BaselineShare
     horizon: Position
@@ -96,7 +100,7 @@ class BaselinePartition(InputPartition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A frame of the log; pickled to executors."""
+    """What one Spark frame reads from the log, and its columns. Executors receive a pickled instance."""
 
     options: SourceOptions
     typed: TypedTable | None = None
@@ -104,7 +108,7 @@ class Frame:
 
     @classmethod
     def of(cls, options: SourceOptions) -> Self:
-        """Raises InvalidDefinition if the log has no such table or column."""
+        """Create the frame for these options. Raises InvalidDefinition if the log has no such table or column."""
         if options.table is not None:
             log = options.open_log()
             typed = TypedTable.find(log, options.table, options.end(log), options.types, options.columns)
@@ -115,24 +119,30 @@ class Frame:
 
     @property
     def columns(self) -> StructType:
-        """The columns of the frame in Spark's types."""
+        """Return the columns of the frame with Spark's types."""
         if self.typed is not None:
             return self.typed.columns
         return StructType([SCHEMA[name] for name in self.options.columns or SCHEMA.names])
 
     @property
     def tables(self) -> TableSelection:
-        """The tables whose rows the frame has."""
+        """Return the tables whose rows are in the frame."""
         return TableSelection(globs=self.options.tables) if self.typed is None else self.typed.tables
 
     def read_plan(self, log: LogReader, after: Position, upto: Position) -> HistoryPlan:
-        """The files to read for (after, upto]; raises LogTrimmed if the log no longer has these changes."""
+        """Return the files that contain the range (after, upto]. Raises LogTrimmed if the log no longer has these
+        changes.
+        """
         if self.options.history:
             return log.history(after, upto)
         return HistoryPlan(changes=log.files(after, upto))
 
     def later_versions(self, files: Sequence[LogFile], upto: Position) -> list[tuple[ChangePosition, TableSchema]]:
-        """Versions of the table in files that are later than the frame's, oldest first; [] for frames of log rows."""
+        """Return the later versions of the frame's table that are in `files`, oldest first.
+
+        A version is later if it follows the version that gives the frame its columns. Returns [] for a frame of log
+        rows.
+        """
         if self.typed is None:
             return []
         found = []
@@ -157,7 +167,7 @@ class Frame:
 
     @property
     def log_columns(self) -> list[str]:
-        """Columns of the log that are read."""
+        """Return the names of the log's columns that the frame reads."""
         if self.typed is not None:
             return self.typed.log_columns
         return list(self.options.columns or LOG_SCHEMA.names)
@@ -166,7 +176,11 @@ class Frame:
 def plan_tasks(
     log: LogReader, frame: Frame, after: Position, upto: Position, pushed: PushedFilters | None = None
 ) -> list[InputPartition]:
-    """The tasks that read (after, upto] for a frame; raises LogTrimmed, and SchemaNotApplicable as TypedTable.check."""
+    """Return the Spark tasks that read the range (after, upto] of a frame.
+
+    pushed: bounds of pushed filters, which reduce what is read. Raises LogTrimmed if the log no longer has these
+    changes. Raises SchemaNotApplicable if a later version of the table does not fit, see TypedTable.check.
+    """
     if upto <= after:
         return []
     plan, pushed = frame.read_plan(log, after, upto), pushed or PushedFilters()
@@ -191,14 +205,14 @@ def plan_tasks(
 
 
 def group_files(files: Iterable[LogFile]) -> list[list[LogFile]]:
-    """Divide the files into groups of neighbours; one task reads each group."""
+    """Divide the files, in their order, into groups. One task reads each group."""
     listed = list(files)
     size = sum(file.size for file in listed) // TASKS
     return split(listed, min(MOST_BYTES, max(LEAST_BYTES, size)))
 
 
 def read_task(partition: InputPartition, frame: Frame) -> Iterator[pa.RecordBatch]:
-    """The batches of one task; runs on an executor."""
+    """Return the rows of one task as Arrow batches; runs on an executor."""
     _freeze_imported_objects()
     if isinstance(partition, BaselinePartition):
         state = fold_share(partition.share, partition.horizon)
@@ -253,7 +267,7 @@ def _baseline_tasks(log: LogReader, files: Sequence[LogFile], tables: TableSelec
 
 
 def _relations(log: LogReader, tables: TableSelection, upto: Position) -> list[int]:
-    """The relations of the selected tables, by any of the names that they have had."""
+    """Return the relations of the selected tables. A table is selected by any name that it has had up to `upto`."""
     versions = [version for _, version in log.schema_history(upto)]
     least, greatest = tables.relations or (0, 1 << 62)
     named = {version.relation for version in versions if not tables.globs or matches(version.topic, tables.globs)}
@@ -267,7 +281,10 @@ def _any_within(relations: Sequence[int], bounds: tuple[int, int]) -> bool:
 def divide_baseline(
     files: Sequence[LogFile], spans: Sequence[RowSpan], limit: int = SHARE_BYTES
 ) -> list[BaselineShare]:
-    """Divide the rows of several runs into shares of about `limit` bytes; each row belongs to one share."""
+    """Divide the rows of several runs into shares of about `limit` bytes. Each row belongs to one share.
+
+    spans: least and greatest relation and the bytes of each row group in the files.
+    """
     shares: list[BaselineShare] = []
     for relations, size in _relation_ranges(spans, limit):
         own = TableSelection(relations=relations).narrowed(files)
@@ -277,7 +294,7 @@ def divide_baseline(
 
 
 def fold_share(share: BaselineShare, horizon: Position) -> pa.Table:
-    """The state of the share's rows at the horizon, LOG_SCHEMA."""
+    """Return the state of the share's rows at the horizon, with the schema LOG_SCHEMA."""
     tables = TableSelection(relations=share.relations)
     moved_parts: dict[tuple[int, str], int] = {}
     if share.parts > 1:
@@ -291,9 +308,9 @@ def fold_share(share: BaselineShare, horizon: Position) -> pa.Table:
 
 
 def as_read_rows(rows: pa.Table) -> pa.Table:
-    """Convert compacted rows to rows of a snapshot: an `r` row for each key that was not deleted.
+    """Convert compacted rows to rows of a snapshot: each key that is not deleted becomes an `r` row.
 
-    Schema rows stay; tombstones, truncates and generation ends are left out. Rows without a key stay single changes.
+    Schema rows stay; tombstones, truncates and generation ends are left out. Rows without a key keep their operations.
     """
     is_keyed = pc.and_(pc.is_valid(rows["key"]), pc.is_in(rows["op"], _IMAGES))
     is_keyless = pc.and_(pc.is_null(rows["key"]), pc.is_in(rows["op"], pa.array(["c", "d", "r", "u"])))
@@ -303,7 +320,7 @@ def as_read_rows(rows: pa.Table) -> pa.Table:
 
 
 def _relation_ranges(spans: Sequence[RowSpan], limit: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """(first and last relation, bytes) of ranges of relations with about `limit` bytes each."""
+    """Divide the relations into ranges of about `limit` bytes; yield ((first, last relation), bytes) for each."""
     if not spans:
         return
     least, beyond = (np.array([span[side] for span in spans], np.int64) for side in (0, 1))
@@ -325,9 +342,10 @@ def _relation_ranges(spans: Sequence[RowSpan], limit: int) -> Iterator[tuple[tup
 
 
 def _rows_of_share(rows: pa.Table, share: BaselineShare, moved_parts: dict[tuple[int, str], int]) -> pa.Table:
-    """Return the rows of a share. Truncates and generation ends are in every share of their relation.
+    """Return the rows that belong to a share.
 
-    Each other row without a key is in one share.
+    Truncates and generation ends belong to every share of their relation. Any other row belongs to one share only, even
+    if it has no key.
     """
     if share.parts == 1:
         return rows

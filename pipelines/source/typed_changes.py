@@ -1,7 +1,7 @@
 """Typed changes: the changes of one table as rows with its own columns, and the columns `_op`, `_position`, … .
 
-The columns are those of one version of the table. They are found by id in every image, so rows of older versions appear
-under the present names. A later version with an added column or another type does not fit, and the frame fails.
+The frame has the columns of one version of the table. Columns are found by id in every image. So rows of older versions
+appear under the names of that version. The frame fails if a later version adds a column or changes a type.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OPERATIONS: Final = pa.array(["c", "u", "d", "r", "t", "g"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedTable:
-    """One version of a table as the columns of a frame."""
+    """One version of a table, and which of its columns a frame has."""
 
     schema: TableSchema
     place: ChangePosition
@@ -55,7 +55,11 @@ class TypedTable:
 
     @classmethod
     def find(cls, log: LogReader, topic: str, upto: Position, policy: TypePolicy, chosen: Sequence[str] = ()) -> Self:
-        """Find the table that has this name at upto, or else a dropped one; raises InvalidDefinition if none has."""
+        """Return the table whose name at position upto is `topic`. An existing table is preferred to a dropped one.
+
+        chosen: the option `columns`. Raises InvalidDefinition if the log has no such table, or the table no such
+        column.
+        """
         latest = {schema.relation: (place, schema) for place, schema in log.schema_history(upto)}
         named = [found for found in latest.values() if found[1].topic == topic]
         if not named:
@@ -68,17 +72,19 @@ class TypedTable:
 
     @property
     def tables(self) -> TableSelection:
-        """The selection of this table."""
+        """Return the selection of tables that contains only this table."""
         return TableSelection(relations=(self.schema.relation, self.schema.relation))
 
     @property
     def columns(self) -> StructType:
-        """The columns of the frame: those of the table under their names in a sink, then `_op` and the others."""
+        """Return the columns of the frame: first the table's columns, named as in a sink, then `_op` and the other log
+        columns.
+        """
         return from_arrow_schema(self._arrow)
 
     @property
     def log_columns(self) -> list[str]:
-        """Columns of the log that are read for the frame."""
+        """Return the names of the log's columns that the frame reads."""
         images = _IMAGE if self._shown_schema.columns or UNCHANGED_COLUMN in self._arrow.names else ()
         needed = {
             "op",
@@ -92,7 +98,8 @@ class TypedTable:
     def check(self, version: TableSchema, place: ChangePosition) -> None:
         """Raise SchemaNotApplicable if rows of a later version of the table do not fit into the frame.
 
-        An added column does not fit unless the option `columns` chose the columns; another type never fits.
+        version: the later version. place: where it begins, for the error. A column with another type never fits. An
+        added column fits only if the option `columns` selects the columns of the frame.
         """
         known = {column.id: family_of(column, self.policy).arrow for column in self._shown_schema.sent}
         for column in version.sent:
@@ -106,9 +113,9 @@ class TypedTable:
                 )
 
     def rows(self, found: pa.Table) -> pa.Table:
-        """Convert log rows of the table, with `log_columns`, to rows of the frame; leave out messages and schema rows.
+        """Convert rows of the log to rows of the frame; leave out logical messages and schema rows.
 
-        Raises ValueNotRepresentable as `typed_rows` does.
+        found: rows of the table with the columns `log_columns`. Raises ValueNotRepresentable as `typed_rows` does.
         """
         found = found.filter(pc.is_in(found["op"], _OPERATIONS)).combine_chunks()
         columns: dict[str, Any] = {
@@ -139,7 +146,7 @@ class TypedTable:
         return columns
 
     def _deleted_keys(self, found: pa.Table, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the key columns, with values from the log's key for deleted rows without an old image."""
+        """Return the key columns. A delete without an old image has the values of the log's key in them."""
         width = len(self.schema.key)
         fits = pc.and_(
             pc.equal(found["op"], Operation.DELETE.value), pc.equal(pc.list_value_length(found["key"]), width)
@@ -170,7 +177,6 @@ class TypedTable:
 
     @property
     def _shown_schema(self) -> TableSchema:
-        """The table version with only the columns that the frame converts."""
         if not self.chosen or UNCHANGED_COLUMN in self.chosen:
             return self.schema
         shown = tuple(column for column in self.schema.columns if column_name(column.name) in self.chosen)

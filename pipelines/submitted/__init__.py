@@ -1,1 +1,1 @@
-"""Entry points that spark-submit runs, in a folder of their own: Python searches the folder of a script first."""
+"""Scripts that spark-submit runs. They have their own folder, because Python searches the folder of a script first."""

@@ -9,7 +9,7 @@ from pipelines.__main__ import main
 
 
 def job() -> None:
-    """Run the verb of the command line; raises SystemExit only after a failure, as schedulers expect."""
+    """Run the verb of the command line. A failure raises SystemExit; a success only returns, as schedulers expect."""
     configure_by_environment()
     if status := main(submitted=True):
         sys.exit(status)

@@ -1,7 +1,8 @@
 """A replay that runs on a cluster, recorded in the catalog as a command with its progress and its result.
 
-The output of a driver on a cluster is not visible to the operator, and neither is its death. The command is posted when
-the driver starts. The lease that its payload names ends with the driver, so a command without lease has ended.
+The operator sees neither the output nor the death of a driver on a cluster. So the driver posts a command when it
+starts. The payload of the command names a lease, which ends with the driver. A command whose lease has ended belongs to
+a replay that has ended.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pipelines.runtime.sink_lease import holder
 
 
 def replay_with_progress(definition: Definition, options: ReplayOptions, report_line: ReportLine) -> ReplayReport:
-    """Run replay(), and record its progress and its result in the catalog as well."""
+    """Run `replay`, and also record its progress and result in the catalog."""
     with (
         Catalog.open(definition.catalog.url) as catalog,
         _post_replay_command(catalog, definition.name, options) as command,
@@ -40,19 +41,19 @@ def replay_with_progress(definition: Definition, options: ReplayOptions, report_
 
 
 class _ReplayCommand:
-    """The command of a running replay."""
+    """The catalog command of a replay that is running."""
 
     def __init__(self, catalog: Catalog, number: int) -> None:
         self._catalog, self._number = catalog, number
         self.result: dict[str, Any] = {}
 
     def record_progress(self, text: str) -> None:
-        """Record a line of progress; it is lost if the catalog cannot be reached."""
+        """Record a line of progress. If the catalog cannot be reached, the line is lost."""
         with suppress(CdcError):
             self._catalog.commands.record(self._number, {"summary": text})
 
     def finish(self) -> None:
-        """Record the result; if the catalog cannot be reached, the end of the lease marks the end of the replay."""
+        """Record the result. If the catalog cannot be reached, the replay counts as ended when its lease ends."""
         with suppress(CdcError):
             self._catalog.commands.finish(self._number, self.result, ok=self.result["ok"])
 

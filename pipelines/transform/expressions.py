@@ -1,7 +1,7 @@
 """Expressions of a rule: `computed` columns and the filter `where`, which Spark evaluates over rows of a target.
 
-The rows of a merge are an Arrow table, for which Spark evaluates a local frame in a tenth of a second, or a frame. Both
-use the same SQL in the same engine. Every expression is deterministic and reads one row.
+The rows of a merge are an Arrow table or a Spark frame. For an Arrow table, Spark evaluates a local frame in a tenth of
+a second. Both use the same SQL in the same engine. Every expression is deterministic and reads one row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ROW_SOURCES: Final = frozenset({"LocalRelation", "LogicalRDD"})
 
 @dataclass(frozen=True, slots=True)
 class Expressions:
-    """The checked expressions of one rule over the columns of one table."""
+    """The checked SQL expressions of one rule, which use the columns of one table."""
 
     topic: str
     computed: tuple[tuple[str, str], ...]
@@ -49,12 +49,12 @@ class Expressions:
     """Columns that `where` reads."""
 
     def columns(self, schema: pa.Schema) -> pa.Schema:
-        """The columns of the target: those of the rows, the computed ones, then `_position` and `_ordinal`."""
+        """Return the columns of the target: columns of `schema`, computed columns, then `_position` and `_ordinal`."""
         order = [schema.field(name) for name in (POSITION_COLUMN, ORDINAL_COLUMN)]
         return pa.schema([*list(schema)[: -len(order)], *self.fields, *order])
 
     def apply(self, source: pa.Table, spark: SparkSession) -> pa.Table:
-        """Add the computed columns to the rows of a merge, and turn upserts that `where` excludes into deletes.
+        """Add the computed columns to merge source rows. Turn upserts that the filter `where` rejects into deletes.
 
         Raises TransformFailed if an expression fails on a row.
         """
@@ -70,7 +70,9 @@ class Expressions:
         )
 
     def apply_to_frame(self, source: DataFrame) -> DataFrame:
-        """As `apply`, on executors; an expression fails when the frame is executed."""
+        """Do the same as `apply` for a Spark frame. An expression that fails raises its error only when the frame is
+        executed.
+        """
         from pyspark.sql import functions as F
 
         order = (POSITION_COLUMN, ORDINAL_COLUMN)
@@ -96,7 +98,9 @@ class Expressions:
         return upsert if self.where is None else upsert & F.coalesce(F.expr(self.where), F.expr("false"))
 
     def _columns(self) -> Iterator[Column]:
-        """Yield the computed columns. They are computed only for rows that pass the filter; on others they may fail."""
+        """Yield the computed columns. They are null in rows that the filter rejects, because an expression may fail
+        there.
+        """
         from pyspark.sql import functions as F
 
         return (F.when(F.col(_KEPT), F.expr(sql)).alias(name) for name, sql in self.computed)
@@ -107,14 +111,21 @@ class Expressions:
         return F.when((F.col(OP) == "u") & ~F.col(_KEPT), "d").otherwise(F.col(OP)).alias(OP)
 
     def rejects(self, rows: pa.Table, spark: SparkSession) -> pa.ChunkedArray:
-        """Return one bool per row: whether `where` excludes the row. rows: at least the columns `decides`."""
+        """Return one bool per row: whether the filter `where` rejects the row.
+
+        rows: must have at least the columns that `decides` names.
+        """
         decisive = rows.select(list(self.decides)).append_column(OP, pa.repeat(pa.scalar("u"), rows.num_rows))
         filter_only = Expressions(self.topic, (), self.where, pa.schema([]), self.decides, self.decides)
         return pc.equal(filter_only._compute(decisive, spark)[OP], "d")
 
 
 def resolve_expressions(rule: Transform, schema: pa.Schema, topic: str, spark: SparkSession) -> Expressions:
-    """Check the expressions of a rule over columns; raises TransformFailed for one that is invalid."""
+    """Check the expressions of a rule, and return them for a table with these columns. Raises TransformFailed for an
+    invalid expression.
+
+    schema: the columns that the expressions may use. topic: the table's name, for errors.
+    """
     frame = spark.createDataFrame(schema.empty_table())
     computed = tuple(rule.computed.items())
     fields, reads = [], set()
@@ -134,7 +145,9 @@ def resolve_expressions(rule: Transform, schema: pa.Schema, topic: str, spark: S
 
 
 def _analyse(frame: DataFrame, name: str, sql: str, what: str) -> tuple[pa.Field, set[str]]:
-    """Return (field of an expression's result, columns that the expression reads); what: its name in errors."""
+    """Check an expression. Return the Arrow field of its result, and the columns that it reads; what: its name in
+    errors.
+    """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -175,9 +188,10 @@ def _raising_analysis_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def raising_transform_failed(topic: str) -> Iterator[None]:
-    """Raise TransformFailed if an expression fails on a row: an SQLSTATE of class 22, data exception.
+    """Raise TransformFailed for an error of class 22 of SQLSTATE (data exception): an expression failed on a row.
 
-    The error has Spark's error condition, without its message, which contains the value. Other errors pass unchanged.
+    TransformFailed contains Spark's error condition. It omits Spark's message, because the message contains the value.
+    Other errors pass unchanged.
     """
     from pyspark.errors import PySparkException
 

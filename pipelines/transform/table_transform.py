@@ -1,8 +1,9 @@
 """TableTransform: the drops, renames, masks and Python function of a rule, for one version of a table.
 
-The rule changes the schema with which images are typed. A dropped column is never typed; a renamed column has its new
-name and its old id; a masked column is text, so its mask reads the value as Postgres prints it. An unsent column keeps
-the target's value, which is already masked. The transform gives the same result on driver and executors.
+The rule changes the schema with which images are typed. A dropped column is not converted at all. A renamed column has
+its new name and its old id. A masked column has type text, so its mask reads the value as Postgres prints it. For an
+unsent column, the merge keeps the target's value, which is already masked. The transform gives the same result on
+driver and executors.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Mask:
     salt: bytes = field(default=b"", repr=False)
 
     def __call__(self, texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """Mask texts; a text with the prefix MASKED is masked already and only loses the prefix."""
+        """Mask texts. A text with the prefix MASKED is already masked, so only the prefix is removed."""
         plain = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
         is_masked = pc.fill_null(pc.starts_with(plain, MASKED), fill_value=False)
         if not pc.any(is_masked).as_py():
@@ -49,7 +50,10 @@ class Mask:
         return pc.if_else(is_masked, pc.utf8_slice_codeunits(plain, len(MASKED), None), self._mask(plain))
 
     def over(self, text: str | None) -> str | None:
-        """Mask one text and add the prefix MASKED. The text is stored next to the target until it is applied again."""
+        """Mask one text and add the prefix MASKED, for a value that is stored as a parked row; None for None.
+
+        The prefix prevents a second masking when the row is applied again.
+        """
         return None if text is None else MASKED + self(pa.array([text], pa.string()))[0].as_py()
 
     def _mask(self, plain: pa.Array) -> pa.Array:
@@ -76,7 +80,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class TableTransform:
-    """The transformation of the rows of one table; pickled to executors."""
+    """The transformation of one table's rows by the transform of a rule. Executors receive a pickled instance."""
 
     rule: Transform
     schema: TableSchema
@@ -86,7 +90,9 @@ class TableTransform:
 
     @classmethod
     def of(cls, rule: Transform, schema: TableSchema) -> Self:
-        """Create the transformation; raise TransformFailed if the rule names an unknown column or changes the key."""
+        """Create the transformation of a rule for a table. Raises TransformFailed if the rule names an unknown column
+        or changes the key.
+        """
         if (found := next(transform_mismatches(rule, schema), None)) is not None:
             raise found.error
         salt = b"" if rule.salt is None else rule.salt.reveal().encode()
@@ -95,15 +101,20 @@ class TableTransform:
         return cls(rule, replace(schema, columns=columns), masks)
 
     def row_schema(self, policy: Policy) -> pa.Schema:
-        """The schema of `rows`: the target's columns without computed ones; raises TransformFailed."""
+        """Return the schema that `rows` returns: the target's columns without computed ones.
+
+        The Python function is called with an empty table, so TransformFailed may be raised.
+        """
         typed = target_schema(self.schema, policy)
         return typed if self.rule.python is None else self._call_python(typed.empty_table()).schema
 
     def rows(self, images: pa.Table, policy: Policy) -> pa.Table:
-        """Convert folded upserts to rows with `row_schema`; an unsent column has a placeholder as in `typed_rows`.
+        """Convert folded upserts to typed rows, masked and changed by the Python function. They have the schema
+        `row_schema`.
 
-        Raises the errors of `typed_rows`, and TransformFailed if the Python function fails, changes the rows' number or
-        key, or would get a partial image.
+        An unsent column has a placeholder, see `typed_rows`. Raises the errors of `typed_rows`. Raises TransformFailed
+        if the Python function fails, or if it changes the number of rows or a key. Also raises it if the function would
+        get a partial image.
         """
         if self.rule.python is not None and not _are_complete(images):
             raise TransformFailed(
@@ -119,7 +130,7 @@ class TableTransform:
         return typed if self.rule.python is None else self._call_python(typed)
 
     def missing(self, column: Column) -> str | None:
-        """Return the masked text that rows older than the column have in it; None for NULL."""
+        """Return the value that rows older than a column have in it, as masked text; None for NULL."""
         mask = self.masks.get(column.id)
         if mask is None or column.missing is None:
             return column.missing
@@ -127,7 +138,7 @@ class TableTransform:
         return text
 
     def settled(self, images: pa.Table) -> pa.Table:
-        """Mark images as complete if every unsent column is dropped."""
+        """Mark as complete each partial image whose unsent columns are all dropped by the rule."""
         is_complete = pc.or_kleene(images["complete"], pa.array(sent_cells(images, self.schema).all(axis=0)))
         return images.set_column(images.column_names.index("complete"), "complete", is_complete)
 
@@ -158,7 +169,7 @@ class TableTransform:
 
 
 def rename_columns(policy: Policy, names: Mapping[str, str]) -> Policy:
-    """The policy with the names that the columns have in the target."""
+    """Return the policy with its columns renamed; names: old name → new name."""
     if not isinstance(policy, ColumnPolicies):
         return policy
     return replace(policy, columns=tuple((names.get(name, name), of) for name, of in policy.columns))
@@ -169,7 +180,9 @@ def _are_complete(images: pa.Table) -> bool:
 
 
 def _with_order(returned: pa.Table, rows: pa.Table) -> pa.Table:
-    """The columns of `returned`, with the field metadata, `_position` and `_ordinal` of `rows`."""
+    """Return the columns of `returned` with the field metadata of `rows`, and append `_position` and `_ordinal` of
+    `rows`.
+    """
     fields = [
         rows.schema.field(field.name)
         if field.name in rows.schema.names and rows.schema.field(field.name).type == field.type

@@ -1,21 +1,21 @@
 """Families: groups of Postgres types that become the same Arrow type; `family_of` chooses the family of a column.
 
-A family converts an array of texts, as Postgres prints values under the pinned session settings, to an array of its
-Arrow type. It changes no value: a text that the type cannot represent exactly is an error. README.md has the complete
-table of types.
+A family converts an array of texts to an array of its Arrow type. The texts are values as Postgres prints them under
+the pinned session settings. The family changes no value: a text that the type cannot represent exactly is an error.
+README.md has the complete table of types.
 
-- A numeric without a declared precision, or with one that no decimal has, is text. So is every type without a family.
-- A real is read as 32 bits; read as 64 bits first it would be rounded twice.
+- A numeric is text if it declares no precision, or a precision that no decimal has. So is every type without a family.
+- A real is read as 32 bits. Reading it as 64 bits first would round it twice.
 - Dates and timestamps have years 1 to 9999. `infinity`, years BC and later years are refused, because neither Delta nor
   its readers have them.
 - `time`, `timetz` and `interval` are text: Delta stores neither `24:00:00` nor months of unknown length.
 - An array becomes a list of its elements, with its NULL elements. Its type declares neither the number of dimensions
-  nor the first subscript, so `{{1},{2}}` and `[0:1]={1,2}` are refused: a list cannot represent them.
-  Section 8.15.6 of the manual says how elements are quoted.
+  nor the first subscript. So `{{1},{2}}` and `[0:1]={1,2}` are refused: a list cannot represent them. Section 8.15.6 of
+  the Postgres manual says how elements are quoted.
 
-`widening` converts an array to another type that represents every value of the first type exactly: a wider number of
-the same kind, or text as Postgres prints it. Floats are not converted to text, because only Postgres knows their
-shortest text. Text is not converted to other types, because a value may not fit.
+`widening` converts an array to another type that represents every value of the first type exactly. The other type is a
+wider number of the same kind, or text as Postgres prints it. Floats are not converted to text, because only Postgres
+knows their shortest text. Text is not converted to other types, because a value may not fit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cdc.table import Column
 
 
 class TypePolicy(StrEnum):
-    """What a sink does with the text that Postgres sent."""
+    """How a sink converts the text of a value that Postgres sent."""
 
     #: Convert to the nearest type that represents every value exactly; a value that it cannot represent is an error.
     EXACT = "exact"
@@ -49,14 +49,14 @@ class TypePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnPolicies:
-    """A policy for a table, with exceptions for single columns; pickled to executors."""
+    """The policy of a table, with exceptions for single columns. Executors receive a pickled instance."""
 
     table: TypePolicy
     columns: tuple[tuple[str, TypePolicy], ...] = ()
     """Pairs (column name at the source, policy of this column)."""
 
     def of(self, column: str) -> TypePolicy:
-        """The policy of one column, by its name at the source."""
+        """Return the policy of one column; column: its name at the source."""
         return dict(self.columns).get(column, self.table)
 
 
@@ -66,10 +66,10 @@ Policy = TypePolicy | ColumnPolicies
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One target type and its conversion.
+    """An Arrow type of target columns, and the conversion of Postgres text to this type.
 
-    `convert` takes an array of strings, with null for SQL NULL, and returns an array of `arrow` of the same length
-    with nulls at the same indexes. It raises pyarrow.ArrowInvalid if it cannot represent a value exactly.
+    `convert` takes an array of strings, with null for SQL NULL. It returns an array of type `arrow` with the same
+    length and with nulls at the same indexes. It raises pyarrow.ArrowInvalid if it cannot represent a value exactly.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Family:
 
 
 def cast_family(name: str, arrow: pa.DataType) -> Family:
-    """A family whose texts Arrow's strict cast converts exactly."""
+    """Return a family that converts texts with Arrow's strict cast, which is exact for this type."""
     return Family(name, arrow, lambda texts: texts.cast(arrow))
 
 
@@ -101,7 +101,7 @@ _NOT_A_DIGIT: Final = 255
 
 
 def _digit_values() -> np.ndarray:
-    """The value of each byte as a hexadecimal digit."""
+    """Return a table of 256 entries: the value of each byte as a hexadecimal digit."""
     table = np.full(256, _NOT_A_DIGIT, dtype=np.uint8)
     for value, digit in enumerate(b"0123456789abcdef"):
         table[digit] = value
@@ -112,7 +112,7 @@ _DIGIT_VALUES: Final = _digit_values()
 
 
 def _convert_bytea(texts: pa.Array) -> pa.Array:
-    r"""Convert the form `\x6162` that bytea_output = hex prints."""
+    r"""Convert bytea texts to bytes. Postgres prints such texts as `\x6162` under bytea_output = hex."""
     # null entries may have bytes in the buffer: an empty value in their place keeps the arithmetic below valid
     filled = texts.cast(pa.string()).fill_null("\\x")
     _, offsets_buffer, text_buffer = filled.buffers()
@@ -160,7 +160,7 @@ _SCALE_BITS: Final = 11
 
 
 def precision_and_scale(typmod: int) -> tuple[int, int] | None:
-    """(precision, scale) of a numeric's modifier; None if it declares none."""
+    """Return (precision, scale) from the type modifier of a numeric; None if the modifier declares no precision."""
     if typmod < _HEADER:
         return None
     packed = typmod - _HEADER
@@ -169,12 +169,12 @@ def precision_and_scale(typmod: int) -> tuple[int, int] | None:
 
 
 def numeric_modifier(precision: int, scale: int) -> int:
-    """The modifier of numeric(precision, scale)."""
+    """Return the type modifier of numeric(precision, scale)."""
     return (precision << 16 | scale & ((1 << _SCALE_BITS) - 1)) + _HEADER
 
 
 def numeric_family(typmod: int) -> Family | None:
-    """Return the decimal family of a numeric with this modifier; None if only text represents it exactly."""
+    """Return the decimal family of numerics with this type modifier; None if only text represents them exactly."""
     declared = precision_and_scale(typmod)
     if declared is None:
         return None
@@ -212,7 +212,10 @@ _NOT_PLAIN: Final = r'(?s)["\\]|\A\{\}|\A[^{]|.\{|\}.|[^}]\z|\A.?\z'
 
 
 def array_family(element: Family) -> Family:
-    """Lists of an element's family; a value with more dimensions or with its own subscripts is refused."""
+    """Return the family of arrays whose elements have the family `element`. Its type is a list.
+
+    It refuses a value with several dimensions or with its own subscripts.
+    """
     arrow = pa.list_(pa.field("element", element.arrow))
 
     def convert(texts: pa.Array) -> pa.Array:
@@ -227,7 +230,7 @@ def array_family(element: Family) -> Family:
 
 
 def _element_texts(literals: pa.Array) -> pa.Array:
-    """Array literals as lists of the texts of their elements."""
+    """Convert array literals to lists with the text of each element."""
     is_parsed = pc.fill_null(pc.match_substring_regex(literals, _NOT_PLAIN), True)
     plain = pc.utf8_slice_codeunits(literals.filter(pc.invert(is_parsed)), 1, -1)
     split = pc.split_pattern(plain, ",").cast(pa.list_(pa.string()))
@@ -243,7 +246,7 @@ def _element_texts(literals: pa.Array) -> pa.Array:
 
 
 def _indexes_after_split(is_parsed: pa.Array) -> pa.Array:
-    """Return the index of each row in an array that has the plain rows first and the parsed rows after them."""
+    """Return the index of each row in an array that has first the plain rows, then the parsed rows."""
     parsed = is_parsed.cast(pa.int64())
     parsed_before = pc.subtract(pc.cumulative_sum(parsed), parsed)
     rows = pa.array(range(len(is_parsed)), pa.int64())
@@ -252,7 +255,7 @@ def _indexes_after_split(is_parsed: pa.Array) -> pa.Array:
 
 
 def parse_array(text: str) -> list[str | None]:
-    """The elements of an array literal of one dimension; raises pyarrow.ArrowInvalid for any other text."""
+    """Return the elements of an array literal with one dimension. Raises pyarrow.ArrowInvalid for any other text."""
     if text == "{}":
         return []
     found: list[str | None] = []
@@ -274,7 +277,7 @@ _ARRAY_OF: Final = {element: oid for oid, element in ELEMENT_BY_OID.items()} | {
 
 
 def family_of(column: Column, policy: Policy) -> Family:
-    """The family of a column's values under a policy; a domain has the family of its base type."""
+    """Return the family of a column's values under a policy. A domain has the family of its base type."""
     if policy.of(column.name) is TypePolicy.TEXT:
         return TEXT
     oid, typmod = column.value_type
@@ -284,7 +287,7 @@ def family_of(column: Column, policy: Policy) -> Family:
 
 
 def declared_as(arrow: pa.DataType) -> tuple[int, int]:
-    """(type OID, modifier) of a column whose family under EXACT has this Arrow type."""
+    """Return (type OID, modifier) of a Postgres type whose values become this Arrow type under EXACT."""
     if pa.types.is_list(arrow):
         oid, typmod = declared_as(arrow.value_type)
         return _ARRAY_OF[oid], typmod
@@ -300,7 +303,7 @@ def _scalar_family(oid: int, typmod: int) -> Family:
 
 
 def _element_of(column: Column, oid: int, typmod: int) -> Family | None:
-    """The family of an array's elements; None if the type is no array."""
+    """Return the family of the elements of an array column; None if the column's type is not an array."""
     if oid in ELEMENT_BY_OID:
         return _scalar_family(ELEMENT_BY_OID[oid], typmod)
     if oid in TEXT_ARRAYS:
@@ -318,10 +321,10 @@ _QUOTED: Final = r'\A\z|(?i)\Anull\z|[{},"\\\s\x0b]'
 
 
 def widening(before: pa.DataType, after: pa.DataType, *, recast: bool) -> ArrayConversion | None:
-    """The conversion of an array from type `before` to type `after`; None if it is not exact for every value.
+    """Return the function that converts arrays of type `before` to type `after`; None if it would not be exact.
 
-    recast: the source changed the column's type, so Postgres has cast its values; otherwise only the target's type
-    differs.
+    recast: whether the source changed the column's type, so that Postgres has cast the values. Otherwise only the
+    target's type differs.
     """
     if before == after or _widens(before, after):
         return lambda values: values.cast(after)

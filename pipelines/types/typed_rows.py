@@ -31,10 +31,10 @@ _ABSENT: Final = -1
 
 
 def target_schema(schema: TableSchema, policy: Policy) -> pa.Schema:
-    """The target's Arrow schema: one nullable field per sent column under its Delta name, then `_position`, `_ordinal`.
+    """Return the target's Arrow schema: one nullable field per sent column, then `_position` and `_ordinal`.
 
-    Generated columns are left out, because pgoutput does not send them. Raises SchemaNotApplicable when two names
-    differ only in case, which Delta does not support.
+    A field has the Delta name of its column. Generated columns are left out, because pgoutput does not send them.
+    Raises SchemaNotApplicable if two names differ only in case, which Delta does not support.
     """
     fields = [_field(column, policy) for column in schema.sent]
     folded: dict[str, str] = {}
@@ -50,17 +50,17 @@ def target_schema(schema: TableSchema, policy: Policy) -> pa.Schema:
 
 
 def typed_rows(images: pa.Table, schema: TableSchema, policy: Policy) -> pa.Table:
-    """Folded upserts (FOLDED_ARROW) as a table with the schema `target_schema`.
+    """Convert folded upserts (FOLDED_ARROW) to a table with the schema `target_schema`.
 
-    A column without an entry in the image gets the value of rows that are older than the column: `Column.missing`, or
-    null. In a partial image it is a placeholder for the value of the base row; `sent_cells` finds these cells.
-    Raises ValueNotRepresentable with column, type and position of the first value that does not fit.
+    If an image has no entry for a column, the column gets the value of rows older than the column: `Column.missing`, or
+    null. In a partial image this value is only a placeholder for the value of the base row; `sent_cells` finds these
+    cells. Raises ValueNotRepresentable with column, type and position of the first value that cannot be represented.
     """
     return pa.concat_tables([_typed_part(part, schema, policy) for part in _split_by_size(images)])
 
 
 def _split_by_size(images: pa.Table) -> list[pa.Table]:
-    """Split images into tables with at most MOST_TEXT bytes."""
+    """Divide images into tables of at most MOST_TEXT bytes. A single record batch is never divided."""
     if images.column("after").nbytes <= MOST_TEXT:
         return [images]
     size, parts = 0, list[list[pa.RecordBatch]]()
@@ -85,14 +85,14 @@ def _typed_part(images: pa.Table, schema: TableSchema, policy: Policy) -> pa.Tab
 
 
 def text_columns(images: pa.Table, schema: TableSchema) -> list[pa.Array]:
-    """The sent columns of folded images as text, completed as in `typed_rows`."""
+    """Return the sent columns of folded images as text. A column without an entry gets its value as in `typed_rows`."""
     entries = _MapEntries(images.column("after"))
     indexes = entries.indexes([column.id for column in schema.sent])
     return [_texts(entries, indexes[number], column) for number, column in enumerate(schema.sent)]
 
 
 def sent_cells(images: pa.Table, schema: TableSchema) -> np.ndarray:
-    """Which cells have an entry in their image: bool, shape (sent columns, rows)."""
+    """Return which cells have an entry in their image: bool, shape (sent columns, rows)."""
     entries = _MapEntries(images.column("after"))
     return entries.indexes([column.id for column in schema.sent]) != _ABSENT
 
@@ -100,10 +100,10 @@ def sent_cells(images: pa.Table, schema: TableSchema) -> np.ndarray:
 def typed_keys(
     keys: pa.Array | pa.ChunkedArray, schema: TableSchema, policy: Policy, positions: pa.ChunkedArray | None = None
 ) -> pa.Table:
-    """Keys (lists of text, in key order) as a table of the key columns under their Delta names, in key order.
+    """Convert keys, which are lists of texts, to a table of the key columns under their Delta names, in key order.
 
-    positions: of the same length, for the text of errors only. Raises ValueNotRepresentable as `typed_rows` does, and
-    SchemaNotApplicable when a key does not have one part per key column, because the table's key has changed.
+    positions: the position of each key, for errors. Raises ValueNotRepresentable as `typed_rows` does. Raises
+    SchemaNotApplicable if a key does not have one part per key column, because the table's key has changed.
     """
     keys = _one_chunk(keys)
     width = len(schema.key)
@@ -136,7 +136,9 @@ class _MapEntries:
         self.texts = maps.items.slice(self._first, last - self._first).cast(pa.string())
 
     def indexes(self, wanted: Sequence[int]) -> np.ndarray:
-        """For every wanted column id and row the index of the entry in `texts`, or -1: int64, shape (ids, rows)."""
+        """Return the index in `texts` of each wanted column's entry in each row; -1 without an entry: int64, shape
+        (ids, rows).
+        """
         indexes = np.full((len(wanted), self.rows), _ABSENT, dtype=np.int64)
         if not len(self._ids):
             return indexes
@@ -154,7 +156,7 @@ class _MapEntries:
         return indexes
 
     def _fill_uniform(self, indexes: np.ndarray, wanted: Sequence[int], ids: np.ndarray) -> np.ndarray:
-        """Fill the indexes when every row has the same ids in the same order."""
+        """Fill the indexes for the case that every row has the same ids in the same order."""
         starts = np.arange(self.rows, dtype=np.int64) * len(ids)
         offset_of = {int(column): offset for offset, column in enumerate(ids)}
         for number, column in enumerate(wanted):

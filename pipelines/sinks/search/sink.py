@@ -73,7 +73,7 @@ log = structlog.get_logger("apply")
 
 @dataclass(frozen=True, slots=True)
 class PendingTable:
-    """The batch of one table that `publish` will write: it deletes documents first, then adds rows."""
+    """A batch of one table that `publish` will write: `publish` first deletes documents, then it adds rows."""
 
     schema: TableSchema
     upto: int
@@ -153,7 +153,9 @@ class SearchSink:
         return 0
 
     def find_refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
-        """Return the partial images of the batch without a base row, not many more than `limit`; see ParkingSink."""
+        """Return the batch's partial images that have no base row. The list may be slightly longer than `limit`; see
+        ParkingSink.
+        """
         if batch.rows is None or batch.is_copying:
             return []
         without_base = (number for number, base in self._bases(batch.schema, batch.rows) if base is None)
@@ -161,11 +163,11 @@ class SearchSink:
         return [RefusedRow(number, _no_base(batch.schema, batch.rows, number)) for number in found]
 
     def apply(self, batch: TableBatch) -> TableRecord:
-        """Check the batch of one table, store it in memory until `publish`, and return the table's new record.
+        """Check the batch of one table, keep it in memory until `publish`, and return the table's new record.
 
-        A table that is already at the end of the batch, or has failed before it, keeps its record. Raises MissingBase
-        for a partial image without a base row, and SchemaNotApplicable for a table without a key. The documents of the
-        table then stay as they are.
+        A table that is already at the end of the batch keeps its record. So does a table that failed before the batch
+        begins. Raises MissingBase for a partial image without a base row, and SchemaNotApplicable for a table without a
+        key. After such an error the documents of the table do not change.
         """
         relation = batch.schema.relation
         current = self._published_record(relation)
@@ -195,8 +197,8 @@ class SearchSink:
     def publish(self, record: Published) -> None:
         """Write the applied batches, their parked rows and the record in one commit of the index.
 
-        A batch is not written if the record has its table at a lower position than the end of the batch. Raises
-        SinkUnavailable if the commit fails; the index is then unchanged. Raises SinkFenced if another driver published.
+        A batch is skipped if it ends after the position that the record has for its table. Raises SinkUnavailable if
+        the commit fails; the index is then unchanged. Raises SinkFenced if another driver published.
         """
         writer = self._open_writer()
         self._open_index().reload()
@@ -218,7 +220,7 @@ class SearchSink:
         self._record, self._published = content.encode(), record
 
     def pin(self, record: Published) -> str:
-        """Keep the published cut readable; returns the directory with hard links to the files of the index."""
+        """Keep the published cut readable; return the path of a directory with hard links to the index's files."""
         cut = self._cuts / str(record.position)
         shutil.rmtree(cut, ignore_errors=True)
         for _ in range(KEEP_ATTEMPTS):
@@ -304,9 +306,8 @@ class SearchSink:
         return rows
 
     def _are_new(self, relation: int, rows: pa.Table, floor: int) -> pa.ChunkedArray:
-        """Return one bool per row: true if the index does not have the row yet.
-
-        It is true for rows after position `floor`, and for parked rows that are tried again.
+        """Return one bool per row: whether the row must be written. That is true for a row after position `floor`, and
+        for a parked row that is tried again.
         """
         is_new, parked_by_key = pc.greater(rows["position"], floor), self.parked.rows_of(relation)
         if not parked_by_key or pc.all(is_new).as_py():
@@ -319,14 +320,20 @@ class SearchSink:
         return pc.or_(is_new, pa.chunked_array([parked], pa.bool_()))
 
     def _bases(self, schema: TableSchema, rows: pa.Table) -> Iterator[tuple[int, bytes | None]]:
-        """Yield (row number, stored image of the base row) for each partial image; None instead of a missing image."""
+        """Yield (row number, stored image of its base row) for each partial image; the image is None if the index has
+        no base row.
+        """
         columns = zip(*(rows[c].to_pylist() for c in ("op", "complete", "key", "base")), strict=True)
         for number, (op, complete, key, base) in enumerate(columns):
             if op == "u" and not complete:
                 yield number, self._stored(document_id(schema.relation, base if base is not None else key))
 
     def _complete(self, batch: TableBatch, rows: pa.Table) -> dict[int, dict[int, str | None] | None]:
-        """Return row number → complete image, for the partial images; None if the base row is not copied yet."""
+        """Return row number → complete image, for each partial image.
+
+        The image is None if a running full copy has not copied the base row yet. Raises MissingBase if no copy is
+        running and the base row is missing.
+        """
         schema, completed = batch.schema, dict[int, dict[int, str | None] | None]()
         for number, stored in self._bases(schema, rows):
             if stored is None and batch.is_copying:
@@ -371,7 +378,7 @@ class SearchSink:
 
 
 def _is_listed(record: Published, pending: PendingTable) -> bool:
-    """Return whether the record has the table at or after the end of its pending batch."""
+    """Return whether the record has the batch's table at the end of the batch or at a later position."""
     listed = record.tables.get(pending.schema.relation)
     return listed is not None and listed.position >= pending.upto
 
@@ -382,7 +389,7 @@ def _no_base(schema: TableSchema, rows: pa.Table, number: int) -> MissingBase:
 
 
 def _refuses(current: TableRecord, batch: TableBatch) -> bool:
-    """Return whether the table has failed at a position before the start of the batch."""
+    """Return whether the table failed at a position before the start of the batch."""
     return current.state == TargetState.FAILED and batch.after > current.position
 
 
@@ -419,7 +426,9 @@ def _replace_reserved(writer: tantivy.IndexWriter, identity: str, content: str) 
 
 
 def _linked(index: Path, cut: Path) -> bool:
-    """Link the committed files of the index into `cut`; return False if tantivy removed one of them meanwhile."""
+    """Link the committed files of the index into directory `cut`. Return False if tantivy removed a file during the
+    linking.
+    """
     meta = (index / "meta.json").read_bytes()
     segments = {segment["segment_id"].replace("-", "") for segment in json.loads(meta)["segments"]}
     try:
@@ -446,7 +455,7 @@ class DeadLetterDocuments:
         self._parked: dict[int, Mapping[Key, ParkedRow]] = {}
 
     def load(self, stored: Mapping[int, Mapping[Key, ParkedRow]]) -> None:
-        """Start with the parked rows that the index has, by relation and key; unpublished changes are dropped."""
+        """Set the parked rows, by relation and key, to those that the index stores. Unpublished changes are dropped."""
         self._stored, self._parked = dict(stored), dict(stored)
 
     def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
@@ -461,7 +470,9 @@ class DeadLetterDocuments:
         self._parked[relation] = rows
 
     def put(self, writer: tantivy.IndexWriter, relation: int) -> None:
-        """Add to the writer how the parked rows of a table changed since the last commit."""
+        """Add and delete documents through the writer, so that the index gets the parked rows of a table as they are
+        now.
+        """
         stored, parked = self._stored.get(relation, {}), self.rows_of(relation)
         for key in stored.keys() | parked.keys():
             row = parked.get(key)

@@ -1,8 +1,9 @@
-"""Staged index: a new search index that a replay builds. The rename of one file replaces the old index by it.
+"""Staged index: a new search index that a replay builds. By renaming one file, the new index replaces the old one.
 
-The file `meta.json` of a tantivy index lists its live segments. The new segments are linked into the old directory
-under their own unique names. Then a rename replaces the old list by the new one. A reader sees the old index or the new
-one, and open readers keep their files. The next commit of the sink removes the old segments.
+The file `meta.json` of a tantivy index lists its live segments. First, the files of the new segments are linked into
+the old directory under their own unique names. Then a rename replaces the old `meta.json` by the new one. A reader sees
+either the old index or the new one. A reader that was open before keeps its files. The next commit of the sink removes
+the old segments.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ _LOCKS: Final = (".tantivy-writer.lock", ".tantivy-meta.lock")
 
 
 class StagedSearch:
-    """A new index of a search sink, until `put` or `discard`; for one process at a time.
+    """A new index of a search sink, until `put` replaces the old index or `discard` is called. Only one process may use
+    it.
 
-    After a crash before the rename in `put` the old index is unchanged; after the rename the new one is in place.
+    `put` replaces the index by one rename. After a crash before this rename the old index is unchanged; after the
+    rename the new index is in place.
     """
 
     def __init__(
@@ -49,18 +52,22 @@ class StagedSearch:
         self._log_id = ""
 
     def forget_earlier(self, schemas: Mapping[int, TableSchema]) -> None:  # noqa: ARG002 - an index is one for all
-        """Remove an index that an earlier process staged and did not put in place."""
+        """Remove the index that an earlier replay built and did not put in place."""
         shutil.rmtree(self._staged, ignore_errors=True)
 
     def open_published(self, log_id: str) -> Published | None:
-        """Read the published record; from now on no driver can open the index, because this process has its writer."""
+        """Return the published record of the old index; None if nothing was published.
+
+        This process then has the writer of the old index, so no driver can open that index.
+        """
         self._log_id = log_id
         return self._old.open(log_id)
 
     def put(self, built: Published, rest: Mapping[int, TableRecord]) -> Published:
-        """Put the new index in place of the old one. rest: the records of tables that could not be built.
+        """Replace the old index by the new one, and return the published record.
 
-        Called once, after `open_published`.
+        built: the record of the new index. rest: the records of the tables that the replay did not build. Call this
+        method once, after `open_published`.
         """
         own = {relation: replace(record, target=str(self._path)) for relation, record in built.tables.items()}
         published = replace(built, tables={**rest, **own})
@@ -75,13 +82,18 @@ class StagedSearch:
         return published
 
     def discard(self) -> None:
-        """Close the writers of both indexes; the next replay removes files that were not put in place."""
+        """Close the writers of both indexes. If `put` was not called, the next replay removes the files of the new
+        index.
+        """
         self.sink.close()
         self._old.close()
 
 
 def put_index(new: Path, old: Path) -> None:
-    """Replace the index in `old` by that in `new`, which is on the same file system and has no writer."""
+    """Replace the index in directory `old` by the index in directory `new`.
+
+    Both directories are on the same file system. The new index has no open writer.
+    """
     managed: set[str] = set()
     for directory in (old, new):
         with suppress(FileNotFoundError):
