@@ -95,8 +95,9 @@ class SourceOptions:
         return LogReader(log_root(self.path, Storage.from_json(self.storage)))
 
     def start(self, log: LogReader) -> Position:
-        """Return the position after which the frame begins. Raises LogTrimmed for a time before the oldest change of
-        the log.
+        """Return the position after which the frame begins.
+
+        Raises LogTrimmed for a time before the oldest change of the log.
         """
         if self.starting == EARLIEST:
             return Position(0)
@@ -104,8 +105,9 @@ class SourceOptions:
         return _position_of(log, self.starting, offset_us=-1)
 
     def end(self, log: LogReader) -> Position:
-        """Return the last position of a batch frame, which is at most the durable position. Raises LogTrimmed as
-        `start` does.
+        """Return the last position of a batch frame, which is at most the durable position.
+
+        Raises LogTrimmed as `start` does.
         """
         return min(_position_of(log, self.ending, offset_us=0), log.durable or Position(0))
 
@@ -197,8 +199,9 @@ class PushedFilters:
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> Self:
-        """Return the bounds that all filters together set. Filters on columns other than position, relation and topic
-        set none.
+        """Return the bounds that all filters together set.
+
+        Only filters on position, relation and topic set a bound.
         """
         pushed = cls()
         for one in filters:

@@ -130,8 +130,9 @@ class Frame:
         return TableSelection(globs=self.options.tables) if self.typed is None else self.typed.tables
 
     def read_plan(self, log: LogReader, after: Position, upto: Position) -> HistoryPlan:
-        """Return the files that contain the range (after, upto]. Raises LogTrimmed if the log no longer has these
-        changes.
+        """Return the files that contain the range (after, upto].
+
+        Raises LogTrimmed if the log no longer has these changes.
         """
         if self.options.history:
             return log.history(after, upto)

@@ -146,7 +146,7 @@ class TypedTable:
         return columns
 
     def _deleted_keys(self, found: pa.Table, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the key columns. A delete without an old image has the values of the log's key in them."""
+        """Return the key columns. For a delete without an old image, their values come from the log's key."""
         width = len(self.schema.key)
         fits = pc.and_(
             pc.equal(found["op"], Operation.DELETE.value), pc.equal(pc.list_value_length(found["key"]), width)

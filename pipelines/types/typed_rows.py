@@ -136,8 +136,9 @@ class _MapEntries:
         self.texts = maps.items.slice(self._first, last - self._first).cast(pa.string())
 
     def indexes(self, wanted: Sequence[int]) -> np.ndarray:
-        """Return the index in `texts` of each wanted column's entry in each row; -1 without an entry: int64, shape
-        (ids, rows).
+        """Return the index in `texts` of the entry of each wanted column in each row; -1 if the row has no such entry.
+
+        The result is an int64 array with shape (ids, rows).
         """
         indexes = np.full((len(wanted), self.rows), _ABSENT, dtype=np.int64)
         if not len(self._ids):

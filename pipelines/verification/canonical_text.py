@@ -1,8 +1,10 @@
 """Canonical text: the one text form of every value, in which verification compares a target with its expected rows.
 
-It is the text that Postgres prints under the pinned session settings. Typed values of a target are printed in that
-form. Text of the source is already in that form, with two exceptions that depend on the type in the target: a float,
-whose text can differ for equal bits, becomes its bits; a decimal without a declared scale gets the scale of the target.
+Canonical text is what Postgres prints under the pinned session settings. Typed values of a target are converted to it.
+Text of the source already is canonical text, with two exceptions that depend on the type in the target:
+
+- A float becomes its bits, because its text can differ for equal bits.
+- A decimal without a declared scale gets the scale of the target.
 
 This module shares no code with `pipelines.types.typed_rows`, which converts values for the sinks. A conversion error
 there would otherwise be repeated here, and verification would not find it.
@@ -34,11 +36,11 @@ DOCUMENTS_AT_ONCE: Final = 4096
 
 
 class SearchDocument(Protocol):
-    """One document of a search index."""
+    """One document of a search index, as verification reads it."""
 
     @property
     def source(self) -> Mapping[str, str | None]:
-        """Column name → text."""
+        """Return column name → text for every column of the document."""
 
 
 def target_text(values: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -53,7 +55,7 @@ def target_text(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def source_text(texts: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert text of a source column to canonical text; target: the type of the column in the target."""
+    """Convert the source's text of one column to canonical text; target: the type of the column in the target."""
     if pa.types.is_floating(target):
         return _float_source(texts, target)
     if pa.types.is_decimal(target):
@@ -64,7 +66,7 @@ def source_text(texts: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def literal_text(text: str | None, target: pa.DataType) -> str | None:
-    """Convert canonical text to a literal that Postgres accepts: the bits of a float become a number again."""
+    """Convert canonical text to a literal that Postgres accepts. The bits of a float become a number again."""
     if text is None or not pa.types.is_floating(target):
         return text
     kind = np.float32 if target.bit_width == 32 else np.float64  # noqa: PLR2004
@@ -76,10 +78,10 @@ def literal_text(text: str | None, target: pa.DataType) -> str | None:
 
 
 def source_batch(rows: pa.RecordBatch, indices: Sequence[int], kinds: Sequence[pa.DataType]) -> pa.RecordBatch:
-    """Convert rows that the decoder made of a COPY to text columns.
+    """Convert rows of a COPY, as the decoder returns them, to text columns.
 
-    indices: the wanted columns among the sent ones, in the order of the result; kinds: their types in the target.
-    Every image of a COPY has every sent column, in the same order.
+    indices: which of the sent columns are wanted, in the order of the result; kinds: their types in the target. This
+    function relies on a property of COPY: every image has every sent column, in the same order.
     """
     images = rows.column("after")
     offsets = images.offsets.to_numpy()
@@ -92,10 +94,10 @@ def source_batch(rows: pa.RecordBatch, indices: Sequence[int], kinds: Sequence[p
 
 
 def image_batch(images: pa.Array, columns: Sequence[Column], kinds: Sequence[pa.DataType]) -> pa.RecordBatch:
-    """Convert row images of the log (column id → text) to text columns; kinds: the type of each in the target.
+    """Convert row images of the log (column id → text) to text columns; kinds: the type of each column in the target.
 
-    An image without a column belongs to a row that is older than the column. It gets the value that Postgres gives to
-    such rows.
+    If an image has no entry for a column, the row is older than the column. Then it gets the value that Postgres gives
+    to such rows.
     """
     maps = images.combine_chunks() if isinstance(images, pa.ChunkedArray) else images
     offsets = maps.offsets.to_numpy()
@@ -125,7 +127,7 @@ def document_batches(documents: Iterable[SearchDocument], names: Sequence[str]) 
 
 
 def text_batch(columns: Sequence[pa.Array]) -> pa.RecordBatch:
-    """A batch of columns that are identified by their index."""
+    """Return a batch of the columns. The name of each column is its index."""
     return pa.RecordBatch.from_arrays(list(columns), names=[str(index) for index in range(len(columns))])
 
 
@@ -138,7 +140,9 @@ def _as_string(array: pa.Array) -> pa.Array:
 
 
 def _float(array: pa.Array) -> pa.Array:
-    """Convert floats to their bits as a number in text. -0 differs from 0; all NaN values are equal."""
+    """Convert each float to the text of a number, which is made of its bits. -0 differs from 0; all NaN values are
+    equal.
+    """
     width = array.type.bit_width // 8
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
     plain = pc.fill_null(array, 0.0).to_numpy(zero_copy_only=False)
@@ -170,7 +174,9 @@ def _decimal_source(texts: pa.Array, scale: int) -> pa.Array:
 
 
 def _rescaled(text: str, scale: int) -> str:
-    """Return the number with `scale` decimals. NaN and text that would lose digits are unchanged, and so mismatch."""
+    """Return the number with `scale` decimals. NaN, and a number that would lose digits, stay as they are and so
+    mismatch.
+    """
     try:
         number = Decimal(text)
     except InvalidOperation:
@@ -218,7 +224,7 @@ def _without_trailing_zeros(texts: pa.Array) -> pa.Array:
 
 
 def _outside_usual_years(micros: int, zone: str, *, clock: bool) -> str:
-    """A timestamp before the year 1 or after 9999, as Postgres prints it."""
+    """Return a date or timestamp outside the years 1 to 9999 as Postgres prints it; clock: whether it has a time."""
     days, rest = divmod(micros, _DAY_US)
     year, month, day = _civil_from_days(days)
     era = " BC" if year < 1 else ""
@@ -232,9 +238,9 @@ def _outside_usual_years(micros: int, zone: str, *, clock: bool) -> str:
 
 
 def _civil_from_days(days: int) -> tuple[int, int, int]:
-    """Days since 1970-01-01 → (year, month, day) of the proleptic Gregorian calendar, year 0 = 1 BC.
+    """Convert days since 1970-01-01 to (year, month, day) of the proleptic Gregorian calendar. Year 0 is 1 BC.
 
-    Hinnant, "chrono-compatible low-level date algorithms", civil_from_days.
+    Algorithm: Hinnant, "chrono-compatible low-level date algorithms", civil_from_days.
     """
     shifted = days + 719_468
     era, of_era = divmod(shifted, 146_097)
@@ -286,7 +292,10 @@ def _arrays(array: pa.Array, elements: list[str]) -> pa.Array:
 
 
 def _element(text: str | None, *, nested: bool) -> str:
-    """One element of an array, quoted as Postgres quotes it (manual, section 8.15.6)."""
+    """Return one element of an array as Postgres prints it, with its quotes (manual, section 8.15.6).
+
+    text: None for NULL. nested: whether the element is itself an array.
+    """
     if text is None:
         return "NULL"
     if nested or (text and text.upper() != "NULL" and not _QUOTED.intersection(text)):
@@ -295,7 +304,9 @@ def _element(text: str | None, *, nested: bool) -> str:
 
 
 def _list_source(texts: pa.Array, element: pa.DataType) -> pa.Array:
-    """Convert arrays of floats and decimals element by element; other arrays stay as they are."""
+    """Convert arrays of floats or decimals to canonical text, element by element; arrays of other types stay as they
+    are.
+    """
     while _is_list(element):
         element = element.value_type
     if not (pa.types.is_floating(element) or pa.types.is_decimal(element)):

@@ -1,12 +1,13 @@
 """Checksums of many rows, which do not depend on the order of the rows: bucket checksums and the server's digest.
 
-Both take rows of canonical text and use constant memory. Two different multisets of rows have equal
-checksums with a chance of about 2**-128.
+Both are computed from rows of canonical text, in constant memory. Two different multisets of rows have equal checksums
+with a probability of about 2**-128.
 
-- `Checksum` computes (count, sum, sum) for each bucket of keys. Two of them say in which buckets the sides differ.
-- `digest_of` computes what `cdc.postgres.key_ranges.digest_rows` makes Postgres compute, so no row leaves the source.
-  The two share only this recipe: hash the lengths and texts of the columns of each row with SHA-256; then add up the
-  first and the second 64-bit word of all hashes.
+- `Checksum` computes (count, sum, sum) for each bucket of keys. Comparing the checksums of both sides shows in which
+  buckets they differ.
+- `digest_of` computes the same digest as `cdc.postgres.key_ranges.digest_rows` on the server, so no row leaves the
+  source. The two functions share only a recipe. Hash the lengths and texts of the columns of each row with SHA-256.
+  Then add up the first and the second 64-bit word of all hashes.
 """
 
 from __future__ import annotations
@@ -105,33 +106,33 @@ def row_hashes(columns: Sequence[pa.Array], seed: int = 0) -> np.ndarray:
 
 
 def buckets_of(keys: Sequence[pa.Array]) -> np.ndarray:
-    """The bucket of each row; keys: its key columns, or all columns of a table without a key."""
+    """Return the bucket of each row. keys: the key columns, or all columns of a table without a key."""
     return (row_hashes(keys) % np.uint64(BUCKETS)).astype(np.int64)
 
 
 class Checksum:
-    """The running checksum of one side of a comparison."""
+    """The checksum of one side of a comparison, to which rows are added."""
 
     def __init__(self) -> None:
         self._sums = np.zeros((3, BUCKETS), np.uint64)
 
     def add(self, columns: Sequence[pa.Array], keys: Sequence[pa.Array]) -> None:
-        """Add rows; columns: all columns in a fixed order, keys: the key columns among them."""
+        """Add rows to the checksum. columns: all columns in a fixed order. keys: the key columns."""
         if len(columns[0]):
             _add(self._sums, buckets_of(keys), row_hashes(columns), row_hashes(columns, 1))
 
     @property
     def rows(self) -> int:
-        """Number of rows added."""
+        """Return the number of rows added."""
         return int(self._sums[0].sum())
 
     @property
     def counts(self) -> np.ndarray:
-        """Number of rows in each bucket."""
+        """Return the number of rows in each bucket."""
         return self._sums[0]
 
     def differing(self, other: Checksum) -> np.ndarray:
-        """The buckets in which the two sides differ, ascending."""
+        """Return the numbers of the buckets in which the two sides differ, ascending."""
         return np.flatnonzero((self._sums != other._sums).any(axis=0))
 
 
@@ -148,7 +149,10 @@ def digest_of(batches: Iterable[pa.RecordBatch]) -> Digest:
 
 
 def digest_column(column: Column, kind: pa.DataType) -> DigestColumn | None:
-    """How the server prints a column as canonical text for a target column of type `kind`; None if it cannot."""
+    """Return how the source server prints a column as canonical text; None if the server cannot do so.
+
+    kind: the type of the column in the target.
+    """
     type_oid, modifier = column.value_type
     if pa.types.is_floating(kind):
         form, exact = _FLOATS.get(type_oid, (DigestForm.PRINTED, None))

@@ -1,4 +1,7 @@
-"""The verb `verify` of the command line: checks the options before anything is opened, and prints the results."""
+"""The command line verb `verify`: checks the options, runs the verification and prints its results.
+
+The options are checked before source, log or sinks are opened.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ MIN_INTERVAL: Final = 1.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Verify once, or repeatedly until stopped; return the exit status. Raises ConfigError for conflicting options."""
+    """Run one verification, or repeat verifications until the process is stopped; return the exit status.
+
+    Raises ConfigError for invalid or conflicting options.
+    """
     options = VerifyOptions(
         tables=tuple(arguments.tables),
         sinks=tuple(arguments.sink),
@@ -105,7 +111,7 @@ def _range_summary(range_result: RangeResult, verdict: TableVerdict) -> str:
 
 
 def _remedy(report: VerifyReport, file: str) -> str:
-    """The remedy of a mismatch; it names sink and table if a single table differs."""
+    """Return the remedy for a report with mismatches. The remedy names sink and table if only one table differs."""
     wrong = [(verdict.sink, verdict.topic) for verdict in report.tables if not verdict.equal]
     sink, topic = wrong[0] if len(wrong) == 1 else (None, None)
     return complete_remedy(VerifyMismatch.remedy, sink=sink, topic=topic, file=file)

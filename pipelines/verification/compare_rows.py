@@ -30,20 +30,25 @@ Rows = Callable[[], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class ComparedColumns:
-    """The compared columns, and the indices of the key columns among them (empty: a table without a key)."""
+    """The names of the compared columns, and which of them are key columns.
+
+    key: indices of the key columns; empty for a table without a key.
+    """
 
     columns: tuple[str, ...]
     key: tuple[int, ...]
 
     @property
     def identity(self) -> tuple[int, ...]:
-        """Indices of the columns that identify a row: the key, or every column of a table without a key."""
+        """Indices of the columns that identify a row: the key columns, or all columns if the table has no key."""
         return self.key or tuple(range(len(self.columns)))
 
 
 @dataclass(slots=True)
 class Mismatches:
-    """The mismatches of one table; the lists are limited, the counts are not."""
+    """The mismatches of one table. The lists of mismatches have a limited length; the counts include every mismatch
+    found.
+    """
 
     missing: list[list[str | None]] = field(default_factory=list)
     extra: list[list[str | None]] = field(default_factory=list)
@@ -53,7 +58,7 @@ class Mismatches:
     """Whether every differing bucket was read; if not, the counts are lower bounds."""
 
     def add(self, kind: str, entry: Any, limit: int) -> None:
-        """Count one mismatch, and list it while the list of its kind is shorter than limit."""
+        """Count one mismatch; also add it to the list of its kind, unless that list already has `limit` entries."""
         self.counts[kind] += 1
         listed = getattr(self, kind)
         if len(listed) < limit:
@@ -62,7 +67,7 @@ class Mismatches:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result for one table."""
+    """The result of comparing the rows of one table: the row counts of both sides, and the mismatches."""
 
     source_rows: int
     target_rows: int
@@ -77,7 +82,7 @@ class Comparison:
 def compare(
     source: Rows, target: Rows, shape: ComparedColumns, listed: int = LISTED, excluded: Collection[Row] = frozenset()
 ) -> Comparison:
-    """Compare both sides; each is read once, and again only for differing buckets.
+    """Compare the rows of both sides. Each side is read once; differing buckets are read again.
 
     listed: maximum number of keys to list for each kind of mismatch. excluded: keys, as canonical text, whose rows are
     not compared.

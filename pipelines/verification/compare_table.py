@@ -60,19 +60,21 @@ class TableVerdict:
 
     @property
     def mismatched(self) -> int:
-        """Number of rows that differ, as far as it is known; at least 1 for a table that is not equal."""
+        """Number of rows that are known to differ. It is 0 for an equal table, and at least 1 for a table that is not
+        equal.
+        """
         found = sum(self.counts.values()) or abs(self.rows - self.target_rows)
         return 0 if self.equal else max(1, found)
 
 
 def refused(sink: str, topic: str, state: str, reason: str) -> TableVerdict:
-    """The verdict of a table that was not compared."""
+    """Return the verdict of a table that was not compared, with the reason."""
     return TableVerdict(sink=sink, topic=topic, equal=False, state=state, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """A table of a sink, its expected rows, and the means to compare them."""
+    """Compares the target of one table in one sink with its expected rows."""
 
     sink: str
     record: TableRecord
@@ -120,12 +122,12 @@ class TableComparison:
         return found if not_compared is None else replace(found, reason=found.reason or not_compared)
 
     def kind(self, column: Column) -> pa.DataType | None:
-        """The type of a column in the target; None if the column is not expected there or does not exist."""
+        """Return the type of a source column in the target; None if the target lacks it or should not have it."""
         name = self.expected.names.get(column.id)
         return self.target.kind(name) if name is not None and self.target.has(name) else None
 
     def range_column(self, source: Any) -> str | None:
-        """The column that divides both sides into the same ranges of keys; None if there is none."""
+        """Return the key column that divides both sides into the same ranges of keys; None if no column does so."""
         if not self.schema.key or not self.target.ranged or (kind := self.kind(self.schema.key[0])) is None:
             return None
         return self.schema.key[0].name if in_same_order(source, self.schema, kind) else None
@@ -144,7 +146,11 @@ class TableComparison:
         return None if within is None else replace(within, column=self._target_names([within.column])[0])
 
     def _compare_totals(self, mode: VerifyMode, wanted: ComparedRows, within: KeyRange | None) -> TableVerdict | None:
-        """Compare counts or digests, as the mode says; None if the rows themselves have to be compared."""
+        """Compare only counts or digests, if the mode allows that and the digests can be computed; otherwise return
+        None.
+
+        None means that the rows themselves have to be compared.
+        """
         if mode is VerifyMode.COUNT:
             return self._compare_counts(mode, wanted, within)
         if mode is not VerifyMode.CHECKSUM or (expected := self.expected_rows.digest(wanted, within)) is None:
@@ -185,7 +191,7 @@ class TableComparison:
 
 
 def in_same_order(source: Any, schema: TableSchema, kind: pa.DataType) -> bool:
-    """Return whether the source's index sorts the first key column as a target column of type `kind` is sorted."""
+    """Return whether the source's index and a target column of type `kind` sort the first key column alike."""
     column = schema.key[0]
     type_oid = column.value_type[0]
     if pa.types.is_integer(kind):
@@ -196,13 +202,13 @@ def in_same_order(source: Any, schema: TableSchema, kind: pa.DataType) -> bool:
 
 
 def _make_keys_literals(found: Mismatches, kinds: Sequence[pa.DataType]) -> None:
-    """Replace canonical text in the listed keys by literals that the source accepts."""
+    """Replace the canonical text in the listed keys by literals that the source accepts."""
     for key in (*found.missing, *found.extra, *(entry["key"] for entry in found.differing)):
         key[:] = [literal_text(text, kind) for text, kind in zip(key, kinds, strict=True)]
 
 
 def _canonical_keys(keys: Sequence[Sequence[str]], kinds: Sequence[pa.DataType]) -> frozenset[tuple[str | None, ...]]:
-    """Convert keys from the text of the source to canonical text."""
+    """Convert keys, which are texts of the source, to canonical text."""
     if not keys:
         return frozenset()
     parts = [

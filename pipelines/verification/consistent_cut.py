@@ -1,9 +1,9 @@
 """A consistent cut: one position at which both the source and the sinks can be read, while changes continue.
 
-The exported snapshot of a temporary replication slot sees exactly the transactions whose commit record is below the
-slot's consistent point c. It does not see a commit at c itself, so a sink that ends a batch at c - 1 has the same rows.
-A command asks the apply process for such a batch, and a heartbeat moves the log past c, so that the batch can end.
-A sink that published beyond c - 1 before it read the command cannot go back; then another snapshot is taken.
+A temporary replication slot has a consistent point c and exports a snapshot. The snapshot sees exactly the transactions
+whose commit record is below c. It does not see a commit at c itself, so a sink that ends a batch at c - 1 has the same
+rows. A command asks the apply process for such a batch. A heartbeat moves the log past c, so that the batch can end. If
+a sink published beyond c - 1 before it read the command, it cannot go back. Then another snapshot is taken.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PASSED: Final = "passed"
 
 @dataclass(frozen=True, slots=True)
 class KeptCutAt:
-    """One sink at the cut, which is kept until it is released."""
+    """A sink at the cut. The sink keeps the cut readable until a command releases it."""
 
     record: Published
     handle: str
@@ -52,7 +52,7 @@ class KeptCutAt:
 
 @dataclass(frozen=True, slots=True)
 class ConsistentCut:
-    """The source and the sinks at one position."""
+    """The source and the sinks, readable at one position."""
 
     position: Position
     source: Any
@@ -66,7 +66,7 @@ class ConsistentCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutRequest:
-    """The source tables and the sinks of a cut."""
+    """Which source tables and sinks a consistent cut contains, and how to reach them."""
 
     pipeline: str
     dsn: str
@@ -81,7 +81,10 @@ class CutRequest:
 
 @contextmanager
 def consistent_cut(catalog: Catalog, request: CutRequest) -> Iterator[ConsistentCut]:
-    """Take a cut that stays readable inside the block; raises PositionNotReached after the timeout."""
+    """Take a consistent cut that stays readable inside the `with` block.
+
+    Raises PositionNotReached after the timeout, or if no attempt succeeded.
+    """
     deadline = time.monotonic() + request.timeout
     for _ in range(ATTEMPTS):
         require_apply(catalog, request.pipeline)
@@ -106,7 +109,7 @@ def consistent_cut(catalog: Catalog, request: CutRequest) -> Iterator[Consistent
 
 
 def require_apply(catalog: Catalog, pipeline: str) -> None:
-    """Raise PositionNotReached if the apply process, which ends the batches, has not reported recently."""
+    """Raise PositionNotReached if the apply process has not reported recently. This process ends batches at a cut."""
     seen = next((p.reported_at for p in catalog.processes.ls(pipeline) if p.process == "apply"), None)
     if seen is None:
         raise PositionNotReached(
@@ -121,7 +124,11 @@ def require_apply(catalog: Catalog, pipeline: str) -> None:
 
 
 def _request_batches(catalog: Catalog, request: CutRequest, source: Any, commands: dict[str, int]) -> Position:
-    """Open a snapshot in `source` and request a batch end of every sink; adds each command to `commands` at once."""
+    """Open a snapshot in `source`, request that every sink ends a batch at the snapshot's position, and return this
+    position.
+
+    commands: each request is added here, by sink, as soon as it is posted.
+    """
     with create_slot(request.dsn, f"cdc_verify_{uuid.uuid4().hex[:12]}", temporary=True) as exported:
         position = Position.of(exported.consistent_point - 1, request.epoch)
         # first of all, because a sink may pass the cut at any moment
@@ -137,7 +144,10 @@ def _request_batches(catalog: Catalog, request: CutRequest, source: Any, command
 def _wait_for_sinks(
     catalog: Catalog, request: CutRequest, commands: Mapping[str, int], deadline: float
 ) -> dict[str, KeptCutAt] | None:
-    """Wait until all sinks are at the cut; return them, or None if one of them had passed it."""
+    """Wait until all sinks are at the cut, and return them; return None if a sink has already passed the cut.
+
+    Raises PositionNotReached after the deadline, or if a sink cannot reach the cut for another reason.
+    """
     while True:
         found = {sink: _finished(catalog, command) for sink, command in commands.items()}
         refused = {sink: c for sink, c in found.items() if c is not None and c.state is CommandState.FAILED}

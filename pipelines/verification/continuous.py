@@ -1,8 +1,8 @@
-"""Continuous verification: every table is compared with the source in repeated passes, one range of keys at a time.
+"""Continuous verification: compares every table with the source in repeated passes, one range of keys at a time.
 
-A cut is kept for some seconds only, however large a table is, because the source cannot vacuum newer rows meanwhile.
-Each cut compares the next ranges, and the catalog records the progress, so a restarted process continues there.
-A mismatch is reported, and repaired if the schedule says so; the passes continue in both cases.
+A cut is kept for some seconds only, even for a large table: while a cut exists, the source cannot vacuum newer dead
+rows. Each cut compares the next ranges. The catalog records the progress, so a restarted process continues there. A
+mismatch is reported, and repaired if the schedule says so. The passes continue in both cases.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationSchedule:
-    """How often, how fast and how to repair."""
+    """How often tables are verified, how fast rows are read, and whether mismatches are repaired."""
 
     every: float
     """Seconds from the start of a pass over a table to the start of the next pass."""
@@ -71,7 +71,7 @@ class VerificationSchedule:
 
 @dataclass(frozen=True, slots=True)
 class PassStart:
-    """The next range of a pass over a table."""
+    """Where the next comparison begins: the pass over a table, and the range in it."""
 
     began: datetime
     """When the pass began."""
@@ -81,9 +81,10 @@ class PassStart:
 
 
 def next_range(passes: Sequence[Sequence[VerifiedRange]], now: datetime, every: float) -> PassStart | None:
-    """Return where the next comparison starts: in the running pass, or in a new pass if one is due; otherwise None.
+    """Return where the next comparison begins: in the running pass, or in a new pass if one is due; otherwise None.
 
-    passes: the recorded ranges of each pass, newest pass first.
+    passes: the recorded ranges of each pass, newest pass first. every: seconds from the start of a pass to the next
+    start.
     """
     if not passes:
         return PassStart(now)
@@ -95,7 +96,7 @@ def next_range(passes: Sequence[Sequence[VerifiedRange]], now: datetime, every: 
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """The result for one range, or the error that prevented the comparison."""
+    """The verdict for one range, or the error that prevented its comparison."""
 
     verdict: TableVerdict | None
     found: VerifiedRange | None = None
@@ -104,7 +105,10 @@ class RangeResult:
     """Why nothing was compared in this attempt."""
 
     def to_json(self) -> dict[str, Any]:
-        """The result in the JSON envelope: the verdict, the bounds of the range, its position and time."""
+        """Return the content of the JSON envelope: the verdict, and the bounds, position and time of the range.
+
+        Without a comparison it has only the verdict, or nothing.
+        """
         verdict = {} if self.verdict is None else asdict(self.verdict)
         if self.found is None:
             return verdict
@@ -118,7 +122,9 @@ class Stopped(BaseException):
 
 
 class ContinuousVerification:
-    """Repeats passes over the tables of one pipeline. Two such processes only repeat work."""
+    """Verifies the tables of one pipeline in repeated passes. A second process for the same pipeline is safe, but only
+    repeats the work.
+    """
 
     def __init__(
         self,
@@ -142,7 +148,7 @@ class ContinuousVerification:
         """Tables with a known mismatch, or that could not be compared."""
 
     def run(self) -> None:
-        """Repeat rounds until SIGTERM or SIGINT; raises errors of usage, which another attempt does not resolve."""
+        """Repeat rounds until SIGTERM or SIGINT. Raises errors of usage, because another attempt would fail as well."""
         with _stop_signals(), Catalog.open(self._definition.catalog.url) as catalog:
             try:
                 while True:
@@ -151,12 +157,15 @@ class ContinuousVerification:
                 return
 
     def round(self, catalog: Catalog) -> None:
-        """Compare everything that is due."""
+        """Compare all ranges that are due."""
         while self._compare_at_cut(catalog):
             pass
 
     def _attempt_round(self, catalog: Catalog) -> float:
-        """Run a round; return the seconds until the next one."""
+        """Compare everything that is due; return the seconds until the next round.
+
+        After an error the round is attempted again later. An error of usage is raised.
+        """
         try:
             self.round(catalog)
         except CdcError as error:
@@ -172,13 +181,16 @@ class ContinuousVerification:
         return max(0.1, (min(due) - now).total_seconds()) if due else self._schedule.every
 
     def _pass_began(self, catalog: Catalog, table: SinkTable) -> datetime | None:
-        """When the newest pass over a table began; None before the first."""
+        """Return when the newest pass over a table began; None before the first pass."""
         passes = catalog.verified.passes(self._definition.name, *table)
         began = [found for found in (self._refused_at.get(table), *(ranges[0].began for ranges in passes)) if found]
         return max(began, default=None)
 
     def _compare_at_cut(self, catalog: Catalog) -> bool:
-        """Take a cut and compare the due ranges, for at most CUT_SECONDS; return whether due ranges remain."""
+        """Take a cut and compare due ranges for about CUT_SECONDS; return whether ranges may still have to be compared.
+
+        Further ranges may be due, and repaired ranges are compared again.
+        """
         at, until, complete = datetime.now(UTC), time.monotonic() + CUT_SECONDS, True
         wrong: list[tuple[TableVerdict, VerifiedRange]] = []
         with consistent_cut(catalog, cut_request(self._definition, self._options)) as cut:
@@ -195,7 +207,10 @@ class ContinuousVerification:
     def _due_ranges(
         self, catalog: Catalog, cut: ConsistentCut, at: datetime
     ) -> Iterator[tuple[TableVerdict, VerifiedRange]]:
-        """Compare the due ranges one after the other; the table whose pass began first comes first."""
+        """Compare the due ranges one after the other; yield the verdict and the catalog record of each.
+
+        The tables are ordered by the start of their newest pass, oldest first.
+        """
         selected = select_tables(cut, self._definition, self._options)
         forget_removed_tables(catalog, self._definition, self._options, selected)
         tables = {(sink.name, topic): (sink, oid) for sink, oid, topic in selected}
@@ -258,7 +273,7 @@ class ContinuousVerification:
         self._report(RangeResult(verdict, found))
 
     def _repair(self, wrong: Sequence[tuple[TableVerdict, VerifiedRange]]) -> bool:
-        """Request that the reader reads the differing rows again; return whether ranges have to be compared again."""
+        """Have the reader read the differing rows again; return whether at least one repair was requested."""
         if not self._schedule.repair:
             return False
         run = RepairRun(self._definition, self._options.timeout)
@@ -279,7 +294,9 @@ class ContinuousVerification:
 
 @contextmanager
 def _stop_signals() -> Iterator[None]:
-    """Raise Stopped at the first SIGTERM or SIGINT inside the block; later ones do not interrupt the cleanup."""
+    """Raise Stopped at the first SIGTERM or SIGINT inside the block. Later signals are ignored, so the cleanup can
+    finish.
+    """
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         for number in _STOP_SIGNALS:

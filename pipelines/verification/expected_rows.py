@@ -1,8 +1,8 @@
 """What the target of a table should contain: its columns by the definition, and its rows as the source has them.
 
-`ExpectedSchema` applies the rules of the definition, so a column that a rule drops is not missing in the target.
-What only Spark or a function of the user can compute is not compared, and the verdict says so.
-`ExpectedRows` is the interface of a comparison; `log_rows.py` implements it from the change log.
+`ExpectedSchema` applies the rules of the definition, so a column that a rule drops does not count as missing. Columns
+that only Spark or a Python function of the user can compute are not compared, and the verdict says so. `ExpectedRows`
+is the interface to the expected rows. `SourceRows` implements it from the source, `log_rows.py` from the change log.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class ExpectedSchema:
 
     @classmethod
     def of(cls, sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> ExpectedSchema:
-        """Apply the sink's settings and the table's rule to the schema of the source table."""
+        """Return the columns that the target should have by the sink's settings and the table's rule.
+
+        schema: the source table.
+        """
         if isinstance(sink, SearchSinkDefinition):
             return cls(schema, {column.id: column.name for column in schema.sent})
         settings, rule = table_settings(schema.topic, sink, sink.rules), rule_of(schema.topic, sink.rules)
@@ -95,7 +98,7 @@ def _not_compared(rule: Transform) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRows:
-    """Which columns of a table are compared, and the types and masks they have in the target."""
+    """The columns of a table that are compared, and their types and masks in the target."""
 
     schema: TableSchema
     """The schema of the source table, as the publication sends it."""
@@ -108,11 +111,11 @@ class ComparedRows:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns at the source."""
+        """Names of the compared columns at the source."""
         return tuple(self.schema.sent[index].name for index in self.indices)
 
     def masked(self, texts: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns with the masks applied, as the target should have them."""
+        """Return the texts with the masks applied, as the target should have them."""
         if not any(self.masks):
             return texts
         return text_batch(
@@ -121,7 +124,7 @@ class ComparedRows:
 
     @property
     def shape(self) -> ComparedColumns:
-        """The columns with the indices of the key columns among them; all key columns have to be compared."""
+        """The names of the compared columns, and which of them are key columns. All key columns must be among them."""
         names = self.names
         return ComparedColumns(names, tuple(names.index(column.name) for column in self.schema.key))
 
@@ -130,23 +133,23 @@ class ExpectedRows(Protocol):
     """The rows that the target of one table should contain."""
 
     def rows(self, wanted: ComparedRows, within: KeyRange | None = None) -> Rows:
-        """Read the columns of a range, or of all rows, as canonical text."""
+        """Read the compared columns as canonical text; within: a range of keys, None for all rows."""
 
     def count(self, wanted: ComparedRows, within: KeyRange | None = None) -> int:
-        """Count the rows."""
+        """Return the number of rows in a range of keys, or of all rows."""
 
     def digest(self, wanted: ComparedRows, within: KeyRange | None = None) -> Digest | None:
-        """Compute the digest of the columns; None if only reading the rows would give it."""
+        """Return the digest of the columns; None if the digest cannot be computed without reading the rows."""
 
 
 class SourceRows:
-    """The rows of a source table at a cut."""
+    """The expected rows of a table: its rows in the source at a cut."""
 
     def __init__(self, cut: ConsistentCut) -> None:
         self._cut = cut
 
     def rows(self, wanted: ComparedRows, within: KeyRange | None = None) -> Rows:
-        """Read the columns of a range, or of all rows, as canonical text."""
+        """Read the compared columns as canonical text; within: a range of keys, None for all rows."""
         schema = wanted.schema
 
         def chunks() -> Iterator[memoryview]:
@@ -165,11 +168,14 @@ class SourceRows:
         return rows
 
     def count(self, wanted: ComparedRows, within: KeyRange | None = None) -> int:
-        """Let the server count the rows."""
+        """Return the number of rows, which the source server counts."""
         return count_rows(self._cut.source, wanted.schema, self._cut.publication, within)
 
     def digest(self, wanted: ComparedRows, within: KeyRange | None = None) -> Digest | None:
-        """Let the server compute the digest of the columns; None if it cannot do so for one of them."""
+        """Return the digest of the columns, which the source server computes.
+
+        None if a column has a mask, or if the server cannot compute the digest of a column.
+        """
         sent = [wanted.schema.sent[index] for index in wanted.indices]
         pairs = zip(sent, wanted.kinds, strict=True)
         columns = [digest_column(column, kind) for column, kind in pairs]
@@ -180,7 +186,7 @@ class SourceRows:
 
 
 class ReadRateLimit:
-    """A limit on the rows per second that all reads together may take; None: no limit."""
+    """A maximum of rows per second for all reads together; no limit if the rate is None."""
 
     def __init__(
         self,
@@ -194,7 +200,7 @@ class ReadRateLimit:
         self._due = 0.0
 
     def wait(self, rows: int) -> None:
-        """Wait until the limit allows the rows that were just read."""
+        """Wait as long as the rate limit requires after reading this number of rows."""
         if not self.rate:
             return
         now = self._clock()
@@ -203,13 +209,13 @@ class ReadRateLimit:
 
 
 class RateLimitedRows:
-    """Expected rows that are read within a rate limit."""
+    """Expected rows whose reading is slowed down to a rate limit."""
 
     def __init__(self, expected: ExpectedRows, limit: ReadRateLimit) -> None:
         self._expected, self._limit = expected, limit
 
     def rows(self, wanted: ComparedRows, within: KeyRange | None = None) -> Rows:
-        """Read the columns, and wait after every batch."""
+        """Read the columns as canonical text, and wait after every batch to stay within the rate limit."""
         read = self._expected.rows(wanted, within)
 
         def rows() -> Iterator[pa.RecordBatch]:
@@ -220,13 +226,13 @@ class RateLimitedRows:
         return rows
 
     def count(self, wanted: ComparedRows, within: KeyRange | None = None) -> int:
-        """Count the rows, then wait as if they had been read."""
+        """Return the number of rows. Before that, wait as long as reading them would take at the rate limit."""
         rows = self._expected.count(wanted, within)
         self._limit.wait(rows)
         return rows
 
     def digest(self, wanted: ComparedRows, within: KeyRange | None = None) -> Digest | None:
-        """Compute the digest, then wait as if its rows had been read."""
+        """Return the digest. Before that, wait as long as reading its rows would take at the rate limit."""
         digest = self._expected.digest(wanted, within)
         if digest is not None:
             self._limit.wait(digest.rows)

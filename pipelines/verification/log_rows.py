@@ -1,7 +1,7 @@
-"""Expected rows from the change log, and the state of a sink at rest, for `cdc verify --against log`.
+"""Expected rows from the change log, and a sink at its published position, for `cdc verify --against log`.
 
-Neither the source nor the apply process is involved. A sink is compared at its published position, because a version of
-a Delta table and an opened index do not change.
+This comparison needs neither the source nor the apply process. A sink is compared at its published position, because
+that state stays readable while apply continues: a version of a Delta table and an opened index do not change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LARGE: Final = 200_000
 
 @dataclass(frozen=True, slots=True)
 class SinkAtRest:
-    """A sink at its published position."""
+    """A sink opened at the position of its last published record."""
 
     record: Published
     index: SearchIndex | None
@@ -50,7 +50,7 @@ class SinkAtRest:
 
 
 def open_at_rest(sink: DeltaSinkDefinition | SearchSinkDefinition) -> SinkAtRest:
-    """Open a sink at its last published record; raise PositionNotReached if it has published nothing."""
+    """Open a sink at its last published record. Raises PositionNotReached if nothing was published."""
     index = SearchIndex.open(sink.path) if isinstance(sink, SearchSinkDefinition) else None
     record = Lake.open(sink.path).published() if index is None else index.published
     if record is None:
@@ -63,10 +63,10 @@ def open_at_rest(sink: DeltaSinkDefinition | SearchSinkDefinition) -> SinkAtRest
 def targets_at_rest(
     log: LogReader, sink: DeltaSinkDefinition | SearchSinkDefinition, at_rest: SinkAtRest
 ) -> dict[int, TargetRows]:
-    """Open the streaming tables of the sink, by relation.
+    """Open the targets of the sink's streaming tables; return them by relation.
 
-    A Delta table is opened at its newest version if the sink has published all of the log: then apply writes nothing,
-    and a commit of another client is found as well. Otherwise it is opened at the published version.
+    If the sink has published all of the log, apply writes nothing. Then a Delta table is opened at its newest version,
+    so that a commit of another client is found as well. Otherwise a Delta table is opened at the published version.
     """
     streaming = [table for table in at_rest.record.tables.values() if table.state == TargetState.STREAMING]
     if at_rest.index is not None:
@@ -86,7 +86,7 @@ def _key(sink: DeltaSinkDefinition | SearchSinkDefinition, table: TableRecord) -
 
 @dataclass(frozen=True, slots=True)
 class FoldedLog:
-    """The tables of a sink at a position, folded from the log."""
+    """The tables of one sink as they should be at a position, computed by folding the log."""
 
     log: LogReader
     sink: DeltaSinkDefinition | SearchSinkDefinition
@@ -96,11 +96,11 @@ class FoldedLog:
     large: int = LARGE
 
     def tables(self) -> list[TableContents]:
-        """The tables of the sink in the log."""
+        """Return the tables that the log has for the sink."""
         return read_contents(self.log, self.upto, sink=self.sink.name, globs=self.sink.tables)
 
     def folded(self, table: TableContents) -> Iterator[pa.Table]:
-        """Fold the rows of a table; yields them in parts with the schema FOLDED_ARROW."""
+        """Return the folded rows of a table in parts with the schema FOLDED_ARROW. Spark folds a large table."""
         if table.rows <= self.large:
             return iter([self._fold_here(table)])
         # imported late: most tables need no Spark, whose import takes a second
@@ -129,7 +129,9 @@ class LogRows:
         self._state, self._table = state, table
 
     def rows(self, wanted: ComparedRows, _within: KeyRange | None = None) -> Rows:
-        """Read the columns as canonical text; a value that the log does not contain is null."""
+        """Read the compared columns as canonical text. A row that is older than a column has the column's default or
+        null.
+        """
         columns = [wanted.schema.sent[index] for index in wanted.indices]
 
         def rows() -> Iterator[pa.RecordBatch]:
@@ -140,9 +142,9 @@ class LogRows:
         return rows
 
     def count(self, _wanted: ComparedRows, _within: KeyRange | None = None) -> int:
-        """Count the rows."""
+        """Return the number of rows, after folding all of them; a range is ignored."""
         return sum(part.num_rows for part in self._state.folded(self._table))
 
     def digest(self, _wanted: ComparedRows, _within: KeyRange | None = None) -> Digest | None:
-        """Always None: a digest would require reading the rows."""
+        """Return None, because computing a digest would require reading the rows."""
         return None

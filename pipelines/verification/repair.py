@@ -1,8 +1,8 @@
 """Repair of mismatches: the reader reads the differing rows again by key, for the sink in which they differ.
 
-Each repair is a backfill that is addressed to one sink. The rows of the source replace missing and differing rows, and
-deletes remove extra rows, because both are newer than anything in the target. Then the tables are compared again at a
-later cut. The stream continues meanwhile, and no other sink is written.
+Each repair is a backfill that is addressed to one sink. Its rows replace missing and differing rows, and its deletes
+remove extra rows, because both have a later position than any row in the target. Then the tables are compared again at
+a later cut. The stream continues meanwhile, and no other sink is written.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RepairResult:
 
     @property
     def summary(self) -> str:
-        """One line for a person."""
+        """One line of text: what was repaired in one table of one sink, or why nothing was repaired."""
         if self.reason is not None:
             return f"{self.sink} {self.topic}: not repaired, {self.reason}"
         outcome = "equal now" if self.equal else "still not equal"
@@ -68,7 +68,7 @@ class RepairResult:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The result of `cdc verify --repair`."""
+    """The result of `cdc verify --repair`: the final verdicts, and what was repaired."""
 
     report: VerifyReport
     """The last verdict of each table."""
@@ -83,12 +83,12 @@ class Repair:
 
     @property
     def summary(self) -> str:
-        """One line for a person."""
+        """One line of text with the verdicts and the number of keys that were read again."""
         again = f", {sum(one.keys for one in self.repairs):,} keys read again" if self.repairs else ""
         return f"{self.report.summary}{again}"
 
     def to_json(self) -> dict[str, Any]:
-        """The result in the JSON envelope."""
+        """Return the content of the JSON envelope."""
         position = None if self.position is None else str(self.position)
         return self.report.to_json() | {"repaired": {"position": position, "tables": [asdict(m) for m in self.repairs]}}
 
@@ -96,7 +96,7 @@ class Repair:
 def repair(definition: Definition, options: VerifyOptions) -> Repair:
     """Compare the tables, repair those that differ, and compare them again.
 
-    Raises PositionNotReached as verify does, and if the reader is not running.
+    Raises PositionNotReached for the same reasons as `verify`, and if the reader is not running.
     """
     options = replace(options, listed=KEYS)
     report = verify(definition, options)
@@ -131,13 +131,16 @@ def repair(definition: Definition, options: VerifyOptions) -> Repair:
 
 
 class RepairRun:
-    """Requests backfills of differing keys and waits for them."""
+    """Requests that the reader reads differing rows again as backfills, and waits for these backfills."""
 
     def __init__(self, definition: Definition, timeout: float) -> None:
         self._definition, self._timeout = definition, timeout
 
     def assess(self, verdict: TableVerdict) -> RepairResult:
-        """Return the mismatches of a table before a repair, with a reason if the table cannot be repaired by key."""
+        """Return the RepairResult of a table before any repair: the verdict's numbers of mismatches.
+
+        Its `reason` is set if the table cannot be repaired by key.
+        """
         one = RepairResult(sink=verdict.sink, topic=verdict.topic, **verdict.counts)  # type: ignore[arg-type]
         if verdict.complete and not any(verdict.counts.values()):
             return replace(one, reason=verdict.reason or f"the table is {verdict.state}")
@@ -150,7 +153,8 @@ class RepairRun:
     ) -> dict[SinkTable, RepairResult]:
         """Request the backfills of one sink after the other, and wait until the log contains their rows.
 
-        The sinks do not run together, because a table can be in one backfill at a time only.
+        wanted: the keys to read again, by table. repairs: the results so far. Returns the new results of these tables.
+        The sinks take turns, because only one backfill at a time can read a table.
         """
         done: dict[SinkTable, RepairResult] = {}
         with Catalog.open(self._definition.catalog.url) as catalog:
@@ -176,7 +180,11 @@ class RepairRun:
         return f"cdc replay {one.sink}{of_table}"
 
     def _wait_for_result(self, catalog: Catalog, one: RepairResult) -> RepairResult:
-        """Wait until the log contains the rows of a backfill; at the next cut the sink has them."""
+        """Wait until the log contains the rows of the table's last backfill; return the result, with a reason if it
+        failed.
+
+        At the next cut, the sink has these rows too.
+        """
         if one.reason is not None:
             return one
         command = self._wait_for_end(catalog, one.backfills[-1])
@@ -189,7 +197,10 @@ class RepairRun:
         )
 
     def _wait_for_end(self, catalog: Catalog, job: int) -> Command:
-        """Wait for the end of a backfill; raises PositionNotReached if none makes progress within the timeout."""
+        """Wait for the end of a backfill, and return its command.
+
+        Raises PositionNotReached if no backfill of the pipeline makes progress within the timeout.
+        """
         deadline, last_progress = time.monotonic() + self._timeout, ""
         while True:
             commands = {c.id: c for c in catalog.commands.pending(self._definition.name, BACKFILL)}
@@ -211,7 +222,7 @@ class RepairRun:
 
 
 def mismatched_keys(verdict: TableVerdict) -> list[Key]:
-    """The keys of all listed mismatches, each once."""
+    """Return the keys of all listed mismatches. Each key appears once."""
     listed = [*verdict.missing, *verdict.extra, *(entry["key"] for entry in verdict.differing)]
     return list(dict.fromkeys(tuple(text or "" for text in key) for key in listed))
 
@@ -226,13 +237,13 @@ def _only(options: VerifyOptions, tables: Iterable[SinkTable]) -> VerifyOptions:
 
 
 def _merged(before: VerifyReport, again: VerifyReport, wanted: Iterable[SinkTable]) -> VerifyReport:
-    """The report with the new verdicts of the tables that were compared again."""
+    """Return the report `before`, with the verdicts of the wanted tables replaced by their verdicts in `again`."""
     newest = {_sink_table(verdict): verdict for verdict in again.tables if _sink_table(verdict) in wanted}
     return replace(before, tables=tuple(newest.get(_sink_table(v), v) for v in before.tables))
 
 
 def _shortened(verdict: TableVerdict) -> TableVerdict:
-    """Return the verdict with its lists of keys cut to the length that `cdc verify` lists."""
+    """Return the verdict with at most LISTED keys in each of its lists, as `cdc verify` shows them."""
     missing, extra, differing = verdict.missing[:LISTED], verdict.extra[:LISTED], verdict.differing[:LISTED]
     return replace(verdict, missing=missing, extra=extra, differing=differing)
 
@@ -242,7 +253,7 @@ def _sink_table(verdict: TableVerdict) -> SinkTable:
 
 
 def _require_reader(catalog: Catalog, pipeline: str) -> None:
-    """Raise PositionNotReached if the reader, which carries out backfills, has not reported recently."""
+    """Raise PositionNotReached if the reader has not reported recently. The reader carries out backfills."""
     seen = next((p.reported_at for p in catalog.processes.ls(pipeline) if p.process == "reader"), None)
     age = float("inf") if seen is None else (datetime.now(UTC) - seen).total_seconds()
     if age > SILENT_AFTER:

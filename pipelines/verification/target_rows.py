@@ -20,14 +20,14 @@ _BOUNDS: Final = ((">=", "first"), ("<", "ended"))
 
 
 class TargetRows(Protocol):
-    """The rows of one table of a sink. Columns have their names of `ExpectedSchema.names`."""
+    """The rows of one table of a sink. Callers name columns as in `ExpectedSchema.names`."""
 
     ranged: bool
     """Whether the target can read a range of keys without reading all rows."""
 
     @property
     def refusal(self) -> str | None:
-        """Why the rows cannot be compared; None if they can."""
+        """Why the rows of the target cannot be compared; None if they can."""
 
     def has(self, name: str) -> bool:
         """Whether the target has the column."""
@@ -39,7 +39,10 @@ class TargetRows(Protocol):
         """Read the columns of a range, or of all rows, as canonical text."""
 
     def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:
-        """Count the rows; the first of the names, if there is any, has to be a column of the target."""
+        """Return the number of rows in a range of keys, or of all rows.
+
+        names: may be empty; otherwise the first name must be a column of the target.
+        """
 
 
 class DeltaTargetRows:
@@ -48,13 +51,15 @@ class DeltaTargetRows:
     ranged = True
 
     def __init__(self, record: TableRecord, version: int | None, key: Sequence[str]) -> None:
-        """version: version of the target, None for the newest; key: names of the key columns."""
+        """record: the published record of the table. version: version of the target, None for the newest. key: names of
+        the key columns.
+        """
         self._table = CurrentRows(record.target, version, record.relation)
         self._key = [column_name(name) for name in key]
 
     @property
     def refusal(self) -> str | None:
-        """Why the rows cannot be compared; None if they can."""
+        """Why the current rows of the target cannot be compared; None if they can."""
         if self._table.unread is not None:
             return f"delta-rs cannot read the target: {self._table.unread}"
         if not self._table.known:
@@ -68,7 +73,7 @@ class DeltaTargetRows:
         return column_name(name) in self._table.kinds
 
     def kind(self, name: str) -> pa.DataType:
-        """The type of the column."""
+        """Return the type of the column in the target."""
         return self._table.kinds[column_name(name)]
 
     def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:
@@ -82,7 +87,7 @@ class DeltaTargetRows:
         return rows
 
     def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:
-        """Count the rows."""
+        """Return the number of rows in a range of keys, or of all rows."""
         # the row count in the Delta log ignores deletion vectors
         columns = [column_name(names[0])] if names else [POSITION_COLUMN]
         found = self._table.read(columns, self._key, self._where(within))
@@ -102,7 +107,7 @@ class DeltaTargetRows:
 
 
 class UnreadableTarget:
-    """A table whose target cannot be opened: it has no rows and no columns."""
+    """Stands for the target of a table if the target cannot be opened. It has no rows and no columns."""
 
     ranged = False
 
@@ -115,24 +120,27 @@ class UnreadableTarget:
         return self._refusal
 
     def has(self, _name: str) -> bool:
-        """Always false, because the columns are unknown."""
+        """Return False, because the columns are unknown."""
         return False
 
     def kind(self, _name: str) -> pa.DataType:
-        """The null type."""
+        """Return the null type, because the columns are unknown."""
         return pa.null()
 
     def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:  # noqa: ARG002 - there are no rows
-        """Read no rows."""
+        """Return no rows."""
         return lambda: iter(())
 
     def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:  # noqa: ARG002 - as above
-        """Count no rows."""
+        """Return 0, because a target that cannot be opened has no readable rows."""
         return 0
 
 
 def delta_target(record: TableRecord, version: int | None, key: Sequence[str]) -> TargetRows:
-    """Open a table of a Delta sink; an error becomes a refusal of this table, so that the others are compared."""
+    """Open the target of a table in a Delta sink. If it cannot be opened, return an UnreadableTarget with the reason.
+
+    So the other tables are still compared.
+    """
     try:
         return DeltaTargetRows(record, version, key)
     except SinkUnavailable as exc:
@@ -140,7 +148,7 @@ def delta_target(record: TableRecord, version: int | None, key: Sequence[str]) -
 
 
 def refusal_reason(exc: CdcError) -> str:
-    """The reason in the verdict of a table whose target cannot be read."""
+    """Return the reason that the verdict shows for a table whose target cannot be read."""
     return f"{exc.code} {exc.message} → {exc.fix}"
 
 
@@ -154,7 +162,7 @@ class SearchTargetRows:
 
     @property
     def refusal(self) -> str | None:
-        """Always None: an index stores the current rows only."""
+        """Always None, because an index has only current rows and so can always be compared."""
         return None
 
     def has(self, _name: str) -> bool:
@@ -162,7 +170,7 @@ class SearchTargetRows:
         return True
 
     def kind(self, _name: str) -> pa.DataType:
-        """The string type."""
+        """Return the string type, because a document stores text."""
         return pa.string()
 
     def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:  # noqa: ARG002 - never a range

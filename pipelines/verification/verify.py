@@ -1,8 +1,9 @@
-"""Verification: whether every row and column of every sink equals the source at one position, or the change log.
+"""Verification: compares every row and column of every sink with the source at one position, or with the change log.
 
-The comparison is exact while changes continue: `consistent_cut.py` ends a batch of every sink at the position of a
+The comparison is exact while changes continue. `consistent_cut.py` ends a batch of every sink at the position of a
 snapshot of the source, and `compare_table.py` compares each table there. Against the log, each sink is compared at the
-position that it has published. No code of the sinks converts the values, so an error there is not repeated here.
+position that it has published. No code of the sinks converts the values, so a conversion error in a sink is not
+repeated here.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SelectedTable = tuple[DeltaSinkDefinition | SearchSinkDefinition, int, str]
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What to compare and how; empty globs and sinks mean all."""
+    """What to compare, and how. Without table globs all tables are compared, without sink names all sinks."""
 
     tables: tuple[str, ...] = ()
     """Globs over `schema.table`; a name without schema means that table in any schema."""
@@ -76,7 +77,7 @@ class VerifyReport:
 
     @property
     def summary(self) -> str:
-        """One line for a person."""
+        """One line of text with the result of all tables."""
         equal = sum(verdict.equal for verdict in self.tables)
         rows = sum(verdict.rows for verdict in self.tables)
         parked = sum(verdict.parked for verdict in self.tables)
@@ -84,7 +85,7 @@ class VerifyReport:
         return f"{equal}/{len(self.tables)} tables equal, {rows:,} rows at {self.position}{not_compared}"
 
     def to_json(self) -> dict[str, Any]:
-        """The result in the JSON envelope."""
+        """Return the content of the JSON envelope."""
         return {"position": str(self.position), "tables": [asdict(verdict) for verdict in self.tables]}
 
 
@@ -113,7 +114,10 @@ def verify(definition: Definition, options: VerifyOptions) -> VerifyReport:
 
 
 def select_sinks(definition: Definition, options: VerifyOptions) -> list[DeltaSinkDefinition | SearchSinkDefinition]:
-    """The sinks that the options name; raises ConfigError for an unknown sink or a definition without sinks."""
+    """Return the sinks that the options name, or all sinks if they name none.
+
+    Raises ConfigError for an unknown sink, and for a definition without sinks.
+    """
     sinks = [sink for sink in definition.sinks if not options.sinks or sink.name in options.sinks]
     if unknown := set(options.sinks) - {sink.name for sink in sinks}:
         names = [sink.name for sink in definition.sinks]
@@ -124,7 +128,10 @@ def select_sinks(definition: Definition, options: VerifyOptions) -> list[DeltaSi
 
 
 def cut_request(definition: Definition, options: VerifyOptions) -> CutRequest:
-    """The request for a cut of the selected sinks; raises as select_sinks, and PositionNotReached for an empty log."""
+    """Return the request for a cut of the selected sinks. Raises PositionNotReached for an empty log.
+
+    Also raises ConfigError as `select_sinks` does.
+    """
     sinks = select_sinks(definition, options)
     durable = LogReader(definition.log.root).durable
     if durable is None:
@@ -142,7 +149,7 @@ def cut_request(definition: Definition, options: VerifyOptions) -> CutRequest:
 
 
 def select_tables(cut: ConsistentCut, definition: Definition, options: VerifyOptions) -> list[SelectedTable]:
-    """The tables to compare, for each sink; raises ConfigError if there are none."""
+    """Return the tables to compare, for each sink. Raises ConfigError if no table is selected."""
     captured = match_tables(cut.source, definition.patterns, definition.excludes)
     found = [
         (sink, oid, str(name))
@@ -158,7 +165,9 @@ def select_tables(cut: ConsistentCut, definition: Definition, options: VerifyOpt
 def forget_removed_tables(
     catalog: Catalog, definition: Definition, options: VerifyOptions, selected: Sequence[SelectedTable]
 ) -> None:
-    """Delete recorded results of tables that no longer exist; does nothing if the options select tables by name."""
+    """Delete the recorded results of tables that are no longer selected. Does nothing if the options select tables by
+    name.
+    """
     if options.tables:
         return
     for name in {sink.name for sink, _, _ in selected}:
@@ -178,7 +187,10 @@ def _no_table_error(options: VerifyOptions) -> ConfigError:
 def comparison_at(
     cut: ConsistentCut, sink: DeltaSinkDefinition | SearchSinkDefinition, oid: int, topic: str
 ) -> TableComparison | TableVerdict:
-    """The comparison of a table with the source at a cut, or the verdict that it cannot be compared."""
+    """Return the comparison of a sink's table with the source at a cut, or the verdict that it cannot be compared.
+
+    oid: the table at the source. topic: its name.
+    """
     kept = cut.sinks[sink.name]
     record = next((one for one in kept.record.tables.values() if _oid(one) == oid), None)
     if record is None:
@@ -193,7 +205,7 @@ def comparison_at(
 
 
 def whole_range(verdict: TableVerdict, began: datetime, position: Position) -> VerifiedRange:
-    """Convert the verdict of a whole table to a catalog record: a pass with a single range."""
+    """Return the verdict of a whole table as a catalog record: a pass that has a single range."""
     return VerifiedRange(
         sink=verdict.sink,
         topic=verdict.topic,
@@ -221,9 +233,10 @@ def _not_at_cut(record: TableRecord) -> str:
 
 
 def _oid(record: TableRecord) -> int:
-    """Return the table's present OID. Without a schema, return the OID of its first version.
+    """Return the OID of the table at the source. A record without a schema has only the OID of the table's first
+    version.
 
-    Both are equal in the first epoch.
+    Both OIDs are equal in the first epoch.
     """
     return record.relation & 0xFFFFFFFF if record.schema is None else TableSchema.from_json(record.schema).oid
 
@@ -249,7 +262,7 @@ def _verify_against_log(definition: Definition, options: VerifyOptions) -> Verif
 def _unreadable_sink(
     log: LogReader, sink: DeltaSinkDefinition | SearchSinkDefinition, options: VerifyOptions, exc: SinkUnavailable
 ) -> list[TableVerdict]:
-    """The verdicts of a sink whose store cannot be read; the other sinks are compared all the same."""
+    """Return the verdicts of the selected tables of a sink whose store cannot be read; exc: the reason."""
     topics = sorted(schema.topic for schema in log.schemas().values() if not schema.removed)
     selected = [topic for topic in topics if _is_selected(topic, sink, options)]
     return [refused(sink.name, topic, UNREADABLE, refusal_reason(exc)) for topic in selected]

@@ -207,12 +207,12 @@ class SharedTable:
     """Position at which the last finished full copy of the table began; None if no full copy has ended."""
 
     def to_json(self) -> str:
-        """Return the state as a JSON text with sorted keys."""
+        """Return the instance as a JSON text with sorted keys."""
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Create the state from a text that `to_json` returned."""
+        """Create an instance from a JSON text that `to_json` returned."""
         return cls(**json.loads(text))
 
 

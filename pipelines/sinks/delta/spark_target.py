@@ -1,4 +1,7 @@
-"""Spark writer: checks whether a Spark session can write Delta, sets the `txn` of its commits, and SparkTarget."""
+"""Spark writer: checks whether a Spark session can write Delta, and sets the `txn` of its commits.
+
+`SparkTarget` is a target that only Spark can write.
+"""
 
 from __future__ import annotations
 

@@ -88,9 +88,9 @@ class PendingTable:
 class SearchSink:
     """Implements pipelines.sinks.contract.ParkingSink; the target of all tables is one tantivy index.
 
-    A batch that is applied twice has the effect of one. The sink refuses tables without a key, because each document
-    needs an id. It parks only partial images without a base row. fields: names of the columns whose words can be
-    searched; empty means every column of a text type. dead_letters: how many rows of a table may be parked.
+    Applying a batch twice has the same effect as applying it once. The sink refuses tables without a key, because each
+    document needs an id. It parks only partial images without a base row. fields: names of the columns whose words can
+    be searched; empty means every column of a text type. dead_letters: how many rows of a table may be parked.
     """
 
     parallel = 1
