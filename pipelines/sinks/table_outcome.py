@@ -1,6 +1,4 @@
-"""Table records: which state and record a table of a sink has after a batch or a failure; how old a batch's changes
-are.
-"""
+"""Table records: the state and record of a sink's table after a batch or a failure, and the lag of a batch."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ def with_progress_state(record: TableRecord, upto: int) -> TableRecord:
 
 
 def log_trimmed_error(exc: LogTrimmed, sink: str) -> LogTrimmed:
-    """Return LogTrimmed with the same message and this remedy: rebuild the sink, because the log has lost changes."""
+    """Return LogTrimmed with the remedy to rebuild the sink, because changes that the sink needs were trimmed."""
     return LogTrimmed(exc.message, remedy=f"rebuild the sink: 'cdc replay {sink}'")
 
 

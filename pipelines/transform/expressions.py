@@ -145,8 +145,9 @@ def resolve_expressions(rule: Transform, schema: pa.Schema, topic: str, spark: S
 
 
 def _analyse(frame: DataFrame, name: str, sql: str, what: str) -> tuple[pa.Field, set[str]]:
-    """Check an expression. Return the Arrow field of its result, and the columns that it reads; what: its name in
-    errors.
+    """Check an expression; return the Arrow field of its result, and the columns that it reads.
+
+    what: the name of the expression in errors.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_schema

@@ -50,7 +50,7 @@ class Mask:
         return pc.if_else(is_masked, pc.utf8_slice_codeunits(plain, len(MASKED), None), self._mask(plain))
 
     def over(self, text: str | None) -> str | None:
-        """Mask one text and add the prefix MASKED, for a value that is stored as a parked row; None for None.
+        """Mask one text of a row that will be parked, and add the prefix MASKED; None for None.
 
         The prefix prevents a second masking when the row is applied again.
         """
@@ -109,8 +109,8 @@ class TableTransform:
         return typed if self.rule.python is None else self._call_python(typed.empty_table()).schema
 
     def rows(self, images: pa.Table, policy: Policy) -> pa.Table:
-        """Convert folded upserts to typed rows, masked and changed by the Python function. They have the schema
-        `row_schema`.
+        """Convert folded upserts to typed rows with the schema `row_schema`: masked, and changed by the Python
+        function.
 
         An unsent column has a placeholder, see `typed_rows`. Raises the errors of `typed_rows`. Raises TransformFailed
         if the Python function fails, or if it changes the number of rows or a key. Also raises it if the function would
@@ -130,7 +130,7 @@ class TableTransform:
         return typed if self.rule.python is None else self._call_python(typed)
 
     def missing(self, column: Column) -> str | None:
-        """Return the value that rows older than a column have in it, as masked text; None for NULL."""
+        """Return the text that rows older than a column have in it, masked if the column has a mask; None for NULL."""
         mask = self.masks.get(column.id)
         if mask is None or column.missing is None:
             return column.missing

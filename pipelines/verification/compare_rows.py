@@ -46,9 +46,7 @@ class ComparedColumns:
 
 @dataclass(slots=True)
 class Mismatches:
-    """The mismatches of one table. The lists of mismatches have a limited length; the counts include every mismatch
-    found.
-    """
+    """The mismatches of one table. Each list has a limited length, but the counts include every mismatch found."""
 
     missing: list[list[str | None]] = field(default_factory=list)
     extra: list[list[str | None]] = field(default_factory=list)

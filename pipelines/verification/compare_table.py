@@ -146,11 +146,7 @@ class TableComparison:
         return None if within is None else replace(within, column=self._target_names([within.column])[0])
 
     def _compare_totals(self, mode: VerifyMode, wanted: ComparedRows, within: KeyRange | None) -> TableVerdict | None:
-        """Compare only counts or digests, if the mode allows that and the digests can be computed; otherwise return
-        None.
-
-        None means that the rows themselves have to be compared.
-        """
+        """Compare only counts or digests, as the mode says; return None if the rows themselves have to be compared."""
         if mode is VerifyMode.COUNT:
             return self._compare_counts(mode, wanted, within)
         if mode is not VerifyMode.CHECKSUM or (expected := self.expected_rows.digest(wanted, within)) is None:

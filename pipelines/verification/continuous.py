@@ -164,7 +164,7 @@ class ContinuousVerification:
     def _attempt_round(self, catalog: Catalog) -> float:
         """Compare everything that is due; return the seconds until the next round.
 
-        After an error the round is attempted again later. An error of usage is raised.
+        An error is reported, and the round is attempted again later. Only an error of usage is raised.
         """
         try:
             self.round(catalog)

@@ -306,7 +306,7 @@ class _PlanBuilder:
         """Return how a rewrite of all rows keeps this present column: a list with the column, or an empty list.
 
         The column has no matching wanted column, or it stays in addition to that column. If another column took its
-        name, it gets a new name.
+        name, the present column is renamed or dropped.
         """
         taken = {name.casefold() for name in self._wanted.names}
         stays = field.name in self._stay

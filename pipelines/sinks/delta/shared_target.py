@@ -276,7 +276,7 @@ class SharedPart:
         return batch.generation is not None and (target.applied or 0) < batch.generation
 
     def plan_columns(self, target: TargetTable, change: ColumnChange) -> EvolutionPlan:
-        """See TargetPart.plan_columns. No column is dropped, because other tables may have values in it."""
+        """See TargetPart.plan_columns. No column is dropped, because another table may have values there."""
         known = self._added_state(target).columns
         added, ids = self._merged(target, change)
         if change.policy is SchemaChanges.EXCEPTION:

@@ -357,8 +357,9 @@ class DeltaTarget:
         return cast("_T", self._cache[name])
 
     def commit(self, position: int, suffix: str = "") -> CommitProperties:
-        """Return the properties of a commit with one `txn` at the given position; its application id is `app_id` +
-        suffix.
+        """Return the properties of a commit with one `txn` at the given position.
+
+        The application id of the `txn` is `app_id` + suffix.
         """
         return CommitProperties(app_transactions=[Transaction(self.app_id + suffix, int(position))])
 

@@ -60,13 +60,11 @@ class MergeWork:
         return self.nbytes <= MAX_BATCH_BYTES and self.candidates <= MAX_CANDIDATE_BYTES
 
     def by_delta_rs(self) -> float:
-        """Return how many seconds delta-rs would need for this merge, as an estimate without the learned factor."""
+        """Return how many seconds delta-rs would need for this merge, without the learned factor."""
         return _DELTA_RS_FIXED + self.rows * _DELTA_RS_PER_ROW + self.candidates * _DELTA_RS_PER_BYTE
 
     def by_spark(self, cores: int) -> float:
-        """Return how many seconds Spark would need for this merge on `cores` cores, as an estimate without the learned
-        factor.
-        """
+        """Return how many seconds Spark would need for this merge on `cores` cores, without the learned factor."""
         of_bytes = self.target * _SPARK_PER_BYTE_READ + self.candidates * _SPARK_PER_BYTE_WRITTEN
         return SPARK_FIXED + (self.rows * _SPARK_PER_ROW + of_bytes) / max(1, cores)
 
@@ -88,8 +86,9 @@ class Factors:
     spark: float = 1.0
 
     def learned(self, ratio: float, *, spark: bool) -> Factors:
-        """Return the factors adjusted after one merge; ratio: measured by estimated seconds; spark: whether Spark
-        merged.
+        """Return the factors adjusted after one merge.
+
+        ratio: measured seconds divided by estimated seconds. spark: whether Spark merged.
         """
         own, other = (self.spark, self.delta_rs) if spark else (self.delta_rs, self.spark)
         ratio = min(max(ratio, 1 / _AT_MOST), _AT_MOST)

@@ -33,11 +33,10 @@ _LOCKS: Final = (".tantivy-writer.lock", ".tantivy-meta.lock")
 
 
 class StagedSearch:
-    """A new index of a search sink, until `put` replaces the old index or `discard` is called. Only one process may use
-    it.
+    """A new index of a search sink, until `put` replaces the old index or `discard` is called.
 
-    `put` replaces the index by one rename. After a crash before this rename the old index is unchanged; after the
-    rename the new index is in place.
+    Only one process may use an instance. `put` replaces the index by one rename. After a crash before this rename the
+    old index is unchanged; after the rename the new index is in place.
     """
 
     def __init__(
