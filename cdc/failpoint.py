@@ -15,7 +15,7 @@ _passes: dict[str, int] = {}
 
 
 class Abandoned(BaseException):
-    """Exception of a failpoint with `abandon`; no code of cdc handles it."""
+    """A failpoint with `:abandon` raises this exception; no code of cdc handles the exception."""
 
 
 def hit(name: str) -> None:

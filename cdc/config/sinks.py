@@ -254,7 +254,7 @@ def table_settings(topic: str, sink: TableSettings, rules: Sequence[SinkRule]) -
 
 
 def settings_with_rule(sink: TableSettings, rule: SinkRule | None) -> TableSettings:
-    """Return the settings of the tables that the rule matches; without a rule the settings of the sink."""
+    """Return the sink's settings, overridden by those of the rule; if `rule` is None, the sink's settings alone."""
     fields = TableSettings.model_fields.keys()
     own = {name: getattr(sink, name) for name in sink.model_fields_set & fields}
     said = {} if rule is None else {name: getattr(rule, name) for name in rule.model_fields_set & fields}

@@ -80,7 +80,10 @@ class Publication(Model):
 
     @property
     def alter(self) -> bool | None:
-        """True if the reader may alter any publication, False if none, None if only one that this pipeline created."""
+        """True if the reader may alter any publication, False if it may alter none.
+
+        None if it may alter only a publication that this pipeline created.
+        """
         return None if self.manage is Manage.AUTO else self.manage is Manage.ALWAYS
 
 
@@ -113,11 +116,18 @@ class Source(Model):
     """What the reader does above `wal_budget`: `warn` or `stop`. It never drops the slot."""
 
     def current_dsn(self) -> str:
-        """Return the DSN for a new connection, read again from its secret file; the previous one if it is malformed."""
+        """Return the DSN for a new connection, read again from its secret file.
+
+        If the file contains no well-formed DSN, the DSN that was loaded with the definition is returned.
+        """
         return _current_dsn(self.dsn)
 
     def current_primary(self) -> str:
-        """Return the DSN of the server that accepts writes: `primary` or else `dsn`, read again from its file."""
+        """Return the DSN of the server that accepts writes: `primary`, or `dsn` if there is no `primary`.
+
+        The DSN is read again from its secret file. If the file contains no well-formed DSN, the DSN that was loaded
+        with the definition is returned.
+        """
         return _current_dsn(self.primary or self.dsn)
 
 
@@ -131,7 +141,7 @@ def _current_dsn(secret: Secret) -> str:
 
 
 class SnapshotMode(StrEnum):
-    """Which rows are copied that existed before the stream began."""
+    """Which of the rows that existed before the stream began are copied."""
 
     #: All rows, once, while changes stream.
     INITIAL = "initial"

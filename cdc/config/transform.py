@@ -1,7 +1,7 @@
 """Transform: how a rule of a Delta sink changes the rows of a table before they are written to the target.
 
 `drop`, `rename` and `mask` name columns of the source. Expressions see the columns of the target: without dropped
-columns, with new names, masked. So they can be computed even if an update did not send all columns.
+columns, with new names, masked. So an expression can be computed even if an update did not send all columns.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Transform(Model):
 
     @property
     def fingerprint(self) -> str:
-        """Keyed hash of the transform and its salt; another fingerprint means that the target's rows would differ."""
+        """Hash of the transform, keyed with its salt. If it changes, the existing rows of the target no longer fit."""
         text = self.model_dump(mode="json", exclude={"salt"})
         salt = b"" if self.salt is None else self.salt.reveal().encode()
         return hmac.digest(salt, json.dumps(text, sort_keys=True).encode(), hashlib.sha256).hex()[:32]

@@ -53,22 +53,25 @@ class YamlEdit:
 
     @property
     def diff(self) -> str:
-        """The change as `diff -u` shows it; empty without a change."""
+        """The change in the format of `diff -u`; an empty text if nothing changes."""
         old, new = (text.splitlines(keepends=True) for text in (self.before, self.after))
         lines = unified_diff(old, new, str(self.path), f"{self.path} (new)")
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
 def add_tables(path: Path, tables: Sequence[str]) -> YamlEdit:
-    """Return the edit after which the rules capture the tables, given as globs of `schema.table`.
+    """Return an edit of the rules that makes them capture the tables, given as globs of `schema.table`.
 
-    Raises ConfigError if there is no such edit.
+    Raises ConfigError if no edit can do this.
     """
     return _edited(path, tables, _add)
 
 
 def remove_tables(path: Path, tables: Sequence[str]) -> YamlEdit:
-    """Return the edit after which no rule captures the tables; raises ConfigError if there is no such edit."""
+    """Return an edit of the rules that makes them capture none of the tables.
+
+    Raises ConfigError if no edit can do this.
+    """
     return _edited(path, tables, _remove)
 
 
@@ -124,7 +127,11 @@ def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _S
 
 
 def _means(now: Definition, before: Definition, tables: Sequence[str], *, wanted: bool) -> bool:
-    """Return True if the rules capture the tables as requested and the rest of the definition is unchanged."""
+    """Return True if the edited definition has the intended effect and no other.
+
+    With `wanted` the rules of `now` must capture all the tables, without `wanted` none of them. Everything except the
+    rules must be as in `before`.
+    """
     if now.with_rules_of(before) != before:
         return False
     captured = [_covers(now.patterns, table) and not _covers(now.excludes, table) for table in tables]
@@ -241,7 +248,7 @@ class _Text:
         return node
 
     def _colon(self, key: tuple[str | int, ...]) -> int:
-        """Return the offset after the colon of the key whose value is the list."""
+        """Return the offset in the text after the colon that follows the given key."""
         node: Any = self._root
         for part in key[:-1]:
             node = node.value[part] if isinstance(part, int) else dict(_entries(node))[str(part)][1]
@@ -274,7 +281,7 @@ def _entries(node: Node) -> list[tuple[str, tuple[Node, Node]]]:
 
 
 def _end(node: Node) -> int:
-    """Return the offset after the last character of the node; the parser's end mark includes comments after a block."""
+    """Return the offset after the last character of the node, without the comments that follow a block."""
     if isinstance(node, MappingNode) and node.value and not node.flow_style:
         return _end(node.value[-1][1])
     if isinstance(node, SequenceNode) and node.value and not node.flow_style:
@@ -283,7 +290,7 @@ def _end(node: Node) -> int:
 
 
 def _covers(globs: Sequence[str], table: str) -> bool:
-    """Return True if the texts show that one of the globs matches every table that the glob `table` matches."""
+    """Return True if every table that the glob `table` matches is surely matched by one of `globs`."""
     if not any(char in table for char in "*?["):
         return matches(table, globs)
     simple = [glob for glob in globs if not any(char in glob for char in "?[")]

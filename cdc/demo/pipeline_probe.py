@@ -58,7 +58,7 @@ class PipelineSnapshot:
 
 @dataclass(slots=True)
 class Freshness:
-    """Lags of the published batches by sink; batches of the first copy do not count."""
+    """The lags of each sink's published batches, without the batches before the sink first caught up."""
 
     _samples: dict[str, list[float]] = field(default_factory=dict)
     _seen: dict[str, Position] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Freshness:
                 samples.append(snapshot.lag[sink])
 
     def p50_ms(self, sink: str) -> float | None:
-        """Return the median milliseconds from commit at the source to visible in the sink; None without a batch."""
+        """Return the sink's median freshness in milliseconds; None if no batch of the sink was counted."""
         samples = self._samples.get(sink)
         return round(median(samples) * 1000, 1) if samples else None
 
@@ -156,7 +156,10 @@ class PipelineProbe:
         return sorted(counts.items())
 
     def _metrics(self) -> dict[str, float]:
-        """Return the current metrics of reader and server by name; of metrics with several labels, any one value."""
+        """Return the current metrics of reader and server by name.
+
+        If a metric has values for several labels, the result has only one of these values.
+        """
         found: dict[str, float] = {}
         for report in self._catalog.processes.ls(PIPELINE):
             old = report.reported_at is None or report_age(report.reported_at, datetime.now(UTC)) > REPORT_MAX_AGE

@@ -18,7 +18,7 @@ MAX_RESTARTS: Final = 4
 
 
 class DemoProcesses:
-    """Context in which the processes run; leaving it ends them, and kills them at once after a KeyboardInterrupt."""
+    """Context manager that runs the processes: its exit stops them, and kills them at once on a KeyboardInterrupt."""
 
     def __init__(self, workspace: Workspace, children: Sequence[Child]) -> None:
         self._workspace = workspace
@@ -40,7 +40,7 @@ class DemoProcesses:
         return None
 
     def kill(self) -> None:
-        """Kill all processes without waiting for their batches."""
+        """Kill all processes at once, even in the middle of a batch."""
         self._supervisor.stop()
         self._supervisor.stop()  # the second request kills at once
         self._thread.join()

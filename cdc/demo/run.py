@@ -157,7 +157,7 @@ class LivePhase:
         return workload
 
     def _watch_workload(self, workload: Workload) -> None:
-        """Print lags until the demo is stopped or its seconds are over, and run the tour once."""
+        """Print lags until the demo is stopped or its seconds are over; run the StepSequence once."""
         screen, seconds = self.context.screen, self.context.settings.seconds
         began, snapshot = screen.seconds, None
         while not self.stop.wait(POLL_INTERVAL if self._is_waiting else SLOW_POLL_INTERVAL):
@@ -193,7 +193,7 @@ class LivePhase:
         )
 
     def _run_closing_steps(self) -> None:
-        """Run the steps that would disturb the lags of the workload, then verify every sink."""
+        """Run the steps that would increase the lags if they ran during the workload, then verify every sink."""
         context, closing = self.context, self.report.closing
         queries = LakeQueries(context.workspace, LAKE)
         if not self.report.tour:

@@ -1,7 +1,7 @@
 """The shop of the demo: creates its tables from SQL files, and writes a workload of transactions at a given rate.
 
-Tests and benchmarks use the workload too. The same seed writes the same transactions in the same order. `run` writes a
-number of transactions at full speed.
+Tests and benchmarks use the workload too. Two workloads with the same seed write the same transactions in the same
+order. `run` writes a number of transactions at full speed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Workload:
         return self.counters
 
     def alter(self) -> None:
-        """Add the column of the schema change; only the thread that writes may call this."""
+        """Add a column to the orders, as the demo's schema change; only the writing thread may call this method."""
         self._in_transaction(lambda: self._do("add_column"))
         with self._lock:
             self._altered = True
@@ -141,7 +141,7 @@ class Workload:
             self._changes += self._uncommitted
 
     def _do(self, name: str, /, **parameters: object) -> int | None:
-        """Run a named statement, and return the number in its first row; None without a row."""
+        """Run a named statement and return the number in its first result row; None if it returns no row."""
         cursor = self._connection.execute(self._sql[name], parameters)
         self._uncommitted += max(
             cursor.rowcount, 1 if name == "empty_carts" else 0
@@ -302,7 +302,7 @@ def script_text(name: str) -> str:
 
 
 def script(name: str) -> bytes:
-    """Return all statements of an SQL file, for one `execute` without parameters."""
+    """Return the text of an SQL file, which can be run as one `execute` without parameters."""
     return script_text(f"{name}.sql").encode()
 
 
@@ -313,7 +313,10 @@ def named_statements(name: str) -> dict[str, bytes]:
 
 
 def write_marker(dsn: str, why: str) -> Lsn:
-    """Write a logical message into the WAL after all present commits, and return the LSN where the message ends."""
+    """Write a logical message to the end of the WAL, and return the LSN where the message ends.
+
+    All transactions that committed before the call precede the message.
+    """
     with connect(dsn, application_name="cdc demo") as connection:
         return emit_message(connection, HEARTBEAT_PREFIX, why)
 

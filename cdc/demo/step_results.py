@@ -57,7 +57,10 @@ class Step:
 
 
 def run_step(screen: Terminal, name: str, step: Callable[[], StepResult]) -> Step:
-    """Run a step, print its result and return it; a CdcError is printed as a result that is not equal."""
+    """Run a step, print its result and return the completed step.
+
+    If the step raises a CdcError, the result is the error, with `equal` False.
+    """
     began = screen.seconds
     try:
         found = step()

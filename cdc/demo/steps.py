@@ -1,7 +1,8 @@
 """Steps of the demo that change sinks, during the workload and after it.
 
 - During the workload: time travel, then a backfill and a replay, each followed by a verification.
-- Dead letter: the lake refuses a row, the row becomes a dead letter, a retry fails, and the source repairs the row.
+- Dead letter: the lake refuses a row, the row becomes a dead letter, a retry fails, and an update at the
+  source corrects the row.
 - History: a new sink gets every version of the products (SCD type 2) from the log alone.
 """
 
@@ -126,7 +127,10 @@ _COMMENT: Final = "SELECT comment FROM shop.orders WHERE id = {}"
 
 @dataclass(slots=True)
 class DeadLetterStep:
-    """Breaks one order so that it becomes a dead letter, and repairs it; no workload may run at the same time."""
+    """Breaks one order so that its row becomes a dead letter, and then corrects the order at the source.
+
+    No workload may run at the same time.
+    """
 
     queries: LakeQueries
     screen: Terminal
@@ -139,7 +143,7 @@ class DeadLetterStep:
     _order: int = 0
 
     def run(self) -> list[Step]:
-        """Run `park` and then `retry`, which repairs the order at the source even if `park` failed."""
+        """Run `park` and then `retry`. Even if `park` failed, `retry` corrects the order at the source."""
         return [run_step(self.screen, "parked", self.park), run_step(self.screen, "retried", self.retry)]
 
     def park(self) -> StepResult:
@@ -163,7 +167,7 @@ class DeadLetterStep:
         return StepResult(text, self._hint(f"dlq show {letter.id}"), is_kept and is_other_applied, 1, facts)
 
     def retry(self) -> StepResult:
-        """Retry the dead letter, which the lake must refuse again; then repair its row at the source."""
+        """Retry the dead letter, which the lake must refuse again; then correct its row at the source."""
         if not self._order:
             raise UnknownName("the shop has no order to break", remedy="let the workload place an order")
         letter = self._letter()
@@ -189,7 +193,7 @@ class DeadLetterStep:
         return str(await_outcomes(self.catalog, posted).get(letter.id, "not answered"))
 
     def _wait_for_lake(self) -> None:
-        """Wait until the lake has applied every commit up to now; a quarantined row does not delay that."""
+        """Wait until the lake has applied all transactions that are committed now; a parked row does not block this."""
         last = write_marker(self.dsn, "closing")
         wait = Wait(self.screen, "lake", self.wait_seconds)
         wait.until(f"the lake has applied the log up to {last}", lambda: self.queries.has_reached(self.catalog, last))
@@ -200,7 +204,7 @@ class DeadLetterStep:
         return next((letter for letter in letters if (letter.sink, letter.topic, letter.key) == order), None)
 
     def _run(self, name: str, **parameters: object) -> tuple[Any, ...]:
-        """Run one named statement in its own transaction, and return its first row; empty without a row."""
+        """Run one named statement in its own transaction; return its first result row, or () if it returns no row."""
         with connect(self.dsn, application_name="cdc demo") as connection, map_errors():
             cursor = connection.execute(self._sql[name], parameters)
             row: Any = cursor.fetchone() if cursor.description else None
@@ -227,7 +231,10 @@ _PRICES: Final = f'SELECT price FROM shop.products WHERE id = {{}} ORDER BY "{ST
 
 @dataclass(slots=True)
 class HistorySinkStep:
-    """Builds the history sink and compares it with the lake; inside the context a second apply process fills it."""
+    """Builds the history sink and compares its rows with the lake.
+
+    As a context manager it runs a second apply process, which fills the history sink.
+    """
 
     queries: LakeQueries
     """Queries on the lake, which contains the latest state."""

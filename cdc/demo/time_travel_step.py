@@ -1,4 +1,4 @@
-"""Time travel step: all tables of the lake at one past position, while the workload continues."""
+"""Time travel step: reads all tables of the lake at one past position, while the workload continues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TimeTravelStep:
     """Maximum seconds to wait for the column in the lake."""
 
     def run(self) -> list[Step]:
-        """Run `cut` and `column`, without `column` if none was added; an error counts as a failed step."""
+        """Run the step `cut` and, if the workload added a column, the step `column`; an error makes its step fail."""
         cut = run_step(self.screen, "cut", self.cut)
         if not self.altered:
             self.screen.doing("column", "skipped: the workload ended before the schema change")
@@ -45,7 +45,7 @@ class TimeTravelStep:
         return [cut, run_step(self.screen, "column", self.column)]
 
     def column(self) -> StepResult:
-        """Check that the added column is in the lake, and not in a cut from before the schema change."""
+        """Check that the lake has the added column now, and that an earlier cut does not have the column."""
         wait = Wait(self.screen, "column", self.wait_seconds)
         wait.until(f"the lake's orders have {COLUMN}", lambda: COLUMN in self.queries.columns("shop.orders"))
         ((filled, orders),) = self.queries.rows(_FILLED)
@@ -72,7 +72,7 @@ class TimeTravelStep:
         return StepResult(text, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
 
     def _cut_before_column(self) -> Published | None:
-        """Return the cut before the column was added; None if it is unavailable or does not contain every table."""
+        """Return a cut from before the column was added; None if no such cut is available or the cut lacks a table."""
         if self.before is None:
             return None
         try:
@@ -82,7 +82,7 @@ class TimeTravelStep:
         return found if _is_whole(found) else None
 
     def _middle_cut(self) -> Published:
-        """Return a cut from the middle of the published cuts that contains every table."""
+        """Return a cut that contains every table, searched for from the middle of the list of published cuts."""
         lake = self.queries.lake
         kept = lake.cuts()
         for listed in [*kept[len(kept) // 2 :], *kept[: len(kept) // 2]]:

@@ -1,4 +1,4 @@
-"""Verification in the demo: `verify` compares every target; without Spark only the keys of the log are compared."""
+"""Verification in the demo: `verify` compares every target; `compare_log` compares the log's keys, without Spark."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class TableVerification:
 
 
 def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerification]:
-    """Run `python -m pipelines verify` for these sinks; empty means all. Raises ChildFailed if it prints no result."""
+    """Run `python -m pipelines verify` for the sinks; an empty `sinks` means all sinks.
+
+    Raises ChildFailed if the process prints no result or does not end in time.
+    """
     line = pipelines_command(
         "verify", workspace.definition, "--json", *(word for sink in sinks for word in ("--sink", sink))
     )
@@ -67,7 +70,7 @@ def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerific
 
 
 def by_table(verdicts: Iterable[dict[str, Any]]) -> list[TableVerification]:
-    """Merge the results of all sinks into one result per table, which is equal only if all of them are."""
+    """Merge the results of all sinks into one per table; a table is equal only if it is equal in every sink."""
     found: dict[str, TableVerification] = {}
     for verdict in verdicts:
         before = found.get(verdict["topic"])

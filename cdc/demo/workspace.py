@@ -60,7 +60,7 @@ class Workspace:
         return self.state / f"{process}.out"
 
     def define(self, dsn: str, port: int, jars: Sequence[str]) -> None:
-        """Write the definition for a source, a page port and jars, without the history sink."""
+        """Write the definition file with the source's DSN, the page's port and the jars, without the history sink."""
         values = {"dsn": dsn, "state": str(self.state), "port": str(port), "jars": json.dumps(list(jars))}
         values["history"] = _HISTORY_PLACEHOLDER
         self.definition.write_text(Template(script_text("shop.yaml")).substitute(values))

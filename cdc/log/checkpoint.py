@@ -47,8 +47,8 @@ def checkpoint(path: Root, table: DeltaTable, keep: int = KEEP) -> None:
 def checkpoint_at(path: Path, version: int) -> bytes:
     """Write a checkpoint of one version of the table at `path`.
 
-    Return the content for the file `_last_checkpoint` (HINT) that names the checkpoint; this function does not write
-    that file. Raises DeltaError if the version does not exist.
+    Return the content that makes the file `_last_checkpoint` name this checkpoint. The caller writes this content to
+    the file. Raises DeltaError if the version does not exist.
     """
     aside = _checkpoint_aside(path, version)
     _move_in(path / "_delta_log", aside)

@@ -187,7 +187,7 @@ class CompactedWriter:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Raise LogFenced instead of an error inside the block if another compaction has committed.
+        """Convert an error inside the block to LogFenced if another compaction has committed; keep any other error.
 
         A compaction removes the uncommitted files of other compactions. So a missing file does not prove damage.
         """

@@ -80,7 +80,7 @@ def list_consumers(root: str | Root) -> list[Consumer]:
 def list_readable_consumers(root: str | Root) -> tuple[list[Consumer], list[str]]:
     """Return the consumers whose files can be read, sorted by name, and the UUIDs of all others.
 
-    For displays, which must not fail because of one damaged file.
+    Displays use this function, because they must not fail if one file is damaged.
     """
     found: list[Consumer | None] = []
     broken: list[str] = []

@@ -114,7 +114,10 @@ class LogIdentity:
 
 
 def format_of(description: str) -> int:
-    """Return the format number in a table's description. Raises LogFormatUnknown if this version does not know it."""
+    """Return the format number in a table's description.
+
+    Raises LogFormatUnknown if the description has no format number, or one that this version of cdc does not support.
+    """
     try:
         found = json.loads(description)["format"]
     except (ValueError, KeyError, TypeError) as exc:
@@ -275,10 +278,10 @@ def commit_file(table: _P, version: int) -> _P:
 
 
 def trimmed_id(log_id: str) -> str:
-    """Return the application id in `changes` whose `txn` version is the last trimmed position."""
+    """Return the application id of the `txn` action in `changes` that has the last trimmed position as its version."""
     return f"{log_id}/trimmed"
 
 
 def floor_id(log_id: str) -> str:
-    """Return the application id in `compacted` whose `txn` version is the floor."""
+    """Return the application id of the `txn` action in `compacted` that has the floor as its version."""
     return f"{log_id}/floor"

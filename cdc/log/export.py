@@ -108,7 +108,7 @@ def write_parquet(log: LogReader, selected: ExportRange, out: Path, file_rows: i
 def _grouped(parts: Iterator[pa.Table], limit: int) -> Iterator[Iterator[pa.Table]]:
     """Yield groups of tables; each group except the last has at least `limit` rows.
 
-    The caller must consume each group before it asks for the next.
+    The caller must read a group to its end before it takes the next group.
     """
     for first in parts:
 

@@ -2,8 +2,8 @@
 
 **Fencing.** A commit carries a Delta `txn` action with the position at which the table then ends. A writer commits only
 on top of the version that it wrote itself or resumed from. delta-rs refuses the commit if another commit with the same
-application id came in between. So a writer can add nothing after another writer has committed. This is true on any
-store that creates files atomically.
+application id was made after that version. So a writer can add nothing after another writer has
+committed. This is true on any store that creates files atomically.
 
 **Torn commits.** delta-rs makes a commit visible, and the writer syncs it afterwards, before anything depends on it.
 After a power loss the newest commit may therefore be incomplete. Such a torn commit was never confirmed, and its

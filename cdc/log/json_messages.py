@@ -264,7 +264,7 @@ class _Debezium:
     def _order(self, row: Row) -> int:
         """Return the number of the row among the rows of its transaction and table, from 1.
 
-        Only rows that were passed to this object count.
+        Only rows that were already passed to this object are counted.
         """
         if row["position"] != self._position:
             self._position = row["position"]

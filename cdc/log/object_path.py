@@ -274,7 +274,7 @@ def as_root(place: str | Root, options: Options = ()) -> Root:
 def has_conditional_create(folder: BucketPath) -> bool:
     """Test all permissions that a log needs, and return True if the store refuses to create a file twice.
 
-    Raises LogUnreachable and LogInaccessible.
+    Raises LogUnreachable if the store does not answer, LogInaccessible if a permission or the bucket is missing.
     """
     probe = folder / f"_probe-{uuid.uuid4().hex}"
     try:

@@ -52,9 +52,9 @@ class SegmentSummary:
 def newest_rows(log: LogReader, wanted: Wanted, count: int, operations: frozenset[str] = frozenset()) -> pa.Table:
     """Return the last rows of the wanted topics, sorted by position and ordinal.
 
-    The result has at least `count` rows, or all rows if there are fewer. It comes from `changes` only. With
-    `operations`, only rows of these operations count; the rows between them are returned too, so that the two rows of a
-    key change stay together.
+    The rows are read from `changes` only. The result has at least `count` rows, or all rows if there are fewer. If
+    `operations` is not empty, only rows with one of these operations are counted. Rows with other operations are
+    returned too, so that the two rows of a key change stay together.
     """
     durable = log.durable or Position(0)
     found: list[pa.Table] = []

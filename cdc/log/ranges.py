@@ -68,9 +68,9 @@ def overlapping(files: Iterable[LogFile], after: Position, upto: Position) -> li
 def boundary(files: Iterable[LogFile], after: Position, durable: Position, max_rows: int | None) -> Position:
     """Return the position at which a batch that starts after `after` ends.
 
-    This is the durable position, or an earlier one after about `max_rows` rows or MAX_BYTES. A batch contains at least
-    one file. The very first batch contains only the initial snapshot: it has no partial images, so it is cheap, and a
-    new target waits for it.
+    The batch ends after about `max_rows` rows or MAX_BYTES, or at the durable position if this comes first. A batch
+    contains at least one file. If `max_rows` is None, the batch ends at the durable position. Otherwise a batch from
+    position 0 contains only the initial snapshot, so that a new target gets its first rows soon.
     """
     if max_rows is None:
         return max(after, durable)

@@ -46,8 +46,11 @@ class HistoryPlan:
 def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
     """Return the files to read for (after, upto]: first `compacted`, then `changes`, each sorted by first position.
 
-    Raises LogTrimmed in three cases: the range starts below `oldest` and neither at 0 nor at the floor or above; it
-    starts below `oldest` and ends below the horizon; it ends between lost rows and the record of this loss.
+    Raises LogTrimmed in three cases:
+
+    - The range starts above 0, but below both `oldest` and the floor.
+    - The range starts below `oldest` and ends below the horizon.
+    - The range ends between lost rows and the record of their loss.
     """
     _check_lost_ranges(view, after, upto)
     if after >= view.oldest or upto <= after:
@@ -65,8 +68,12 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
 def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
     """Return the files from which every single change in (after, upto] is read.
 
-    Trimmed changes are replaced by the state at the horizon. Raises LogTrimmed if the range starts below `oldest` but
-    not at 0, if it starts at 0 and ends below the horizon, or if it ends between lost rows and the record of this loss.
+    If changes were trimmed, a range from 0 begins with the state at the horizon instead. Raises LogTrimmed in three
+    cases:
+
+    - The range starts above 0, but below `oldest`.
+    - The range starts at 0 and ends below the horizon, although changes were trimmed.
+    - The range ends between lost rows and the record of their loss.
     """
     _check_lost_ranges(view, after, upto)
     if after >= view.oldest or upto <= after:
@@ -90,9 +97,9 @@ def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
 def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Position:
     """Return the position at which a batch that starts after `after` ends.
 
-    A batch from `oldest` or later ends as `ranges.boundary` says. An earlier one ends at the horizon, or at the durable
-    position without `max_rows`. A batch over lost rows ends at the record of this loss or later. Raises LogTrimmed if
-    no batch can start after `after`.
+    If `after` is at or above `oldest`, the batch ends where `ranges.boundary` says. Otherwise it ends at the horizon,
+    or at the durable position if `max_rows` is None. A batch that contains lost rows ends at the record of their loss
+    or later. Raises LogTrimmed if no batch can start after `after`.
     """
     if after >= view.durable:
         return after
@@ -105,7 +112,11 @@ def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Positi
 
 
 def can_read_range(view: LogSnapshot, after: Position, upto: Position) -> bool:
-    """Return True if a batch may read (after, upto]: the log has its changes, or the state that replaces them."""
+    """Return True if a batch may read the range (after, upto].
+
+    The log must have the changes of the range, or the compacted state that replaces trimmed changes. The range must
+    not end between lost rows and the record of their loss.
+    """
     is_complete = after >= view.oldest or upto >= view.horizon
     return (
         after < upto
@@ -121,9 +132,9 @@ def schema_files(view: LogSnapshot, upto: Position) -> list[LogFile]:
 
 
 def is_late(after: Position, oldest: Position, floor: Position) -> bool:
-    """Return True if the log no longer has the rows that a reader at position `after` needs to continue.
+    """Return True if the log lacks rows that a reader at position `after` needs to continue.
 
-    This is so if both the single changes and the tombstones after this position were removed.
+    Such a reader needs either all single changes or all tombstones after `after`. Position 0 is never late.
     """
     return _ZERO < after < min(oldest, floor)
 

@@ -86,7 +86,7 @@ class RowSpan(NamedTuple):
 
 
 class LogReader:
-    """A view of one log, as of the last call of `refresh`, which is cheap, and safe while a writer runs."""
+    """A view of one log at the time of the last `refresh`. A writer may run at the same time."""
 
     def __init__(self, root: str | Root) -> None:
         self._root = as_root(root) / CHANGES
@@ -129,7 +129,7 @@ class LogReader:
 
     @property
     def compacted(self) -> CompactedState | None:
-        """State of each key that replaces the trimmed changes; None if nothing was trimmed."""
+        """The compacted state, which replaces the trimmed changes; None if nothing was trimmed."""
         return self._compacted
 
     @property
@@ -199,7 +199,7 @@ class LogReader:
     def files(self, after: Position, upto: Position) -> list[LogFile]:
         """Return the files to read for (after, upto], in the order in which they are read.
 
-        Raises LogTrimmed if the log has neither every change of the range nor the state that replaces the changes.
+        Raises LogTrimmed if the log has neither all changes of the range nor the compacted state that replaces them.
         """
         return read_plan.files(self._snapshot(), after, upto)
 
@@ -221,14 +221,17 @@ class LogReader:
         return read_plan.boundary(self._snapshot(), after, max_rows)
 
     def leads(self, after: Position, upto: Position) -> bool:
-        """Return True if a batch may read (after, upto]; the end from `latest_boundary` is always allowed."""
+        """Return True if a batch may read the range (after, upto].
+
+        This is always True if `upto` is a later position that `latest_boundary(after)` returned for this view.
+        """
         return read_plan.can_read_range(self._snapshot(), after, upto)
 
     def as_of(self, version: int, upto: Position) -> Self | None:
         """Return a copy of this view with an older version of `compacted`, to plan ranges that end at `upto`.
 
-        The copy must not be refreshed. Return None if the copy could not read up to `upto`, because files of that
-        version or the changes after its horizon were removed.
+        The copy must not be refreshed. Return None if the older version or its files were removed, or if needed
+        changes after its horizon were trimmed.
         """
         try:
             older = read_compacted_state(self._root.parent, self.log_id, version)
@@ -338,7 +341,10 @@ def read_file(
     columns: Sequence[str] | None = None,
     only: TableSelection = EVERY_ROW,
 ) -> pa.Table:
-    """Return the rows of one file in (after, upto] that `only` selects, with all or the named columns of LOG_SCHEMA."""
+    """Return the rows of one file that have a position in (after, upto] and that `only` selects.
+
+    The result has the given columns of LOG_SCHEMA, or all of them if `columns` is None.
+    """
     names = list(columns or LOG_SCHEMA.names)
     schema = pa.schema([LOG_SCHEMA.field(name) for name in names])
     return pa.concat_tables([schema.empty_table(), *stream_file(file, after, upto, names, only)])
@@ -413,7 +419,7 @@ def _bounds(group: pq.RowGroupMetaData) -> dict[str, tuple[Any, Any]]:
 
 
 def select_rows(rows: pa.Table, only: TableSelection) -> pa.Table:
-    """Return the rows that `only` selects; the columns `relation` and `topic` are needed only if `only` uses them."""
+    """Return the rows that `only` selects; `rows` needs the columns `relation` and `topic` only if `only` uses them."""
     if only.relations is not None:
         least, greatest = only.relations
         relation = rows["relation"]

@@ -1,4 +1,4 @@
-"""Records of removed files: a commit removed them from a table, and they stay on disk for readers of older versions.
+"""Records of removed files, which left a table by a commit and stay on disk for readers of older versions.
 
 The record is written before the commit, so a killed writer leaves no file without a record. The record has no effect
 while the files are still in the table. The grace period starts when a vacuum first finds that the files have left the
@@ -77,7 +77,7 @@ class RemovedFiles:
         return replace(self, seen_at=now.clock_us, boot=now.boot, up_us=now.up_us)
 
     def age_us(self, now: BootTimestamp) -> int:
-        """Return the microseconds since a vacuum first found that the files had left the table; 0 before that."""
+        """Return the microseconds since a vacuum first found that the files had left the table; 0 if none has yet."""
         return 0 if self.seen_at is None else now.since(BootTimestamp(self.seen_at, self.boot, self.up_us))
 
 

@@ -1,4 +1,4 @@
-"""Background thread of the reader that keeps the log small.
+"""Background thread of the reader process, which keeps the log small.
 
 Every 30 s, or after a request, the thread deletes removed files and plans a trim. Every 5 s it looks for small files
 and merges them into larger ones. Only the append thread may change the table. It commits the prepared trim and rewrite
@@ -51,7 +51,11 @@ class RetentionWorker:
     """Keeps one log small while its reader runs; does nothing if `retention` is None."""
 
     def __init__(self, root: str | Root, retention: Retention | None, wake: Callable[[], None]) -> None:
-        """`wake` makes the append thread call `commit_prepared`; it raises QueueClosed if that thread has ended."""
+        """Prepare the worker without starting it.
+
+        The worker calls `wake` to make the append thread call `commit_prepared`. `wake` raises QueueClosed if the
+        append thread has ended.
+        """
         self._root, self._retention, self._wake = as_root(root), retention, wake
         self._planned: TrimPlan | None = None
         self._planned_segments: tuple[int, ...] = ()
@@ -72,7 +76,7 @@ class RetentionWorker:
             self._thread.join()
 
     def commit_prepared(self, writer: TrimmingWriter) -> TrimPlan | None:
-        """Commit the planned trim and the prepared rewrite, and return the trim if it was made.
+        """Commit the prepared rewrite and the planned trim; return the trim, or None if nothing was trimmed.
 
         Only the append thread may call this method, and only while it has no staged files.
         """
@@ -105,7 +109,7 @@ class RetentionWorker:
                     return
 
     def _attempt(self, action: Callable[[], None], failure: str) -> bool:
-        """Call `action`, and log its failure. Return False if the append thread has ended."""
+        """Call `action`; if it fails, log the failure. Return False if the append thread has ended."""
         try:
             action()
         except QueueClosed:

@@ -78,8 +78,8 @@ class RetryingWriter:
     def commit(self, files: Sequence[StagedFile], info: CommitInfo) -> None:
         """Commit staged files as `LogWriter.commit` does.
 
-        A call can fail although its commit was made. The token of the commit shows this, and the commit is not
-        repeated.
+        A commit can exist although the call that made it failed. In this case the token of the log's last commit is
+        the same, and the commit is not repeated.
         """
         before, token = self._writer.durable, uuid.uuid4().hex
         first = True

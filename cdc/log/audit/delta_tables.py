@@ -229,7 +229,10 @@ def _open(root: Root, name: str, found: LogTables) -> _Table | None:
 def _position_faults(
     found: LogTables, changes: _Table, compacted: _Table | None, log_id: str
 ) -> Iterator[AuditFinding]:
-    """Yield a finding if oldest ≤ horizon ≤ durable and floor ≤ horizon do not hold, or the tables disagree."""
+    """Yield findings about contradictory positions of the two tables, and about tables of different logs or sources.
+
+    Expected are oldest ≤ horizon ≤ durable and floor ≤ horizon.
+    """
     if compacted is None:
         if found.oldest:
             yield contradiction(f"changes up to {found.oldest!s} were trimmed, and table {COMPACTED!r} is missing")

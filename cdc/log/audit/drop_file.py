@@ -4,8 +4,8 @@ There are three ways, and the first two lose nothing:
 
 1. If the file's changes are compacted, all segments up to the file's segment are trimmed.
 2. If a file of `compacted` is damaged and all changes still exist, the log is compacted again from its beginning.
-3. Otherwise one commit removes the file and marks the tables in it as needs_resync. No reader can end a range between
-   the lost rows and these marks (`lost_ranges.py`).
+3. Otherwise one commit removes the file and marks the tables in the file as needs_resync. A range that a reader
+   reads can never end between the lost rows and these marks (`lost_ranges.py`).
 """
 
 from __future__ import annotations
@@ -213,7 +213,10 @@ def _is_damaged(root: Root, claim: CommitClaim) -> bool:
 
 
 def _relations(file: LogFile) -> set[int] | None:
-    """Return the relations of the file's rows; None if the column cannot be read or contradicts the commit."""
+    """Return the relations of the file's rows.
+
+    Return None if the column `relation` cannot be read, or if its values contradict the statistics in the commit.
+    """
     try:
         found = read_file(file, Position(0), file.last, ["relation"])["relation"].drop_null().unique().to_pylist()
     except LogCorrupt:
@@ -230,7 +233,7 @@ class _Loss:
 
 
 def _commit_loss(root: Root, loss: _Loss) -> None:
-    """Remove the files, and mark their tables for a resync after the log's end, in one commit."""
+    """Make one commit at the end of the log that removes the lost files and marks their tables as needs_resync."""
     fenced = FencedTable(root / CHANGES)
     info = _latest_info(fenced)
     actions: list[AddAction | RemoveAction] = [FencedTable.removed(*file) for file in loss.removed.items()]

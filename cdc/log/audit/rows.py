@@ -72,12 +72,12 @@ class CommitClaim:
 
     @property
     def first(self) -> Position:
-        """Least position in the file; 0 without statistics."""
+        """Least position in the file; 0 if the commit has no statistics of the file."""
         return Position(self.bounds.get("position", (0, 0))[0])
 
     @property
     def last(self) -> Position:
-        """Greatest position in the file; 0 without statistics."""
+        """Greatest position in the file; 0 if the commit has no statistics of the file."""
         return Position(self.bounds.get("position", (0, 0))[1])
 
     @property
@@ -93,7 +93,7 @@ class CommitClaim:
 
 @dataclass(slots=True)
 class FileContents:
-    """Summary of the rows of one file, to compare with the commit; it is collected row group by row group."""
+    """Summary of the rows of one file, collected row group by row group, and then compared with the file's commit."""
 
     rows: int = 0
     bounds: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -191,7 +191,7 @@ class SchemaVersions:
         self._all_topics: dict[int, set[str]] = {}
 
     def add(self, place: Place, schema: TableSchema) -> None:
-        """Add a schema row; rows may come in any order. The schema that is added last determines the name."""
+        """Add a schema row. Schema rows may be added in any order; the last one added gives the relation its name."""
         relation = schema.relation
         self._first[relation] = min(place, self._first.get(relation, place))
         self._columns.setdefault(relation, set()).update(column.id for column in schema.columns)
@@ -225,7 +225,7 @@ class SchemaVersions:
 
 
 class Gap(NamedTuple):
-    """Transactions with missing or repeated rows that were found in one file."""
+    """A group of transactions of one file that have missing rows, or that have repeated rows."""
 
     damage: DamageKind
     """DamageKind.HOLE for missing rows, DamageKind.DUPLICATE for repeated rows."""
@@ -242,19 +242,22 @@ class Gap(NamedTuple):
 
 
 class Transactions:
-    """Check that each transaction of `changes` has every ordinal from 0 exactly once, without a gap.
+    """Collects the ordinals of each transaction of `changes`, and finds missing and repeated ordinals.
 
     Files are added in order of their first position. All transactions below the first position of the next file are
     then complete and can be checked. So only transactions that may continue in a later file stay in memory.
     """
 
     def __init__(self, after: Position) -> None:
-        """Transactions at or below `after` may be incomplete, because a part of them may have been trimmed."""
+        """Create an empty collection.
+
+        Missing rows of transactions at or below `after` are not reported, because they may have been trimmed.
+        """
         self._after = after
         self._open = np.empty((0, 4), np.int64)
 
     def add(self, file: int, found: np.ndarray) -> None:
-        """Add a file by its number and its runs of ordinals (see the function `runs`)."""
+        """Add the rows of a file: `file` is its number, `found` the result of the function `runs` for its rows."""
         numbered = np.column_stack((found, np.full(len(found), file, np.int64)))
         self._open = np.concatenate((self._open, numbered))
 
