@@ -57,7 +57,7 @@ class StepSequence:
         self._workspace, self._screen = time_travel.queries.workspace, time_travel.screen
 
     def run(self) -> list[Step]:
-        """Run the steps until the demo is stopped; a failed step counts as not equal."""
+        """Run the steps one after the other; after a stop request no further step begins."""
         steps = self._time_travel.run()
         for name, rows, arguments in (
             ("backfill", self._backfill, "backfill ls"),

@@ -222,7 +222,7 @@ class LogFile:
 
 
 def log_file_of_action(path: FilePath, action: Mapping[str, Any]) -> LogFile:
-    """Return the LogFile for one row of delta-rs' flattened list of add actions.
+    """Return the LogFile for a data file, given as a row of delta-rs' flattened list of add actions.
 
     `path` is the directory of the table.
     """

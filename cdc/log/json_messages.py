@@ -77,7 +77,7 @@ class SchemaInForce:
     def key(self, row: Row, parts: Iterable[str | None] | None) -> dict[str, Any] | None:
         """Return the key columns of a row: column name → JSON value; None if `parts` is None.
 
-        If the current schema has another number of key columns, the names are `0`, `1`, ….
+        If the number of `parts` differs from the current schema's key columns, the names are `0`, `1`, ….
         """
         if parts is None:
             return None

@@ -195,8 +195,8 @@ def position_at_time(files: Iterable[LogFile], durable: Position, moment: int) -
 def approximate_position_at(log: LogReader, moment: datetime) -> Position:
     """Return a position before the first transaction that was committed at `moment` or later.
 
-    Return the durable position if there is no such transaction. The result is the beginning of a file, so it may be too
-    early; it is never below the oldest position.
+    Return the durable position if there is no such transaction. The result lies just before the first position of a
+    file. It may be too early, but it is never below the oldest position.
     """
     durable = log.durable or Position(0)
     micros = int(moment.timestamp() * 1_000_000) // 1000 * 1000  # files keep milliseconds

@@ -186,9 +186,9 @@ def read_commits(table: Root, log_id: str) -> CommitHistory:
 
 
 def missing_commits(versions: Sequence[int], checkpoints: Collection[int]) -> list[tuple[int, int]]:
-    """Return the first and last version of each gap in the commits after the last readable checkpoint.
+    """Return the first and last missing version of each gap in the commits after the last readable checkpoint.
 
-    `versions` are the existing commits, ascending. A reader needs all commits after a checkpoint.
+    `versions` are the existing commits, ascending. `checkpoints` are the versions of the readable checkpoints.
     """
     start = max(checkpoints, default=-1)
     existing = [start, *(version for version in versions if version > start)]

@@ -45,7 +45,7 @@ class CommitClaim:
 
     @classmethod
     def of(cls, table: str, action: Mapping[str, Any], within: tuple[Position, Position]) -> CommitClaim:
-        """Return the claim for one row of delta-rs' flattened list of add actions.
+        """Return the claim for one data file, given as a row of delta-rs' flattened list of add actions.
 
         `within` is the range (after, upto] of the commit that added the file.
         """
