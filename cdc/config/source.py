@@ -58,7 +58,7 @@ class Slot(Model):
 
 
 class Manage(StrEnum):
-    """Which publications the reader may alter. To alter a publication is to add or drop tables."""
+    """Which publications the reader may alter, that is add tables to or drop tables from."""
 
     #: Only a publication that this pipeline created.
     AUTO = "auto"
@@ -141,7 +141,7 @@ def _current_dsn(secret: Secret) -> str:
 
 
 class SnapshotMode(StrEnum):
-    """Which of the rows that existed before the stream began are copied."""
+    """Which rows are copied that existed before the stream began."""
 
     #: All rows, once, while changes stream.
     INITIAL = "initial"
