@@ -129,7 +129,7 @@ def _start_session(settings: SparkSettings) -> SparkSession:
 
 
 def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkParts, end: StopCondition) -> None:
-    """Run each sink in its own thread, until the stop condition holds or one thread fails."""
+    """Run each sink in its own thread, until the stop condition is met or one thread fails."""
     sinks = [without_throttle(sink) if end.once else sink for sink in definition.sinks]
     runners = [SinkRunner(definition, sink, parts) for sink in sinks]
     reporter.sinks += [runner.progress for runner in runners]

@@ -201,7 +201,7 @@ def _why(error: SQLAlchemyError) -> str:
 
 
 def _check_rights(session: Session, url: str) -> None:
-    """Raise CatalogUnavailable if the Postgres server is read-only, or if the role lacks privileges.
+    """Raise CatalogUnavailable if the Postgres server is read-only, or if the role does not have the privileges.
 
     Beginning a transaction does not check these conditions. The function does nothing for SQLite.
     """

@@ -58,7 +58,7 @@ def kubernetes_manifest(job: SparkJob, pods: PodSettings) -> list[dict[str, Any]
 
 
 def databricks_bundle(job: SparkJob, *, workers: int = 2, schedule: str | None = None) -> dict[str, Any]:
-    """Return the bundle of the job; `schedule` is a Quartz cron expression for a job that ends by itself.
+    """Return the bundle of the job; `schedule` is a Quartz cron expression for a job that ends.
 
     Raises InvalidDefinition if the machines of the workspace cannot run the definition.
     """

@@ -100,7 +100,7 @@ class SparkJob:
 
     @property
     def is_bounded(self) -> bool:
-        """True if the job ends by itself."""
+        """True if the job ends without a request to stop."""
         return self.action is not SparkAction.APPLY or self.trigger == ONCE
 
     @property

@@ -27,7 +27,7 @@ class ColumnMismatch(NamedTuple):
 
 
 def with_target_columns(schema: TableSchema, settings: TableSettings) -> TableSchema:
-    """Return the table with only the columns that its target has; column names that the table lacks are ignored."""
+    """Return the table with only the columns that its target has; unknown column names are ignored."""
     wanted, unwanted = set(settings.column_list), set(settings.except_column_list)
     if not wanted and not unwanted:
         return schema

@@ -72,7 +72,7 @@ class TimeTravelStep:
         return StepResult(text, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
 
     def _cut_before_column(self) -> Published | None:
-        """Return a cut from before the column was added; None if no such cut is available or the cut lacks a table."""
+        """Return a cut from before the column was added; None if there is no such cut, or it is without a table."""
         if self.before is None:
             return None
         try:

@@ -132,7 +132,7 @@ def schema_files(view: LogSnapshot, upto: Position) -> list[LogFile]:
 
 
 def is_late(after: Position, oldest: Position, floor: Position) -> bool:
-    """Return True if the log lacks rows that a reader at position `after` needs to continue.
+    """Return True if the log does not have all rows that a reader at position `after` needs to continue.
 
     Such a reader needs either all single changes or all tombstones after `after`. Position 0 is never late.
     """

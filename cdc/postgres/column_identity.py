@@ -246,7 +246,7 @@ def _with_new_ids(ids: Sequence[int | None], reason: str, before: Mapping[int, W
 
 @dataclass(frozen=True, slots=True)
 class _ColumnFacts:
-    """Properties of columns that a Relation message lacks, from system catalogs, previous version or data types."""
+    """Facts about columns that a Relation message omits, from system catalogs, earlier versions or data types."""
 
     live: Mapping[int, Attribute]
     known: TableSchema | None

@@ -48,7 +48,7 @@ def keys_without_base(
 def moved_keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, keys: Collection[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """Return the new keys of rows that had a key from `keys`, changed their key in (after, upto], and lack a base row.
+    """Return the new keys of rows that had a key from `keys`, changed their key in (after, upto], and have no base row.
 
     A row may change its key several times. A row with a later complete image needs no base row.
     """

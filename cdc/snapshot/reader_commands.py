@@ -134,7 +134,7 @@ def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) ->
 
 @contextmanager
 def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
-    """Hold a lease during the block. So only one process at a time checks for overlaps and stores a request."""
+    """Keep a lease during the block. So only one process at a time checks for overlaps and stores a request."""
     lease, holder = f"asking/{pipeline}", uuid4().hex
     if not catalog.leases.acquire(lease, holder, _LEASE_SECONDS):
         raise StateConflict(

@@ -99,7 +99,7 @@ def rows_at_position(rows: pa.Table, first: RowOrder, address: str | None = None
 
 
 def _overlay_partial(chunk: pa.Table, partial: pa.Table) -> pa.Table:
-    """Return the chunk's rows with the columns of partial images of the same keys laid over them."""
+    """Return the chunk's rows overlaid with the columns of partial images of the same keys."""
     sent: dict[str, dict[int, str | None]] = {}
     for key, image in zip(_key_texts(partial["key"]).to_pylist(), partial["after"].to_pylist(), strict=True):
         sent.setdefault(key, {}).update(image or ())

@@ -107,7 +107,7 @@ class DeltaTargetRows:
 
 
 class UnreadableTarget:
-    """Stands for the target of a table if the target cannot be opened. It has no rows and no columns."""
+    """Placeholder for the target of a table that cannot be opened. It has no rows and no columns."""
 
     ranged = False
 
