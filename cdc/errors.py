@@ -398,10 +398,13 @@ class SlotNotOwned(SourceError):
 
 
 class SlotNotCreated(SourceError):
-    """`source.slot.create` is false, and the initial snapshot has no slot: none exists, or none was adopted."""
+    """`source.slot.create` is false, and the slot does not exist, or exists but was not adopted for this log."""
 
     code = "CDC-2116"
-    remedy = "run 'cdc slots adopt -c FILE' if the slot was created for this log alone, then start the reader again"
+    remedy = (
+        "if the slot does not exist, create it; if it was created for this log alone, run 'cdc slots adopt -c FILE'; "
+        "then start the reader again"
+    )
 
 
 class WalBudgetExceeded(SourceError):
@@ -470,14 +473,15 @@ class UnreadableRow(SourceError):
 
 
 class SnapshotInvalidated(SourceError):
-    """A table was truncated or rewritten after a snapshot was taken and before the table was read under it.
+    """A chunk or a table must be read again: its table was truncated or rewritten, or the replication session ended.
 
-    Neither is MVCC-safe: under the older snapshot the table reads as empty (PostgreSQL manual, section 13.6).
+    TRUNCATE and rewriting are not MVCC-safe:
+    under the older snapshot the table reads as empty (PostgreSQL manual, section 13.6).
     """
 
     code = "CDC-2204"
     reaction = Reaction.RETRY
-    remedy = "do nothing: cdc takes another snapshot"
+    remedy = "do nothing: cdc takes another snapshot and reads the rows again"
 
 
 class SinkError(CdcError):
@@ -548,11 +552,11 @@ class SinkFenced(SinkError):
 
 
 class SinkInUse(SinkError):
-    """Another process has the lease of a sink that a replay or a bounded run needs; nothing was changed."""
+    """Another process has the lease of the sink that this command needs; nothing was changed."""
 
     code = "CDC-3008"
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "stop the apply process ('cdc run' or 'python -m pipelines apply'), then run the replay again"
+    remedy = "stop the apply process ('cdc run' or 'python -m pipelines apply'), then run the command again"
 
 
 class DeadLetterLimitExceeded(SinkError):
@@ -604,11 +608,14 @@ class HistoryTrimmed(SinkError):
 
 
 class TargetUnusable(SinkError):
-    """The sink cannot continue what is at the target's path, or the target is gone."""
+    """The sink cannot write to the target: its path does not contain what the sink has recorded, or is empty."""
 
     code = "CDC-3017"
     reaction = Reaction.QUARANTINE
-    remedy = "move what is at the path to another directory, then rebuild the table: 'cdc replay SINK --tables TABLE'"
+    remedy = (
+        "restore the target's files if they are gone, or move what is at the path to another directory; then rebuild "
+        "the table: 'cdc replay SINK --tables TABLE'"
+    )
 
 
 class DeltaJarMissing(SinkError):
