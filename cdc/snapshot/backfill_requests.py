@@ -192,7 +192,7 @@ def check_request(
         if schema.state not in CAPTURED and not request.resync:
             raise ConfigError(
                 f"table {schema.topic!r} cannot be read again, because it is {schema.state.value}: {schema.reason}",
-                remedy=f"cdc tables resync '{schema.topic}'",
+                remedy=f"copy the table again: cdc tables resync '{schema.topic}'",
             )
     if request.keys is not None:
         _check_listed(request, request.keys, chosen)

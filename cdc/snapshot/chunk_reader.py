@@ -168,7 +168,8 @@ class ChunkReader:
         if is_standby(self._conn):
             raise ConfigError(
                 "a table without a key cannot be copied from a standby: snapshots of a standby do not list "
-                "their transactions"
+                "their transactions",
+                remedy="give the table a primary key, or capture from the primary",
             )
         for _ in range(KEYLESS_ATTEMPTS):
             if not context.gate.wait_until_open():
@@ -177,7 +178,8 @@ class ChunkReader:
             known = context.sender.windows.open_window(token, self._relation, WATERMARK_TIMEOUT, keyless=True)
             if known is None:
                 raise ConfigError(
-                    "the table cannot be copied: it is not captured, or the stream has not yet sent its columns"
+                    "the table cannot be copied: it is not captured, or the stream has not yet sent its columns",
+                    remedy="run 'cdc tables ls -c FILE' to see whether the table is captured, then try again",
                 )
             with context.sender.windows.discard_on_error(token), snapshot_transaction(self._conn, known) as visibility:
                 schema = build_schema(known, published_schema(self._conn, known.oid, context.publication))

@@ -104,7 +104,8 @@ class ChunkSender:
                 before, deadline = durable, time.monotonic() + WATERMARK_TIMEOUT
             if time.monotonic() > deadline or self._stop.is_set():
                 raise SnapshotInvalidated(
-                    "a chunk of a copy was not committed to the log in time, or the reader is stopping"
+                    "a chunk of a table did not reach the log in time, or the reader is stopping: the reader will "
+                    "read the chunk again"
                 )
 
     def standby_lag(self, standby: str) -> int | None:
@@ -120,7 +121,10 @@ def schema_from_catalog(version: TableSchema, now: TableSchema | None, epoch: in
     the table no longer exists. Raises ConfigError if the columns of a relation from an earlier epoch have changed.
     """
     if now is None:
-        raise ConfigError(f"the source no longer has table {version.topic!r}")
+        raise ConfigError(
+            f"table {version.topic!r} cannot be copied: it no longer exists at the source",
+            remedy="run 'cdc tables ls -c FILE' to see the tables",
+        )
     if version.relation == epoch << EPOCH_SHIFT | version.oid:
         return replace(now, relation=version.relation)
     if [(c.name, c.type_oid) for c in now.sent] != [(c.name, c.type_oid) for c in version.sent]:
@@ -160,7 +164,10 @@ def end_of_copy_chunk(version: TableSchema, began: Position) -> Chunk:
 def not_copyable_error(version: TableSchema | None) -> ConfigError:
     """Return the error for a table that cannot be copied in its current state."""
     if version is None:
-        return ConfigError("the table cannot be copied: it is not captured, or the stream has not yet sent its columns")
+        return ConfigError(
+            "the table cannot be copied: it is not captured, or the stream has not yet sent its columns",
+            remedy="run 'cdc tables ls -c FILE' to see whether the table is captured, then try again",
+        )
     again = (
         f"copy the table again: cdc tables resync '{version.topic}'"
         if version.state is TableState.NEEDS_RESYNC

@@ -27,6 +27,7 @@ from cdc.snapshot.backfill_progress import covers
 from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest, check_request
 from cdc.snapshot.reader_commands import send_action
 from cdc.snapshot.signal_queue import (
+    CORRECT_SIGNAL,
     LOGGED_CHARACTERS,
     SIGNALS_LIMIT,
     Channel,
@@ -75,7 +76,7 @@ class Signals:
             for signal in self.pending():
                 self._process(catalog, signal)
         except LogError as exc:
-            log.warning("cannot process signals before the log can be read", code=exc.code, message=exc.message)
+            log.warning("cannot process signals, because the log cannot be read", code=exc.code, message=exc.message)
 
     def _process(self, catalog: Catalog, signal: Signal) -> None:
         recorded = catalog.commands.ls(self._definition.name, SIGNAL, limit=SIGNALS_LIMIT)
@@ -112,12 +113,13 @@ class Signals:
         if str(fields.get("surrogate-key") or "").strip():
             raise ConfigError(
                 "the signal has 'surrogate-key', which is not supported: the table's own key orders the rows",
-                remedy="omit 'surrogate-key'",
+                remedy="send the signal again without 'surrogate-key'",
             )
         entries = _text_list(fields, "data-collections")
         if not entries:
             raise ConfigError(
-                "'data-collections' of the signal is missing or empty: expected a list of names or regular expressions"
+                "'data-collections' of the signal is missing or empty: expected a list of names or regular expressions",
+                remedy=CORRECT_SIGNAL,
             )
         filters = _filters(fields)
         if filters and signal.channel is Channel.MESSAGE:
@@ -205,16 +207,18 @@ def _send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction
 
 def _snapshot_fields(signal: Signal) -> dict[str, Any]:
     """Return the fields of the signal's body. Raises ConfigError if its `type` is not `incremental`."""
-    fields = parse_json_object(signal.body) if signal.body.strip() else {}
+    name = f"'data' of signal {signal.id[:LOGGED_CHARACTERS]!r}"
+    fields = parse_json_object(signal.body, name) if signal.body.strip() else {}
     kind = str(fields.get("type") or "incremental").lower()
     if kind == "blocking":
         raise ConfigError(
             "a signal of type 'blocking' is not supported: such a snapshot would stop the stream while it reads",
-            remedy="use type 'incremental' with the same condition as filter",
+            remedy="send the signal again with type 'incremental' and the same filter",
         )
     if kind != "incremental":
         raise ConfigError(
-            f"the signal names an unknown type of snapshot {kind[:LOGGED_CHARACTERS]!r}: expected 'incremental'"
+            f"the signal names an unknown type of snapshot {kind[:LOGGED_CHARACTERS]!r}: expected 'incremental'",
+            remedy=CORRECT_SIGNAL,
         )
     return fields
 
@@ -222,7 +226,7 @@ def _snapshot_fields(signal: Signal) -> dict[str, Any]:
 def _text_list(fields: Mapping[str, Any], key: str) -> list[str]:
     found = fields.get(key) or []
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-        raise ConfigError(f"{key!r} of the signal is malformed: expected a list of texts")
+        raise ConfigError(f"{key!r} of the signal is malformed: expected a list of texts", remedy=CORRECT_SIGNAL)
     return [text.strip() for text in found if text.strip()]
 
 
@@ -236,7 +240,7 @@ def _filters(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
     if isinstance(single, str) and single.strip():
         return [(".*", single)]
     if not isinstance(conditions, list):
-        raise ConfigError("'additional-conditions' of the signal is malformed: expected a list")
+        raise ConfigError("'additional-conditions' of the signal is malformed: expected a list", remedy=CORRECT_SIGNAL)
     found = []
     for condition in conditions:
         match condition:
@@ -244,7 +248,8 @@ def _filters(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
                 found.append((name.strip(), where))
             case _:
                 raise ConfigError(
-                    "'additional-conditions' of the signal has an entry without 'data-collection' or 'filter'"
+                    "'additional-conditions' of the signal has an entry without 'data-collection' or 'filter'",
+                    remedy=CORRECT_SIGNAL,
                 )
     return found
 
@@ -270,7 +275,8 @@ def _tables_of_entry(entry: str, tables: list[TableSchema]) -> list[TableSchema]
     except pa.ArrowInvalid:
         raise ConfigError(
             f"'data-collections' contains {entry[:LOGGED_CHARACTERS]!r}, which is neither a table nor a regular "
-            "expression of RE2"
+            "expression of RE2",
+            remedy=CORRECT_SIGNAL,
         ) from None
     return [schema for schema, matches in zip(tables, found, strict=True) if matches]
 

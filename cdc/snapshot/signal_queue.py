@@ -36,6 +36,8 @@ CONTENT_LIMIT: Final = 64 * 1024
 """Maximum size of one signal in bytes."""
 LOGGED_CHARACTERS: Final = 100
 """Maximum number of characters of a signal's id or type in a log message."""
+CORRECT_SIGNAL: Final = "correct the signal and send it again"
+"""Remedy for a malformed signal."""
 
 log = structlog.get_logger("signals")
 
@@ -131,7 +133,7 @@ class SignalQueue:
     def store_message(self, seen: SignalSeen) -> None:
         """Store the signal of a logical message `{"id": …, "type": …, "data": {…}}`; `data` may be a JSON string."""
         try:
-            fields = parse_json_object(seen.content)
+            fields = parse_json_object(seen.content, f"the signal message at {seen.position!s}")
         except ConfigError as exc:
             log.warning("ignored a malformed signal", reason=exc.message, position=str(seen.position))
             return
@@ -187,20 +189,26 @@ class SignalQueue:
         return (path for path in self._folder.glob("*.json") if not path.name.startswith("."))
 
 
-def parse_json_object(content: bytes | str) -> dict[str, Any]:
-    """Parse a JSON object. Raises ConfigError if the content is malformed, too large, or not storable in Postgres."""
+def parse_json_object(content: bytes | str, signal: str = "the signal") -> dict[str, Any]:
+    """Parse a JSON object. Raises ConfigError if the content is malformed, too large, or not storable in Postgres.
+
+    signal: name of the signal in error messages.
+    """
     if len(content) > CONTENT_LIMIT:
         raise ConfigError(
-            f"signal content has {len(content)} bytes: expected a JSON object of at most {CONTENT_LIMIT} bytes"
+            f"{signal} has {len(content)} bytes: expected a JSON object of at most {CONTENT_LIMIT} bytes",
+            remedy=CORRECT_SIGNAL,
         )
     try:
         fields = json.loads(content)
         text = json.dumps(fields, ensure_ascii=False)
         text.encode()
     except (ValueError, RecursionError):
-        raise ConfigError("signal content is malformed: expected a JSON object") from None
-    if not isinstance(fields, dict) or "\\u0000" in text:
-        raise ConfigError("signal content is malformed: expected a JSON object without U+0000")
+        raise ConfigError(f"{signal} is malformed: expected a JSON object", remedy=CORRECT_SIGNAL) from None
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{signal} is malformed: expected a JSON object", remedy=CORRECT_SIGNAL)
+    if "\\u0000" in text:
+        raise ConfigError(f"{signal} is malformed: expected a JSON object without U+0000", remedy=CORRECT_SIGNAL)
     return fields
 
 

@@ -252,7 +252,10 @@ class WatermarkWindows:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_streaming and not self._open_transaction.lost, patience):
-                raise SnapshotInvalidated("a chunk of a copy cannot be inserted: no replication session is streaming")
+                raise SnapshotInvalidated(
+                    "a chunk of a table cannot be copied now: no replication session is streaming; "
+                    "the reader tries again"
+                )
             window = _Window(relation, self._received, _distinct_of_all(self._xids), keyless, outlives_copies)
             for batch in self._open_transaction.batches:
                 window.add(batch)
@@ -279,7 +282,8 @@ class WatermarkWindows:
             window = self._windows.get(token)
             if window is None:
                 raise SnapshotInvalidated(
-                    "a chunk of a copy must be read again: the replication session ended while it was read"
+                    "the replication session ended while a chunk of a table was read: "
+                    "the reader will read the chunk again"
                 )
             known = _distinct_of_all(self._xids)  # what one snapshot sees every later one sees as well
             self._xids = [known[~visibility.sees(known)]]
@@ -317,7 +321,7 @@ class WatermarkWindows:
             window = self._windows.pop(token, None)
             if window is None or window.outcome is None:
                 raise SnapshotInvalidated(
-                    "a chunk of a copy must be read again: its watermark did not arrive in the stream"
+                    "the watermark of a chunk did not arrive in the stream: the reader will read the chunk again"
                 )
             return window.outcome
 
