@@ -71,7 +71,7 @@ def check_source(log: LogIdentity, last: CommitInfo, source: SourceState, durabl
 def check_publication(last: CommitInfo, publication: PublicationStatus | None) -> None:
     """Raise an error if the publication is not the one that the log was written from."""
     if publication is None:
-        raise PublicationMissing("the publication of the definition does not exist")
+        raise PublicationMissing("the publication that source.publication.name names does not exist")
     if last.publication not in {0, publication.oid}:
         raise PublicationReplaced(f"publication {publication.name!r} was dropped and created again")
     if publication.missing:
@@ -148,7 +148,7 @@ def check_slot_kind(slot: SlotStatus, database: str) -> None:
 
 def _check_slot(durable: Lsn, slot: SlotStatus | None, database: str) -> None:
     if slot is None:
-        raise SlotMissing(f"the slot of the definition does not exist; the log is at {durable}")
+        raise SlotMissing(f"the slot that source.slot.name names does not exist; the log is at {durable}")
     check_slot_kind(slot, database)
     if slot.wal_status == "lost" or slot.invalidation_reason:
         reason = slot.invalidation_reason or "wal_removed"

@@ -159,7 +159,7 @@ def check_adopted(slot: SlotStatus | None, name: str, claim: SlotClaim, source: 
         raise slot_missing_error(name)
     check_slot_kind(slot, source.database)
     if claim.record is None or not claim.record.adopted or not claim.records(slot, source):
-        raise SlotNotCreated(f"slot {name!r} exists, but it has not been adopted for this log")
+        raise SlotNotCreated(f"slot {name!r} exists, but was not adopted for this log, and source.slot.create is false")
     return slot
 
 
@@ -167,7 +167,8 @@ def slot_missing_error(name: str) -> SlotNotCreated:
     """Return the error for a slot that does not exist and that the reader may not create."""
     return SlotNotCreated(
         f"slot {name!r} does not exist, and source.slot.create is false",
-        remedy=f"SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}'); then 'cdc slots adopt -c FILE'",
+        remedy=f"create the slot: SELECT pg_create_logical_replication_slot('{name}', '{PLUGIN}'); "
+        "then run 'cdc slots adopt -c FILE'",
     )
 
 

@@ -60,7 +60,8 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
         raise LogTrimmed(
             f"the log cannot be read up to {upto!s}: single changes up to {view.oldest!s} are trimmed, "
             f"and only their state at {view.horizon!s} is kept",
-            remedy=f"end at {view.horizon!s} or later; restart a Spark stream that stopped here with a new checkpoint",
+            remedy=f"end at {view.horizon!s} or later; if a Spark stream stopped here, "
+            "restart it with a new checkpoint",
         )
     return [*ranges.overlapping(view.compacted, after, view.horizon), *_after_horizon(view, upto)]
 
@@ -81,7 +82,8 @@ def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
     if after:
         raise LogTrimmed(
             f"single changes after {after!s} cannot be read: changes up to {view.oldest!s} are trimmed",
-            remedy=f"start at {view.oldest!s} or later, or start at the beginning with the state at {view.horizon!s}",
+            remedy=f"start at {view.oldest!s} or later; or start at the beginning, which returns the state of each key "
+            f"at {view.horizon!s} and then the changes after it",
         )
     if upto < view.horizon:
         raise LogTrimmed(
@@ -150,8 +152,8 @@ def _check_lost_ranges(view: LogSnapshot, after: Position, upto: Position) -> No
             raise LogTrimmed(
                 f"the log cannot be read from {after!s} to {upto!s}: the rows at {gap.first!s} to {gap.last!s} were "
                 f"lost with a damaged file, and the log records this loss at {gap.recorded_at!s}",
-                remedy=f"end at {gap.recorded_at!s} or later; rebuild a sink at an earlier position with 'cdc "
-                "replay SINK'",
+                remedy=f"end at {gap.recorded_at!s} or later; if a sink is at an earlier position, rebuild it: "
+                "'cdc replay SINK'",
             )
 
 
