@@ -324,7 +324,7 @@ def _check_not_trimmed(log: LogReader, after: Position) -> None:
     if after < log.oldest:
         raise LogTrimmed(
             f"single changes up to {log.oldest!s} are trimmed, and only their compacted state is kept",
-            remedy="choose a later position",
+            remedy=f"choose a position after {log.oldest!s}",
         )
 
 

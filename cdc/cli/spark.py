@@ -275,7 +275,7 @@ def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> d
 
     if verb not in VERBS:
         raise ConfigError(
-            f"no verb is called {verb!r}: expected one of {', '.join(VERBS)}",
+            f"unknown verb {verb!r}: expected one of {', '.join(VERBS)}",
             remedy="choose one of these verbs; put options of spark-submit after --",
         )
     app = typer.Typer(add_completion=False)

@@ -90,7 +90,9 @@ class Storage(Model):
         except (ValidationError, ValueError, AttributeError) as exc:
             keys = [".".join(map(str, e["loc"])) for e in exc.errors()] if isinstance(exc, ValidationError) else []
             what = f"invalid {', '.join(keys)}" if keys else "expected a JSON object"
-            raise InvalidDefinition(f"option 'storage' is malformed: {what}; expected log.storage as JSON") from None
+            raise InvalidDefinition(
+                f"option 'storage' is malformed: {what}; expected the value of log.storage as JSON"
+            ) from None
 
     def options(self, scheme: str) -> tuple[tuple[str, str], ...]:
         """Return the keys that are set, as (name, value) options of delta-rs for a URL of the scheme."""

@@ -133,13 +133,13 @@ def _pattern(text: str) -> str:
     except re.error as exc:
         raise invalid("character {place}: the pattern is not a regular expression", place=(exc.pos or 0) + 1) from None
     if any(re.fullmatch("[a-z]+", name) is None or name in {"schema", "table"} for name in compiled.groupindex):
-        raise invalid("expected group names of letters a-z, but not schema or table")
+        raise invalid("expected group names of letters a-z, other than schema and table")
     return text
 
 
 def _property(name: str) -> str:
     if not name.startswith("delta.") or name.startswith(_OURS):
-        raise invalid("expected a property delta.<name>, except those that the sink itself sets")
+        raise invalid("expected a property delta.<name> that the sink does not set itself")
     if name.startswith(_FEATURED):
         raise invalid("the property requires a table feature that targets do not have")
     return name
@@ -273,7 +273,9 @@ def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -
     found = re.fullmatch(rule.pattern, schema.topic)
     groups = {} if found is None else found.groupdict()
     if found is None or not all(groups.values()):
-        raise TransformFailed(f"pattern {rule.pattern!r} does not match table {schema.topic!r}, but the rule does")
+        raise TransformFailed(
+            f"the rule's pattern {rule.pattern!r} does not match table {schema.topic!r}, so the table has no path"
+        )
     return target_uri(rule.path, schema.schema, schema.name, groups)
 
 

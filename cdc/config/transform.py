@@ -83,7 +83,7 @@ class Transform(Model):
     def _agrees(self) -> Self:
         for name in self.drop:
             if name in self.rename or name in self.mask:
-                raise invalid("column {name} is dropped: it can be neither renamed nor masked", name=repr(name))
+                raise invalid("column {name} is in 'drop', so it can be neither renamed nor masked", name=repr(name))
         made = [*self.rename.values(), *self.computed]
         if twice := {name for name in made if made.count(name) > 1}:
             raise invalid("two columns would have the name {name}", name=repr(min(twice)))

@@ -93,7 +93,7 @@ def read_transaction(log: LogReader, text: str, most: int) -> Transaction:
     if position <= log.oldest:
         raise UnknownName(
             f"single changes up to {log.oldest!s} are trimmed, and only their compacted state is kept",
-            remedy="choose a later position",
+            remedy=f"choose a position after {log.oldest!s}",
         )
     found, count = outline(log, position, most)
     if not count:

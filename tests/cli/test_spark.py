@@ -209,7 +209,7 @@ def test_the_bundle_is_the_golden_one(shop: Path, capsys: pytest.CaptureFixture[
         (("print", "--sink", "lak"), ("", ""), "unknown sink 'lak': expected one of lake, find"),
         (("print", "--trigger", "5"), ("", ""), "trigger '5': expected a duration"),
         (("print", "--trigr", "5s"), ("", ""), "no such option: --trigr"),
-        (("print", "rewind", "lake"), ("", ""), "no verb is called 'rewind': expected one of apply, replay, compact"),
+        (("print", "rewind", "lake"), ("", ""), "unknown verb 'rewind': expected one of apply, replay, compact"),
         (("print", "apply", "lake"), ("", ""), "got unexpected extra argument(s) (lake)"),
         (("print", "replay"), ("", ""), "missing argument 'sink'"),
         (("print", "replay", "lak"), ("", ""), "unknown sink 'lak': expected one of lake, find"),

@@ -68,8 +68,8 @@ FLAWS = {
     "a hash without a salt": ("mask: {a: sha256}", "transform: 'salt' is required"),
     "a salt in the file": ("salt: c4n4ry", "salt: the file contains a salt"),
     "a salt for nothing": ("salt: {env: SALT}", "transform: salt has no effect"),
-    "dropped and masked": ("{drop: [a], mask: {a: redact}}", "transform: column 'a' is dropped"),
-    "dropped and renamed": ("{drop: [a], rename: {a: b}}", "transform: column 'a' is dropped"),
+    "dropped and masked": ("{drop: [a], mask: {a: redact}}", "transform: column 'a' is in 'drop'"),
+    "dropped and renamed": ("{drop: [a], rename: {a: b}}", "transform: column 'a' is in 'drop'"),
     "two columns of a name": ("{rename: {a: b}, computed: {b: '1'}}", "transform: two columns would have the name 'b'"),
     "a function without a module": ("python: function", "transform.python"),
     "a misspelt key": ("wehre: 'a'", 'transform.wehre: unknown key — did you mean "where"?'),
@@ -116,7 +116,7 @@ ROUTES = {
     "a property of ours": (
         "properties: {delta.columnMapping.mode: name}",
         "shop.a",
-        "except those that the sink itself sets",
+        "that the sink does not set itself",
     ),
     "a property of type widening": ("properties: {delta.enableTypeWidening: 'true'}", "shop.a", NO_FEATURE),
     "a property of row tracking": ("properties: {delta.enableRowTracking: 'true'}", "shop.a", NO_FEATURE),
@@ -127,7 +127,7 @@ ROUTES = {
     ),
     "a merge without a place": ("merge_tables: true", "shop.a", "rules.0: merge_tables requires path"),
     "a merge that is none": ("merge_tables: 1", "shop.a", "merge_tables: expected true or false"),
-    "no property of Delta": ("properties: {cdc.log_id: x}", "shop.a", "except those that the sink itself sets"),
+    "no property of Delta": ("properties: {cdc.log_id: x}", "shop.a", "that the sink does not set itself"),
 }
 
 

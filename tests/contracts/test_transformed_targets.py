@@ -189,7 +189,7 @@ def test_an_expression_that_fails_on_a_row_stops_the_table_without_telling_its_v
         ({"computed": {"x": "explode(array(1, 2))"}}, "one value from one row"),
         ({"computed": {"x": "current_date"}}, "would differ"),
         ({"computed": {"x": "null"}}, "Delta has no such type"),
-        ({"where": "item"}, "where of table 'shop.orders' has type string: expected a condition"),
+        ({"where": "item"}, "'where' of table 'shop.orders' has type string: expected a condition"),
         ({"where": "nope = 1"}, "UNRESOLVED_COLUMN"),
         ({"drop": ["item"], "where": "item = 'a'"}, "UNRESOLVED_COLUMN"),
     ],

@@ -101,7 +101,7 @@ def test_a_table_that_the_pattern_of_its_rule_does_not_match_is_told(shop: ShopP
 
     assert found(path) == {
         "sinks.0.rules.0.pattern": (
-            "pattern 'shop\\\\.(?P<kind>o)rders' does not match table 'shop.items', but the rule does"
+            "the rule's pattern 'shop\\\\.(?P<kind>o)rders' does not match table 'shop.items', so the table has no path"
         )
     }
 

@@ -64,7 +64,8 @@ class RouteContext:
         self.check_pipeline(pipeline)
         if table not in import_module("cdc.service.log_contents").tables_by_topic(self.definition.log.root):
             raise UnknownName(
-                f"the log has no table called {table!r}", remedy=f"GET /api/v1/pipelines/{pipeline}/tables"
+                f"the log has no table called {table!r}",
+                remedy=f"GET /api/v1/pipelines/{pipeline}/tables lists the tables",
             )
 
 
