@@ -271,7 +271,7 @@ def _check_moves(rows: pa.Table, parked: Container[Key], schema: TableSchema) ->
         if tuple(row["key"]) in parked or tuple(row["base"]) in parked:
             raise MissingBase(
                 f"table {schema.topic!r}: the partial image at {Position(row['position'])} cannot be completed, "
-                "because it changed the key of its row from or to the key of a parked row",
+                "because it changes a key, and the row with the old or the new key is parked",
                 remedy="find the refused column with 'cdc dlq ls', set its type policy to 'text', then run "
                 "'cdc replay SINK --tables TABLE'",
             )

@@ -113,7 +113,7 @@ def _check_no_table_lost(built: Published, replaced: Mapping[int, TableRecord], 
         before = replaced.get(relation)
         if record.state == TargetState.FAILED and before is not None and before.state != TargetState.FAILED:
             raise SinkError(
-                f"the old target is not replaced, because the new one would lose table {record.topic!r}: "
+                f"the replay does not replace the old target: the new one would lose table {record.topic!r}: "
                 f"{record.reason}",
                 remedy=f"correct the cause of the failed table and replay again{alternative}",
             )

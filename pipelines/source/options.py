@@ -170,11 +170,16 @@ def _names(texts: Sequence[str]) -> tuple[str, ...]:
 
 def _check_pairs(parsed: SourceOptions, options: Mapping[str, str]) -> None:
     if parsed.table is not None and parsed.tables:
-        raise InvalidDefinition("option 'table' returns the columns of one table: omit option 'tables'")
+        raise InvalidDefinition(
+            "option 'table' cannot be combined with 'tables'", remedy="omit 'table', or omit 'tables'"
+        )
     if parsed.table is None and "types" in options:
         raise InvalidDefinition("option 'types' requires option 'table'")
     if parsed.boundaries and (parsed.table is not None or parsed.columns):
-        raise InvalidDefinition("option 'boundaries' adds log rows: omit the options 'table' and 'columns'")
+        raise InvalidDefinition(
+            "option 'boundaries' cannot be combined with 'table' and 'columns'",
+            remedy="omit 'boundaries', or omit 'table' and 'columns'",
+        )
     if "columns" in options and not parsed.columns:
         raise InvalidDefinition("option 'columns': expected names of columns, got none")
     if len(set(parsed.columns)) < len(parsed.columns):

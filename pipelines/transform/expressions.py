@@ -135,9 +135,9 @@ def resolve_expressions(rule: Transform, schema: pa.Schema, topic: str, spark: S
         reads |= read
     decides: set[str] = set()
     if rule.where is not None:
-        field, decides = _analyse(frame, _KEPT, rule.where, f"where of table {topic!r}")
+        field, decides = _analyse(frame, _KEPT, rule.where, f"'where' of table {topic!r}")
         if not pa.types.is_boolean(field.type):
-            raise TransformFailed(f"where of table {topic!r} has type {field.type!s}: expected a condition")
+            raise TransformFailed(f"'where' of table {topic!r} has type {field.type!s}: expected a condition")
     in_order = [name for name in schema.names if name in reads | decides]
     return Expressions(
         topic, computed, rule.where, pa.schema(fields), tuple(in_order), tuple(n for n in in_order if n in decides)

@@ -156,7 +156,7 @@ class PublishedTable:
         try:
             write_deltalake(seen, rows, mode=mode, commit_properties=mark)
         except CommitFailedError as exc:
-            raise SinkFenced(f"another driver published to the sink at {self._uri!r} at the same moment") from exc
+            raise SinkFenced(f"another process published to the sink at {self._uri!r} at the same moment") from exc
         self._table, self._version, self._position = seen, seen.version(), record.position
         self._seen_at = time.monotonic()
 
@@ -167,7 +167,7 @@ class PublishedTable:
         seen = self._newest()
         if seen.version() != self._version or seen.transaction_version(self._app_id) != self._position:
             raise SinkFenced(
-                f"another driver published to the sink at {self._uri!r}: "
+                f"another process published to the sink at {self._uri!r}: "
                 f"expected version {self._version!r}, got {seen.version()!r}"
             )
         return seen
@@ -190,7 +190,7 @@ class PublishedTable:
         # an open table keeps every commit that it has read in memory
         self._table = DeltaTable(self._uri)
         if self.record() != record:
-            raise SinkFenced(f"another driver published to the sink at {self._uri!r} during clean-up")
+            raise SinkFenced(f"another process published to the sink at {self._uri!r} during clean-up")
         self._version = self._table.version()
         remove_old_commits(self._uri, self._version, kept=CLEAN_EVERY)
 

@@ -249,7 +249,7 @@ def _overwrite(target: DeltaTarget, staged: DeltaTarget, directory: str, positio
             commit_properties=CommitProperties(max_commit_retries=0, app_transactions=list(positions)),
         )
     except CommitFailedError as exc:
-        raise SinkFenced(f"another driver wrote to target {target.uri!r} while the replay replaced its rows") from exc
+        raise SinkFenced(f"another process wrote to target {target.uri!r} while the replay replaced its rows") from exc
     target.table = DeltaTable(target.uri)
 
 

@@ -203,7 +203,7 @@ class SearchSink:
         writer = self._open_writer()
         self._open_index().reload()
         if self._stored(PUBLISHED_ID) != self._record:
-            raise SinkFenced(f"another driver published to the search index {str(self._path)!r}")
+            raise SinkFenced(f"another process published to the search index {str(self._path)!r}")
         content = record.to_json()
         with self._undone_on_error(writer):
             written = [pending for pending in self._pending.values() if _is_listed(record, pending)]
@@ -229,7 +229,8 @@ class SearchSink:
             if _linked(self._path, cut):
                 return str(cut)
         raise SinkUnavailable(
-            f"search index {str(self._path)!r} cannot keep the cut at {record.position!r}: the files keep changing"
+            f"search index {str(self._path)!r} cannot keep the cut at {Position(record.position)!s}: "
+            "its files change too often"
         )
 
     def release(self, handle: str) -> None:
