@@ -613,8 +613,8 @@ class TargetUnusable(SinkError):
     code = "CDC-3017"
     reaction = Reaction.QUARANTINE
     remedy = (
-        "restore the target's files if they are gone, or move what is at the path to another directory; then rebuild "
-        "the table: 'cdc replay SINK --tables TABLE'"
+        "if the target's files are gone, restore them and start again; otherwise move what is at the path to another "
+        "directory; without a backup, or after the move, rebuild the table: 'cdc replay SINK --tables TABLE'"
     )
 
 
