@@ -95,7 +95,8 @@ def read_slot_record(root: str | Root) -> SlotRecord | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise LogCorrupt(
             f"file {SLOT_RECORD_FILE!r} of the log cannot be read",
-            remedy=f"run 'cdc slots ls', drop the slot if no consumer needs it, then remove {SLOT_RECORD_FILE}",
+            remedy=f"run 'cdc slots ls'; if no other replication client uses the slot of this definition, "
+            f"run 'cdc slots drop', then remove {SLOT_RECORD_FILE} from the log",
         ) from exc
 
 

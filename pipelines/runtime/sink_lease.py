@@ -59,7 +59,7 @@ class SinkLeases:
         try:
             return self._acquire(sink)
         except CdcError as exc:
-            log.warning("cannot check the lease of a sink in the catalog", code=exc.code)
+            log.warning("cannot check the lease of a sink in the catalog: the sink continues", sink=sink, code=exc.code)
             self._other_holders.pop(sink, None)
             return True
 
