@@ -258,7 +258,7 @@ class TableSchema:
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         fields = dict(fields)
         if (found := fields.pop("format")) not in range(1, SCHEMA_FORMAT + 1):
-            raise ValueError(f"unknown schema format: expected at most {SCHEMA_FORMAT}, got {found!r}")
+            raise ValueError(f"a table schema has format {found!r}; this version reads formats up to {SCHEMA_FORMAT}")
         fields["replica_identity"] = ReplicaIdentity(fields["replica_identity"])
         fields["state"] = TableState(fields["state"])
         fields["columns"] = tuple(

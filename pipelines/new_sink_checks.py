@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.config import Definition, DeltaSinkDefinition, Transform, issues_in_file
-from cdc.config.column_checks import ColumnMismatch, column_mismatches, with_target_columns
+from cdc.config.column_checks import KeyConflict, column_conflicts, with_target_columns
 from cdc.config.sinks import Sink
 from cdc.config.yaml_document import Key
 from cdc.errors import InvalidDefinition, SinkUnavailable, TransformFailed
 from cdc.log.reader import LogReader
 from cdc.stores.path_ownership import is_begun
-from cdc.stores.sink_preflight import SinkTable, path_conflicts, rule_mismatches, tables_in, tables_of_sinks
+from cdc.stores.sink_preflight import SinkTable, path_conflicts, rule_conflicts, tables_in, tables_of_sinks
 from cdc.table import TableSchema
 from pipelines.runtime.session import SparkSettings
 from pipelines.sinks.delta.settings import DeltaSettings
@@ -53,7 +53,7 @@ class NewSinkCheck:
         tables = tables_in(log) if new else []
         occupied = path_conflicts(self.definition, tables, new, log.log_id)
         found = [
-            *rule_mismatches(self.definition, tables, new),
+            *rule_conflicts(self.definition, tables, new),
             *(one for one in occupied if not isinstance(one.error, SinkUnavailable)),
             *find_unresolved_rules(tables_of_sinks(self.definition, tables, new), session),
         ]
@@ -71,17 +71,17 @@ def local_settings(definition: Definition) -> SparkSettings:
     return replace(settings, master="local[1]", download=False)
 
 
-def find_unresolved_rules(tables: Iterable[SinkTable], session: SessionProvider) -> list[ColumnMismatch]:
+def find_unresolved_rules(tables: Iterable[SinkTable], session: SessionProvider) -> list[KeyConflict]:
     """Check those keys of rules that need Spark; return each key that a sink could not apply, with its error.
 
     `cdc.stores.sink_preflight` checks the other keys without Spark.
     """
-    return [ColumnMismatch(one.key(*key), error) for one in tables for key, error in _refusals(one, session)]
+    return [KeyConflict(one.key(*key), error) for one in tables for key, error in _refusals(one, session)]
 
 
-def _refusals(one: SinkTable, session: SessionProvider) -> Iterator[ColumnMismatch]:
+def _refusals(one: SinkTable, session: SessionProvider) -> Iterator[KeyConflict]:
     rule, schema = one.rule, with_target_columns(one.schema, one.settings)
-    if rule is None or any(column_mismatches(one.schema, rule, one.settings)):
+    if rule is None or any(column_conflicts(one.schema, rule, one.settings)):
         return
     policy = DeltaSettings(one.sink.name, one.sink.path, table=one.sink, rules=one.sink.rules).types_of(schema.topic)
     if rule.transform is not None and (found := list(_transform_refusals(rule.transform, schema, policy, session))):
@@ -94,17 +94,17 @@ def _refusals(one: SinkTable, session: SessionProvider) -> Iterator[ColumnMismat
         try:
             shapes.of(schema, policy)
         except TransformFailed as exc:
-            yield ColumnMismatch((key,), exc)
+            yield KeyConflict((key,), exc)
             return
 
 
 def _transform_refusals(
     rule: Transform, schema: TableSchema, policy: Policy, session: SessionProvider
-) -> Iterator[ColumnMismatch]:
+) -> Iterator[KeyConflict]:
     try:
         row_schema = TableTransform.of(rule, schema).row_schema(rename_columns(policy, rule.rename))
     except TransformFailed as exc:
-        yield ColumnMismatch(("transform", "python"), exc)
+        yield KeyConflict(("transform", "python"), exc)
         return
     single_expressions: list[tuple[Key, dict[str, Any]]] = [
         (("computed", name), {"computed": {name: sql}, "where": None}) for name, sql in rule.computed.items()
@@ -115,4 +115,4 @@ def _transform_refusals(
         try:
             resolve_expressions(rule.model_copy(update=only), row_schema, schema.topic, session())
         except TransformFailed as exc:
-            yield ColumnMismatch(("transform", *key), exc)
+            yield KeyConflict(("transform", *key), exc)

@@ -154,7 +154,7 @@ class SchemaTracker:
         """Yield the new schema version that a DDL message describes, if the message is about a known table."""
         message = parse_ddl_message(content)
         if message is None:
-            log.warning("cannot read a schema message from the WAL", bytes=len(content))
+            log.warning("ignored a malformed DDL message of the event triggers", bytes=len(content))
             return
         known = self._known.get(message.oid)
         if known is not None and known.removed:

@@ -1,8 +1,8 @@
 """Snapshot commit: one commit of the log outside the stream, with all its rows at one position.
 
 An epoch begins with such a commit, which contains the schema of every table and the rows of small tables. The command
-that skips WAL also makes such a commit, to mark tables. Rows above STAGE_BYTES go to data files; the commit makes all
-of them visible at once.
+that skips WAL also makes such a commit, to mark tables that must be copied again. When the collected rows exceed
+STAGE_BYTES, they are written to a data file. The commit makes all these files visible at once.
 """
 
 from __future__ import annotations

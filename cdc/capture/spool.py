@@ -107,7 +107,7 @@ class _SpooledTransaction:
         return np.unique(np.array(self._aborted, np.int64))
 
     def runs(self) -> Iterator[FrameBatch]:
-        """Yield all frames in order; runs are joined into batches of at least BATCH bytes."""
+        """Yield all frames in order, joined into batches of at least BATCH bytes."""
         self.file.seek(0)
         buffers: list[np.ndarray] = []
         offsets, used = [np.zeros(1, np.int64)], 0
@@ -143,8 +143,8 @@ class Spool:
     The Relation messages of a streamed transaction are replayed with the transaction. So the messages of a rolled-back
     transaction never reach the decoder.
 
-    The server assumes that the last Relation message it sent for a relation is in force. If another transaction sent a
-    later message for the same relation, the spool repeats this later message after the replay.
+    Postgres sends no Relation message again while the last one that it sent for a table is valid. A replay gives the
+    decoder an older message. So if a later one has arrived with another transaction, the spool repeats it afterwards.
     """
 
     def __init__(self, directory: Path | None) -> None:

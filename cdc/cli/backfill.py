@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.catalog import Catalog
-    from cdc.snapshot.backfill_progress import BackfillStatus
     from cdc.snapshot.backfill_requests import BackfillRequest
+    from cdc.snapshot.backfill_status import BackfillStatus
 
 TablesArgument = Annotated[
     list[str],
@@ -124,7 +124,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """List the backfills, newest first."""
     from cdc.catalog import Catalog
     from cdc.config import load_definition
-    from cdc.snapshot.backfill_progress import list_backfills
+    from cdc.snapshot.backfill_status import list_backfills
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
@@ -142,7 +142,7 @@ def show(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOpti
     """Show the progress of a backfill, table by table."""
     from cdc.catalog import Catalog
     from cdc.config import load_definition
-    from cdc.snapshot.backfill_progress import find_backfill, progress_text
+    from cdc.snapshot.backfill_status import find_backfill, progress_text
 
     definition = load_definition(config)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
@@ -264,7 +264,7 @@ def _to_json(status: BackfillStatus) -> dict[str, Any]:
 
 
 def _line(status: BackfillStatus) -> str:
-    from cdc.snapshot.backfill_progress import progress_text, tables_text
+    from cdc.snapshot.backfill_status import progress_text, tables_text
 
     what = tables_text(status.request) + (f" into {status.request.sink}" if status.request.sink else "")
     return f"{status.id:>4}  {status.kind:<9}{status.state:<14}{what}  {progress_text(status)}".rstrip()

@@ -46,11 +46,11 @@ def doctor(
     from cdc.capture.startup_checks import defined_tables, mask_problems, rule_problems
     from cdc.capture.startup_checks import find_problems as problems_of
     from cdc.config import issues_in_file, load_definition, unprotected_service
-    from cdc.stores.sink_preflight import sink_mismatches
+    from cdc.stores.sink_preflight import sink_conflicts
 
     definition = load_definition(config)
     problems, tables = problems_of(definition), [] if sql else defined_tables(definition)
-    found = [*sink_mismatches(definition, tables), *unprotected_service(definition)]
+    found = [*sink_conflicts(definition, tables), *unprotected_service(definition)]
     stores = [_store_problem(one.error) for one in found if isinstance(one.error, SinkUnavailable)]
     # a store that does not answer is reported once
     ruled = [one for one in rule_problems(definition, str(config)) if not stores or one.code != SinkUnavailable.code]

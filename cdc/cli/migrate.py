@@ -53,7 +53,8 @@ def down(
     config: ConfigOption = DEFAULT_CONFIG,
     revision: Revision = "base",
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before dropping tables of later revisions.")
+        bool,
+        typer.Option("--yes", "-y", help="Do not ask before dropping catalog tables that later revisions added."),
     ] = False,
     json: JsonOption = False,
 ) -> None:

@@ -136,7 +136,7 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     if skip_to is not None and not resync:
         raise ConfigError(
             "--skip-to loses changes, so it needs --resync",
-            remedy="give --resync every table that was written up to the LSN, or '*' for all tables",
+            remedy="name with --resync every table that the skipped transactions changed, or '*' for all tables",
         )
     if new_epoch:
         confirm(f"drop slot {definition.source.slot.name!r} and copy every table of {definition.name!r} again", yes=yes)

@@ -68,7 +68,7 @@ EnvOption = Annotated[
     typer.Option(
         "--env",
         metavar="NAME",
-        help="Set this environment variable in the job, from the key of this name in its secret; may be repeated.",
+        help="Set this environment variable of the job from the same key of the job's secret; may be repeated.",
     ),
 ]
 WordsArgument = Annotated[

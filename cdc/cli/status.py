@@ -97,7 +97,7 @@ def _print_status(
 def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
     from cdc.cli.log_storage import retention_line
     from cdc.service.status import RUNNING
-    from cdc.snapshot.backfill_progress import progress_text, tables_text
+    from cdc.snapshot.backfill_status import progress_text, tables_text
 
     line(LineMark.GOOD if found.state == RUNNING else LineMark.BAD, summary)
     for problem in found.problems:
@@ -133,7 +133,7 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
 def _print_tables(found: PipelineStatus, file: Path) -> None:
     from cdc.errors import complete_remedy
     from cdc.service.status import FAILED_STATES
-    from cdc.snapshot.backfill_progress import progress_text
+    from cdc.snapshot.backfill_status import progress_text
 
     for table in found.tables:
         where, counted = (table.sink, "merged") if table.sink else ("source", "copied")

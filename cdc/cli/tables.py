@@ -288,7 +288,7 @@ def _print_answer(outcome: dict[str, Any] | None, refused: dict[str, str], troub
 
 def _print(table: TableLine, file: str) -> None:
     from cdc.errors import complete_remedy
-    from cdc.snapshot.backfill_progress import progress_text
+    from cdc.snapshot.backfill_status import progress_text
 
     number = "–" if table.relation is None else str(table.relation)
     sinks = "  ".join(f"{sink.sink} {sink.state}" for sink in table.sinks)

@@ -17,7 +17,7 @@ CORRECT_RULE: Final = "correct the sink's rule in the definition and start again
 _LISTS: Final = ("column_list", "except_column_list", "track_history_column_list", "track_history_except_column_list")
 
 
-class ColumnMismatch(NamedTuple):
+class KeyConflict(NamedTuple):
     """A key of the definition that conflicts with a table's columns, or with the existing target."""
 
     key: Key
@@ -35,8 +35,8 @@ def with_target_columns(schema: TableSchema, settings: TableSettings) -> TableSc
     return replace(schema, columns=columns)
 
 
-def column_mismatches(schema: TableSchema, rule: SinkRule | None, settings: TableSettings) -> Iterator[ColumnMismatch]:
-    """Yield all mismatches between a table and its settings that can be found without Spark.
+def column_conflicts(schema: TableSchema, rule: SinkRule | None, settings: TableSettings) -> Iterator[KeyConflict]:
+    """Yield all conflicts between a table and its settings that can be found without Spark.
 
     settings: the settings of the sink, overridden by those of the rule.
     """
@@ -44,43 +44,43 @@ def column_mismatches(schema: TableSchema, rule: SinkRule | None, settings: Tabl
     yield from left_out_key_columns(schema, settings)
     yield from missing_key(schema, settings.history_mode)
     if rule is not None and rule.transform is not None:
-        for key, error in transform_mismatches(rule.transform, with_target_columns(schema, settings)):
-            yield ColumnMismatch(("transform", *key), error)
+        for key, error in transform_conflicts(rule.transform, with_target_columns(schema, settings)):
+            yield KeyConflict(("transform", *key), error)
 
 
-def unknown_columns(schema: TableSchema, rule: SinkRule | None) -> Iterator[ColumnMismatch]:
-    """Yield a mismatch for each name in a rule's column lists that is no column of the table."""
+def unknown_columns(schema: TableSchema, rule: SinkRule | None) -> Iterator[KeyConflict]:
+    """Yield a conflict for each name in a rule's column lists that is no column of the table."""
     known = {column.name for column in schema.sent}
     for name in _LISTS if rule is not None else ():
         for unknown in sorted(set(getattr(rule, name)) - known):
             message = f"{name}: table {schema.topic!r} has no column {unknown!r}"
-            yield ColumnMismatch((name,), SchemaNotApplicable(message, remedy=CORRECT_RULE))
+            yield KeyConflict((name,), SchemaNotApplicable(message, remedy=CORRECT_RULE))
 
 
-def left_out_key_columns(schema: TableSchema, settings: TableSettings) -> Iterator[ColumnMismatch]:
-    """Yield a mismatch for each key column that the column lists exclude from the target."""
+def left_out_key_columns(schema: TableSchema, settings: TableSettings) -> Iterator[KeyConflict]:
+    """Yield a conflict for each key column that the column lists exclude from the target."""
     if not settings.column_list and not settings.except_column_list:
         return
     there = {column.name for column in with_target_columns(schema, settings).columns}
     for name in (column.name for column in schema.key if column.name not in there):
         key = "except_column_list" if name in settings.except_column_list else "column_list"
         message = f"column {name!r} of table {schema.topic!r} is part of the key and cannot be excluded"
-        yield ColumnMismatch((key,), SchemaNotApplicable(message, remedy=CORRECT_RULE))
+        yield KeyConflict((key,), SchemaNotApplicable(message, remedy=CORRECT_RULE))
 
 
-def missing_key(schema: TableSchema, keeping: HistoryMode) -> Iterator[ColumnMismatch]:
-    """Yield a mismatch if the table has no key and its target needs a key to identify rows."""
+def missing_key(schema: TableSchema, keeping: HistoryMode) -> Iterator[KeyConflict]:
+    """Yield a conflict if the table has no key and its target needs a key to identify rows."""
     if keeping in {HistoryMode.VERSIONS, HistoryMode.MARKED} and not schema.key:
         message = f"table {schema.topic!r} has no key: {keeping.value!r} needs a key to identify rows"
         remedy = "use mode 'append' or the default, or add a primary key or a replica identity index at the source"
-        yield ColumnMismatch(
+        yield KeyConflict(
             ("stored_as_scd_type" if keeping is HistoryMode.VERSIONS else "mode",),
             SchemaNotApplicable(message, remedy=remedy),
         )
 
 
-def transform_mismatches(rule: Transform, schema: TableSchema) -> Iterator[ColumnMismatch]:
-    """Yield the mismatches between a transform and a table: unknown columns, and key columns that would be lost.
+def transform_conflicts(rule: Transform, schema: TableSchema) -> Iterator[KeyConflict]:
+    """Yield the conflicts between a transform and a table: unknown columns, and key columns that would be lost.
 
     schema: the table with the target's columns, as `with_target_columns` returns it.
     """
@@ -89,16 +89,16 @@ def transform_mismatches(rule: Transform, schema: TableSchema) -> Iterator[Colum
     for kind, named in (("drop", rule.drop), ("rename", rule.rename), ("mask", rule.mask)):
         for name in sorted(set(named) - known):
             message = f"{kind}: table {topic!r} has no column {name!r}, or the publication does not send this column"
-            yield ColumnMismatch((kind,), TransformFailed(message))
+            yield KeyConflict((kind,), TransformFailed(message))
         for name in sorted(keys & set(named)) if kind != "rename" else ():
             message = f"{kind}: column {name!r} of table {topic!r} is part of the key and cannot be dropped or masked"
-            yield ColumnMismatch((kind,), TransformFailed(message))
+            yield KeyConflict((kind,), TransformFailed(message))
     made = [column_name(rule.rename.get(name, name)).casefold() for name in known - set(rule.drop)]
     made += [name.casefold() for name in rule.computed]
     for name in sorted({name for name in made if made.count(name) > 1}):
-        yield ColumnMismatch(
+        yield KeyConflict(
             (), TransformFailed(f"two columns of the target of table {topic!r} would have the name {name!r}")
         )
     if rule.needs_spark and not keys:
         message = f"table {topic!r} has no key: 'computed' and 'where' need a key to identify rows"
-        yield ColumnMismatch(("computed" if rule.computed else "where",), TransformFailed(message))
+        yield KeyConflict(("computed" if rule.computed else "where",), TransformFailed(message))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from cdc.config.column_checks import CORRECT_RULE, ColumnMismatch
+from cdc.config.column_checks import CORRECT_RULE, KeyConflict
 from cdc.config.cross_checks import disagreements
 from cdc.config.definition import Definition
 from cdc.config.interpolation import Interpolated
@@ -74,8 +74,8 @@ def check_definition(
     return CheckedDefinition(definition if sound else None, issues, document.values)
 
 
-def issues_in_file(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[ConfigIssue, ...]:
-    """Return column mismatches as issues with line and column, in the order of the file."""
+def issues_in_file(path: Path, misfits: Iterable[KeyConflict]) -> tuple[ConfigIssue, ...]:
+    """Return column conflicts as issues with line and column, in the order of the file."""
     found = list(misfits)
     if not found:
         return ()
@@ -90,13 +90,13 @@ def issues_in_file(path: Path, misfits: Iterable[ColumnMismatch]) -> tuple[Confi
     return tuple(sorted(issues, key=lambda issue: (issue.line, issue.column)))
 
 
-def unprotected_service(definition: Definition) -> list[ColumnMismatch]:
-    """Return a mismatch if service.host is public and no token is set; otherwise an empty list.
+def unprotected_service(definition: Definition) -> list[KeyConflict]:
+    """Return a conflict if service.host is public and no token is set; otherwise an empty list.
 
-    This mismatch prevents only the start of the server.
+    This conflict prevents only the start of the server.
     """
     error = definition.service.exposure
-    return [] if error is None else [ColumnMismatch(("service", "host"), error)]
+    return [] if error is None else [KeyConflict(("service", "host"), error)]
 
 
 def _validated(document: YamlDocument, path: Path, environment: Mapping[str, str]) -> Definition | None:

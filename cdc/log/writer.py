@@ -173,8 +173,8 @@ class LogWriter:
         """
         if self.durable is not None and info.last <= self.durable:
             raise LogFenced(
-                f"the log's position would not advance: the log is at {self.durable!s}, and the commit ends at "
-                f"{info.last!s}"
+                f"a commit that ends at {info.last!s} is refused: the log is already at {self.durable!s}, so its "
+                "position would not advance"
             )
         self._fenced.check_ours()
         actions = [self._fenced.added(file.relative, file.size, file.rows, file.statistics) for file in files]

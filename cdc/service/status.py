@@ -33,7 +33,7 @@ from cdc.service.processor_load import MachineLoad
 from cdc.service.source_observation import SourceObservation
 from cdc.service.table_status import TableStatus, table_statuses
 from cdc.service.verification_status import VerifiedStatus, mismatch_problems, verified_statuses
-from cdc.snapshot.backfill_progress import BackfillStatus, list_backfills
+from cdc.snapshot.backfill_status import BackfillStatus, list_backfills
 
 if TYPE_CHECKING:
     from cdc.catalog import Catalog

@@ -153,7 +153,7 @@ class Supervisor:
             self._handle_exit(child, code, now)
 
     def _has_changed(self, child: _ChildState) -> bool:
-        """Return True if the definition changed, or the audit got a new entry, after the child was started."""
+        """Return True if, since the child's start, the definition changed or the catalog's audit log got an entry."""
         if self._triggers is None:
             return False
         newest = self._triggers.last_change()

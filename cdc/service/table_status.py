@@ -13,7 +13,7 @@ from typing import Final
 
 from cdc.catalog import TableProgress
 from cdc.position import Position
-from cdc.snapshot.backfill_progress import BackfillStatus, CopyProgress, is_part
+from cdc.snapshot.backfill_status import BackfillStatus, CopyProgress, is_part
 from cdc.table import TableSchema, TableState
 
 SNAPSHOTTING: Final = TableState.SNAPSHOTTING.value

@@ -196,7 +196,7 @@ class ChunkReader:
                 context.sender.await_durable(placed.position)
                 return placed
         raise SnapshotInvalidated(
-            f"a table without a key cannot be copied: it changed during each of {KEYLESS_ATTEMPTS} attempts to read it"
+            f"a table without a key changed during each of {KEYLESS_ATTEMPTS} attempts to read it"
         )
 
     def _everything(self, schema: TableSchema) -> pa.Table:

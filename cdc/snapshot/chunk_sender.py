@@ -104,8 +104,8 @@ class ChunkSender:
                 before, deadline = durable, time.monotonic() + WATERMARK_TIMEOUT
             if time.monotonic() > deadline or self._stop.is_set():
                 raise SnapshotInvalidated(
-                    "a chunk of a table did not reach the log in time, or the reader is stopping: the reader will "
-                    "read the chunk again"
+                    "a chunk of a table did not reach the log in time or before the reader stopped: the running or "
+                    "the next reader reads it again"
                 )
 
     def standby_lag(self, standby: str) -> int | None:

@@ -23,8 +23,8 @@ from cdc.errors import ConfigError, LogError, StateConflict
 from cdc.failpoint import hit
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.snapshot.backfill_progress import covers
 from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest, check_request
+from cdc.snapshot.backfill_status import covers
 from cdc.snapshot.reader_commands import send_action
 from cdc.snapshot.signal_queue import (
     CORRECT_SIGNAL,

@@ -48,7 +48,7 @@ WINDOW_LIMIT: Final = 32 * 1024 * 1024
 class Chunk:
     """Rows that were read from one table, to be inserted at a watermark.
 
-    An `s` row and a `t` row may precede the rows in the log, and a `g` row may follow them.
+    In the log, a schema row (`s`) and a truncate (`t`) may precede the rows; a generation end (`g`) may follow them.
     """
 
     relation: int

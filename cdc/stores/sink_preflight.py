@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.config import Definition, DeltaSinkDefinition, SinkRule, TableSettings, rule_of, table_settings
-from cdc.config.column_checks import ColumnMismatch, column_mismatches
+from cdc.config.column_checks import KeyConflict, column_conflicts
 from cdc.config.sinks import target_path
 from cdc.config.yaml_document import Key
 from cdc.errors import (
@@ -78,13 +78,13 @@ def tables_in(log: LogReader) -> list[TableSchema]:
     return [schema for schema in log.schemas().values() if schema.state is not TableState.DROPPED]
 
 
-def sink_mismatches(definition: Definition, tables: Sequence[TableSchema]) -> list[ColumnMismatch]:
+def sink_conflicts(definition: Definition, tables: Sequence[TableSchema]) -> list[KeyConflict]:
     """Return the reasons why tables cannot be written to their targets, as far as a check without Spark finds them.
 
     Paths are not checked if the log cannot be read, because the owner of a target is then unknown.
     """
     sinks = {sink.name for sink in definition.sinks}
-    found = rule_mismatches(definition, tables, sinks)
+    found = rule_conflicts(definition, tables, sinks)
     try:
         return [*found, *path_conflicts(definition, tables, sinks, LogReader(definition.log.root).log_id)]
     except (LogCorrupt, LogFormatUnknown, LogInaccessible, LogUnreachable):
@@ -93,31 +93,29 @@ def sink_mismatches(definition: Definition, tables: Sequence[TableSchema]) -> li
         return [*found, *path_conflicts(definition, tables, sinks, None)]
 
 
-def rule_mismatches(
-    definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]
-) -> list[ColumnMismatch]:
-    """Return one mismatch for each column that a sink's rule names but the table does not have."""
+def rule_conflicts(definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]) -> list[KeyConflict]:
+    """Return one conflict for each column that a sink's rule names but the table does not have."""
     return [
-        ColumnMismatch(one.key(*key), error)
+        KeyConflict(one.key(*key), error)
         for one in tables_of_sinks(definition, tables, sinks)
-        for key, error in column_mismatches(one.schema, one.rule, one.settings)
+        for key, error in column_conflicts(one.schema, one.rule, one.settings)
     ]
 
 
 def path_conflicts(
     definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str], log_id: str | None
-) -> list[ColumnMismatch]:
-    """Return one mismatch for each target whose path is already used by another table or by other files.
+) -> list[KeyConflict]:
+    """Return one conflict for each target whose path is already used by another table or by other files.
 
-    If the store of a sink cannot be read, only one mismatch reports this for the sink. `log_id` is the id of the log,
+    If the store of a sink cannot be read, only one conflict reports this for the sink. `log_id` is the id of the log,
     or None if no log exists yet.
     """
-    routes, found = list[tuple[str, SinkTable]](), list[ColumnMismatch]()
+    routes, found = list[tuple[str, SinkTable]](), list[KeyConflict]()
     for one in tables_of_sinks(definition, tables, sinks):
         try:
             routes.append((target_path(one.sink.path, one.sink.rules, one.schema), one))
         except TransformFailed as exc:
-            found.append(ColumnMismatch(one.key("pattern"), exc))
+            found.append(KeyConflict(one.key("pattern"), exc))
     found += _overlapping_paths(routes)
     first_of = dict[str, SinkTable]()
     for uri, one in routes:
@@ -131,12 +129,12 @@ def path_conflicts(
         if isinstance(error, SinkUnavailable):
             unreadable.add(one.number)
         message = f"table {one.schema.topic!r} cannot be written to its target: {error.message}"
-        found.append(ColumnMismatch(one.key("path"), type(error)(message, remedy=error.fix)))
+        found.append(KeyConflict(one.key("path"), type(error)(message, remedy=error.fix)))
     return found
 
 
-def _overlapping_paths(routes: Iterable[tuple[str, SinkTable]]) -> Iterator[ColumnMismatch]:
-    """Yield one mismatch for each table whose target has the path of another target, or a path inside that path.
+def _overlapping_paths(routes: Iterable[tuple[str, SinkTable]]) -> Iterator[KeyConflict]:
+    """Yield one conflict for each table whose target has the path of another target, or a path inside that path.
 
     Tables of one rule with `merge_tables` may have the same target.
     """
@@ -152,7 +150,7 @@ def _overlapping_paths(routes: Iterable[tuple[str, SinkTable]]) -> Iterator[Colu
                 "of table "
                 f"{owner.schema.topic!r}"
             )
-            yield ColumnMismatch(one.key("path"), TransformFailed(message))
+            yield KeyConflict(one.key("path"), TransformFailed(message))
 
 
 def _path_error(uri: str, log_id: str | None) -> CdcError | None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import Transform
-from cdc.config.column_checks import transform_mismatches
+from cdc.config.column_checks import transform_conflicts
 from cdc.config.transform import KEEP_LAST, REDACT, SHA256
 from cdc.errors import TransformFailed
 from cdc.stores.dead_letter_rows import MASKED
@@ -93,7 +93,7 @@ class TableTransform:
         """Create the transformation of a rule for a table. Raises TransformFailed if the rule names an unknown column
         or changes the key.
         """
-        if (found := next(transform_mismatches(rule, schema), None)) is not None:
+        if (found := next(transform_conflicts(rule, schema), None)) is not None:
             raise found.error
         salt = b"" if rule.salt is None else rule.salt.reveal().encode()
         masks = {column.id: Mask(rule.mask[column.name], salt) for column in schema.sent if column.name in rule.mask}

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Catalog, TableProgress
-from cdc.snapshot.backfill_progress import KEYS_SHOWN
 from cdc.snapshot.backfill_requests import (
     BACKFILL,
     KEYS,
@@ -18,6 +17,7 @@ from cdc.snapshot.backfill_requests import (
     BackfillState,
     TableBackfillState,
 )
+from cdc.snapshot.backfill_status import KEYS_SHOWN
 from tests.cli.command import Outcome, run
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql

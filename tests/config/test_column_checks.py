@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc.config import SinkRule, TableSettings, TargetMode, Transform
-from cdc.config.column_checks import column_mismatches, with_target_columns
+from cdc.config.column_checks import column_conflicts, with_target_columns
 from cdc.table import Column, ReplicaIdentity, TableSchema
 
 
@@ -44,7 +44,7 @@ def test_a_target_has_the_listed_columns_or_all_but_the_excluded_ones() -> None:
 def test_a_column_that_does_not_fit_is_reported_at_its_key(
     rule: SinkRule, schema: TableSchema, key: str, message: str
 ) -> None:
-    (mismatch,) = column_mismatches(schema, rule, rule)
+    (mismatch,) = column_conflicts(schema, rule, rule)
 
     assert mismatch.key[-1] == key
     assert message in mismatch.error.message
@@ -52,6 +52,6 @@ def test_a_column_that_does_not_fit_is_reported_at_its_key(
 
 def test_two_columns_with_one_name_are_reported() -> None:
     rule = SinkRule(match="*.*", transform=Transform(rename={"mail": "note"}))
-    (mismatch,) = column_mismatches(table("id", "mail", "note"), rule, rule)
+    (mismatch,) = column_conflicts(table("id", "mail", "note"), rule, rule)
 
     assert "would have the name 'note'" in mismatch.error.message

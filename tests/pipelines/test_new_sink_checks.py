@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from cdc.config import load_definition
 from cdc.errors import ConfigError, InvalidDefinition
 from cdc.log.reader import LogReader
-from cdc.stores.sink_preflight import sink_mismatches, tables_in, tables_of_sinks
+from cdc.stores.sink_preflight import sink_conflicts, tables_in, tables_of_sinks
 from pipelines.new_sink_checks import NewSinkCheck, find_unresolved_rules
 from tests.fixtures import forked
 from tests.pipelines.shop_pipeline import ShopPipeline, make_shop
@@ -170,7 +170,7 @@ def test_what_spark_does_not_resolve_is_told_at_its_key(shop: ShopPipeline, spar
     key, words = WRONG[said]
     assert misfit.key == ("sinks", 0, "rules", 0, *key.split("."))
     assert words in misfit.error.message
-    assert sink_mismatches(definition, tables) == []
+    assert sink_conflicts(definition, tables) == []
 
 
 @pytest.mark.parametrize(

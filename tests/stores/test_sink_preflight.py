@@ -11,7 +11,7 @@ import pytest
 from deltalake import write_deltalake
 
 from cdc.config import Definition, SinkRule
-from cdc.stores.sink_preflight import path_conflicts, rule_mismatches, tables_of_sinks
+from cdc.stores.sink_preflight import path_conflicts, rule_conflicts, tables_of_sinks
 from tests.contracts.folded import ORDERS
 
 ITEMS = replace(ORDERS, relation=2, oid=2, name="items")
@@ -59,7 +59,7 @@ def test_a_setting_is_named_in_its_rule_or_in_the_sink(tmp_path: Path) -> None:
 def test_a_column_that_no_table_of_the_rule_has_is_a_mismatch(tmp_path: Path) -> None:
     definition = definition_with(tmp_path, {"match": "shop.orders", "except_column_list": ["nope"]})
 
-    (found,) = rule_mismatches(definition, TABLES, {"lake"})
+    (found,) = rule_conflicts(definition, TABLES, {"lake"})
     assert found.key == ("sinks", 1, "rules", 0, "except_column_list")
     assert found.error.message == "except_column_list: table 'shop.orders' has no column 'nope'"
 

@@ -31,7 +31,7 @@ from cdc.service.api.route_context import (
 from cdc.service.background_jobs import ReplayRequest, ReplayStatus, VerifyRequest, VerifyStatus
 from cdc.service.verification_status import VerifiedStatus, verified_statuses
 from cdc.snapshot import backfill_requests
-from cdc.snapshot.backfill_progress import BackfillStatus, find_backfill, list_backfills
+from cdc.snapshot.backfill_status import BackfillStatus, find_backfill, list_backfills
 from cdc.table import exact_glob
 from cdc.verify_and_replay_options import Against, VerifyMode
 

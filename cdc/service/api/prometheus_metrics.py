@@ -63,7 +63,7 @@ from cdc.metrics import (
 from cdc.position import Position
 from cdc.service.log_status import ConsumerLine, LogState, LogStatus
 from cdc.service.status import NOT_REPORTING, PipelineStatus, SourceStatus
-from cdc.snapshot.backfill_progress import BackfillStatus
+from cdc.snapshot.backfill_status import BackfillStatus
 
 MAX_TABLES: Final = 500
 """Number of tables above which only unhealthy tables get a series, to bound the size of a scrape."""

@@ -14,7 +14,7 @@ from cdc.service.log_status import ConsumerLine, LogStatus, SegmentLine
 from cdc.service.page.drawings import LagCurve, lag_curve
 from cdc.service.status import PipelineStatus, SinkStatus, SourceStatus
 from cdc.service.table_status import TableStatus
-from cdc.snapshot.backfill_progress import BackfillStatus, CopyProgress, is_part, progress_text, tables_text
+from cdc.snapshot.backfill_status import BackfillStatus, CopyProgress, is_part, progress_text, tables_text
 from cdc.table import split_topic
 
 TONES: Final[Mapping[str, str]] = {

@@ -89,22 +89,22 @@ def complete_changes(
     ValueNotRepresentable for a value that the target cannot represent.
     """
     typed = typed_changes(images, shape)
-    timeline = _Timeline.of(images, typed, stored, shape)
+    key_states = _KeyStates.of(images, typed, stored, shape)
     for ending in sorted(endings):
-        timeline = timeline.with_ending(ending)
-    timeline = timeline.ordered(np.lexsort((timeline.ordinal, timeline.position, timeline.key)))
+        key_states = key_states.with_ending(ending)
+    key_states = key_states.ordered(np.lexsort((key_states.ordinal, key_states.position, key_states.key)))
     count = stored.rows.num_rows
     sent = np.concatenate([np.ones((len(shape.schema.sent), count), bool), _sent_columns(images, shape)], axis=1)
-    cells, missing = _source_states(timeline, _base_states(timeline), sent)
-    _check_bases(missing, timeline, shape)
+    cells, missing = _source_states(key_states, _base_states(key_states), sent)
+    _check_bases(missing, key_states, shape)
     values = pa.concat_tables([stored.rows.select(shape.image_columns.names), typed])
     states = RowStates(
-        rows=_complete_rows(values, timeline, cells, sent),
-        key=timeline.key,
-        exists=timeline.exists,
-        committed_at=timeline.committed_at,
-        stored=np.where(timeline.value < count, timeline.value, _NONE),
-        change=np.where(timeline.value < count, _NONE, timeline.value - count),
+        rows=_complete_rows(values, key_states, cells, sent),
+        key=key_states.key,
+        exists=key_states.exists,
+        committed_at=key_states.committed_at,
+        stored=np.where(key_states.value < count, key_states.value, _NONE),
+        change=np.where(key_states.value < count, _NONE, key_states.value - count),
     )
     return states.filter(~missing) if missing.any() else states
 
@@ -124,7 +124,7 @@ def typed_changes(images: pa.Table, shape: RowShape) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Timeline:
+class _KeyStates:
     """The states of one table before the rows of partial images are complete; one entry per state in each field."""
 
     key: np.ndarray
@@ -223,61 +223,61 @@ def _numbered_keys(
     return numbers[: count + changes], base
 
 
-def _base_states(timeline: _Timeline) -> np.ndarray:
-    """Return, for each state of a sorted timeline, the index of the state that completes it.
+def _base_states(key_states: _KeyStates) -> np.ndarray:
+    """Return, for each of the sorted states, the index of the state that is its base row.
 
     The index is -1 for a complete state, and for a partial state without a base row.
     """
-    count = len(timeline.key)
+    count = len(key_states.key)
     before = np.arange(count) - 1
-    here = np.flatnonzero(timeline.partial)
+    here = np.flatnonzero(key_states.partial)
     found = np.full(count, _NONE)
     if not len(here):
         return found
-    wanted = np.where(timeline.base[here] == _NONE, timeline.key[here], timeline.base[here])
-    moved = timeline.base[here] != _NONE
+    wanted = np.where(key_states.base[here] == _NONE, key_states.key[here], key_states.base[here])
+    moved = key_states.base[here] != _NONE
     at = before[here]
-    at[moved] = _last_state_before(timeline, here[moved], wanted[moved])
-    valid = (at >= 0) & (timeline.key[at] == wanted) & timeline.exists[at]
+    at[moved] = _last_state_before(key_states, here[moved], wanted[moved])
+    valid = (at >= 0) & (key_states.key[at] == wanted) & key_states.exists[at]
     found[here[valid]] = at[valid]
     return found
 
 
-def _last_state_before(timeline: _Timeline, here: np.ndarray, keys: np.ndarray) -> np.ndarray:
+def _last_state_before(key_states: _KeyStates, here: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Return, for each state in `here`, the index of the last earlier state of a key; `keys` has the key for each.
 
     A key change is written as a delete of the old key and a change of the new key. For the change, that delete is
     skipped.
     """
-    _, rank = np.unique(np.stack([timeline.position, timeline.ordinal]), axis=1, return_inverse=True)
+    _, rank = np.unique(np.stack([key_states.position, key_states.ordinal]), axis=1, return_inverse=True)
     rank = rank.reshape(-1)
-    width = len(timeline.key) + 1
-    at = np.searchsorted(timeline.key * width + rank, keys * width + rank[here]) - 1
+    width = len(key_states.key) + 1
+    at = np.searchsorted(key_states.key * width + rank, keys * width + rank[here]) - 1
     own_delete = (
         (at >= 0)
-        & (timeline.key[at] == keys)
-        & (timeline.position[at] == timeline.position[here])
-        & (timeline.ordinal[at] == timeline.ordinal[here] - 1)
-        & ~timeline.exists[at]
+        & (key_states.key[at] == keys)
+        & (key_states.position[at] == key_states.position[here])
+        & (key_states.ordinal[at] == key_states.ordinal[here] - 1)
+        & ~key_states.exists[at]
     )
     return np.where(own_delete, at - 1, at)
 
 
-def _source_states(timeline: _Timeline, bases: np.ndarray, sent: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+def _source_states(key_states: _KeyStates, bases: np.ndarray, sent: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
     """Find, for each cell of each state, the state that has the value of the cell.
 
     Returns (sources, missing). `sources` has one array per column: for each state, the index of the state with the
     value. `missing` has one bool per state: whether a cell has no value in any state. sent: the result of
     _sent_columns, preceded by true for each stored row.
     """
-    count = len(timeline.key)
+    count = len(key_states.key)
     itself, missing = np.arange(count), np.zeros(count, bool)
-    if not timeline.partial.any():
+    if not key_states.partial.any():
         return [itself] * len(sent), missing
     previous = np.where(bases == _NONE, count, bases)
     cells = []
     for column in sent:
-        at = np.append(np.where(timeline.partial & ~column[timeline.value], previous, itself), count)
+        at = np.append(np.where(key_states.partial & ~column[key_states.value], previous, itself), count)
         while not np.array_equal(further := at[at], at):
             at = further
         cells.append(at[:count])
@@ -285,7 +285,7 @@ def _source_states(timeline: _Timeline, bases: np.ndarray, sent: np.ndarray) -> 
     return cells, missing
 
 
-def _check_bases(missing: np.ndarray, timeline: _Timeline, shape: RowShape) -> None:
+def _check_bases(missing: np.ndarray, key_states: _KeyStates, shape: RowShape) -> None:
     """Raise MissingBase if a state has no base row, unless a full copy of the table is running."""
     if not missing.any():
         return
@@ -293,17 +293,17 @@ def _check_bases(missing: np.ndarray, timeline: _Timeline, shape: RowShape) -> N
     if shape.schema.state is TableState.SNAPSHOTTING:
         log.debug("partial images wait until their rows are copied", table=topic, images=count)
         return
-    first = Position(int(timeline.position[missing].min()))
+    first = Position(int(key_states.position[missing].min()))
     raise MissingBase(f"the target of table {topic!r} has no base row for {count} partial images, the first at {first}")
 
 
-def _complete_rows(values: pa.Table, timeline: _Timeline, cells: Sequence[np.ndarray], sent: np.ndarray) -> pa.Table:
+def _complete_rows(values: pa.Table, key_states: _KeyStates, cells: Sequence[np.ndarray], sent: np.ndarray) -> pa.Table:
     """Return the row of each state; cells are null after an ending, and where a delete does not contain the column."""
-    value_of = np.append(timeline.value, _NONE)
+    value_of = np.append(key_states.value, _NONE)
     columns = []
     for number, at in enumerate(cells):
         own = value_of[at]
-        empty = (own == _NONE) | (~timeline.exists & ~sent[number][timeline.value])
+        empty = (own == _NONE) | (~key_states.exists & ~sent[number][key_states.value])
         columns.append(values.column(number).combine_chunks().take(pa.array(own, mask=empty)))
-    columns += [pa.array(timeline.position), pa.array(timeline.ordinal)]
+    columns += [pa.array(key_states.position), pa.array(key_states.ordinal)]
     return pa.Table.from_arrays(columns, schema=values.schema)

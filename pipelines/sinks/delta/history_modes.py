@@ -85,7 +85,7 @@ class HistoryRows(ABC):
         return stored
 
     def not_parked(self, parked: Sequence[Key]) -> str:  # noqa: ARG002 - see MarkedRows
-        """Return SQL that is true for the target rows that an ending may close.
+        """Return SQL that is true for the target rows that a truncate or a generation end may close.
 
         In mode `marked` it is false for the rows of parked keys.
         """

@@ -329,7 +329,11 @@ class TargetMaintenance:
             return False
         if (large := len(ordering.too_large(target))) != turn.too_large:
             turn.too_large = large
-            log.warning("partitions of a target are too large to be sorted", target=target.uri, partitions=large)
+            log.warning(
+                "maintenance skips partitions that are too large to be sorted",
+                target=target.uri,
+                partitions=large,
+            )
         due = ordering.due(target)
         if not due:
             return False

@@ -323,8 +323,9 @@ class _PlanBuilder:
         return [FilledColumn(self._renamed(field), field.name)] if self._lenient else []
 
     def _renamed(self, field: pa.Field) -> pa.Field:
-        """Return the field under an unused name with `%v` and a number; no source column has such a name, because
-        percent signs are escaped there.
+        """Return the field under an unused name with `%v` and a number.
+
+        No source column gets such a name in the target, because a percent sign in its name is escaped.
         """
         number = 1
         while (name := f"{field.name}%v{number}").casefold() in self._names:

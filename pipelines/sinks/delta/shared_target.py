@@ -68,7 +68,7 @@ class TargetTable(Protocol):
 
     @property
     def applied(self) -> int | None:
-        """The applied position of the part's source table; None before its first merge."""
+        """The applied position of the source table whose rows this object represents; None before its first merge."""
 
     def read_property(self, name: str) -> str | None:
         """Return the value of a property of the Delta table; None if the property is not set."""

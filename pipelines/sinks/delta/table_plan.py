@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from cdc.config import SinkRule, TableSettings, rule_of
 from cdc.config.column_checks import (
-    ColumnMismatch,
+    KeyConflict,
     left_out_key_columns,
     missing_key,
     unknown_columns,
@@ -104,8 +104,9 @@ class RowShape:
         return self.transform is not None and self.transform.rule.python is not None
 
     def rows(self, images: pa.Table) -> pa.Table:
-        """Convert folded upserts to typed rows with `image_columns`. An unsent column gets a placeholder; see
-        `typed_rows`.
+        """Convert folded upserts to typed rows that have the columns `image_columns`.
+
+        An unsent column gets a placeholder; see `typed_rows`.
         """
         if self.transform is None:
             return typed_rows(images, self.schema, self.policy)
@@ -318,9 +319,9 @@ def check_history_mode(schema: TableSchema, mode: HistoryMode) -> None:
     _raise_first(missing_key(schema, mode))
 
 
-def _raise_first(found: Iterator[ColumnMismatch]) -> None:
-    for mismatch in found:
-        raise mismatch.error
+def _raise_first(found: Iterator[KeyConflict]) -> None:
+    for conflict in found:
+        raise conflict.error
 
 
 def rules_in_subdirectory(rules: Sequence[SinkRule], name: str) -> tuple[SinkRule, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Command, CommandState
-from cdc.snapshot.backfill_progress import BackfillStatus, backfill_status, progress_text, tables_text
 from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest, BackfillState, Blocks, TableBackfillState
+from cdc.snapshot.backfill_status import BackfillStatus, backfill_status, progress_text, tables_text
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 

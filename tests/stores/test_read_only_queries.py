@@ -1,4 +1,4 @@
-"""Only queries reach the engine, and what it says of them becomes one line: cdc/stores/read_only.py."""
+"""Only queries reach the engine, and what it says of them becomes one line: cdc/stores/read_only_queries.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import CdcError, ConfigError, QueryFailed, QueryNotReadOnly
-from cdc.stores.read_only import checked_rows, kernel_version, named_errors, one_line, require_query
+from cdc.stores.read_only_queries import checked_rows, kernel_version, named_errors, one_line, require_query
 
 QUERIES = [
     "select 1",
@@ -163,7 +163,7 @@ def test_layers_and_the_call_for_bug_reports_are_left_out() -> None:
 
 WRITING_PROGRAM = """
 import os, subprocess, sys
-from cdc.stores.read_only import deny_file_writes
+from cdc.stores.read_only_queries import deny_file_writes
 
 folder = sys.argv[1]
 with open(f"{folder}/opened", "w") as opened:
