@@ -136,9 +136,9 @@ def test_a_partial_image_that_moves_from_or_to_a_parked_key_stops_the_table(
     lake, rows = open_parking_sink(tmp_path, keeping), [*BEGUN, complete_row(15, 1, NAN)]
     lake.take(rows, 20)
     for old, new in ((1, 7), (2, 1)):
-        with pytest.raises(MissingBase, match="from or to the key of a parked row"):
+        with pytest.raises(MissingBase, match="the old or the new key is parked"):
             lake.apply([deleted_row(25, old), partial_row(25, new, "1.00", old_key=[str(old)], ordinal=1)], 20, 30)
-    with pytest.raises(MissingBase, match="from or to the key of a parked row"):
+    with pytest.raises(MissingBase, match="the old or the new key is parked"):
         lake.apply([deleted_row(25, 2), partial_row(25, 8, NAN, old_key=["2"], ordinal=1)], 20, 30)
 
     assert lake.take(rows, 40) == ["1"]
