@@ -20,7 +20,7 @@ class BackOff:
     def seconds(self, failures: int) -> float:
         """Return the pause after this number of failures in a row (at least 1).
 
-        Also with jitter, the pause is at most `longest`.
+        Random jitter never makes the pause longer than `longest`.
         """
         attempts = RetryCallState(Retrying(), None, (), {})
         attempts.attempt_number = max(1, failures)

@@ -91,7 +91,7 @@ class DurablePosition:
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """While the block runs, `wait` first calls `wake`, so that the encode stage checks whether a commit is due."""
+        """While the `with` block runs, `wait` calls `wake`, so that the encode stage checks whether a commit is due."""
         self._wake = wake
         try:
             yield
@@ -231,7 +231,7 @@ class CommitBatcher:
             self._wake()
 
     def request_trim(self) -> None:
-        """Let the append stage trim the log as soon as no data file waits for a commit.
+        """Ask the append stage to trim the log; it does so as soon as no data file waits for a commit.
 
         Raises QueueClosed if the replication session has ended.
         """
@@ -251,7 +251,8 @@ class CommitBatcher:
     def next_due(self, *, more: bool) -> float | None:
         """Return the time at which the next commit is due if no more rows arrive; None if no commit can become due.
 
-        more: True if more decoded rows are queued; the commit for which a thread waits then includes them.
+        more: True if more decoded rows are queued. A commit for which a thread waits then includes these rows too,
+        unless the commit already has CHUNKS_PER_COMMIT chunks.
         """
         if not self._pending.is_ready:
             return None

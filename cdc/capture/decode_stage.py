@@ -43,7 +43,7 @@ class LastTransaction:
     """Commit time in microseconds UTC since 1970."""
 
     def is_same(self, begin: BeginMessage) -> bool:
-        """Return True if a Begin message is of this transaction: same commit time, and an xid of its log rows."""
+        """Return True if a Begin message has this transaction's commit time and the xid of one of its log rows."""
         if begin.committed_at != self.committed_at:
             return False
         found = LogReader(self.root).rows(Position(self.position - 1), self.position)

@@ -255,7 +255,7 @@ def _tables_for_chunks(conn: Any, tables: Sequence[TableSchema], snapshot: Snaps
 
 
 def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], existing: Collection[str]) -> Continuation:
-    """Assign relation numbers to the captured tables of a new epoch, and find the known tables that are not captured.
+    """Assign relation numbers to the captured tables of a new epoch; find tables of the log that it does not capture.
 
     tables: the tables to capture, from the source's catalogue. existing: topics of all tables of the source.
     """

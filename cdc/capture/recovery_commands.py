@@ -172,7 +172,7 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
 
 
 def _mark_for_resync(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, position: Position) -> None:
-    """Commit an `s` row with state `needs_resync` at the position for each of the tables, which lost changes."""
+    """Commit a schema row (`s`) with state `needs_resync` for each table; they lost changes up to `position`."""
     reason = f"an operator skipped the changes from {last.last} to {position}"
     commit = SnapshotCommit(writer, position)
     for schema in tables:

@@ -83,7 +83,7 @@ class SchemaTracker:
     def set_schema(self, schema: TableSchema) -> None:
         """Use this schema version of the table from now on.
 
-        A copy of the table has read the schema at the source and written it to the log.
+        The caller has copied the table: it read this schema at the source and wrote the schema to the log.
         """
         self._known[schema.oid] = schema
 
@@ -124,7 +124,7 @@ class SchemaTracker:
     def _view_of(self, conn: Any, oid: int, position: Position) -> CatalogView:
         """Return a catalogue view that is not older than the Relation message at this position.
 
-        The first message of each table shares one view, as long as its position is not after the view's WAL position.
+        All tables share one view for their first Relation messages, unless a message is after the view's WAL position.
         """
         if self._view is None:
             self._view = read_catalog_view(conn, [*self._known, oid], self._publication)
@@ -219,7 +219,7 @@ class SchemaTracker:
 
 
 def _with_sent_columns(created: TableSchema | None, message: Relation) -> TableSchema | None:
-    """Return the table with those generated columns that the server sends marked as ordinary columns.
+    """Return a copy of the table in which each generated column that the server sends is an ordinary column.
 
     created: the new table as the event trigger described it. Returns None if `created` is None.
     """

@@ -61,7 +61,7 @@ class SnapshotCommit:
         self._ended.append(schema)
 
     def mark(self, schema: TableSchema, *, ended: bool = False) -> None:
-        """Add the schema row of a table, but no table rows; if `ended`, targets delete its earlier rows."""
+        """Add the schema row of a table, but no table rows; if `ended`, targets delete the table's earlier rows."""
         self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
         if ended:
             self._ended.append(schema)

@@ -64,7 +64,7 @@ class _SpooledRelation(NamedTuple):
 
 @dataclass(slots=True)
 class _SpooledTransaction:
-    """One streamed transaction on disk: runs of frames, each run as count, offsets (int64) and bytes."""
+    """One streamed transaction in a file of frame blocks; each block is a frame count, offsets (int64) and bytes."""
 
     xid: int
     file: IO[bytes]
@@ -76,7 +76,7 @@ class _SpooledTransaction:
     """OIDs of the recorded Relation messages, by subxid."""
 
     def append(self, frames: FrameBatch) -> None:
-        """Write a run of frames to the file."""
+        """Append one block of frames to the file."""
         offsets = frames.offsets - frames.offsets[0]
         self.file.write(np.int64(len(frames)).tobytes() + offsets.tobytes())
         self.file.write(frames.buffer[frames.offsets[0] : frames.offsets[-1]].data)
@@ -86,8 +86,10 @@ class _SpooledTransaction:
     def add_relation(self, oid: int, relation: _SpooledRelation, elsewhere: int) -> None:
         """Record a Relation message, unless it repeats the last recorded message of the OID.
 
-        The server repeats all Relation messages after every rollback. elsewhere: order of the OID's last message
-        outside this transaction. If that message came after the last recorded one, a repetition is recorded too.
+        The server repeats all Relation messages after every rollback.
+
+        elsewhere: arrival number of the OID's last message outside this transaction. If that message arrived after
+        this transaction's last recorded message, the method records the repeated message too.
         """
         relations = self._relations[oid]
         if relations and relations[-1].frame == relation.frame and relations[-1].order > elsewhere:
@@ -107,7 +109,7 @@ class _SpooledTransaction:
         return np.unique(np.array(self._aborted, np.int64))
 
     def runs(self) -> Iterator[FrameBatch]:
-        """Yield all frames in order, joined into batches of at least BATCH bytes."""
+        """Yield all frames in order, in batches of at least BATCH bytes; only the last batch may be smaller."""
         self.file.seek(0)
         buffers: list[np.ndarray] = []
         offsets, used = [np.zeros(1, np.int64)], 0
@@ -143,8 +145,9 @@ class Spool:
     The Relation messages of a streamed transaction are replayed with the transaction. So the messages of a rolled-back
     transaction never reach the decoder.
 
-    Postgres sends no Relation message again while the last one that it sent for a table is valid. A replay gives the
-    decoder an older message. So if a later one has arrived with another transaction, the spool repeats it afterwards.
+    Postgres does not repeat a table's Relation message while that message is valid. A replayed transaction gives the
+    decoder its own Relation messages. If another transaction sent a later message for the same table, the decoder now
+    has an outdated schema. So the spool repeats the later message after the replay.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -253,7 +256,7 @@ class Spool:
     def _later_relations(self, stream: _SpooledTransaction) -> list[bytes]:
         """Return the Relation messages that other transactions sent after this transaction's message for the same OID.
 
-        For any other OID, the message of this transaction is recorded as the last known message.
+        If no other transaction sent a later message for an OID, this transaction's message becomes the last known one.
         """
         later = []
         for oid, relation in stream.surviving().items():

@@ -342,9 +342,9 @@ class StatusReporter(Thread):
 def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress], position: int) -> list[TableProgress]:
     """Return the table entries that the catalog must store.
 
-    They are of tables that are not LIVE in the log, that have no entry yet, or whose entry has an outdated state.
+    A table needs an entry if it is not LIVE in the log, has no entry yet, or has an entry with an outdated state.
 
-    shown: the present entries. If a dropped table and another table have the same name, the dropped table is ignored.
+    known: the log's tables; a dropped table is ignored if another table has its name. shown: the present entries.
     """
     latest: dict[str, TableSchema] = {}
     for schema in known:
@@ -367,7 +367,7 @@ def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress],
 
 
 def add_positions(exc: Located, definition: Definition) -> Located:
-    """Return the error with the positions of slot and log; unchanged if the source does not answer or has no slot."""
+    """Return the error with the positions of slot and log; unchanged if the source or its slot is unavailable."""
     source = definition.source
     try:
         with connect(source.current_dsn(), application_name="cdc identify", timeout=ANSWER_TIMEOUT) as conn:

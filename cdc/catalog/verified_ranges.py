@@ -73,8 +73,8 @@ class VerifiedRangeStore:
     def record(self, pipeline: str, found: VerifiedRange) -> None:
         """Store a range; it replaces a range with the same pass and number.
 
-        Storing the last range of a pass deletes the older passes. If the completed pass has mismatches, the latest
-        older pass without mismatches is kept.
+        After the last range of a pass is stored, the method deletes the older passes. If the completed pass has
+        mismatches, the method keeps the latest older pass without mismatches.
         """
         row = {name: getattr(found, name) for name in VerifiedRange.__slots__}
         with self._database.writing() as session:

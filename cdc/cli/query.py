@@ -85,7 +85,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def _cut_to_json(cut: Published) -> dict[str, Any]:
-    """Return a cut as JSON for the envelope, with the state of each table that is not part of the cut."""
+    """Return a cut as a JSON object; its `apart` field has the state of each table that is not part of the cut."""
     from cdc.position import Position
     from cdc.stores.cut_retention import format_time
 
