@@ -134,7 +134,7 @@ class Column:
     """Labels of an enum in its order; also for a domain over an enum and for an array of an enum."""
 
     def keeps_labels(self, labels: tuple[str, ...]) -> bool:
-        """Return True if `labels` contains all enum labels of this column in the same order, or is empty.
+        """Return True if `labels` is empty, or contains all enum labels of this column in the same order.
 
         If a label of the enum was renamed, the result is False.
         """

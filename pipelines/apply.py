@@ -70,7 +70,7 @@ class SinkLoop:
 
     @property
     def lagging_tables(self) -> list[TableRecord]:
-        """The tables with a lower position than the sink; each of these tables must apply its own range to catch up."""
+        """The tables whose position is below the sink's position; `catch_up` applies the missing range to each."""
         return [table for table in self._published.tables.values() if table.position < self.position]
 
     def open(self) -> None:
@@ -93,9 +93,9 @@ class SinkLoop:
                 self(None, end)
 
     def __call__(self, rows: DataFrame | None, end: Position) -> None:
-        """Apply the log's rows after the sink's position, up to `end`; usually as one batch.
+        """Apply the rows of the log from the sink's position to `end`, usually as one batch.
 
-        `rows` is a frame that contains these rows, or None.
+        `rows` is a Spark frame that contains these rows. It may be None if the range is small.
         """
         with self._lock:
             if self._drained or end <= self.position:
@@ -113,9 +113,10 @@ class SinkLoop:
                 self._answer_cut_requests()
 
     def catch_up(self, table: TableRecord, session: SparkSession) -> None:
-        """Apply the range up to the sink's position to one lagging table; `session` reads a large range.
+        """Apply to one lagging table the range of the log from the table's position to the sink's position.
 
-        If the range has been trimmed from the log, the table is published as failed.
+        Spark reads a large range with `session`. If the range was trimmed from the log, the record of the cut marks the
+        table as failed.
         """
         with self._lock:
             self._log.refresh()
@@ -205,9 +206,9 @@ class SinkLoop:
             self._cuts.answer(cut, self._published, self._sink.pin(self._published))
 
     def _can_resume(self, relation: int, controls: ControlEvents) -> bool:
-        """Return True if a stopped table can continue: a new generation began, or its schema changed after the failure.
+        """Return True if a failed table can continue: a full copy of it ended, or its schema changed after the failure.
 
-        A schema version in state `snapshotting` does not count: the end of the copy starts a new generation.
+        A schema version in state `snapshotting` does not count: the table continues when its full copy ends.
         """
         schema = controls.schema
         copying = schema is not None and schema.state is TableState.SNAPSHOTTING

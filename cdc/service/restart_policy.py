@@ -32,7 +32,7 @@ POLL_INTERVAL: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How long to wait before a failed child is started again; all values are seconds."""
+    """Computes the pause before a failed child starts again; all durations are in seconds."""
 
     first: float = 0.5
     most: float = 30.0
@@ -65,7 +65,7 @@ class Triggers(Protocol):
 
 
 class RestartTriggers:
-    """Triggers from the definition file and from the catalog's audit, which a thread reads."""
+    """Reads triggers from the definition file and from the catalog's audit; a thread reads the audit."""
 
     def __init__(self, file: Path, url: str) -> None:
         """`file` is the path of the definition, `url` the URL of the catalog."""

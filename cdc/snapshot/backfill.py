@@ -174,9 +174,10 @@ class Backfill:
     def _read_missing_bases(
         self, schema: TableSchema, done: TableBackfillState, since: Position, *, moved: bool
     ) -> None:
-        """Read again every key for which the log has a partial image and the chunks may have missed the base row.
+        """Read from the source the base rows for partial images after `since`; the chunks may have missed these rows.
 
-        An update can change a key during this read, so the method repeats the read until no such key is left.
+        If `moved` is true, read only the rows whose key an update changed. Another update can change a key during this
+        read. So the method then reads the rows with changed keys, until no such row is left.
         """
         stream, log, after = self._context.sender, self._context.log, since
         upto = stream.durable_position

@@ -211,7 +211,10 @@ class ChunkReader:
             ) from None
 
     def _await_placement(self, sent: _SentChunk, plan: ChunkPlan) -> _SentChunk:
-        """Wait until the chunk is merged with the changes of its window; read and send the chunk again if needed."""
+        """Wait until the chunk is merged with the changes of its window, and return the chunk with the outcome.
+
+        If the chunk cannot be merged, the method reads it again, sends it again, and waits again.
+        """
         while True:
             placed = self._context.sender.wait_for_outcome(sent.token)
             if not placed.must_read_again:
@@ -253,7 +256,7 @@ class ChunkReader:
         return _SentChunk(token, ChunkResult.of(part, rows, is_idle=self._is_idle))
 
     def _renew(self) -> None:
-        """Write the table's current schema version, read from the system catalogs of Postgres, to the log.
+        """Read the table's current schema version from the system catalogs of Postgres, and write it to the log.
 
         The stream sends a new schema version only before the next change of the table.
         """

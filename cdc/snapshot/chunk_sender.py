@@ -115,10 +115,10 @@ class ChunkSender:
 
 
 def schema_from_catalog(version: TableSchema, now: TableSchema | None, epoch: int) -> TableSchema:
-    """Return the current schema of a table, with the relation number of the log.
+    """Return the current schema of a table, with the relation that the table has in the log.
 
     `version` is the schema in the log, and `now` the schema in the system catalogs of Postgres. Raises ConfigError if
-    the table no longer exists. Raises ConfigError if the columns of a relation from an earlier epoch have changed.
+    the table no longer exists. For a relation from an earlier epoch, also raises ConfigError if its columns changed.
     """
     if now is None:
         raise ConfigError(
@@ -137,20 +137,20 @@ def schema_from_catalog(version: TableSchema, now: TableSchema | None, epoch: in
 
 
 def with_state(version: TableSchema, state: TableState) -> TableSchema:
-    """Return a copy of the schema version with another state and no reason."""
+    """Return a copy of the schema version with the given state; the copy has no reason for its state."""
     return replace(version, state=state, reason=None)
 
 
 def schema_chunk(version: TableSchema, generation: Position | None = None) -> Chunk:
-    """Return a chunk without rows that writes a schema version.
+    """Return a chunk without rows that writes the schema version `version` to the log.
 
-    If `generation` is given, the chunk also ends the full copy that began at this position.
+    If `generation` is given, the chunk also ends a full copy; `generation` is the position at which this copy began.
     """
     return Chunk(version.relation, version.topic, LOG_SCHEMA.empty_table(), version, generation)
 
 
 def complete_table_chunk(version: TableSchema) -> Chunk:
-    """Return a chunk without rows that marks a table as completely copied; targets keep all their rows."""
+    """Return a chunk without rows that marks a table as completely copied; targets delete no rows at this chunk."""
     return schema_chunk(version, Position(0))
 
 

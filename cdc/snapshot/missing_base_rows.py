@@ -29,9 +29,9 @@ _COLUMNS: Final = ["relation", "key", "old_key", "partial"]
 def keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, *, moved: bool
 ) -> list[tuple[str, ...]]:
-    """Return the keys for which the log has partial images of the relation in (after, upto], sorted, each key once.
+    """Return, sorted and without duplicates, the keys of the relation's partial images in (after, upto] of the log.
 
-    If `moved` is true, return only keys from updates that changed the key.
+    If `moved` is true, return only the new keys of updates that changed a key.
     """
     log, keys = LogReader(root), set[tuple[str, ...]]()
     for file in log.files(after, upto):

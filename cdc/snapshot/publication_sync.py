@@ -263,7 +263,7 @@ def _refusal_text(table: TableName, message: str, statement: str | None) -> str:
 
 
 def publication_control(definition: Definition) -> PublicationControl:
-    """Return the reader's rights to create and change its publication, from the definition."""
+    """Return the permissions of the pipeline on its publication, as the definition sets them."""
     publication = definition.source.publication
     return PublicationControl(definition.name, create=publication.create, alter=publication.alter)
 

@@ -46,9 +46,9 @@ WINDOW_LIMIT: Final = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows that were read from one table, to be inserted at a watermark.
+    """Rows that were read from one table and that are inserted into the stream at a watermark.
 
-    In the log, a schema row (`s`) and a truncate (`t`) may precede the rows; a generation end (`g`) may follow them.
+    In the log, a schema row (`s`) and a truncate (`t`) may precede these rows. The end of a full copy (`g`) may follow.
     """
 
     relation: int

@@ -46,7 +46,7 @@ _LATEST: Final = """
 
 
 class CurrentRows:
-    """The current rows in one version of a Delta target: the rows that its source table should have as well."""
+    """Reads the current rows from one version of a Delta target; the source table should have the same rows."""
 
     def __init__(self, target: str, version: int | None, relation: int) -> None:
         """Open the target at a version; None means the newest version.

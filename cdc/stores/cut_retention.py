@@ -59,10 +59,10 @@ def kept_cuts(published_at: Sequence[int], now: int, retain: float) -> list[int]
 
 
 def _interval(instant: int, age: float, *, alone: bool) -> tuple[int, int]:
-    """Return the interval to which a cut belongs; only the last cut of each interval is kept.
+    """Return the interval to which a cut belongs; `kept_cuts` keeps only the last cut of each interval.
 
-    `instant` is the publish time of the cut in µs, and `age` is its age in seconds. If `alone` is true, a cut of the
-    last minute has an interval for itself.
+    `instant` is the publish time of the cut in µs, and `age` is its age in seconds. If `alone` is true and the cut is
+    younger than KEEP_ALL_FOR, its interval contains no other cut.
     """
     if alone and age < KEEP_ALL_FOR:
         return 0, instant

@@ -55,7 +55,10 @@ _LOST: Final = "the row of the dead letter is no longer stored with the sink"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedChange:
-    """A waiting change of a parked key, or a waiting truncate or end of a full copy that may remove the key's row."""
+    """A change of a parked key that waits until the key can be merged.
+
+    It can also be a truncate or the end of a full copy, because both may remove the row of the key.
+    """
 
     op: str
     """The operation, a letter as in the log."""
@@ -86,7 +89,10 @@ class ParkedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedRow:
-    """A parked key with its latest row; in a history target, with the refused change and the changes that wait."""
+    """A parked key with its latest row.
+
+    In a history target: a parked key with the change that the target refused, and with the later changes that wait.
+    """
 
     relation: int
     topic: str
@@ -163,9 +169,9 @@ def parked_at(
 ) -> dict[int, dict[Key, ParkedRow]]:
     """Return the parked rows by relation and key, as they were at the position of each target.
 
-    The position of a target is its position in the published record. If a crash left a target ahead of the record, or
-    the target is not in the record, `positions` contains its position by relation. A key that is parked in the record
-    and has no entry gets a row without an image.
+    The published record contains the position of each target. `positions` maps a relation to the position of its target
+    in two cases: a crash left the target ahead of the record, or the record does not contain the target. If the record
+    names a parked key that has no entry, the key gets a row without an image.
     """
     parked: dict[int, dict[Key, ParkedRow]] = {
         relation: {key: _lost(table, key, record.position, n) for n, key in enumerate(table.parked)}

@@ -208,7 +208,7 @@ class Lake:
             self._check_newest(parts, self._known())
 
     def is_shown(self, parts: Sequence[TableRecord], version: int) -> bool:
-        """Return True if a query may read a version of one target under the rules given to `open`."""
+        """Return True if the rules given to `open` allow a query to read this version of the target of `parts`."""
         known = self._known() if self._rules is not None else {}
         try:
             self._check_newest(parts, known)
@@ -304,7 +304,7 @@ def tables_by_shared_target(tables: Iterable[TableRecord]) -> dict[str, list[Tab
 def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Sequence[TableRecord]) -> None:
     """Register a target in the query engine under the name `alias`.
 
-    If several tables share the target, the name shows only the rows of the tables in `parts`.
+    If several tables share the target, queries of `alias` return only the rows of the tables in `parts`.
     """
     if RELATION_COLUMN not in [field.name for field in table.schema().fields]:
         builder.register(alias, table)

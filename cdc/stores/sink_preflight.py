@@ -54,9 +54,10 @@ class SinkTable:
         return table_settings(self.schema.topic, self.sink, self.sink.rules)
 
     def key(self, *below: str | int) -> Key:
-        """Return the place in the definition that sets a setting of the table.
+        """Return the path of the key in the definition that sets one setting of the table.
 
-        The place is in the table's rule if the rule sets the setting, otherwise in the sink.
+        `below` is the path of the setting inside a rule or a sink. The result is a path inside the table's rule if the
+        rule contains the setting, otherwise inside the sink.
         """
         rule = self.rule
         if rule is not None and below[0] in rule.model_fields_set:

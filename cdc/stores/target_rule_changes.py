@@ -55,9 +55,9 @@ class TargetRules:
         return None if found is None else TargetRulesChanged(f"target {table.table_uri!r} {found}")
 
     def exposes(self, table: DeltaTable, topic: str, schema: TableSchema | None) -> str | None:
-        """Return a description of data that the rules hide and a version of a target contains; None without such data.
+        """Return a text about data that `table` contains although the rules hide it; None if there is no such data.
 
-        If `schema` is None, left-out columns are not checked.
+        `table` is one version of a target. If `schema` is None, left-out columns are not checked.
         """
         rule = self._rule(topic)
         if rule is not None and rule.transform is not None and rule.transform.hides_data:

@@ -249,7 +249,10 @@ class _Compaction:
         return write_run(files, live, self._with_parts(replace(plan, upto=end), parts, moves)), end
 
     def _with_parts(self, plan: RunPlan, parts: int, moves: pa.Table | None) -> RunPlan:
-        """Return the plan with a number of parts, the part of each moved key, and base rows from older runs."""
+        """Return a copy of the plan that divides the run into `parts` parts.
+
+        With `moves`, the copy also contains the part of each moved key, and base rows from older runs.
+        """
         plan = replace(plan, parts=parts)
         if moves is None:  # runs have no moves
             return plan
