@@ -157,7 +157,7 @@ def cold_end(files: Sequence[LogFile], upto: Position | None = None) -> Position
 
 
 def first_run_to_merge(sizes: Sequence[int], most: int = MOST_RUNS) -> int | None:
-    """Return the index of the first run to merge with all later runs; None if no merge is needed.
+    """Return the index of the oldest run to merge; all later runs are merged with it. None: no merge is needed.
 
     sizes: bytes of the runs, oldest first.
     """

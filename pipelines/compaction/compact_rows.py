@@ -151,9 +151,10 @@ def _folded_lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
 
 
 def _latest_controls(controls: pa.Table, after: int) -> pa.Table:
-    """Return all schema rows, and the last truncate and needed generation ends (`g`) of each relation, after `after`.
+    """Return the control rows that compacted rows need, if they are after position `after`.
 
-    Needed are the last `g` row, and the `g` row of the copy that began last.
+    These are all schema rows. Each relation also needs its last truncate, its last generation end (`g`), and the `g`
+    row of the copy that began last.
     """
     last: dict[tuple[int, str], tuple[int, int, int]] = {}
     latest_copy: dict[int, tuple[int, tuple[int, int, int]]] = {}

@@ -42,7 +42,7 @@ def read_partial_moves(files: Iterable[LogFile], after: Position, upto: Position
 
 
 def moves_as_texts(rows: pa.Table) -> pa.Table:
-    """Return the moves with partial images among the rows, in the same form as `read_partial_moves`."""
+    """Return the moves with partial images in `rows`; each key is one text, as in `read_partial_moves`."""
     moves = partial_moves(rows)
     return pa.table(
         [moves["relation"], pc.binary_join(moves["key"], "\0"), pc.binary_join(moves["old_key"], "\0")],
@@ -76,12 +76,12 @@ def parts_of_moved_keys(moves: pa.Table, parts: int) -> dict[tuple[int, str], in
 
 
 def part_of_key(relation: int, text: str, parts: int) -> int:
-    """Return the part of a key that no move connects with another key."""
+    """Return the number of the part that contains a key; no move may connect this key with another key."""
     return crc32(text.encode(), relation & 0xFFFFFFFF) % parts
 
 
 def read_base_rows(moves: pa.Table, runs: Sequence[Run]) -> pa.Table:
-    """Read the rows of the moves' old keys from the runs, with the truncates and generation ends of their relations."""
+    """Read from the runs the rows of the old keys of `moves`, and all control rows `t` and `g` of their relations."""
     found = [LOG_SCHEMA.empty_table()]
     if not moves.num_rows:
         return found[0]

@@ -129,7 +129,7 @@ def _is_before(rows: pa.Table, position: Any, ordinal: Any, generation: Any) -> 
 
 
 def _links(moved: list[dict[str, Any]]) -> int:
-    """Return the highest number of key changes of a single row; moved: the partial images that change a key."""
+    """Return the highest number of times that one row changed its key; moved: the partial images that change a key."""
     depth: dict[tuple[int, tuple[str, ...]], int] = {}
     for row in sorted(moved, key=lambda row: (row["position"], row["ordinal"])):
         before = depth.get((row["relation"], tuple(row["old_key"])), 0)

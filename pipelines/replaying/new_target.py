@@ -45,7 +45,7 @@ class StagedTarget(Protocol):
         """Target → number of files that were removed because the rules hide values in them; set when `put` returns."""
 
     def forget_earlier(self, schemas: dict[int, TableSchema]) -> None:
-        """Remove the staged targets of earlier processes that ended before `put`."""
+        """Remove the staged targets of earlier processes that ended before they called `put`."""
 
     def open_published(self, log_id: str) -> Published | None:
         """Return the published record of the sink, None if nothing was published.
@@ -89,7 +89,7 @@ def split_records(
 
 
 def _at_new_cut(record: TableRecord, built: Published) -> TableRecord:
-    """Return the record of a table whose target stays.
+    """Return the record of a table whose target the replay does not replace.
 
     The record moves to the position of the new cut. It keeps its position if the table has failed or could not be
     built.

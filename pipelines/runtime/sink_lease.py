@@ -66,7 +66,7 @@ class SinkLeases:
     def other_holder(self, sink: str) -> str:
         """Return the other process that has the lease of a sink, as host, process id and a random suffix.
 
-        Empty if no other process was seen with the lease.
+        The text is empty if this process has seen no other process with the lease.
         """
         return self._other_holders.get(sink, "")
 
