@@ -186,8 +186,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end_before_misfit(self, log: LogReader, after: Position, upto: Position) -> Position:
         """Return `upto`, or an earlier end if a later table version does not fit the columns of the frame.
 
-        The earlier end is the position before that version. Raises SchemaNotApplicable if there is nothing to read
-        before it.
+        The earlier end is the last position before that table version begins. Raises SchemaNotApplicable if the
+        frame has nothing to read between `after` and the earlier end.
         """
         if self._frame.typed is None or upto <= after:
             return upto

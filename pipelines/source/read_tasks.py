@@ -345,8 +345,8 @@ def _relation_ranges(spans: Sequence[RowSpan], limit: int) -> Iterator[tuple[tup
 def _rows_of_share(rows: pa.Table, share: BaselineShare, moved_parts: dict[tuple[int, str], int]) -> pa.Table:
     """Return the rows that belong to a share.
 
-    Truncates and generation ends belong to every share of their relation. Any other row belongs to one share only, even
-    if it has no key.
+    Truncates and generation ends belong to every share of their relation. Every other row, with or
+    without a key, belongs to exactly one share.
     """
     if share.parts == 1:
         return rows

@@ -146,7 +146,10 @@ class TypedTable:
         return columns
 
     def _deleted_keys(self, found: pa.Table, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the key columns. For a delete without an old image, their values come from the log's key."""
+        """Return name → values of the key columns; empty if no value comes from the log's column `key`.
+
+        In a delete without an old image, the values come from that column. In all other rows they come from `columns`.
+        """
         width = len(self.schema.key)
         fits = pc.and_(
             pc.equal(found["op"], Operation.DELETE.value), pc.equal(pc.list_value_length(found["key"]), width)

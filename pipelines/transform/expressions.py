@@ -98,8 +98,8 @@ class Expressions:
         return upsert if self.where is None else upsert & F.coalesce(F.expr(self.where), F.expr("false"))
 
     def _columns(self) -> Iterator[Column]:
-        """Yield the computed columns. They are null in rows that the filter rejects, because an expression may fail
-        there.
+        """Yield the computed columns. Rows that the filter rejects get nulls, because an expression may fail on such a
+        row.
         """
         from pyspark.sql import functions as F
 

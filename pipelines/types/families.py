@@ -246,7 +246,7 @@ def _element_texts(literals: pa.Array) -> pa.Array:
 
 
 def _indexes_after_split(is_parsed: pa.Array) -> pa.Array:
-    """Return the index of each row in an array that has first the plain rows, then the parsed rows."""
+    """Return the new index of each row, after the rows were reordered: first all plain rows, then all parsed rows."""
     parsed = is_parsed.cast(pa.int64())
     parsed_before = pc.subtract(pc.cumulative_sum(parsed), parsed)
     rows = pa.array(range(len(is_parsed)), pa.int64())

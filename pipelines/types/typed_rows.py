@@ -157,7 +157,10 @@ class _MapEntries:
         return indexes
 
     def _fill_uniform(self, indexes: np.ndarray, wanted: Sequence[int], ids: np.ndarray) -> np.ndarray:
-        """Fill the indexes for the case that every row has the same ids in the same order."""
+        """Write the indexes of the entries into `indexes`; every row must have the column ids `ids`, in this order.
+
+        Returns `indexes`.
+        """
         starts = np.arange(self.rows, dtype=np.int64) * len(ids)
         offset_of = {int(column): offset for offset, column in enumerate(ids)}
         for number, column in enumerate(wanted):

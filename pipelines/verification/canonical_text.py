@@ -140,8 +140,9 @@ def _as_string(array: pa.Array) -> pa.Array:
 
 
 def _float(array: pa.Array) -> pa.Array:
-    """Convert each float to the text of a number, which is made of its bits. -0 differs from 0; all NaN values are
-    equal.
+    """Read the bits of each float as an integer, and return the integers as text.
+
+    The texts of -0 and 0 differ; all NaN values have the same text.
     """
     width = array.type.bit_width // 8
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
@@ -174,8 +175,10 @@ def _decimal_source(texts: pa.Array, scale: int) -> pa.Array:
 
 
 def _rescaled(text: str, scale: int) -> str:
-    """Return the number with `scale` decimals. NaN, and a number that would lose digits, stay as they are and so
-    mismatch.
+    """Return the number with `scale` decimals.
+
+    The text is returned unchanged if it is no finite number, or if the number has nonzero digits after `scale`
+    decimals. Verification then finds a mismatch.
     """
     try:
         number = Decimal(text)

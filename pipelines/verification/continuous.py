@@ -81,7 +81,9 @@ class PassStart:
 
 
 def next_range(passes: Sequence[Sequence[VerifiedRange]], now: datetime, every: float) -> PassStart | None:
-    """Return where the next comparison begins: in the running pass, or in a new pass if one is due; otherwise None.
+    """Return where the next comparison of a table begins; None if the newest pass has ended and no new pass is due.
+
+    The comparison continues the newest pass if that pass has not ended. Otherwise it begins a new pass.
 
     passes: the recorded ranges of each pass, newest pass first. every: seconds from the start of a pass to the next
     start.
@@ -107,7 +109,7 @@ class RangeResult:
     def to_json(self) -> dict[str, Any]:
         """Return the content of the JSON envelope: the verdict, and the bounds, position and time of the range.
 
-        Without a comparison it has only the verdict, or nothing.
+        If nothing was compared, the content is only the verdict; it is empty if the range has no verdict either.
         """
         verdict = {} if self.verdict is None else asdict(self.verdict)
         if self.found is None:

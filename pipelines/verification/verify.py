@@ -233,10 +233,10 @@ def _not_at_cut(record: TableRecord) -> str:
 
 
 def _oid(record: TableRecord) -> int:
-    """Return the OID of the table at the source. A record without a schema has only the OID of the table's first
-    version.
+    """Return the OID of the table at the source, from the schema in the record.
 
-    Both OIDs are equal in the first epoch.
+    If the record has no schema, the OID of the table's first version is returned. Both OIDs are equal in the first
+    epoch.
     """
     return record.relation & 0xFFFFFFFF if record.schema is None else TableSchema.from_json(record.schema).oid
 

@@ -132,7 +132,7 @@ def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaCh
 
 
 def with_earlier_names(schema: TableSchema, rule: Transform, present: pa.Schema, policy: Policy) -> TableSchema:
-    """Return the table description for a batch that ends before the range for which the target's columns last changed.
+    """Return the table description for a batch that ends before position `DeltaTarget.columns_changed_upto`.
 
     Such a batch exists only after a crash. The result is that of `with_target_types` under IGNORE, with two
     differences. Columns have their names at the source, without the renames of the rule. The columns that the rule
@@ -303,10 +303,10 @@ class _PlanBuilder:
         return FilledColumn(field)
 
     def _kept(self, field: pa.Field) -> list[FilledColumn]:
-        """Return how a rewrite of all rows keeps this present column: a list with the column, or an empty list.
+        """Return a list with the present column as a rewrite of all rows keeps it; an empty list drops the column.
 
-        The column has no matching wanted column, or it stays in addition to that column. If another column took its
-        name, the present column is renamed or dropped.
+        field: a column without a matching wanted column, or one that stays in addition to its wanted column. If a
+        wanted column has the same name, the present column is renamed or dropped.
         """
         taken = {name.casefold() for name in self._wanted.names}
         stays = field.name in self._stay

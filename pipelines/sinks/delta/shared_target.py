@@ -358,9 +358,7 @@ def shared_tables(columns: pa.Schema) -> dict[int, SharedTable]:
 
 
 def delete_other_tables(target: TargetTable, relations: Collection[int]) -> None:
-    """Delete from a shared target the rows and the recorded state of every table whose relation is
-    not in `relations`.
-    """
+    """Remove every table whose relation is not in `relations` from a shared target: its rows and its recorded state."""
     others = [relation for relation in shared_tables(target.all_columns) if relation not in relations]
     if others:
         target.table.delete(f"{RELATION_COLUMN} IN ({', '.join(map(str, others))})")
@@ -398,8 +396,8 @@ def merge_columns(
     already has rows. topic: the table's name, for errors. Returns the columns to add to the target, and name → id of
     all columns that the table then has.
 
-    Raises SchemaNotApplicable if a column was renamed. Also raises it if a column has another type or spelling in the
-    target, or the name of an earlier column of the table.
+    Raises SchemaNotApplicable if a column was renamed, or if the target has it with another type or spelling. Also
+    raises it if a new column has the name of a dropped column of the same table.
     """
     name_of = {id_: name for name, id_ in known.items()}
     spelled = {name.casefold(): name for name in present.names}

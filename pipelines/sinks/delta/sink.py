@@ -111,8 +111,8 @@ class DeltaSink:
 
     @contextmanager
     def _watch(self, target: DeltaTarget, topic: str) -> Iterator[None]:
-        """Report the commits of other clients that precede or follow the `with` block. Count the bytes that the block
-        rewrites.
+        """Report commits that other clients made to the target before or during the `with` block. Count the bytes that
+        the block rewrites.
         """
         commits, files = self.parts.external_commits, target.actions
         commits.before(target, topic, self.parts.published.versions.get(target.uri))

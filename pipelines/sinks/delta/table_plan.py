@@ -238,7 +238,7 @@ class TablePlans:
     def apply_filter(self, images: pa.Table, shape: RowShape) -> pa.Table:
         """Apply the transform's filter to the partial images that have all columns which the filter reads.
 
-        Such an image becomes a delete if the filter rejects it. It needs no base row then. All other rows stay. A
+        If the filter rejects such an image, the image becomes a delete, which needs no base row. All other rows stay. A
         partial image that has all columns of the target is marked complete.
         """
         if shape.transform is None:

@@ -298,7 +298,7 @@ class DeltaTarget:
         """The end of the range for which the columns of the target last changed; 0 if they never changed.
 
         After a crash, that range may be merged again with an earlier end. For a shared target the result is always 0.
-        There a repeated range is merged with the current columns, or refused.
+        A shared target merges a repeated range with its current columns, or refuses the range.
         """
         if not self.part.has_own_columns:
             return 0
@@ -315,10 +315,10 @@ class DeltaTarget:
         return self._once(application, lambda: self.table.transaction_version(application))
 
     def record_commit(self, application: str, position: int, since: int) -> None:
-        """Remember which position this process has committed in the `txn` of an application id, so that no read is
-        needed.
+        """Cache the position that this process has just committed in the `txn` of an application id.
 
-        since: the version of the table before that commit. Does nothing if other clients committed after `since`.
+        The next look-up of this `txn` then reads no file. since: the version of the table before that commit. Does
+        nothing if other clients committed after `since`.
         """
         if self.version == since + 1:  # otherwise the commits of other clients in between are not known
             self._cached_version, self._cache = self.version, {application: int(position)}
@@ -467,8 +467,8 @@ class DeltaTarget:
     def fill_defaults(self, defaults: Mapping[str, str], upto: int) -> None:
         """Set new columns to their defaults in all rows at or below position upto.
 
-        defaults: Delta column → SQL expression. Rows above upto already have their own values: an attempt before a
-        crash merged them from the current range.
+        defaults: Delta column → SQL expression. Rows above upto exist only after a crash: an earlier attempt merged
+        them from the current range. They already have their own values in the new columns.
         """
         if defaults and self.files()[0]:
             updates = {f'"{name}"': expression for name, expression in defaults.items()}

@@ -165,9 +165,12 @@ class SearchSink:
     def apply(self, batch: TableBatch) -> TableRecord:
         """Check the batch of one table, keep it in memory until `publish`, and return the table's new record.
 
-        A table that is already at the end of the batch keeps its record. So does a table that failed before the batch
-        begins. Raises MissingBase for a partial image without a base row, and SchemaNotApplicable for a table without a
-        key. After such an error the documents of the table do not change.
+        A batch changes nothing if the published position of the table is at or after the end of the batch. It also
+        changes nothing if the table failed at a position before the start of the batch. In both cases the published
+        record of the table is returned.
+
+        Raises MissingBase for a partial image without a base row, and SchemaNotApplicable for a table without a key.
+        After such an error the documents of the table do not change.
         """
         relation = batch.schema.relation
         current = self._published_record(relation)
@@ -197,7 +200,7 @@ class SearchSink:
     def publish(self, record: Published) -> None:
         """Write the applied batches, their parked rows and the record in one commit of the index.
 
-        A batch is skipped if it ends after the position that the record has for its table. Raises SinkUnavailable if
+        A batch is not written if it ends after the position of its table in `record`. Raises SinkUnavailable if
         the commit fails; the index is then unchanged. Raises SinkFenced if another driver published.
         """
         writer = self._open_writer()
@@ -307,8 +310,9 @@ class SearchSink:
         return rows
 
     def _are_new(self, relation: int, rows: pa.Table, floor: int) -> pa.ChunkedArray:
-        """Return one bool per row: whether the row must be written. That is true for a row after position `floor`, and
-        for a parked row that is tried again.
+        """Return one bool per row: whether the sink must write the row.
+
+        The sink must write each row after position `floor`, and each parked row that it tries again.
         """
         is_new, parked_by_key = pc.greater(rows["position"], floor), self.parked.rows_of(relation)
         if not parked_by_key or pc.all(is_new).as_py():
@@ -379,7 +383,7 @@ class SearchSink:
 
 
 def _is_listed(record: Published, pending: PendingTable) -> bool:
-    """Return whether the record has the batch's table at the end of the batch or at a later position."""
+    """Return whether the record contains the batch's table, with a position at or after the end of the batch."""
     listed = record.tables.get(pending.schema.relation)
     return listed is not None and listed.position >= pending.upto
 
