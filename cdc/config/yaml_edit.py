@@ -129,8 +129,8 @@ def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _S
 def _means(now: Definition, before: Definition, tables: Sequence[str], *, wanted: bool) -> bool:
     """Return True if the edited definition has the intended effect and no other.
 
-    With `wanted` the rules of `now` must capture all the tables, without `wanted` none of them. Everything except the
-    rules must be as in `before`.
+    If `wanted` is True, the rules of `now` must capture all `tables`; otherwise they must capture none of them.
+    Everything in `now` except the rules must be as in `before`.
     """
     if now.with_rules_of(before) != before:
         return False
@@ -290,7 +290,10 @@ def _end(node: Node) -> int:
 
 
 def _covers(globs: Sequence[str], table: str) -> bool:
-    """Return True if every table that the glob `table` matches is surely matched by one of `globs`."""
+    """Return True if `globs` certainly match every table that the glob `table` matches.
+
+    The result may be False although they match, because globs with `?` or `[` are compared only as text.
+    """
     if not any(char in table for char in "*?["):
         return matches(table, globs)
     simple = [glob for glob in globs if not any(char in glob for char in "?[")]

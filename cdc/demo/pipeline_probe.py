@@ -58,7 +58,10 @@ class PipelineSnapshot:
 
 @dataclass(slots=True)
 class Freshness:
-    """The lags of each sink's published batches, without the batches before the sink first caught up."""
+    """Collects the lags of each sink's published batches.
+
+    The collection begins with the first batch whose lag is below CAUGHT_UP_LAG.
+    """
 
     _samples: dict[str, list[float]] = field(default_factory=dict)
     _seen: dict[str, Position] = field(default_factory=dict)

@@ -147,7 +147,10 @@ class DeadLetterStep:
         return [run_step(self.screen, "parked", self.park), run_step(self.screen, "retried", self.retry)]
 
     def park(self) -> StepResult:
-        """Set the total of one order to NaN, comment another order, and wait until the first order is a dead letter."""
+        """Set the total of one order to NaN, and wait until this order is a dead letter.
+
+        The step also writes a comment into another order, which the lake must apply.
+        """
         self._wait_for_lake()
         self._order, other = self._run("newest_order")
         (before,) = self._run("break_order", order=self._order)

@@ -72,7 +72,10 @@ class TimeTravelStep:
         return StepResult(text, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
 
     def _cut_before_column(self) -> Published | None:
-        """Return a cut from before the column was added; None if there is no such cut, or it is without a table."""
+        """Return a cut from before the column was added.
+
+        Return None if there is no such cut, or if the cut does not contain every table.
+        """
         if self.before is None:
             return None
         try:
@@ -82,7 +85,10 @@ class TimeTravelStep:
         return found if _is_whole(found) else None
 
     def _middle_cut(self) -> Published:
-        """Return a cut that contains every table, searched for from the middle of the list of published cuts."""
+        """Return a cut that contains every table.
+
+        The search begins in the middle of the list of published cuts. The first half of the list is searched last.
+        """
         lake = self.queries.lake
         kept = lake.cuts()
         for listed in [*kept[len(kept) // 2 :], *kept[: len(kept) // 2]]:

@@ -28,9 +28,10 @@ HINT: Final = "_last_checkpoint"
 
 
 def checkpoint(path: Root, table: DeltaTable, keep: int = KEEP) -> None:
-    """Write a checkpoint of the table at its current version, and remove all but the last `keep` commits before it.
+    """Write a checkpoint of the table at its current version, and remove older commits and checkpoints.
 
-    Only the writer of the table may call this function. In an object store delta-rs chooses the commits to remove.
+    Those of the last `keep` versions stay. In an object store delta-rs chooses the files to remove. Only the writer of
+    the table may call this function.
     """
     if isinstance(path, BucketPath):  # a writer lists commits from the last checkpoint on, so old ones cost nothing
         table.create_checkpoint()
@@ -47,8 +48,8 @@ def checkpoint(path: Root, table: DeltaTable, keep: int = KEEP) -> None:
 def checkpoint_at(path: Path, version: int) -> bytes:
     """Write a checkpoint of one version of the table at `path`.
 
-    Return the content that makes the file `_last_checkpoint` name this checkpoint. The caller writes this content to
-    the file. Raises DeltaError if the version does not exist.
+    The function does not change the file `_last_checkpoint`. It returns the new content of this file, and the caller
+    writes the file. Raises DeltaError if the version does not exist.
     """
     aside = _checkpoint_aside(path, version)
     _move_in(path / "_delta_log", aside)

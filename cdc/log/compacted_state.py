@@ -187,7 +187,7 @@ class CompactedWriter:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Convert an error inside the block to LogFenced if another compaction has committed; keep any other error.
+        """If the block fails, raise LogFenced if another compaction has committed, and the block's error otherwise.
 
         A compaction removes the uncommitted files of other compactions. So a missing file does not prove damage.
         """
@@ -235,9 +235,9 @@ class CompactedWriter:
         self._state = self._current_state()
 
     def give_up(self, name: str) -> None:
-        """Remove the file with this path (relative to the table) without a replacement, and keep the horizon.
+        """Remove one file from the table, although its rows are lost. The horizon does not change.
 
-        The caller has already marked the tables in the file for a resync. Raises LogFenced if another compaction
+        `name` is the path of the file relative to the table's directory. The caller has already marked the tables in the file for a resync. Raises LogFenced if another compaction
         committed.
         """
         sizes = {self._relative(file): file.size for file in self._state.files}

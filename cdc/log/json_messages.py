@@ -75,9 +75,10 @@ class SchemaInForce:
         }
 
     def key(self, row: Row, parts: Iterable[str | None] | None) -> dict[str, Any] | None:
-        """Return the key columns of a row: column name → JSON value; None if `parts` is None.
+        """Return the key of a row: column name → JSON value; None if `parts` is None.
 
-        If the number of `parts` differs from the current schema's key columns, the names are `0`, `1`, ….
+        `parts` are the values of the key columns. If the current schema has another number of key columns, the names
+        in the result are `0`, `1`, ….
         """
         if parts is None:
             return None
@@ -264,7 +265,7 @@ class _Debezium:
     def _order(self, row: Row) -> int:
         """Return the number of the row among the rows of its transaction and table, from 1.
 
-        Only rows that were already passed to this object are counted.
+        The method counts only rows for which it was called.
         """
         if row["position"] != self._position:
             self._position = row["position"]

@@ -185,7 +185,7 @@ class BucketPath:
                 raise FileExistsError(str(self)) from None
 
     def rmdir(self) -> None:
-        """Remove the reservation file of the folder; the folder disappears with its last file."""
+        """Remove the reservation file of the folder. If the folder contains no other file, it no longer exists."""
         (self / _RESERVATION).unlink(missing_ok=True)
 
     def unlink(self, *, missing_ok: bool = False) -> None:

@@ -91,7 +91,7 @@ def read(
 def open_for_random_access(place: Root, size: int | None = None) -> Any:
     """Open the file for random access.
 
-    A missing file raises FileNotFoundError here, or at the first read if `size` is given.
+    Raises FileNotFoundError for a missing file. In an object store with `size` given, the first read raises it instead.
     """
     return place.reader(size) if isinstance(place, BucketPath) else pa.OSFile(str(place))
 
@@ -103,9 +103,9 @@ def unreadable_file_error(file: LogFile) -> LogCorrupt:
 
 
 def _topics(file: LogFile) -> list[str]:
-    """Return the tables in a file from its column `topic`.
+    """Return the topics that the column `topic` of a file contains.
 
-    If this column cannot be read, return the relations that the commit names.
+    If this column cannot be read, return `relation N` for the least and the greatest relation number in the commit.
     """
     try:
         topics = parquet_file(open_for_random_access(as_root(file.path, file.options)))

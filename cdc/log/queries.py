@@ -84,10 +84,10 @@ def transaction(log: LogReader, position: Position) -> pa.Table:
 
 
 def outline(log: LogReader, position: Position, most: int) -> tuple[pa.Table, int]:
-    """Return the first rows of the transaction at this position, and the number of all its rows.
+    """Return the first `most` rows of the transaction at this position, and the total number of its rows.
 
-    `most` limits the number of returned rows. They are sorted by ordinal and have the columns OUTLINE. Messages are
-    left out, because they belong to no table.
+    The returned rows are sorted by ordinal and have the columns OUTLINE. Messages are neither returned nor counted,
+    because they belong to no table.
     """
     tables, count = [pa.schema([LOG_SCHEMA.field(name) for name in OUTLINE]).empty_table()], 0
     after = Position(max(0, position - 1))

@@ -223,15 +223,15 @@ class LogReader:
     def leads(self, after: Position, upto: Position) -> bool:
         """Return True if a batch may read the range (after, upto].
 
-        This is always True if `upto` is a later position that `latest_boundary(after)` returned for this view.
+        The result is always True if `latest_boundary(after)` of this view returned `upto`, and `upto` is above `after`.
         """
         return read_plan.can_read_range(self._snapshot(), after, upto)
 
     def as_of(self, version: int, upto: Position) -> Self | None:
         """Return a copy of this view with an older version of `compacted`, to plan ranges that end at `upto`.
 
-        The copy must not be refreshed. Return None if the older version or its files were removed, or if needed
-        changes after its horizon were trimmed.
+        The copy must not be refreshed. Return None if the older version or one of its files was removed. Return None
+        also if changes between the older version's horizon and `upto` were trimmed.
         """
         try:
             older = read_compacted_state(self._root.parent, self.log_id, version)

@@ -73,11 +73,14 @@ class RemovedFiles:
         atomic_file.replace(path, json.dumps(asdict(self)).encode())
 
     def seen(self, now: BootTimestamp) -> Self:
-        """Return a copy whose grace period starts now."""
+        """Return a copy of the record whose grace period starts at the time `now`."""
         return replace(self, seen_at=now.clock_us, boot=now.boot, up_us=now.up_us)
 
     def age_us(self, now: BootTimestamp) -> int:
-        """Return the microseconds since a vacuum first found that the files had left the table; 0 if none has yet."""
+        """Return the microseconds from the time when a vacuum first found that the files had left the table.
+
+        Return 0 if no vacuum has found this yet.
+        """
         return 0 if self.seen_at is None else now.since(BootTimestamp(self.seen_at, self.boot, self.up_us))
 
 

@@ -44,9 +44,10 @@ class RetryingWriter:
     """A LogWriter that repeats failed writes; for one thread of one process."""
 
     def __init__(self, root: str | Root, limits: SegmentLimits, stop: Event, blocked: Callable[[bool], None]) -> None:
-        """Open the log for writing; `blocked` gets True when writes begin to fail, and False when they succeed again.
+        """Open the log for writing.
 
-        Setting `stop` ends the waiting: the waiting call then raises LogUnwritable.
+        The writer calls `blocked(True)` when writes begin to fail, and `blocked(False)` when they succeed again. If
+        `stop` is set while a method waits for its next attempt, the method raises LogUnwritable.
         """
         self._root, self._limits, self._stop, self._blocked = as_root(root), limits, stop, blocked
         self._writer = LogWriter(root, limits)
@@ -78,8 +79,8 @@ class RetryingWriter:
     def commit(self, files: Sequence[StagedFile], info: CommitInfo) -> None:
         """Commit staged files as `LogWriter.commit` does.
 
-        A commit can exist although the call that made it failed. In this case the token of the log's last commit is
-        the same, and the commit is not repeated.
+        A failed attempt may nevertheless have created the commit. In this case the log's last commit has the token of
+        this call, and the method does not commit again.
         """
         before, token = self._writer.durable, uuid.uuid4().hex
         first = True
@@ -143,10 +144,9 @@ class RetryingWriter:
         raise exc
 
     def _reopen(self) -> bool:
-        """Open a new writer, and return False if the storage fails again.
+        """Replace the LogWriter by a new one; return False if the storage fails again.
 
-        Raises LogFenced if another writer has committed, because that writer may have removed the staged files of this
-        one.
+        Raises LogFenced if another process has committed, because that process may have removed the staged files.
         """
         try:
             writer = LogWriter(self._root, self._limits)

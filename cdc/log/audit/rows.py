@@ -257,15 +257,18 @@ class Transactions:
         self._open = np.empty((0, 4), np.int64)
 
     def add(self, file: int, found: np.ndarray) -> None:
-        """Add the rows of a file: `file` is its number, `found` the result of the function `runs` for its rows."""
+        """Add the rows of a file.
+
+        `file` is the number of the file. `found` is the array that the function `runs` returns for the file's rows.
+        """
         numbered = np.column_stack((found, np.full(len(found), file, np.int64)))
         self._open = np.concatenate((self._open, numbered))
 
     def check_below(self, below: int | None = None, unseen: Iterable[tuple[int, int]] = ()) -> list[Gap]:
         """Check the transactions below a position (default: all), and remove them from memory.
 
-        `unseen` has the first and last position of each file that was not read. Missing rows inside these ranges are
-        not reported.
+        `unseen` contains position ranges (first, last) whose rows were lost or not read. Missing rows inside these
+        ranges are not reported.
         """
         complete = np.ones(len(self._open), bool) if below is None else self._open[:, 0] < below
         own, self._open = self._open[complete], self._open[~complete]
@@ -283,9 +286,9 @@ class Transactions:
 
 
 def runs(position: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
-    """Return each run of consecutive ordinals as a row (position, first ordinal, last ordinal), sorted.
+    """Return one row (position, first ordinal, last ordinal) for each sequence of consecutive ordinals, sorted.
 
-    The arguments are the positions and ordinals of rows in any order.
+    A sequence belongs to one transaction. The arguments are the positions and ordinals of log rows in any order.
     """
     order = np.lexsort((ordinal, position))
     position, ordinal = position[order], ordinal[order]

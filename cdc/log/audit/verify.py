@@ -185,7 +185,7 @@ class _Verification:
     def _is_there(self, claim: CommitClaim, sizes: Mapping[str, int]) -> bool:
         """Return True if a file exists and has the size that its commit records.
 
-        `sizes` has the known sizes by file name; the size of any other file is looked up.
+        `sizes` maps file names to sizes. For a file that is not in `sizes`, the method asks the storage.
         """
         try:
             # a new file may not be in the listing yet
