@@ -237,8 +237,8 @@ class CompactedWriter:
     def give_up(self, name: str) -> None:
         """Remove one file from the table, although its rows are lost. The horizon does not change.
 
-        `name` is the path of the file relative to the table's directory. The caller has already marked the tables in the file for a resync. Raises LogFenced if another compaction
-        committed.
+        `name` is the path of the file relative to the table's directory. The caller has already marked the tables in
+        the file for a resync. Raises LogFenced if another compaction committed.
         """
         sizes = {self._relative(file): file.size for file in self._state.files}
         self._remove_files({name: sizes[name]}, self.horizon, self.floor)

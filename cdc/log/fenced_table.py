@@ -222,7 +222,7 @@ class FencedTable:
             raise self._fenced_error() from exc
 
     def _has_token(self, token: str) -> bool:
-        """Return True if the version after the snapshot's version exists, and the commit of that version has this token."""
+        """Return True if the version after the snapshot's version exists and its commit has this token."""
         try:
             commit = commit_file(self.path, self._table.version() + 1).read_bytes()
         except FileNotFoundError:
