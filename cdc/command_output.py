@@ -49,7 +49,7 @@ _OUTPUT_FAILS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReport:
-    """An error in an envelope; path, line and column are set if the error is in a definition file."""
+    """One error in the JSON output of a command; path, line and column are set for an error in a definition file."""
 
     code: str
     message: str

@@ -99,7 +99,8 @@ def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
 def adopt_slot(definition: Definition) -> dict[str, Any]:
     """Record that a slot that an operator created belongs to this log; the slot itself does not change.
 
-    Creates the log if there is none. Raises SlotNotCreated if there is no slot, SlotUnsuitable, SlotInUse.
+    Creates the log if there is none. Raises SlotNotCreated if there is no slot, SlotUnsuitable if the log
+    cannot use it, and SlotInUse if another process uses it.
     """
     settings = reader_settings(definition)
     source = settings.source

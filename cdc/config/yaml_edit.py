@@ -292,7 +292,7 @@ def _end(node: Node) -> int:
 def _covers(globs: Sequence[str], table: str) -> bool:
     """Return True if `globs` certainly match every table that the glob `table` matches.
 
-    The result may be False although they match, because globs with `?` or `[` are compared only as text.
+    If `table` contains wildcards, members of `globs` with `?` or `[` count only if they equal `table`.
     """
     if not any(char in table for char in "*?["):
         return matches(table, globs)

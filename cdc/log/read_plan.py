@@ -50,7 +50,7 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
 
     - The range starts above 0, but below both `oldest` and the floor.
     - The range starts below `oldest` and ends below the horizon.
-    - The range ends between lost rows and the record of their loss.
+    - The range ends after rows that the log has lost, and before the position at which their loss was recorded.
     """
     _check_lost_ranges(view, after, upto)
     if after >= view.oldest or upto <= after:

@@ -46,7 +46,7 @@ class RemovedFiles:
 
     def __post_init__(self) -> None:
         if self.table not in {CHANGES, COMPACTED} or not all(map(_DATA_FILE.match, self.paths)):
-            raise ValueError("a record may only name data files of the log's tables")
+            raise ValueError(f"a removal record of table {self.table!r} names a file that is no data file of the log")
 
     @classmethod
     def read(cls, path: Root) -> Self | None:

@@ -146,7 +146,7 @@ class RetryingWriter:
     def _reopen(self) -> bool:
         """Replace the LogWriter by a new one; return False if the storage fails again.
 
-        Raises LogFenced if another process has committed, because that process may have removed the staged files.
+        Raises LogFenced if another writer has committed, because that writer may have removed the staged files.
         """
         try:
             writer = LogWriter(self._root, self._limits)

@@ -314,7 +314,7 @@ def _keyed(columns: Sequence[Column], key: Sequence[int]) -> tuple[Column, ...]:
 
 
 def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> TableSchema:
-    """Add the generated columns that are not sent to the schema.
+    """Add to the schema the generated columns that Postgres does not send.
 
     If the sent columns are sorted by id, all columns are; otherwise the added columns come last.
     """

@@ -303,7 +303,7 @@ class WatermarkWindows:
             if (window := self._windows.get(token)) is None:
                 return
             if chunk.visibility is not None and not window.is_keyless:
-                raise ValueError(f"the window of {chunk.topic!r} was not opened for a table without a key")
+                raise ValueError(f"table {chunk.topic!r} has no key, but its window was opened for a table with a key")
             window.chunk = chunk
 
     def wait_for_outcome(self, token: str, patience: float) -> PlacedRows:

@@ -91,10 +91,10 @@ def partial_moves(rows: pa.Table) -> pa.Table:
 
 
 def _since_last_life(keyed: pa.Table) -> pa.Table:
-    """If any image is partial, remove the rows of each key before its last complete image or delete.
+    """If any image is partial, drop the rows of each key that precede its last complete image or its last delete.
 
-    A key keeps all its rows if a partial image moved a row from it or to it. The image of the moved row is completed
-    from the rows of the old key.
+    If an update with a partial image changed the key of a row, all rows of the old and of the new key stay, because the
+    rows of the old key complete that image.
     """
     return _since_last_full_image(keyed) if pc.any(keyed["partial"]).as_py() else keyed
 
@@ -137,7 +137,7 @@ def _states(latest: pa.Table) -> pa.Table:
 
 
 def _folded_lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
-    """Return the latest row of each key in `in_lives`; its image is folded from all images of that key."""
+    """Return the latest row of each key in `in_lives`, with the image that the fold of the key's rows gives."""
     folded = fold_lives(rows.take(in_lives[_NUMBER])).select([*_ORDER_COLUMNS, "after", "complete", "base"])
     folded = folded.filter(pc.greater(folded["position"], after)).sort_by(ORDER)
     latest = in_lives.select([*_ORDER_COLUMNS, _NUMBER]).join(

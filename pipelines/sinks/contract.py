@@ -226,6 +226,6 @@ class ParkingSink(Sink, Protocol):
         """Return the rows of a batch that make `apply` fail, without changing the target.
 
         The list has at most slightly more than `limit` rows. For a target with history, it has only rows with a value
-        that the target cannot store. The rows of `batch.unparked` are numbered after those of `batch.rows`. The error
-        of an unparked row applies to its whole key.
+        that the target cannot store. Row numbers count `batch.rows` first, then `batch.unparked`. If a
+        row of `batch.unparked` is refused, its whole key is refused.
         """

@@ -1,4 +1,4 @@
-"""Table records: the state and record of a sink's table after a batch or a failure, and the lag of a batch."""
+"""Functions that compute the record of a sink's table after a batch or a failure, and the lag of a batch."""
 
 from __future__ import annotations
 

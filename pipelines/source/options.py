@@ -189,7 +189,7 @@ def _check_pairs(parsed: SourceOptions, options: Mapping[str, str]) -> None:
         values = [Position.parse(end) if isinstance(end, str) else end for end in ends if end not in (EARLIEST, LATEST)]
         if len(values) == 2 and values[0] > values[1]:  # type: ignore[operator]  # noqa: PLR2004 - of one kind
             raise InvalidDefinition(
-                f"options 'starting…' and 'ending…': the frame would end at {ends[1]!s}, before its start {ends[0]!s}"
+                f"options 'starting…' and 'ending…': the end {ends[1]!s} is before the start {ends[0]!s}"
             )
 
 

@@ -272,5 +272,5 @@ def test_a_window_that_took_in_too_much_makes_a_whole_table_worthless(windows: W
 
 def test_a_table_is_not_begun_anew_from_a_window_that_kept_too_little(windows: WatermarkWindows) -> None:
     window(windows, keep=False)
-    with pytest.raises(ValueError, match=r"'shop\.t' was not opened for a table without a key"):
+    with pytest.raises(ValueError, match=r"'shop\.t' has no key, but its window"):
         windows.set_chunk("one", whole(read([]), ALL))

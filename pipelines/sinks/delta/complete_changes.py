@@ -162,7 +162,7 @@ class _KeyStates:
         return replace(self, **{name: getattr(self, name)[order] for name in self.__slots__})
 
     def with_ending(self, ending: GenerationEnd) -> Self:
-        """Return these states and, for each key whose row the ending removes, one more state without a row."""
+        """Return these states, and one state without a row for each key whose row the truncate or copy end removes."""
         earlier = self._before(ending.position, ending.ordinal)
         at = np.flatnonzero(earlier)[np.lexsort((self.ordinal[earlier], self.position[earlier]))]
         last = np.full(int(self.key.max(initial=_NONE)) + 1, _NONE)

@@ -92,7 +92,7 @@ class HistoryRows(ABC):
         return "true"
 
     def closing(self, ending: GenerationEnd) -> Mapping[str, str]:  # noqa: ARG002 - see VersionRows and MarkedRows
-        """Return column → SQL expression of its new value, for the columns that change when the ending closes a row."""
+        """Return the new values, as SQL by column, of a row that a truncate or the end of a full copy closes."""
         return {}
 
     def _read(self, keys: pa.Table) -> StoredRows:

@@ -360,7 +360,9 @@ class TargetMaintenance:
         store = pafs.PyFileSystem(DeltaStorageHandler(target.uri))
         present = dict(_data_files(store))
         if missing := needed.difference(present):
-            raise DeltaError(f"{len(missing)} files of target {target.uri!r} are missing: no unused file is removed")
+            raise DeltaError(
+                f"cannot remove unused files of target {target.uri!r}: {len(missing)} files that it needs are missing"
+            )
         if "://" in target.uri:
             present |= dict.fromkeys(expired_log_files(_names(store), min(versions)), UNKNOWN_FILE_AGE)
         else:

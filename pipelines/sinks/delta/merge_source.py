@@ -383,8 +383,8 @@ def _keyless_deletes(typed: pa.Table, rows: pa.Table, shape: RowShape, *, lenien
     if (wanted > present).any() and not lenient:
         first = Position(typed[POSITION_COLUMN][int(np.flatnonzero((wanted > present)[deleted])[0])].as_py())
         raise MissingBase(
-            f"the target of table {shape.schema.topic!r} has already lost {int((wanted - present).clip(0).sum())} "
-            f"rows that the log deletes, the first at position {first}"
+            f"the log deletes {int((wanted - present).clip(0).sum())} rows that the target of table "
+            f"{shape.schema.topic!r} does not contain; the first delete is at position {first}"
         )
     ends = keep_latest_per_id(_positions(rows), stored, wanted)
     known = {POSITION_COLUMN: ends["position"], ORDINAL_COLUMN: ends["ordinal"], OP: _op_column("d", ends.num_rows)}

@@ -73,8 +73,8 @@ class OpenTargets:
     def open_for(self, batch: TableBatch) -> DeltaTarget:
         """Open or create the target of the batch's table, as `open` does.
 
-        An attempt before a crash may have created the target for a longer range of the log. The columns of that range
-        are then removed.
+        An attempt before a crash may have created the target for a longer range of the log. Columns that only the
+        longer range has are then removed.
         """
         target = self.open(batch.schema)
         if batch.schema.relation not in self._published.records and target.is_untouched:

@@ -122,7 +122,7 @@ class SparkTarget(DeltaTarget):
             self.read_rows = SparkRowReader(spark, self.uri)
 
     def fill_defaults(self, defaults: Mapping[str, str], upto: int) -> None:
-        """Refuse defaults of new columns, because the columns cannot change."""
+        """Raise an error if a new column has a default, because the columns of this target cannot change."""
         if defaults and self.files()[0]:
             steps = tuple(f"rows get the default of column {name!r}" for name in defaults)
             self._change_columns(EvolutionPlan(steps), upto)
