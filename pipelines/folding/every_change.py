@@ -24,7 +24,7 @@ _IMAGE: Final = FOLDED_ARROW.field("after").type
 
 @dataclass(frozen=True, slots=True, order=True)
 class GenerationEnd:
-    """A truncate, which removes all earlier rows, or the end of a full copy, which removes rows older than it."""
+    """A truncate, which removes all rows so far, or the end of a full copy, which removes rows older than its start."""
 
     position: int
     ordinal: int

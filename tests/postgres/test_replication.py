@@ -114,10 +114,10 @@ def test_a_confirmation_behind_the_slot_does_not_move_it_back(any_database: str)
 
 def test_an_idle_stream_outlives_the_servers_timeout(database: str) -> None:
     slot = make_source(database)
-    impatient = f"{database}?options=-c%20wal_sender_timeout%3D300ms"
+    impatient = f"{database}?options=-c%20wal_sender_timeout%3D1500ms"
     with ReplicationStream.open(impatient, options(slot)) as stream:
         begun = time.monotonic()
-        while time.monotonic() < begun + 1.5:
+        while time.monotonic() < begun + 4:
             stream.receive(0.4)
         run_sql(database, "INSERT INTO t VALUES (1, 'a')")
 
@@ -146,11 +146,10 @@ def test_a_walsender_that_is_ended_is_unreachable(any_database: str) -> None:
 def test_nothing_to_receive_is_none_after_the_timeout(database: str) -> None:
     slot = make_source(database)
     with ReplicationStream.open(database, options(slot)) as stream:
-        while stream.receive(0.2) is not None:
-            pass
         begun = time.monotonic()
+        while stream.receive(0.1) is not None:  # keepalives come at any time
+            begun = time.monotonic()
 
-        assert stream.receive(0.1) is None
         assert time.monotonic() - begun >= 0.1
 
 
