@@ -68,7 +68,8 @@ class Package:
         """A process that prints the function of 1."""
         command = [sys.executable, "-c", before + CALL.format(name=self.name), *arguments]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        paths = {"PYTHONPATH": f"{ROOT}:{self.folder}"}
+        # a .pyc of the same second and size would hide the new version
+        paths = {"PYTHONPATH": f"{ROOT}:{self.folder}", "PYTHONDONTWRITEBYTECODE": "1"}
         return subprocess.Popen(command, env=paths, cwd=self.folder, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
     def call(self) -> str:
