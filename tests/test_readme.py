@@ -138,6 +138,7 @@ def done(ended: subprocess.CompletedProcess[str]) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_a_new_user_with_an_own_postgres_follows_the_guide_to_the_rows(
     tmp_path: Path, server: EmbeddedPostgres
 ) -> None:

@@ -87,7 +87,7 @@ def test_the_clock_that_is_moved_is_also_that_of_who_makes_the_commits(tmp_path:
     assert HOUR - 60 < said_at(tmp_path / "ahead", CHANGES) - said_at(tmp_path / "right", CHANGES) < HOUR + 60
 
 
-@pytest.mark.parametrize("clock", [-HOUR, HOUR])
+@pytest.mark.parametrize("clock", [pytest.param(-HOUR, marks=pytest.mark.slow), HOUR])
 def test_who_was_overtaken_is_refused_whichever_clock_is_ahead(root: Path, moved_clock: MovedClock, clock: int) -> None:
     writer, compactor = LogWriter(root, CLOSED), open_compactor(root)
     moved_clock.run(clock, "-c", APPENDS, root, 50)
@@ -100,7 +100,7 @@ def test_who_was_overtaken_is_refused_whichever_clock_is_ahead(root: Path, moved
     assert rows(root) == [10, 20, 30, 40, 50, 60]
 
 
-@pytest.mark.parametrize("clock", [-HOUR, HOUR])
+@pytest.mark.parametrize("clock", [pytest.param(-HOUR, marks=pytest.mark.slow), HOUR])
 def test_no_file_goes_before_its_grace_is_over_because_the_clock_jumped(
     root: Path, moved_clock: MovedClock, clock: int
 ) -> None:

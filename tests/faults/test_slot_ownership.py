@@ -43,9 +43,9 @@ POINTS = ["slot_recorded", "slot_created", "after_copy_staged"]
 
 
 @pytest.fixture(name="held")
-def _held(tmp_path: Path, any_database: str) -> Captured:
+def _held(tmp_path: Path, either_database: str) -> Captured:
     """A table with a row, and a definition in a folder of its own; nothing is copied yet."""
-    return begun(tmp_path, any_database)
+    return begun(tmp_path, either_database)
 
 
 def begun(tmp_path: Path, dsn: str) -> Captured:

@@ -198,6 +198,7 @@ def audited(captured: Captured, running: Running) -> Iterator[Auditor]:
         loop.drain()
 
 
+@pytest.mark.slow
 def test_whatever_is_published_beside_a_first_copy_the_balances_of_tables_that_stream_are_equal(bank: Captured) -> None:
     with ExitStack() as load:
         load.enter_context(paid(bank))

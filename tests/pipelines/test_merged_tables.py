@@ -64,6 +64,7 @@ def work(captured: Captured) -> None:
             conn.execute("UPDATE s1 SET n = n + 1")
 
 
+@pytest.mark.slow
 def test_shards_are_equal_to_their_source_and_mended_and_built_anew_by_table(
     captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:

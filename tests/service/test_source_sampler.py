@@ -44,8 +44,8 @@ def hung_reader(held: Captured) -> Iterator[ReplicationStream]:
 
 
 @pytest.fixture(name="held")
-def _held(tmp_path: Path, any_database: str) -> Captured:
-    return capture_table(tmp_path, any_database)
+def _held(tmp_path: Path, either_database: str) -> Captured:
+    return capture_table(tmp_path, either_database)
 
 
 @pytest.fixture(name="client")

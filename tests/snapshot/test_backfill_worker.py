@@ -96,7 +96,7 @@ def told(running: Running, halted: Halted, verb: BackfillAction, shows: Callable
     return job
 
 
-@pytest.mark.parametrize("state", some({"last part", "re-reading"}))
+@pytest.mark.parametrize("state", some({"last part"}))
 def test_a_pause_rests_behind_the_chunk_on_its_way_and_goes_on_from_there(held: Captured, state: str) -> None:
     halted = Halted(held.dsn, WINDOWS[state])
     with Running(held, halted) as running:

@@ -124,7 +124,13 @@ def publications(dsn: str) -> list[tuple[str, ...]]:
                         "SELECT oid::text, xmin::text FROM pg_publication_rel ORDER BY 1, 2")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KINDS)
+QUICK = {"created by the reader", "all tables by leaf", "column lists", "row filters"}
+"""Kinds of the default run."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in KINDS]
+)
 def test_every_kind_of_publication_is_captured_exactly(tmp_path: Path, source: str, name: str) -> None:
     kind = KINDS[name]
     held = captured(tmp_path, source, kind)
