@@ -1,7 +1,7 @@
-"""Change data capture for Postgres: the connector service."""
+"""Change data capture from Postgres: capture, change log, catalog, service and commands, without any Spark code."""
 
 from pathlib import Path
 from typing import Final
 
 DEFAULT_CONFIG: Final = Path("config/shop.yaml")
-"""Definition file that a command reads if its options name no other file."""
+"""Path of the definition file that a command reads if its options name no other file."""

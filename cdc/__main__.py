@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = get_command(application(given[0] if given else None))
     if owns_process:
         _escape_unprintable()
-        # no command uses a plugin of pydantic, and the search reads the metadata of every installed package
+        # no command uses a pydantic plugin, and the search for plugins reads the metadata of every installed package
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         with product_umask():

@@ -20,7 +20,7 @@ def replace(path: Path | StoredObject, content: bytes) -> None:
     """Replace the content of a file atomically; after an OSError the file has either the old or the new content.
 
     On a disk the function first writes a hidden file in the same directory. The hidden file remains only if the process
-    is killed. An object store replaces objects atomically; it raises LogUnreachable or LogInaccessible.
+    is killed. In an object store it calls `write_bytes`, which may raise LogUnreachable or LogInaccessible.
     """
     if not isinstance(path, Path):
         path.write_bytes(content)
@@ -40,7 +40,10 @@ def replace(path: Path | StoredObject, content: bytes) -> None:
 
 
 def probe_writable(folder: Path) -> None:
-    """Raise OSError if no file can be written in the folder or, if there is none, in its nearest existing parent."""
+    """Write a small file into the folder and remove it; raises OSError if this fails.
+
+    If the folder does not exist, the function tests its nearest existing parent instead.
+    """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     draft = folder / f".probe-{uuid.uuid4().hex}.tmp"

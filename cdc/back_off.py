@@ -10,15 +10,15 @@ from tenacity import RetryCallState, Retrying, wait_exponential
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """Pauses between attempts in seconds: the first pause, doubled after each failure up to the longest pause."""
+    """Pauses between attempts, in seconds: each failure doubles the pause, from `first` up to `longest`."""
 
     first: float
     longest: float
     jitter: float = 0.0
-    """Maximum number of random seconds added to a pause; prevents that many processes retry at the same time."""
+    """Maximum number of random seconds added to a pause, so that processes do not all retry at the same time."""
 
     def seconds(self, failures: int) -> float:
-        """Return the pause after this number of failures in a row (at least 1).
+        """Return the pause in seconds after this number of consecutive failures (at least 1).
 
         Random jitter never makes the pause longer than `longest`.
         """

@@ -39,12 +39,12 @@ _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 1
     code: f"\\u{code:04x}" for code in _MARKS
 }
 _CONTROL_IN_JSON: Final = {code: f"\\u{code:04x}" for code in (*range(127, 160), *_MARKS)}
-"""Characters that the JSON encoder does not escape."""
+"""Escapes of the control characters that the JSON encoder does not escape, by code point."""
 
 TRACEBACK: Final = "CDC_TRACEBACK"
 """Environment variable that makes commands print the traceback of an unexpected failure."""
 _OUTPUT_FAILS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""Error numbers of a failed write to the file to which the shell redirected the output."""
+"""Error numbers of a failed write to standard output, which the shell may have redirected to a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class ErrorReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """Envelope of all `--json` output."""
+    """JSON object in which a command with `--json` prints its result or its error."""
 
     command: str
     ok: bool
@@ -83,7 +83,7 @@ class Envelope:
 
 
 def emit(command: str, *, json: bool, summary: str, result: Any = None, ok: bool = True) -> None:
-    """Print the result of a command: its JSON envelope, or one line with ✓ (✗ when not ok)."""
+    """Print the result of a command: its JSON envelope, or the summary in one line after ✓ (✗ unless `ok`)."""
     if json:
         print(Envelope(command=command, ok=ok, summary=summary, result=result), flush=True)
     else:
@@ -115,10 +115,12 @@ def fail(command: str, error: CdcError, *, json: bool) -> None:
 
 
 def error_to_report(error: BaseException, *, logs: bool = False) -> CdcError:
-    """Return the error to report; for an unexpected exception, this error names the exception's type and line.
+    """Return the error that a command reports for an exception.
 
-    The returned error omits the text of an unexpected exception, which may contain row values. logs: True if the
-    command writes log messages to standard error; the traceback is then printed.
+    A CdcError is returned unchanged, and an OSError of a file operation becomes FileUnusable. For any other exception
+    the returned error names type and line, but omits the exception's text, which may contain row values.
+
+    logs: True if the command writes log messages to standard error; the traceback is then printed there.
     """
     if isinstance(error, CdcError):
         return error
@@ -204,4 +206,4 @@ def _unusable(error: OSError) -> FileUnusable:
         return FileUnusable(
             f"the output cannot be written: {reason}", remedy="free space on the file system of the output"
         )
-    return FileUnusable(reason)
+    return FileUnusable(f"the operating system refused a file operation: {reason}")

@@ -101,10 +101,10 @@ from typing import ClassVar, Final, Self
 RESYNC: Final = "copy the table again: 'cdc tables resync TABLE'"
 """Remedy for a table that missed changes."""
 COMMAND: Final = re.compile(r"'(cdc [^']*)'")
-"""A command in a remedy, in single quotes; SINK, TABLE and FILE are placeholders."""
+"""Pattern of a command in a remedy: in single quotes, with SINK, TABLE and FILE as placeholders."""
 _SPECIAL: Final = re.compile(r'([\\"$`])')
 _WITHOUT: Final = ("cdc config", "cdc demo", "cdc explain", "cdc version")
-"""Commands that read no definition file, so their remedies get no `-c FILE`."""
+"""Beginnings of commands that read no definition file, so `complete_remedy` adds no `-c FILE` to them."""
 
 
 class Reaction(StrEnum):
@@ -127,7 +127,7 @@ class ExitCode(int, Enum):
     RUNTIME = 1
     #: The command line or the definition is wrong; nothing was started.
     USAGE = 2
-    #: The environment prevents it: something is unreachable, denied or missing.
+    #: The environment prevents the command: a server, file or permission is unreachable, denied or missing.
     ENVIRONMENT = 3
     #: The command ran and found a problem, for example a mismatch.
     FINDING = 4
@@ -137,7 +137,7 @@ class ExitCode(int, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigIssue:
-    """One error in a definition with its position in the file, but without the value."""
+    """One error or warning about a definition, with its position in the file; it omits the value of the key."""
 
     path: str
     line: int
@@ -148,7 +148,7 @@ class ConfigIssue:
     """Dotted path with list indices, such as `sinks.0.path`; empty if the issue concerns the whole file."""
     message: str
     suggestion: str | None = None
-    """Valid name that is most similar to the wrong name in the file; None without one."""
+    """Valid name that is most similar to the wrong name in the file; None if no valid name is similar."""
     code: str = "CDC-1002"
     fix: str | None = None
     """Remedy of the issue; None if the operator only has to correct the key."""
@@ -173,7 +173,7 @@ class CdcError(Exception):
         super().__init__(message)
         self.message = message
         self.fix = remedy or type(self).remedy
-        """The next step for an operator: the remedy of the class, or a more specific one."""
+        """Next step for an operator: the remedy of the class, or a more specific remedy of this error."""
 
     def to_json(self) -> dict[str, str]:
         """Return the error as it appears in reports, command output and API responses."""
@@ -199,7 +199,7 @@ class ConfigError(CdcError):
 
 
 class UnsetVariable(ConfigError):
-    """A `${VAR}` or a secret reference in the definition resolves to nothing."""
+    """A variable or file to which the definition refers, as `${VAR}` or as a secret, is missing or empty."""
 
     code = "CDC-1001"
     remedy = "set the variable, or write a default as ${VAR:-default}"
@@ -322,7 +322,10 @@ class SourceBehindLog(SourceError):
     """The server's WAL ends before the log's position."""
 
     code = "CDC-2105"
-    remedy = "if the source was restored from a backup, run 'cdc slots recover -c FILE --new-epoch'"
+    remedy = (
+        "point source.dsn at the log's server; if that server was restored from a backup, run "
+        "'cdc slots recover -c FILE --new-epoch'"
+    )
 
 
 class SourceReplaced(SourceError):
@@ -343,17 +346,17 @@ class TimelineChanged(SourceError):
 
 
 class SlotUnsuitable(SourceError):
-    """The replication slot of that name is physical, or belongs to another plugin or database."""
+    """The slot with the name in source.slot.name is physical, or belongs to another plugin or database."""
 
     code = "CDC-2107"
-    remedy = "choose another source.slot.name, or drop that slot if nobody needs it"
+    remedy = "choose another source.slot.name, or drop the slot if nobody needs it"
 
 
 class PublicationMissing(SourceError):
     """The publication was dropped, and the changes since then are not sent."""
 
     code = "CDC-2108"
-    remedy = "run 'cdc slots recover -c FILE --new-epoch'"
+    remedy = "run 'cdc slots recover -c FILE --new-epoch' to create the publication again and copy all tables"
 
 
 class PublicationNarrowed(SourceError):
@@ -367,7 +370,7 @@ class PublicationReplaced(SourceError):
     """The publication was created again, or created after the slot: earlier changes are not sent or not decodable."""
 
     code = "CDC-2110"
-    remedy = "run 'cdc slots recover -c FILE --new-epoch'"
+    remedy = "run 'cdc slots recover -c FILE --new-epoch' to copy all tables again"
 
 
 class PublicationByPartition(SourceError):
@@ -408,7 +411,7 @@ class SlotNotCreated(SourceError):
 
 
 class WalBudgetExceeded(SourceError):
-    """The server retains more WAL for the slot than source.wal_budget allows, and the definition says to stop then."""
+    """The server retains more WAL for the slot than source.wal_budget allows, and source.on_wal_budget is `stop`."""
 
     code = "CDC-2111"
     remedy = "raise source.wal_budget so that the reader can catch up, or run 'cdc slots drop -c FILE' to free the WAL"
@@ -422,7 +425,7 @@ class PositionBeyondWal(SourceError):
 
 
 class MalformedFrame(SourceError):
-    """Bytes from the server do not follow the replication protocol; the only error that the decoders raise."""
+    """Bytes from the server do not follow the replication protocol or the format of COPY."""
 
     code = "CDC-2201"
     remedy = "report this error with its position and the hexadecimal bytes of its frame"
@@ -453,7 +456,7 @@ class UnknownRelation(SourceError):
 
 
 class UndecodableValue(SourceError):
-    """A value of an SQL_ASCII database is not valid UTF-8, and the definition refuses such values."""
+    """A value of an SQL_ASCII database is not valid UTF-8, and source.undecodable is `fail`."""
 
     code = "CDC-2205"
     remedy = "correct the value at the source, or set source.undecodable to base64 or replace"
@@ -545,7 +548,7 @@ class TransformFailed(SinkError):
 
 
 class SinkFenced(SinkError):
-    """Another apply process published to the sink after this one."""
+    """Another process wrote to the sink, so this process must not publish to the sink any more."""
 
     code = "CDC-3007"
     remedy = "restart this apply process, unless another one replaced it on purpose"
@@ -565,13 +568,13 @@ class DeadLetterLimitExceeded(SinkError):
     code = "CDC-3012"
     reaction = Reaction.QUARANTINE
     remedy = (
-        "correct the cause that the reason names, or raise a limit in dead_letters, then run 'cdc replay "
+        "correct the cause that the message names, or raise a limit in dead_letters, then run 'cdc replay "
         "SINK --tables TABLE'"
     )
 
 
 class CutUnavailable(SinkError):
-    """No published cut (one consistent version of all tables of a sink) exists for the time, or it omits the table."""
+    """No published cut (a consistent version of all tables of a sink) has the requested time and table."""
 
     code = "CDC-3015"
     remedy = "request a time between the oldest and the newest published cut"
@@ -613,7 +616,7 @@ class TargetUnusable(SinkError):
     code = "CDC-3017"
     reaction = Reaction.QUARANTINE
     remedy = (
-        "if the target's files are gone, restore them and start again; otherwise move what is at the path to another "
+        "if the target's files are gone, restore them and start again; otherwise move the files at the path to another "
         "directory; without a backup, or after the move, rebuild the table: 'cdc replay SINK --tables TABLE'"
     )
 
@@ -642,7 +645,7 @@ class LogError(CdcError):
 
 
 class LogFenced(LogError):
-    """Another writer committed to the log after this one."""
+    """Another process committed to the log, so this process must not commit to the log any more."""
 
     code = "CDC-4001"
     remedy = "restart this reader, unless another one replaced it on purpose"
@@ -832,7 +835,7 @@ class CheckFailed(CdcError):
 
 
 class VerifyMismatch(CheckFailed):
-    """The rows of a target differ from those of its source."""
+    """The rows of a target differ from the expected rows, which come from the source or from the log."""
 
     code = "CDC-6001"
     remedy = "run 'cdc verify --repair' to read the differing rows again, or 'cdc replay SINK --tables TABLE'"

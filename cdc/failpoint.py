@@ -1,7 +1,7 @@
-"""Failpoints for tests: `CDC_FAILPOINT=after_append:3` kills the process when it passes that point a third time.
+"""Failpoints for tests: `CDC_FAILPOINT=after_append:3` kills the process at its third call of `hit("after_append")`.
 
-Failpoints are inactive unless the variable is set. A killed process ends as with `kill -9`: it flushes nothing.
-`slot_created:1:abandon` raises Abandoned instead, for a test that stops hundreds of readers in its own process.
+Failpoints are inactive unless CDC_FAILPOINT is set. The process is killed by SIGKILL, so it flushes nothing.
+With `slot_created:1:abandon`, `hit` raises Abandoned instead, for a test that stops many readers in its own process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _passes: dict[str, int] = {}
 
 
 class Abandoned(BaseException):
-    """A failpoint with `:abandon` raises this exception; no code of cdc handles the exception."""
+    """Exception that a failpoint with `:abandon` raises; no code of cdc handles it."""
 
 
 def hit(name: str) -> None:
-    """Kill the process if CDC_FAILPOINT names this failpoint and the process passes it for the nth time (default 1)."""
+    """Kill the process if CDC_FAILPOINT names this failpoint and this is call n with its name (n is 1 by default)."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return

@@ -16,7 +16,7 @@ class Operation(StrEnum):
     CREATE = "c"
     #: A row was updated; if `old_key` is set, the update changed the key from `old_key` to `key`.
     UPDATE = "u"
-    #: A row was deleted, or its key changed to another one.
+    #: A row was deleted, or an update changed its key; then an UPDATE row with the new key follows.
     DELETE = "d"
     #: A row was read by a snapshot, a backfill or a resync.
     READ = "r"
@@ -24,14 +24,14 @@ class Operation(StrEnum):
     TRUNCATE = "t"
     #: A logical message.
     MESSAGE = "m"
-    #: A version of the relation's schema; the payload is TableSchema.to_json.
+    #: A version of the relation's schema; the payload is the result of TableSchema.to_json.
     SCHEMA = "s"
     #: A full copy of the relation is complete: rows older than the payload's position are deleted.
     GENERATION = "g"
 
 
 ROW_OPERATIONS: Final = frozenset({Operation.CREATE, Operation.UPDATE, Operation.DELETE, Operation.READ})
-"""Operations whose rows have a row image; all other rows are control rows."""
+"""Operations of log rows with a row image; log rows with another operation are control rows."""
 
 _TEXTS: Final = pa.list_(pa.field("element", pa.string()))
 _IMAGE: Final = pa.map_(pa.int32(), pa.string())
@@ -55,7 +55,7 @@ LOG_SCHEMA: Final = pa.schema(
         pa.field("address", pa.string()),
     ]
 )
-"""Columns of a log row. The partition column `segment` is not among them.
+"""Arrow schema of a log row, without the partition column `segment`.
 
 A row image maps column ids to the text that Postgres sent. A column id that is missing in the map is an unsent column;
 a null value is SQL NULL. `position` is the integer of a `Position`; `committed_at` is in microseconds UTC.
@@ -75,7 +75,7 @@ OWN_PREFIXES: Final = frozenset({HEARTBEAT_PREFIX, DDL_PREFIX, WATERMARK_PREFIX,
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """Values that order a row in the log: position and commit time of its transaction, and its ordinal inside it."""
+    """Columns that place a row in the log: position, xid and commit time of its transaction, and the row's ordinal."""
 
     position: int
     ordinal: int

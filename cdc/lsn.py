@@ -14,7 +14,7 @@ _TEXT: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z", re.ASCII)
 class Lsn(int):
     """A WAL position in bytes since the cluster was initialised.
 
-    It is an int, so the difference of two positions is a number of bytes. Its text, such as ``16/B374D848``, is the
+    It is an int, so the difference of two LSNs is a number of bytes. Its text, such as ``16/B374D848``, is the
     high and the low 32 bits in hexadecimal (PostgreSQL manual, section 8.20, ``pg_lsn``).
     """
 

@@ -1,7 +1,7 @@
 """Definitions of all Prometheus metrics, and the `Metrics` object in which a process collects their values.
 
-Processes write snapshots of their `Metrics` to the catalog; the server process renders them as Prometheus
-text. Units are base units: seconds, bytes, rows.
+Each process writes the values of its `Metrics` to the catalog; the server process renders the values of all processes
+as Prometheus text. Units are base units: seconds, bytes, rows.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from threading import Lock
 from typing import Final
 
 BUCKET: Final = "_bucket"
-"""Suffix of the series with a histogram's counts; the last label is the upper bound of the bucket."""
+"""Suffix of the names of series with a histogram's counts; their last label is the upper bound of the bucket."""
 SUM: Final = "_sum"
-"""Suffix of the series with the sum of a histogram's values."""
+"""Suffix of the name of the series with the sum of a histogram's values."""
 INFINITE: Final = "+Inf"
-"""Upper bound of the bucket that counts all values."""
+"""Upper bound, as text, of the last bucket of a histogram, which counts all values."""
 
 
 class Kind(StrEnum):
@@ -42,7 +42,7 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ("pipeline",)
     bounds: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets, ascending, without the infinite one."""
+    """Upper bounds of a histogram's buckets, ascending, without the bound infinity; empty for other metrics."""
 
 
 _SINK: Final = ("pipeline", "sink")
@@ -57,7 +57,7 @@ _LATENCIES: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.
 BUILD_INFO: Final = Metric(
     "cdc_build_info",
     Kind.GAUGE,
-    "always 1; the labels contain the versions of cdc and Python that run",
+    "always 1; the labels contain the version of cdc and the version of Python",
     ("pipeline", "version", "python"),
 )
 
@@ -138,12 +138,12 @@ SLOT_SECONDS_LEFT: Final = Metric(
 LOG_COMMITS: Final = Metric("cdc_log_commits_total", Kind.COUNTER, "Delta commits to the log")
 LOG_BYTES: Final = Metric("cdc_log_bytes_total", Kind.COUNTER, "bytes of data files committed to the log")
 LOG_APPEND_SECONDS: Final = Metric(
-    "cdc_log_append_seconds", Kind.GAUGE, "duration of the last append, files and commit"
+    "cdc_log_append_seconds", Kind.GAUGE, "duration of the last append to the log: writing files and commit"
 )
 LOG_APPEND_DURATION: Final = Metric(
     "cdc_log_append_duration_seconds",
     Kind.HISTOGRAM,
-    "duration of each append, files and commit",
+    "duration of each append to the log: writing files and commit",
     bounds=_DURATIONS,
 )
 LOG_BLOCKED: Final = Metric(
@@ -152,7 +152,7 @@ LOG_BLOCKED: Final = Metric(
 SLOT_SAFE: Final = Metric(
     "cdc_slot_safe_bytes",
     Kind.GAUGE,
-    "bytes of WAL that may still be written before the server invalidates the slot; absent without a limit",
+    "bytes of WAL that the source can write before it invalidates the slot; absent without a limit",
 )
 COMPACTED_ROWS: Final = Metric("cdc_compacted_rows_total", Kind.COUNTER, "log rows folded into the compacted log")
 COMPACTED_BYTES: Final = Metric("cdc_compacted_bytes", Kind.GAUGE, "bytes of the compacted log, set by each compaction")
@@ -173,7 +173,7 @@ COMPACTION_SECONDS: Final = Metric(
     "cdc_compaction_seconds", Kind.GAUGE, "duration of the last compaction of this apply process"
 )
 COMPACTED_AT: Final = Metric(
-    "cdc_log_compacted_timestamp_seconds", Kind.GAUGE, "Unix time at which the log was last compacted"
+    "cdc_log_compacted_timestamp_seconds", Kind.GAUGE, "Unix time of the last compaction of the log"
 )
 LOG_SEGMENTS: Final = Metric("cdc_log_segments", Kind.GAUGE, "number of segments of single changes in the log")
 LOG_HELD: Final = Metric(
@@ -328,11 +328,11 @@ READ_AT_SOURCE: Final = frozenset(
         SLOT_SECONDS_LEFT,
     )
 )
-"""Metrics whose values the server process reads from the source; values from other processes are stale and ignored."""
+"""Metrics that the server process reads at the source; their values in reports of other processes are ignored."""
 
 
 MOMENTARY: Final = frozenset(metric.name for metric in (COMPILING, SPOOLED_BYTES, LOG_BLOCKED, CADENCE))
-"""Metrics of the current activity of a process; omitted if the process no longer reports or has ended."""
+"""Metrics of the current activity of a process; not exported once the process has ended or no longer reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,14 +354,14 @@ class HistogramValues:
         self._sum = 0.0
 
     def add(self, value: float) -> None:
-        """Count the value in the first bucket whose upper bound is at least the value."""
+        """Add the value to the sum, and count it in the first bucket whose upper bound is at least the value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def series(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
-        """Yield each series as (suffix of the name, label with the upper bound, value).
+        """Yield each Prometheus series of the histogram as (suffix of its name, its additional labels, its value).
 
-        The counts of buckets are cumulative.
+        The counts of buckets are cumulative. The additional label of a bucket is its upper bound; the sum has none.
         """
         bounds = (*(str(bound) for bound in self._bounds), INFINITE)
         for bound, count in zip(bounds, accumulate(self._counts), strict=True):
@@ -384,7 +384,7 @@ class Metrics:
             self._values[metric.name, labels] = value
 
     def add(self, metric: Metric, value: float, *labels: str) -> None:
-        """Increase a counter, or change a gauge, by a value."""
+        """Increase a counter by a value, or change a gauge by a value, which may be negative."""
         self._check(metric, labels)
         with self._lock:
             place = metric.name, labels
@@ -424,7 +424,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class CommitMetrics:
-    """Measurements of one commit to the log."""
+    """Measurements of one commit to the log: rows, transactions, bytes, duration and lag."""
 
     changes: int
     transactions: int

@@ -1,15 +1,15 @@
 """Compiled functions with a cache on disk: numba's `njit(cache=True)`, made safe against older code in the cache.
 
-Numba alone can run wrong machine code, or end with an error, after an upgrade of this package:
+After an upgrade of cdc, numba alone can run machine code of the old version, or end with an error:
 
 - It writes the new index of a function before the new code file, which has the name of an old code file. A process that
-  reads the cache between the two writes, or after a kill between them, runs the old code.
+  reads the cache between the two writes runs the old code. After a kill between the writes, every process runs it.
 - Two processes that compile a function for different argument types choose the same name for their code files.
 - It considers only the file of the function, although classes and constants of other files are compiled into it.
-- Its index contains names of classes. After such a class was renamed, the index cannot be read.
+- Its index contains names of classes. After one of these classes was renamed, the index cannot be read.
 
-Here every access to the cache of a package has an exclusive file lock. The first access after a change of any file of
-the package removes all earlier code.
+This module takes an exclusive file lock for every access to the cache of a package. The first access after a change of
+any file of the package removes all earlier code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ LOCK_FILE: Final = "cdc-kernels.lock"
 
 
 def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
-    """Compile a function on its first call, without the GIL; cached on disk if a cache directory is writable."""
+    """Return a numba function that compiles on its first call and runs without the GIL.
+
+    The compiled code is cached on disk if a cache directory is writable.
+    """
     try:
         dispatcher = numba.njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:  # neither NUMBA_CACHE_DIR, nor the package, nor the user's cache is writable
@@ -47,7 +50,7 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
 
 
 class _PackageCache:
-    """The cache directory of one package. Any thread may use it."""
+    """The directory with the compiled code of one package, protected by a lock; thread-safe."""
 
     def __init__(self, path: Path, package: Path) -> None:
         self._path, self._expected = path, _fingerprint(package)

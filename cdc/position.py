@@ -1,8 +1,8 @@
 """Position of a transaction in the log, ordered across source epochs.
 
 A position is ``epoch << 52 | commit LSN``. The commit LSN is the LSN of the transaction's commit record. LSNs can begin
-again at a low number, for example after a restored backup or an upgrade. The epoch then increases by one, so positions
-never decrease. A change is identified by the position of its transaction and by its ordinal inside the transaction.
+again at a low number, for example after an upgrade or after a backup was restored. The epoch then increases by one, so
+positions never decrease. A change is identified by its transaction's position and by its ordinal in the transaction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cdc.lsn import Lsn
 LSN_BITS: Final = 52
 """Number of bits for the LSN: 4 PiB of WAL inside one epoch, which is 40 years at 3 MB/s."""
 EPOCH_BITS: Final = 11
-"""Number of bits for the epoch. With LSN_BITS they are 63 bits, so a position is a positive `bigint`."""
+"""Number of bits for the epoch. Together with LSN_BITS this gives 63 bits, so a position fits a positive `bigint`."""
 
 _LSN_MASK: Final = (1 << LSN_BITS) - 1
 
@@ -41,7 +41,10 @@ class Position(int):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a text such as `16/B374D848` or, with an epoch above 0, `2:16/B374D848`."""
+        """Parse a text such as `16/B374D848` or, with an epoch above 0, `2:16/B374D848`.
+
+        Raises MalformedPosition or MalformedLsn for any other text.
+        """
         epoch, colon, lsn = text.rpartition(":")
         if colon and not (epoch.isascii() and epoch.isdigit()):
             raise MalformedPosition(f"malformed position: expected 'epoch:lsn' as in '2:16/B374D848', got {text!r}")

@@ -16,9 +16,9 @@ from cdc.errors import complete_remedy
 class LogFormat(StrEnum):
     """Format of log messages."""
 
-    #: For people: aligned, coloured on a terminal.
+    #: Lines for people: aligned columns, coloured on a terminal.
     CONSOLE = "console"
-    #: For collectors: one JSON object per line with the stable keys ts, level, event.
+    #: Lines for log collectors: one JSON object per line; the keys ts, level and event never change.
     JSON = "json"
 
 
@@ -57,7 +57,7 @@ def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO", *, file:
     root = logging.getLogger()
     root.handlers[:] = [lines]
     root.setLevel(number)
-    # both log every step of a migration or of a call to Spark at INFO
+    # alembic logs every step of a migration at INFO, and py4j every call to Spark
     for library in ("alembic", "py4j"):
         logging.getLogger(library).setLevel(max(number, logging.WARNING))
 

@@ -1,7 +1,7 @@
 """Schema of a source table: one version of its columns, key and state, stored as an `s` row of the log.
 
-A column is identified by its id (the attnum when it was first seen), never by its name: row images in
-the log must stay readable after a column is renamed.
+A column is identified by its id, never by its name, because row images in the log must stay readable after a column is
+renamed. The id is the column's attnum at the time when the reader first saw the column.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Self
 
 SCHEMA_FORMAT: Final = 2
-"""Version of the JSON format; readers reject a newer one. Fields missing in an older one get their defaults."""
+"""Version of the JSON format of a schema. Readers reject a newer version; they fill fields that an older one omits."""
 
 _TOPIC: Final = re.compile(r'("(?:[^"]|"")+"|[^".]+)\.("(?:[^"]|"")+"|[^".]+)', re.DOTALL)
 _BARE: Final = re.compile(r'"(?:[^"]|"")+"|[^.]*', re.DOTALL)
@@ -40,14 +40,14 @@ def split_topic(text: str) -> tuple[str, str]:
 
 
 def matches(topic: str, globs: Iterable[str]) -> bool:
-    """Return True if at least one of the globs matches the topic `schema.table`; case-sensitive."""
+    """Return True if at least one of the globs matches the whole topic `schema.table`; case-sensitive."""
     return any(fnmatchcase(topic, glob) for glob in globs)
 
 
 def matches_name(topic: str, globs: Iterable[str]) -> bool:
-    """Return True if at least one of the globs matches the topic; case-sensitive.
+    """Return True if at least one of the globs, which a person typed, matches the topic; case-sensitive.
 
-    A person may type a glob without a schema. Such a glob matches tables of every schema, by table name alone.
+    A glob without a schema is compared with the table name alone, so it matches tables of every schema.
     """
     found = _TOPIC.fullmatch(topic)
     name = topic if found is None else found[2]
@@ -70,7 +70,7 @@ class ReplicaIdentity(StrEnum):
 
     #: The primary key.
     DEFAULT = "d"
-    #: Nothing: updates and deletes fail on the source once the table is published.
+    #: No columns: updates and deletes fail at the source once the table is published.
     NOTHING = "n"
     #: The whole row.
     FULL = "f"
@@ -81,27 +81,27 @@ class ReplicaIdentity(StrEnum):
 class TableState(StrEnum):
     """State of a table in an `s` row."""
 
-    #: Captured and exact.
+    #: Captured; the log has every change of the table.
     LIVE = "live"
     #: Captured, and its existing rows are being copied; a `g` row marks the end of the copy.
     SNAPSHOTTING = "snapshotting"
-    #: A change happened that pgoutput does not send; `reason` says which.
+    #: Captured, but the log misses changes, for example one that pgoutput does not send; `reason` names the cause.
     NEEDS_RESYNC = "needs_resync"
     #: The table no longer exists at the source.
     DROPPED = "dropped"
 
 
 CAPTURED: Final = frozenset({TableState.LIVE, TableState.SNAPSHOTTING})
-"""States of tables whose changes are all in the log."""
+"""States of tables of which the log has every change."""
 REMOVED: Final = "no rule of the definition matches it any longer"
-"""Reason of a DROPPED table that still exists at the source and may still be in the publication."""
+"""Reason of a table in state DROPPED that still exists at the source and may still be in the publication."""
 PARTITION_OF: Final = "it is a partition now of "
-"""First words of the reason of a DROPPED table that became a partition; the root's name follows.
+"""First words of the reason of a table in state DROPPED that became a partition; the name of its root follows.
 
-Its changes are sent under the name of the partitioned table.
+Postgres sends changes of such a table under the name of the partitioned table.
 """
 ADDED: Final = "added while the stream ran"
-"""Reason of a SNAPSHOTTING table that was added after its epoch began."""
+"""Reason of a table in state SNAPSHOTTING that was added to the log after the epoch began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +127,11 @@ class Column:
     base_typmod: int = -1
     """The type modifier of a domain's base type."""
     missing: str | None = None
-    """Text of `attmissingval`, the value in rows older than ADD COLUMN … DEFAULT; None without one."""
+    """Text of `attmissingval`, the value in rows older than ADD COLUMN … DEFAULT; None if there is no such value."""
     default: str | None = None
-    """Expression of the column's default, or of the generated column, as Postgres prints it; None without one."""
+    """Expression of the default or of the generated column, as Postgres prints it; None if there is no expression."""
     labels: tuple[str, ...] = ()
-    """Labels of an enum in its order; also for a domain over an enum and for an array of an enum."""
+    """Labels of an enum in sort order, also for a domain over an enum or an array of an enum; empty for other types."""
 
     def keeps_labels(self, labels: tuple[str, ...]) -> bool:
         """Return True if `labels` is empty, or contains all enum labels of this column in the same order.
@@ -143,7 +143,7 @@ class Column:
 
     @property
     def value_type(self) -> tuple[int, int]:
-        """OID and type modifier of the column's type; for a domain, OID and type modifier of its base type."""
+        """Type of the column's values as (OID, type modifier); for a domain those of its base type."""
         if self.base_type_oid is not None:
             return self.base_type_oid, self.base_typmod
         return self.type_oid, self.typmod
@@ -153,17 +153,17 @@ class Column:
 class CatalogFingerprint:
     """Values from the system catalogs that change when rows change without a message in the replication stream.
 
-    The values have no meaning of their own: they are only compared with the values of an earlier fingerprint.
+    The reader only compares the values with those of an earlier fingerprint; it does not interpret them.
     """
 
     persistence: str
-    """`u` if the table or a leaf partition writes no WAL; otherwise `p`."""
+    """`u` if the table or one of its leaf partitions is unlogged, so writes no WAL; otherwise `p`."""
     file: int
     """`pg_class.relfilenode`; 0 for a partitioned table."""
     attributes: tuple[tuple[int, str], ...] = ()
     """(attribute number, xmin) of the columns' `pg_attribute` rows without `attmissingval`.
 
-    Dropped columns are left out. Any rewrite clears `attmissingval`.
+    Dropped columns are left out, and so is `attmissingval`, because any rewrite of the table clears it.
     """
     leaves: tuple[tuple[int, int], ...] = ()
     """(OID, relfilenode) of the leaf partitions of a partitioned table, sorted by OID."""
@@ -173,7 +173,7 @@ class CatalogFingerprint:
     The xmins are those of the `pg_inherits` rows from the leaf up to this table.
     """
     published: tuple[str, ...] | None = None
-    """Settings of the table in the publication; None if the publication does not contain it, or was not read."""
+    """Settings of the table in the publication; None if the publication omits the table, or was not read."""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
@@ -204,9 +204,9 @@ class TableSchema:
     """Columns that are not dropped, in order of attribute numbers, including generated ones."""
     state: TableState = TableState.LIVE
     reason: str | None = None
-    """Why the state is not LIVE, as text for an operator; None for LIVE."""
+    """Reason for a state other than LIVE, as text for an operator; None for LIVE."""
     root: int | None = None
-    """OID of the topmost partitioned table; the table's own OID for that table, None for an ordinary table."""
+    """OID of the topmost partitioned table above a partition; that table has its own OID, an ordinary table None."""
     standing: CatalogFingerprint | None = None
     """Fingerprint from the last query of the source's system catalogs; None in `s` rows of older versions of cdc."""
     witness: str | None = None
@@ -251,14 +251,16 @@ class TableSchema:
 
     @classmethod
     def from_json(cls, payload: bytes | str) -> Self:
-        """Parse the result of `to_json`. Raises ValueError for a newer format."""
+        """Build a schema from the result of `to_json`; raises ValueError for a newer format."""
         return cls._from_fields(json.loads(payload))
 
     @classmethod
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         fields = dict(fields)
         if (found := fields.pop("format")) not in range(1, SCHEMA_FORMAT + 1):
-            raise ValueError(f"a table schema has format {found!r}; this version reads formats up to {SCHEMA_FORMAT}")
+            raise ValueError(
+                f"a table schema has format {found!r}; this version of cdc reads formats up to {SCHEMA_FORMAT}"
+            )
         fields["replica_identity"] = ReplicaIdentity(fields["replica_identity"])
         fields["state"] = TableState(fields["state"])
         fields["columns"] = tuple(

@@ -1,7 +1,7 @@
-"""Escaping of table names for paths and of column names for Delta columns; injective and reversible.
+"""Names in targets: paths of tables, names of Delta columns, and names of the columns that cdc adds.
 
-A name of safe characters is not changed: the path of `shop.orders` is `shop/orders`. Every unsafe byte becomes
-an escape character and two hexadecimal digits.
+The path of table `shop.orders` is `shop/orders`. Every byte of a source name that is unsafe in a path or column name
+becomes an escape character and two hexadecimal digits. Different names stay different, and the escapes are reversible.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Final
 from cdc.errors import InvalidDefinition
 
 PATH_ESCAPE: Final = "~"
-"""Escape character in paths. With `%`, delta-rs would decode `%41` in a URI and Hadoop's Path would not."""
+"""Escape character in paths; not `%`, because delta-rs would decode `%41` in a URI and Hadoop's Path would not."""
 COLUMN_ESCAPE: Final = "%"
+"""Escape character in names of Delta columns."""
 
 POSITION_COLUMN: Final = "_position"
 """Delta column: position of the change that wrote the row, int64."""
 ORDINAL_COLUMN: Final = "_ordinal"
-"""Delta column: ordinal of that change inside its transaction, int64."""
+"""Delta column: ordinal of the change that wrote the row, int64."""
 RELATION_COLUMN: Final = "_relation"
 """Delta column of a target shared by several tables: the log's number of the row's table, int64."""
 OP_COLUMN: Final = "_op"
@@ -33,11 +34,11 @@ DELETED_COLUMN: Final = "_deleted"
 START_COLUMN: Final = "__START_AT"
 """Delta column of an SCD2 target: position of the transaction that started the version, int64."""
 END_COLUMN: Final = "__END_AT"
-"""Delta column of an SCD2 target: position of the transaction that ended the version, int64; null if current."""
+"""Delta column of an SCD2 target: position of the transaction that ended the version, int64; null until then."""
 FROM_COLUMN: Final = "_valid_from"
 """Delta column of an SCD2 target: commit time of the transaction at `__START_AT`, timestamp."""
 TO_COLUMN: Final = "_valid_to"
-"""Delta column of an SCD2 target: commit time of the transaction at `__END_AT`, timestamp."""
+"""Delta column of an SCD2 target: commit time of the transaction at `__END_AT`, timestamp; null until then."""
 
 COLUMN_ID_KEY: Final = b"cdc.column_id"
 """Key of Arrow field metadata: the log's column id in decimal; a column keeps its id when it is renamed."""
@@ -53,7 +54,7 @@ def path_segment(name: str) -> str:
     such a folder. Raises ValueError for an empty name.
     """
     if not name:
-        raise ValueError("empty name")
+        raise ValueError("the name of a schema or table is empty")
     return "".join(
         char if char in _PATH_SAFE and not (index == 0 and char == "_") else _escaped(char, PATH_ESCAPE)
         for index, char in enumerate(name)
@@ -69,10 +70,11 @@ def column_name(name: str) -> str:
     """Return the Delta column for a source column: characters other than letters, digits and `_` are escaped.
 
     Delta rejects ` ,;{}()` and control characters; SQL dialects split names at dots and quotes. A leading
-    underscore is escaped because cdc's own columns begin with one (`_position`, `_ordinal`).
+    underscore is escaped because cdc's own columns begin with one (`_position`, `_ordinal`). Raises ValueError for an
+    empty name.
     """
     if not name:
-        raise ValueError("empty name")
+        raise ValueError("the name of a column is empty")
     return "".join(
         char if char.isalnum() or (char == "_" and index > 0) else _escaped(char, COLUMN_ESCAPE)
         for index, char in enumerate(name)
@@ -87,8 +89,8 @@ def name_of_column(column: str) -> str:
 def target_uri(template: str, schema: str, table: str, more: Mapping[str, str] | None = None) -> str:
     """Return the URI of a table's target.
 
-    The sink's template can contain the placeholders `{schema}` and `{table}`, and the placeholders that `more` has
-    values for. Raises InvalidDefinition if the template contains another placeholder.
+    The sink's path template can contain the placeholders `{schema}` and `{table}`. `more` maps the names of further
+    placeholders to their values. Raises InvalidDefinition if the template contains another placeholder.
     """
     named = {"schema": schema, "table": table, **(more or {})}
     segments = {f"{{{name}}}": path_segment(text) for name, text in named.items()}
@@ -104,9 +106,9 @@ def target_uri(template: str, schema: str, table: str, more: Mapping[str, str] |
 
 
 def published_uri(template: str) -> str:
-    """Return the URI of the sink's published record.
+    """Return the URI of the Delta table with a sink's published cuts, for the sink's path template.
 
-    The record is `_cdc/published` in the deepest folder of the template whose path contains no placeholder.
+    The table is `_cdc/published` in the deepest folder of the template whose path contains no placeholder.
     """
     fixed = _PLACEHOLDER.split(template, maxsplit=1)[0]
     root = fixed if fixed == template else fixed.rpartition("/")[0]
@@ -114,7 +116,10 @@ def published_uri(template: str) -> str:
 
 
 def parked_uri(record: str) -> str:
-    """Return the URI of the table with a sink's parked rows; `record` is the URI of the sink's published record."""
+    """Return the URI of the Delta table with a sink's parked rows.
+
+    record: URI of the Delta table with the published cuts of the sink, or with those of a replay.
+    """
     folder, _, name = record.rpartition("/")
     # the record of a replay is removed together with everything whose name begins with its name
     return f"{folder}/parked" if name == "published" else f"{record}-parked"

@@ -1,4 +1,4 @@
-"""Options of verifications and replays; commands, API and jobs share them."""
+"""Options of verifications and replays, which the commands, the API and the jobs use."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class VerifyMode(StrEnum):
 
     #: Every row and column; reports the keys and columns that differ.
     ROWS = "rows"
-    #: A digest over all rows and columns, computed where the rows are; reports whether they differ, not which.
+    #: A digest over all rows and columns; reports whether rows differ, but not which rows.
     CHECKSUM = "checksum"
-    #: The number of rows.
+    #: The number of rows only.
     COUNT = "count"
 
 
@@ -28,7 +28,7 @@ class Against(StrEnum):
 
     #: The tables of the source, in one snapshot.
     SOURCE = "source"
-    #: The state that the log gives for the sink's applied position; the source is not read.
+    #: The rows computed from the log at the sink's applied position; the source is not read.
     LOG = "log"
 
 
@@ -42,5 +42,7 @@ def parse_point_in_time(text: str, option: str) -> Position | datetime:
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
-        raise ConfigError(f"malformed {option} {text!r}", remedy=POINT_IN_TIME_REMEDY) from error
+        raise ConfigError(
+            f"malformed {option} {text!r}: expected a position or a time", remedy=POINT_IN_TIME_REMEDY
+        ) from error
     return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""What Alembic runs: the catalog's connection is handed in, or only SQL is printed."""
+"""Alembic's entry point: migrates the catalog over a given connection; in offline mode only prints the SQL."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Spark jobs that apply the change log to derived stores."""
+"""Programs that read the change log: they apply it to sinks, verify and rebuild targets, and compact the log."""

@@ -1,4 +1,7 @@
-"""The command line `python -m pipelines VERB -c FILE`, which the commands of cdc start: apply, verify, replay, …"""
+"""The command line `python -m pipelines VERB -c FILE`, which commands of cdc start.
+
+The verbs are apply, verify, replay, compact and check.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +55,19 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     apply = verbs.add_parser("apply", help="apply the change log to every sink until the process is stopped")
     apply.set_defaults(run=_apply)
-    apply.add_argument("--sink", action="append", default=[], help="use this sink only; may be repeated")
+    apply.add_argument("--sink", action="append", default=[], help="fill only this sink; may be repeated")
     apply.add_argument(
         "--trigger",
         metavar="TIME|once",
         help="set the time between batches; with 'once', apply the changes that the log has now, then exit",
     )
-    apply.add_argument("--once", dest="trigger", action="store_const", const="once", help="same as --trigger once")
+    apply.add_argument(
+        "--once",
+        dest="trigger",
+        action="store_const",
+        const="once",
+        help="apply the changes that the log has now, then exit",
+    )
     verify = _verify_parser(verbs)
     replay = _replay_parser(verbs)
     compact = verbs.add_parser("compact", help="fold the closed segments of the log into its compacted table")
@@ -85,7 +94,7 @@ def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
         metavar="TABLE",
         help="compare tables that match these globs over schema.table; default: all",
     )
-    verify.add_argument("--sink", action="append", default=[], help="use this sink only; may be repeated")
+    verify.add_argument("--sink", action="append", default=[], help="compare only this sink; may be repeated")
     verify.add_argument(
         "--mode",
         choices=[one.value for one in VerifyMode],
@@ -166,12 +175,17 @@ def _check(arguments: argparse.Namespace) -> int:
         found = new_sink_checks.find_unresolved_rules(tables, session)
     if found:
         raise InvalidDefinition.from_issues(issues_in_file(arguments.config, found))
-    emit("check", json=arguments.json, summary=f"resolved the rules of {len(tables)} targets", result={"flaws": []})
+    emit(
+        "check", json=arguments.json, summary=f"Spark resolved the rules of {len(tables)} tables", result={"flaws": []}
+    )
     return int(ExitCode.OK.value)
 
 
 def _select_sinks(definition: Definition, names: Sequence[str], trigger: str | None) -> Definition:
-    """Return the definition with only the chosen sinks and the trigger; raises ConfigError for an unknown sink."""
+    """Return the definition with only the named sinks and with the trigger; no names: all sinks.
+
+    Raises ConfigError for an unknown sink or a trigger that is no duration.
+    """
     sinks, spark = chosen_sinks(definition, names), definition.spark
     if checked_trigger(trigger) not in {None, ONCE}:
         spark = spark.model_copy(update={"trigger": seconds(trigger)})

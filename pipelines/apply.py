@@ -1,8 +1,8 @@
 """The apply loop: range → fold → rows → sink → publish, one batch after another, for one sink.
 
 The sink continues from its published record, not from Spark's checkpoint. A Spark query starts at the position of this
-record, and its checkpoint is deleted when it stops. So after a crash the sink repeats the interrupted batch. A table
-that had already merged the batch stores its own position, so the repeated batch skips this table.
+record, and its checkpoint is deleted when the query stops. So after a crash the sink repeats the interrupted batch.
+Each target stores the position of its last merge, so the repeated batch skips the tables that had already merged it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = structlog.get_logger("apply")
 
 
 class SinkLoop:
-    """Applies batches to one sink, one at a time; any thread may call it."""
+    """Applies ranges of the log to one sink, one batch at a time; any thread may call it."""
 
     def __init__(self, sink: Sink, fold: RangeFolder, cuts: CutRequests, progress: SinkFigures) -> None:
         self._sink, self._fold, self._cuts, self._progress = sink, fold, cuts, progress
@@ -65,7 +65,7 @@ class SinkLoop:
 
     @property
     def consumed_position(self) -> Position:
-        """The lowest applied position of all tables; the loop never again reads the log before this position."""
+        """The lowest position of the sink and its tables; the loop never again reads the log before this position."""
         return Position(min((self.position, *(table.position for table in self._published.tables.values()))))
 
     @property
@@ -82,9 +82,9 @@ class SinkLoop:
         self._progress.record_published(self._published, lag=None, rows={})
 
     def advance(self) -> None:
-        """Apply the next changes of the log without Spark.
+        """Apply the next changes of the log in this process.
 
-        The method does nothing if these changes need Spark, or if a table lags behind the other tables.
+        The method does nothing if these changes need Spark, or if a table is behind the sink's position.
         """
         with self._lock:
             self._log.refresh()
@@ -115,7 +115,7 @@ class SinkLoop:
     def catch_up(self, table: TableRecord, session: SparkSession) -> None:
         """Apply to one lagging table the range of the log from the table's position to the sink's position.
 
-        Spark reads a large range with `session`. If the range was trimmed from the log, the record of the cut marks the
+        Spark reads a large range with `session`. If the range was trimmed from the log, the published record marks the
         table as failed.
         """
         with self._lock:
@@ -173,7 +173,12 @@ class SinkLoop:
             record = failed_record(before, schema, exc)
         hit("after_table_merge")
         if record.state == TargetState.FAILED:
-            log.error("table stopped", sink=self._sink.name, table=record.topic, reason=record.reason)
+            log.error(
+                "a table stopped; the other tables of the sink continue",
+                sink=self._sink.name,
+                table=record.topic,
+                reason=record.reason,
+            )
         return with_progress_state(record, upto)
 
     def _publish(self, changed: dict[int, TableRecord], boundary: Boundary, batch: FoldedBatch) -> None:

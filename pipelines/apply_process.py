@@ -1,7 +1,7 @@
 """The apply process: its Spark session, one thread per sink, signals and the way the process ends.
 
-`sink_lifecycle.py` contains what happens to one sink. Two apply processes may fill different sinks of one pipeline. If
-both processes name the same sink, the second process waits for the lease of the first (`runtime/sink_lease.py`).
+`sink_lifecycle.py` runs a single sink. Two apply processes may fill different sinks of one pipeline. If both processes
+name the same sink, the second process waits until the first releases the lease (`runtime/sink_lease.py`).
 """
 
 from __future__ import annotations
@@ -37,35 +37,38 @@ from pipelines.sink_stream import SinkParts
 from pipelines.source.data_source import register
 
 POLL: Final = 0.5
-"""Seconds between two steps of a runner; each step sends three queries to the catalog."""
+"""Seconds between two steps of a sink's runner; each step sends three queries to the catalog."""
 STEP: Final = 0.1
-"""Seconds between two attempts to apply a small range before the first batch of the query."""
+"""Seconds between two attempts to apply a small range of the log before the first batch of a sink's query."""
 COMPACTION_EXIT: Final = 5.0
-"""Seconds to wait for a running compaction after its session has stopped; killing the compaction does no harm."""
+"""Seconds that the ending process waits for a running compaction; a killed compaction does no harm."""
 
 log = structlog.get_logger("apply")
 
 Check = Callable[[LogReader, Callable[[], SparkSession]], None]
-"""Compares the definition with the log; its second argument returns the Spark session and waits for it."""
+"""Function that compares the definition with the log.
+
+Its second argument is a function that waits for the Spark session and returns it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
-    """The condition under which the apply process ends."""
+    """When the apply process ends, and the check that runs before it opens a sink."""
 
     stop: Event
     """Set by SIGTERM or SIGINT."""
     once: bool = False
-    """Whether the process also ends once every sink has applied the log up to its durable position at the start."""
+    """Whether the process also ends when every sink has applied the log up to the durable position at the start."""
     check: Check | None = None
     """Called before any sink is opened; the process ends with the error that it raises."""
 
 
 def main(definition: Definition, *, once: bool = False, check: Check | None = None) -> int:
-    """Run until SIGTERM or SIGINT arrives, then end after the running batch.
+    """Apply the log to the sinks until SIGTERM or SIGINT; then finish the running batches and return 0.
 
-    With `once`, the process also stops when all sinks have applied the log up to the durable position at the start.
-    Raises the error that stopped a sink for good, and the errors of `check`.
+    With `once`, also return when all sinks have applied the log up to the durable position at the start. Raises the
+    error of a sink that gave up with `once`, the error of Spark's start, and the errors of `check`.
     """
     stop = Event()
 
@@ -116,7 +119,7 @@ def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, e
 
 
 def _stop_session(starting: Future[SparkSession]) -> None:
-    """Stop the Spark session if it has started. Its JVM may have ended already, after a signal to the process group."""
+    """Stop the Spark session if it has started; a JVM that a signal to the process group has ended is no error."""
     if starting.exception() is None:
         with suppress(Py4JError, OSError):
             starting.result().stop()
@@ -129,7 +132,7 @@ def _start_session(settings: SparkSettings) -> SparkSession:
 
 
 def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkParts, end: StopCondition) -> None:
-    """Run each sink in its own thread, until the stop condition is met or one thread fails."""
+    """Run each sink in its own thread, until the stop condition is met, Spark fails to start, or a thread fails."""
     sinks = [without_throttle(sink) if end.once else sink for sink in definition.sinks]
     runners = [SinkRunner(definition, sink, parts) for sink in sinks]
     reporter.sinks += [runner.progress for runner in runners]

@@ -1,4 +1,4 @@
-"""Tables of a Delta sink as Spark frames or views, all at one past or present cut: the Python API for notebooks."""
+"""The Python API for notebooks: all tables of a Delta sink at one past or present cut, as Spark frames or views."""
 
 from __future__ import annotations
 

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SessionProvider = Callable[[], "SparkSession"]
-"""Returns the Spark session and waits for it; called only if a rule has an expression."""
+"""Function that waits for the Spark session and returns it; called only if a rule has an expression."""
 _LAYOUT_CHECKS: Final = (("cluster_by", "partition_by"), ("partition_by", "cluster_by"), ("", "cluster_by"))
-"""(ignored key, key that an error then belongs to): first each key alone, then both together."""
+"""Checks of `partition_by` and `cluster_by`, as pairs (key to leave out, key that an error names); "": none."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewSinkCheck:
-    """The check of the new sinks of one apply process."""
+    """The check of those sinks of an apply process that have not published anything."""
 
     definition: Definition
     """The whole definition, whose keys locate an error in the file."""
@@ -72,9 +72,9 @@ def local_settings(definition: Definition) -> SparkSettings:
 
 
 def find_unresolved_rules(tables: Iterable[SinkTable], session: SessionProvider) -> list[KeyConflict]:
-    """Check those keys of rules that need Spark; return each key that a sink could not apply, with its error.
+    """Check the keys of rules whose check needs Spark; return each key that a sink could not apply, with its error.
 
-    `cdc.stores.sink_preflight` checks the other keys without Spark.
+    `cdc.stores.sink_preflight` checks the other keys of rules without Spark.
     """
     return [KeyConflict(one.key(*key), error) for one in tables for key, error in _refusals(one, session)]
 

@@ -30,8 +30,8 @@ SMALL: Final = 50_000
 WHOLE_BYTES: Final = 192 << 20
 """Maximum bytes in the log files of a range without partial images; its number of rows does not matter.
 
-Two million rows take three seconds here, and ten seconds in Spark on two cores. In memory they are three times as
-large as on disk. Ranges with partial images are excluded because they are folded row by row."""
+Two million rows take three seconds on the driver, and ten seconds in Spark on two cores. In memory they are three times
+as large as on disk. Ranges with partial images are excluded because they are folded row by row."""
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 
 
@@ -45,7 +45,10 @@ class RangeFolder:
         tables: tuple[str, ...],
         keeps_history: Callable[[str], bool] | None = None,
     ) -> None:
-        """keeps_history: returns for a topic whether the sink needs every change of its table. None: no history."""
+        """keeps_history: says for a topic whether the sink keeps the history of the table.
+
+        None: the sink keeps no history of any table.
+        """
         self.log, self._sink, self._tables = change_log, sink, tables
         self._keeps_history = keeps_history
         self.small = SMALL
@@ -65,8 +68,8 @@ class RangeFolder:
     ) -> FoldedBatch:
         """Fold the range (after, upto].
 
-        rows: a frame of the log that contains the range, or a session to read it with; a small range needs neither.
-        relation: fold at least this relation; None: all.
+        rows: a frame of the log that contains the range, or a session to read the range with; None if the range is
+        small. relation: the batch has at least the rows of this relation; None: it has the rows of all relations.
         """
         since = self._since(after)
         if self.is_small(after, upto):
@@ -96,7 +99,10 @@ class RangeFolder:
         return replace(split_by_table(folded), since=0 if since == after else int(since))
 
     def _since(self, after: Position) -> Position:
-        """Return the position after which the log has single changes; up to it, the log has only compacted states."""
+        """Return the position after which the log has single changes.
+
+        This is `after`, or the horizon if changes after `after` were trimmed.
+        """
         trimmed = self.log.compacted if after < self.log.oldest else None
         return after if trimmed is None else trimmed.horizon
 
@@ -105,8 +111,8 @@ class RangeFolder:
     ) -> Iterator[tuple[FoldedBatch, int]]:
         """Yield the range of one relation as pairs (batch, its end position).
 
-        A large range of a table with history is divided into several batches. Each of them has about SMALL rows, or a
-        single transaction, so it needs no session.
+        A large range of a table with history is divided into several batches. Each batch has about SMALL rows, or a
+        single transaction, so this process folds it without Spark.
         """
         if relation not in self._with_history_at(upto):
             yield self(session, after, upto, relation), int(upto)

@@ -1,4 +1,4 @@
-"""Builds sinks from their definitions, and says which sinks need Spark or keep history."""
+"""Builds sinks from their definitions, and answers from a definition whether its sink needs Spark or keeps history."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def needs_spark(sink: DeltaSinkDefinition | SearchSinkDefinition) -> bool:
 
 
 def keeps_history(sink: DeltaSinkDefinition | SearchSinkDefinition) -> Callable[[str], bool] | None:
-    """Return a function of a topic: whether the sink stores every change of the table. None: for no table."""
+    """Return a function that says for a topic whether the sink keeps the history of the table.
+
+    None if the sink keeps no history of any table.
+    """
     if not isinstance(sink, DeltaSinkDefinition):
         return None
     only_latest = (settings_with_rule(sink, rule).history_mode is HistoryMode.LATEST for rule in (None, *sink.rules))

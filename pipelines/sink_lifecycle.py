@@ -1,7 +1,7 @@
-"""The runner of one sink: a state machine that opens it, applies the log to it, and opens it again after a failure.
+"""The runner of a sink: a state machine that opens the sink, applies the log to it, and opens it again after a failure.
 
-A sink does not wait for Spark: until the first batch of its streaming query begins, the runner itself applies ranges of
-the log that are small enough to be folded and merged in this process.
+A sink does not wait for Spark. Until the first batch of its streaming query begins, the runner itself applies ranges of
+the log. Such a range must be small enough to be folded and merged in this process.
 
     state            sink     what a step does
     ---------------  -------  ------------------------------------------------------------------------
@@ -32,8 +32,8 @@ registers the applied position. `_fire` is the one place that changes the state:
 `TRANSITIONS`, closes the sink when the new state is a closed one, and does what entering that state requires.
 A pair that is not in the table is a defect and raises KeyError.
 
-Only the runner's own thread fires events. Spark's thread leaves facts on the `OpenedSink` that the next step reads, and
-the main thread reads `is_standby`, `final_error` and `has_applied`.
+Only the runner's own thread fires events. Spark's thread sets attributes of the `OpenedSink` that the next step reads.
+The main thread reads `is_standby`, `final_error` and `has_applied`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ log = structlog.get_logger("apply")
 
 
 class State(Enum):
-    """States of a runner; the table in the module's docstring says what each does."""
+    """States of the runner of a sink; the table at the top of this module says what a step does in each state."""
 
     CLOSED = auto()
     STANDBY = auto()
@@ -84,7 +84,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """Events that change the state of a runner."""
+    """Events that change the state of the runner of a sink."""
 
     LEASE_LOST = auto()
     LEASE_GAINED = auto()
@@ -139,12 +139,12 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
         State.STREAMING: _FROM_OPEN,
     }
 )
-"""State → event → next state."""
+"""The next state of a runner, by state and event."""
 
 
 @dataclass(slots=True)
 class Failures:
-    """The consecutive failures of one sink, and the time of its next attempt."""
+    """The consecutive failures of one sink, and the time of the next attempt to open it."""
 
     error: CdcError | None = None
     """The error of the last failure."""
@@ -155,17 +155,17 @@ class Failures:
     """Time of the next attempt, on the monotonic clock."""
 
     def count(self) -> None:
-        """Count a failed attempt, and set the time of the next attempt."""
+        """Count a failed attempt, and set the time of the next attempt by the back-off."""
         self.attempts += 1
         self.due = time.monotonic() + BACK_OFF.seconds(self.attempts)
 
     def reset(self) -> None:
-        """Reset the number of attempts and the delay, because the sink restarts from a new record."""
+        """Forget earlier failures, because a replay replaces the target, and then the sink is opened again."""
         self.is_final, self.attempts, self.due = False, 0, 0.0
 
 
 class SinkRunner:
-    """Keeps one sink applying the log; its states are described at the top of this module."""
+    """Applies the log to one sink until it is stopped; the top of this module describes the states of the runner."""
 
     def __init__(
         self, definition: Definition, sink: DeltaSinkDefinition | SearchSinkDefinition, parts: SinkParts
@@ -182,7 +182,6 @@ class SinkRunner:
 
     @property
     def state(self) -> State:
-        """The current state."""
         return self._state
 
     @property
@@ -211,7 +210,7 @@ class SinkRunner:
         return self._state in WITH_QUERY or not opened.loop.lagging_tables
 
     def step(self) -> None:
-        """Run one step of the current state. One thread calls this repeatedly."""
+        """Do what the current state requires, once; the thread of the sink calls this method repeatedly."""
         self._follow_lease()
         if self._state is not State.STANDBY:
             self._follow_replay()
@@ -226,7 +225,7 @@ class SinkRunner:
             self._step_open()
 
     def apply_small_range(self) -> bool:
-        """Apply the next range, unless the range needs Spark or the streaming query has begun.
+        """Apply the next range of the log, unless it needs Spark or the streaming query has begun its first batch.
 
         Returns whether the position advanced.
         """
@@ -242,7 +241,7 @@ class SinkRunner:
         return self._opened is opened and opened.loop.position > before
 
     def stop(self) -> None:
-        """Stop between two batches and close the sink."""
+        """Wait until the running batch ends, then close the sink."""
         if self._state in OPEN:
             self._fire(Event.STOPPED)
 
@@ -336,7 +335,7 @@ class SinkRunner:
             self._failures.count()
             self.progress.record_failure(error)
             log.exception(
-                "sink stopped",
+                "a sink failed and was closed; it is opened again after the back-off, unless it is halted",
                 sink=self._settings.name,
                 reason=failure_reason(error),
                 halted=is_final,
@@ -344,7 +343,7 @@ class SinkRunner:
             )
 
     def _classify(self, exc: Exception) -> tuple[CdcError, bool]:
-        """Return (error to report for the exception, whether another attempt would fail in the same way)."""
+        """Return the error to report for `exc`, and whether another attempt would fail in the same way."""
         if isinstance(exc, LogTrimmed):
             # the end of the batch may have been trimmed, although the sink can continue from its own position
             is_final = self._opened is not None and self._opened.is_trimmed()

@@ -1,8 +1,8 @@
 """An opened sink: its loop over the change log, its streaming query, and its registration as a consumer of the log.
 
 `SinkRunner` creates an `OpenedSink` when it opens the sink. It closes this object once, and never opens it again.
-The runner's thread calls the methods, except for `_apply_micro_batch`, which a thread of Spark calls. That thread
-stores two facts for the runner: that the first batch has begun, and the exception that ended a batch.
+The runner's thread calls the methods, except for `_apply_micro_batch`, which a thread of Spark calls. Spark's thread
+records two facts for the runner: that the first batch has begun, and the exception that ended a batch.
 """
 
 from __future__ import annotations
@@ -44,20 +44,23 @@ MAX_ROWS: Final = 200_000
 
 
 class FirstBatchGate:
-    """Lets only one streaming query at a time run its first batch, because two at once take three times as long."""
+    """Lets streaming queries start one after the other, because two starts at once take three times as long.
+
+    A query has started when its first batch begins.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._owner: object = None
 
     def enter(self, owner: object) -> bool:
-        """Enter the gate if it is free; return whether `owner` is now in the gate, also if it entered earlier."""
+        """Give the gate to `owner` if no other sink has it; return whether `owner` now has it."""
         with self._lock:
             self._owner = self._owner or owner
             return self._owner is owner
 
     def leave(self, owner: object) -> None:
-        """Free the gate, because the first batch has begun or the sink is closed; no effect for another owner."""
+        """Free the gate if `owner` has it: the first batch of its query has begun, or the sink is closed."""
         with self._lock:
             if self._owner is owner:
                 self._owner = None
@@ -75,19 +78,19 @@ class SinkParts:
     leases: SinkLeases | None = None
     """The leases on the sinks; None if no other process can fill the same sinks."""
     catalog: Catalog | None = None
-    """The catalog for commands about dead letters and requests for backfills; None: neither is possible."""
+    """The catalog with the commands about dead letters; None: the sinks answer no such commands."""
     first_batch: FirstBatchGate = field(default_factory=FirstBatchGate)
     batch_rows: int = MAX_ROWS
     """Approximate maximum of rows per micro-batch."""
 
     @property
     def has_spark_failed(self) -> bool:
-        """Whether Spark failed to start. The process then ends."""
+        """Whether Spark failed to start; if so, the apply process ends."""
         return self.starting.done() and self.starting.exception() is not None
 
 
 class OpenedSink:
-    """One opened sink with everything that has to be closed together with it."""
+    """One opened sink with its loop, its streaming query and its registration, which are closed together."""
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class OpenedSink:
 
     @property
     def has_progress(self) -> bool:
-        """Whether the streaming query has completed a batch."""
+        """Whether the streaming query has completed at least one batch."""
         return self._query is not None and bool(self._query.lastProgress)
 
     def register(self, *, at_once: bool = False) -> None:
@@ -144,7 +147,7 @@ class OpenedSink:
         self._registration.report(applied, pinned_in(self._log, applied), at_once=at_once)
 
     def start_query(self, session: SparkSession) -> None:
-        """Catch up the tables that are behind the sink's position, then start the streaming query from there."""
+        """Catch up lagging tables to the sink's position, then start the streaming query at this position."""
         self.sink.attach(session)
         for table in self.loop.lagging_tables:
             self.loop.catch_up(table, session)
@@ -156,7 +159,7 @@ class OpenedSink:
             .option("path", self._definition.log.path)
             .option("storage", self._definition.log.storage.to_json())
             .option("tables", tables_option(self._settings.tables))
-            .option("boundaries", "true")  # a batch also when only the position moved
+            .option("boundaries", "true")  # so that Spark also makes a batch if only the position moved
             .option("maxRowsPerTrigger", str(self._parts.batch_rows))
             .option("startingPosition", str(self.loop.position))
             .load()
@@ -171,7 +174,7 @@ class OpenedSink:
         )
 
     def raise_query_error(self) -> None:
-        """Raise the error that ended the streaming query; raise SinkError if the query ended without an error."""
+        """Raise the error that ended the streaming query; raise SinkError if it ended without an error."""
         raised = self._query.exception() if self._query else None
         raise (
             self._batch_error
@@ -231,5 +234,5 @@ class OpenedSink:
 
 
 def _end_of_batch(checkpoint: Path, batch: int) -> Position:
-    """Return the last position of a batch, as read from the offset log that Spark writes before it runs the batch."""
+    """Return the last position of a batch, from the offset log that Spark writes before it runs the batch."""
     return Position(json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])["position"])

@@ -1,9 +1,9 @@
-"""Commit batcher: groups decoded transactions into commits of the log, and decides when each commit is due.
+"""Commit batcher: groups decoded transactions into commits of the log, and decides when a commit is due.
 
 A commit contains whole transactions. It is due in one of three cases:
 
 - The append stage has been idle for the linger time. Rows that arrive while the append stage is busy share one commit.
-- A thread waits until a position of the commit is durable, and no more rows are queued. A copy waits in this way.
+- A thread, such as one that copies a table, waits for a position of the commit, and no more rows are queued.
 - The rows of the commit exceed its maximum size, or an open transaction exceeds OPEN_LIMIT.
 
 The rows of a large open transaction, and of a copy's chunks, are written to data files early. A later commit makes
@@ -44,7 +44,7 @@ With more chunks per commit, the copying connections would be idle.
 
 
 def _wake_no_stage() -> None:
-    """Do nothing: without a replication session no commit can become due."""
+    """Do nothing; DurablePosition calls this function while no replication session runs, so no commit can be due."""
 
 
 class DurablePosition:
@@ -65,13 +65,13 @@ class DurablePosition:
         return self._position
 
     def advance(self, position: Position) -> None:
-        """Set the durable position and wake the threads that wait for it."""
+        """Set the durable position, and wake the threads that wait for a position."""
         with self._changed:
             self._position = position
             self._changed.notify_all()
 
     def wait(self, position: Position, seconds: float) -> bool:
-        """Wait until the position is durable, for at most `seconds`; return True if it is."""
+        """Wait until the position is durable, for at most `seconds`; return False if it is not durable by then."""
         with self._changed:
             if self._position >= position:
                 return True
@@ -108,7 +108,7 @@ class CommitBoundary:
     transactions: int
 
     def info(self, lineage: CommitSource, rows: int) -> CommitInfo:
-        """Return the metadata of the commit, as the log stores it."""
+        """Return the metadata that the log stores with the commit; rows: number of rows of the commit."""
         return CommitInfo(
             last=self.last,
             committed_at=self.committed_at,
@@ -143,7 +143,7 @@ class PendingRows:
         return self._last or Position(0)
 
     def add(self, decoded: DecodedRows) -> None:
-        """Add decoded rows."""
+        """Add decoded rows: rows of finished transactions become ready to commit, the others stay open."""
         finished, rest = decoded.rows.slice(0, decoded.complete), decoded.rows.slice(decoded.complete)
         if decoded.last is not None:
             self._ready += self._open
@@ -161,7 +161,10 @@ class PendingRows:
             self.open_bytes += share * rest.num_rows
 
     def take_ready(self) -> tuple[list[pa.RecordBatch], CommitBoundary] | None:
-        """Remove and return all finished transactions; None if there is nothing to commit."""
+        """Remove all finished transactions, and return their rows and the boundary of their commit.
+
+        Returns None if no transaction has finished since the last call.
+        """
         if self._last is None:
             return None
         rows, end = self._ready, CommitBoundary(self._last, self._committed_at, self._transactions)
@@ -202,7 +205,7 @@ class CommitBatcher:
     """
 
     def __init__(self, commit_bytes: int, linger: float, durable: DurablePosition, wake: Callable[[], None]) -> None:
-        """commit_bytes: a commit of this size is due at once; linger: seconds between smaller commits.
+        """commit_bytes: size in bytes from which a commit is due at once; linger: seconds between smaller commits.
 
         wake: makes the encode stage call `batches` again; raises QueueClosed if that stage has ended.
         """
@@ -241,7 +244,7 @@ class CommitBatcher:
     # called by the encode stage
 
     def add(self, arrived: DecodedRows) -> None:
-        """Add decoded rows."""
+        """Add rows from the decode stage, and count a chunk of a copy when its transaction ends."""
         self._pending.add(arrived)
         self._is_copied = self._is_copied or arrived.copied
         if self._is_copied and arrived.last is not None:
@@ -262,7 +265,7 @@ class CommitBatcher:
         return None if is_appending else self._appended_at + self._linger
 
     def batches(self, now: float, *, more: bool) -> Iterator[CommitBatch]:
-        """Yield the batches to append now, in order.
+        """Yield the batches that the append stage must write now, in order; often none.
 
         more: True if more decoded rows are queued.
         """
@@ -281,7 +284,7 @@ class CommitBatcher:
             yield CommitBatch([], None, is_trim=True)
 
     def flush(self) -> Iterator[CommitBatch]:
-        """Yield one batch with all finished transactions; nothing if there are none."""
+        """Yield one batch with a commit of all finished transactions; yield nothing if no transaction has finished."""
         if ready := self._pending.take_ready():
             self._last, self._has_chunk, self._chunks = ready[1].last, False, 0
             self._trim_requested = False  # the append stage trims after every commit
@@ -306,12 +309,18 @@ class LogAppender:
     metrics: Metrics
     pipeline: str
     has_received_all: Event
-    """Event that is set when the receive stage has ended; the writer then no longer waits for full storage."""
+    """Event that is set when the receive stage has ended.
+
+    From then on the writer raises an error if the storage is full, instead of waiting for free space.
+    """
     _staged: list[StagedFile] = field(default_factory=list)
     """Data files on disk that no commit contains yet."""
 
     def append(self, batch: CommitBatch) -> None:
-        """Write the files of a batch; if the batch has a commit boundary, commit them with all files written before."""
+        """Write the files of a batch; if the batch has a commit boundary, commit them with all files written before.
+
+        A batch whose commit ends at or below the durable position is dropped, with the files written before.
+        """
         end, began = batch.end, time.monotonic()
         if end is not None and end.last <= self.durable.position:
             self._staged = []

@@ -35,7 +35,7 @@ _BEGINS: Final = kind_set(bytes([BEGIN]))
 
 @dataclass(frozen=True, slots=True)
 class LastTransaction:
-    """The last transaction of the log; with it the reader recognises the transaction if the server sends it again."""
+    """The last transaction of the log, by which the reader recognises the transaction if the server sends it again."""
 
     root: Root
     position: Position
@@ -52,20 +52,20 @@ class LastTransaction:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The position at which a replication session continues the log, and the state of the log there."""
+    """The position at which a replication session continues the log, with the log's state at this position."""
 
     position: Position
     schemas: Mapping[int, TableSchema] = field(default_factory=dict)
-    """Map of a relation to the latest schema version in the log."""
+    """Latest schema version of each relation in the log, by relation number."""
     confirmed: Lsn | None = None
     """Confirmed LSN of the slot at the start of the session; a transaction that ended before it is an error."""
     last: LastTransaction | None = None
-    """Last transaction of the log; the session skips it if the server sends it again first, with a higher LSN."""
+    """Last transaction of the log; the session skips it if the server sends it again under a higher LSN."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamObservers:
-    """Objects that observe every decoded batch before it can be committed to the log."""
+    """Objects that see all decoded rows and signals before the log can commit them."""
 
     windows: WatermarkWindows = field(default_factory=WatermarkWindows)
     signals: SignalQueue | None = None
@@ -122,13 +122,13 @@ class DecodeStage:
         )
 
     def close(self) -> None:
-        """Discard spooled transactions; close their files and the catalogue connection."""
+        """Discard spooled transactions, and close their files and the connection to the source's catalogue."""
         self._windows.end_session()
         self.spool.close()
         self._relations.close()
 
     def rows(self, frames: FrameBatch) -> Iterator[DecodedRows]:
-        """Yield the log rows of the frames in commit order."""
+        """Yield the log rows of the frames in commit order, with the rows of chunks whose watermark arrives."""
         for schema in self._relations.detect_drift():
             self._announce(schema)
         for whole in self.spool.committed(frames):
@@ -199,8 +199,8 @@ class DecodeStage:
         """Resolve a Relation message; reuse the result if the message repeats an earlier one of the same transaction.
 
         After every rollback to a savepoint the server repeats the Relation messages of a streamed transaction, up to
-        thousands of times. The first message is resolved after the commit of that transaction, so resolving it again
-        would return nothing new.
+        thousands of times. The decoder gets the first message only after the commit of that transaction, so resolving a
+        repeated message would return the same schema.
         """
         before, schema = self._resolved.get(seen.relation.oid, (None, None))
         if schema is not None and before == seen:

@@ -2,8 +2,8 @@
 
 One REPEATABLE READ transaction with the slot's exported snapshot reads the rows. Their position is the slot's
 consistent point − 1, because the next commit record can be at the consistent point itself. If the process is killed
-before this commit, the slot remains and is useless. The next start replaces the slot if the slot provably belongs
-to the log (see slot_ownership); otherwise the start fails.
+before this commit, the slot remains without use. The next start replaces the slot if the slot provably belongs to the
+log (see slot_ownership); otherwise the start fails.
 
 The commit contains only the schema of a large table; backfills copy such tables in chunks while the stream runs. If the
 reader may not create the slot, there is no exported snapshot. The log then begins at the adopted slot, and all tables
@@ -51,12 +51,12 @@ from cdc.postgres.tables import match_tables
 from cdc.table import TableSchema, TableState
 
 TOTAL_FACTOR: Final = 64
-"""Limit for all tables that the initial snapshot copies, as a multiple of the limit for one table."""
+"""Limit of the total size of the tables that the initial snapshot copies, as a multiple of the limit per table."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopySummary:
-    """Contents of the first commit of an epoch."""
+    """Position of the first commit of an epoch, and numbers of its tables and rows."""
 
     position: Position
     tables: int
@@ -67,14 +67,14 @@ class CopySummary:
 
 @dataclass(frozen=True, slots=True)
 class EarlierTables:
-    """Tables that the log contains when an epoch begins; the default values describe an empty log."""
+    """Tables of the log at the beginning of an epoch, from earlier epochs; the default values describe an empty log."""
 
     epoch: int = 0
     """The epoch that begins."""
     known: Mapping[int, TableSchema] = field(default_factory=dict)
-    """Map of a relation to its latest schema version."""
+    """Latest schema version of each relation, by relation number."""
     used: Mapping[int, int] = field(default_factory=dict)
-    """Map of a relation to the highest column id in any of its schema versions."""
+    """Highest column id in all schema versions of each relation, by relation number."""
 
     @classmethod
     def of(cls, epoch: int, versions: Iterable[TableSchema]) -> EarlierTables:
@@ -91,23 +91,23 @@ class EarlierTables:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Tables that the first commit of an epoch records: captured, dropped and no longer captured ones."""
+    """Tables that the first commit of an epoch records: captured, dropped and no longer captured tables."""
 
     copied: list[TableSchema]
-    """Captured tables with their relation numbers, in the given order."""
+    """Captured tables with their relation numbers."""
     dropped: list[TableSchema]
-    """Known tables that the source no longer has; targets delete their rows."""
+    """Tables of the log that the source no longer has; targets delete the rows of these tables."""
     uncaptured: list[TableSchema]
-    """Known tables that the source has but the definition no longer captures.
+    """Tables of the log that the source has but the definition no longer captures.
 
-    Targets keep their rows, and the tables are marked `needs_resync`.
+    Targets keep the rows of these tables, and the log marks the tables `needs_resync`.
     """
 
 
 def ensure_initial_snapshot(
     source: SourceSettings, root: Root, writer: LogWriter, metrics: Metrics
 ) -> CopySummary | None:
-    """Take an initial snapshot if the log is empty or a requested epoch has not begun; otherwise return None.
+    """Take an initial snapshot if the log is empty or a requested epoch has not begun; return None if none is needed.
 
     An epoch begins with a single commit, so the function can be called again after a crash at any point. It raises
     SlotInUse while another reader uses the slot, and SlotBlocked or PreflightFailed. It raises UnexpectedSlot,
@@ -133,7 +133,9 @@ def take_initial_snapshot(
     """
     with connect(source.dsn, application_name="cdc snapshot") as conn, copy_lock(conn, source.slot):
         if LogReader(root).durable != writer.durable:
-            raise LogFenced(f"another writer committed to the log after {writer.durable!s}")
+            raise LogFenced(
+                f"another process committed to the log after this process had read it at position {writer.durable!s}"
+            )
         tables = match_tables(conn, source.patterns, source.exclude)
         if not tables:
             raise PreflightFailed(
@@ -169,8 +171,8 @@ def take_initial_snapshot(
 def _try_copy_table(reading: Any, copy: SnapshotCommit, schema: TableSchema, chunks: Iterator[Lines]) -> bool:
     """Copy one table; return False if the server cannot send one of its rows.
 
-    The rows received before the error are correct and stay in the commit. A backfill copies the table again later, and
-    reports the error.
+    The rows received before the error are correct and stay in the commit. A backfill later copies the table again; if
+    the error occurs again, the backfill reports it.
     """
     with map_errors():
         reading.execute("SAVEPOINT copied_so_far")
@@ -205,7 +207,7 @@ def _copy_tables(
 
 @dataclass(frozen=True, slots=True)
 class _StartingSlot:
-    """The slot at which an epoch begins; the caller has the lock that excludes other snapshots with this slot."""
+    """The slot at which an epoch begins; the caller has the lock that excludes other snapshots from this slot."""
 
     source: SourceSettings
     claim: SlotClaim
@@ -234,7 +236,7 @@ class _StartingSlot:
         )
 
     def _replace(self, conn: Any, new_slot: SlotStatus) -> None:
-        """Drop the previous slot, as late as possible, and write the slot record of the new slot."""
+        """Drop the previous slot, just before the new slot is created, and write the slot record of the new slot."""
         slot = slot_status(conn, self.source.slot)
         if slot is not None:
             check_replaceable(slot, self.claim, self.identity)
@@ -255,7 +257,7 @@ def _tables_for_chunks(conn: Any, tables: Sequence[TableSchema], snapshot: Snaps
 
 
 def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], existing: Collection[str]) -> Continuation:
-    """Assign relation numbers to the captured tables of a new epoch; find tables of the log that it does not capture.
+    """Assign relation numbers to the tables that a new epoch captures, and find the tables of the log that it omits.
 
     tables: the tables to capture, from the source's catalogue. existing: topics of all tables of the source.
     """

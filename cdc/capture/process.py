@@ -37,41 +37,41 @@ from cdc.snapshot.backfill_worker import BackfillWorker
 from cdc.snapshot.signal_processor import Signals
 
 GRACE: Final = 8.0
-"""Seconds after which the process exits although its drain has not ended.
+"""Seconds from SIGTERM or SIGINT until the process exits, even if its drain (the last commits) has not ended.
 
-A longer drain waits for a server or disk that does not answer. Exiting then is as safe as kill -9, because the log
-contains whole commits only."""
+A longer drain waits for a server or disk that does not answer. Exiting then is as safe as `kill -9`, because the log
+contains only whole commits."""
 JITTER: Final = 0.25
-"""Maximum share of a pause that is added to it at random, so that readers do not reconnect all at once."""
+"""Maximum random extension of a pause, as a share of the pause, so that readers do not all reconnect at once."""
 UNDECODABLE_ATTEMPTS: Final = 4
 """Number of attempts at a transaction that the server cannot decode.
 
-Some causes have disappeared by the second or third attempt (a stale cache, a file that the server recreates). A value
-that is too large fails every attempt, and an operator should know within a minute. With the pauses of UNDECODABLE the
-attempts take 15 s plus the server's time to reach the transaction."""
+Some causes disappear before the second or third attempt (a stale cache, a file that the server recreates). A value that
+is too large fails every attempt, and an operator must know about it within a minute. With the pauses of UNDECODABLE the
+attempts take 15 s plus the time in which the server reaches the transaction."""
 FAST: Final = BackOff(0.2, 30.0)
-"""Default pauses, for example while a server restarts or a network recovers."""
+"""Default pauses between attempts, for example while a server restarts or a network recovers."""
 SLOT_IN_USE: Final = BackOff(0.2, 1.0)
 """Pauses while another reader streams from the slot.
 
-They are short, because no reader captures changes after that reader has ended. An attempt costs a few short
-connections."""
+The pauses are short, because nothing captures changes from the end of the other reader until the next attempt. An
+attempt costs a few short connections."""
 REFUSED: Final = BackOff(5.0, 60.0)
-"""Pauses if the server refuses the login or has no free connection; frequent attempts could lock the account."""
+"""Pauses while the server refuses the login or has no free connection; frequent attempts could lock the account."""
 UNDECODABLE: Final = BackOff(2.0, 8.0)
 """Pauses between attempts at a transaction that the server cannot decode; each attempt decodes the same WAL again."""
 LARGE_BLOCK: Final = 1 << 20
 """Size in bytes from which glibc maps a block separately and returns it to the system when it is freed.
 
-The default is 128 KiB and grows to the largest freed block, up to 32 MiB. Smaller blocks are on the heap, where a small
-block above them prevents their return. Reusing smaller blocks is cheaper than mapping them again."""
+glibc's default is 128 KiB and grows to the largest freed block, up to 32 MiB. Smaller blocks are on the heap. There, a
+block in use above a freed block prevents its return. Reusing a smaller block is cheaper than mapping it again."""
 _M_MMAP_THRESHOLD: Final = -3
 
 log = structlog.get_logger("connector")
 
 
 def main(definition: Definition, reload: Callable[[], Definition] | None = None) -> int:
-    """Run the reader until SIGTERM or SIGINT; raises an error that a retry cannot fix.
+    """Run the reader until SIGTERM or SIGINT, and return the exit status; raises an error that a retry cannot fix.
 
     reload: function that reads the definition again, because table rules may change while the reader runs.
     """
@@ -127,7 +127,8 @@ def main(definition: Definition, reload: Callable[[], Definition] | None = None)
 def exit_error(verdict: CdcError | None, failure: BaseException | None) -> BaseException | None:
     """Return the error with which the process exits; None after a drain, or if `failure` can be retried.
 
-    The status reporter's error, `verdict`, takes precedence, because it caused the reader's `failure`.
+    verdict: error because of which the status reporter stopped the reader. It takes precedence, because it caused
+    `failure`, the error of the reader.
     """
     if verdict is not None:
         return verdict
@@ -150,7 +151,7 @@ def retry_pause(error: BaseException, failures: int) -> float | None:
 
 
 class _Attempts:
-    """Counter of consecutive failures without progress of the log; computes the pause after each failure."""
+    """Counter of consecutive failures without a new commit in the log; computes the pause after each failure."""
 
     def __init__(self, definition: Definition, process_metrics: metrics.Metrics) -> None:
         self._name, self._metrics = definition.name, process_metrics

@@ -1,7 +1,7 @@
 """The reader: the capture loop from the replication stream into the change log.
 
 Four stages run in one thread each: receive, decode, encode, append. The queues between them are limited in bytes. A
-full queue stops reading the socket; status updates continue. The reader confirms only durable positions to Postgres.
+full queue stops the reading of the socket; status updates continue. The reader confirms only durable positions.
 The commit batcher alone decides when to commit or trim the log.
 """
 
@@ -47,12 +47,12 @@ ROWS_WAITING: Final = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ReaderStart:
-    """Results of one start of the reader, from its checks to the opening of the replication stream."""
+    """Result of one start of the reader, once its checks have passed and the replication stream is open."""
 
     position: Position
     """Position after which the log continues."""
     copied: CopySummary | None
-    """Summary of the initial snapshot that this start has taken; None if it has taken none."""
+    """Summary of the initial snapshot that this start has taken; None if no snapshot was needed."""
     compile_seconds: float
     """Seconds spent loading the compiled decoder; the first start on a machine compiles it."""
 
@@ -73,9 +73,9 @@ class ReaderContext:
 
 
 class Reader:
-    """Reader that captures one source database into one log.
+    """Reader that captures one source database into one log, in one replication session.
 
-    `run` returns after a drain, or raises the error that ended the reader.
+    `run` returns after a drain, or raises the error that ended the session.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Reader:
         context: ReaderContext,
         on_start: Callable[[ReaderStart], None] = lambda _start: None,
     ) -> None:
-        """on_start: called once the stream is open."""
+        """on_start: called when the replication stream is open."""
         self._settings, self._context, self._on_start = settings, context, on_start
 
     def run(self) -> None:
-        """Take the initial snapshot if the log is empty, then stream until stop is set."""
+        """Take an initial snapshot if the log is empty or a new epoch is requested; then stream until `stop` is set."""
         settings, source, context = self._settings, self._settings.source, self._context
         identity = identify_system(source.dsn)
         expected = LogIdentity(system_id=identity.system_id, database=identity.database)
@@ -164,10 +164,10 @@ class _Session:
         self._batcher = CommitBatcher(settings.commit_bytes, settings.linger, context.durable, self._rows.wake)
         self._retention = RetentionWorker(settings.log, settings.retention, self._batcher.request_trim)
         self.failure: BaseException | None = None
-        """The first error of a stage."""
+        """The first error of a stage; None while no stage has failed."""
 
     def run(self) -> None:
-        """Run the stages until stop is set or one of them fails."""
+        """Run the stages until `stop` is set or a stage fails."""
         rows, batches = self._rows, self._batches
         ends = ((self._decode, rows), (self._encode, rows, batches), (self._append, batches))
         stages = [Thread(target=self._guard, args=end, name=end[0].__name__) for end in ends]

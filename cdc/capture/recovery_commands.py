@@ -36,15 +36,17 @@ from cdc.table import TableSchema, TableState, matches
 
 START_READER: Final = "start the reader, which takes the initial snapshot; no recovery is needed"
 RELEASE_TIMEOUT: Final = 3.0
-"""Maximum seconds to wait until the server releases the slot of a reader that has just ended."""
+"""Maximum seconds for which a command waits until the server releases the slot of a reader that has ended."""
 
 
 def begin_epoch(definition: Definition) -> dict[str, Any]:
-    """Begin the next epoch of the log: create publication and slot, copy every table, end rows that no longer exist.
+    """Begin the next epoch of the log: create publication and slot, and copy every table.
+
+    Targets then delete the rows that the source no longer has.
 
     The request for the epoch is durable before anything changes. From then on only the new epoch can continue the log;
-    if the command is killed, the reader completes the epoch. Raises SlotInUse while a reader streams, SlotNotOwned,
-    SlotNotCreated, SlotBlocked, PreflightFailed.
+    if the command is killed, the reader completes the epoch. Raises LogError if the log is empty, SlotInUse while a
+    reader streams, and SlotNotOwned, SlotNotCreated, SlotBlocked or PreflightFailed.
     """
     settings = reader_settings(definition)
     writer = _open_writer(definition)
@@ -65,7 +67,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
 
 
 def _record_slot_for_replacement(settings: ReaderSettings, writer: LogWriter) -> None:
-    """Record the slot with its current positions; the snapshot may replace the slot while they stay the same."""
+    """Write the slot record with the slot's current positions; the snapshot may replace a slot with these positions."""
     source, claim = settings.source, SlotClaim.of(settings.log, writer)
     identity = identify_system(source.dsn)
     with connect(source.dsn, application_name="cdc slots") as conn, copy_lock(conn, source.slot):
@@ -78,10 +80,10 @@ def _record_slot_for_replacement(settings: ReaderSettings, writer: LogWriter) ->
 
 
 def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
-    """Request a new epoch, because the source cannot continue the log.
+    """Request a new epoch, because the source cannot continue the log, as the error `exc` shows.
 
-    No operator confirms this request, so the slot must be proven to belong to the log. Otherwise the function raises
-    SlotNotOwned or SlotNotCreated, and requests nothing. It raises `exc` if the log is empty.
+    No operator confirms this request, so it must be certain that the slot belongs to the log. Otherwise the function
+    raises SlotNotOwned or SlotNotCreated, and requests nothing. It raises `exc` if the log is empty.
     """
     source, log = settings.source, LogReader(settings.log)
     if log.durable is None:
@@ -116,7 +118,10 @@ def adopt_slot(definition: Definition) -> dict[str, Any]:
             raise slot_missing_error(source.slot)
         check_slot_kind(slot, identity.database)
         if slot.active:
-            raise SlotInUse(f"slot {slot.name!r} is in use by pid {slot.active_pid}", remedy="stop its reader first")
+            raise SlotInUse(
+                f"slot {slot.name!r} is in use by pid {slot.active_pid}",
+                remedy="stop the process that uses the slot, then run the command again",
+            )
         log = LogIdentity(system_id=identity.system_id, database=identity.database)
         writer = LogWriter.open(settings.log, log, settings.limits)
         claim = SlotClaim.of(settings.log, writer)
@@ -128,7 +133,7 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
     """Advance the log and then the slot to `lsn`; transactions in between are lost, and `tables` need a resync.
 
     The log advances first, because a slot behind the log is normal and a slot ahead of the log means a gap. After a
-    crash the function can be called again: it advances only the log or slot that is still behind `lsn`.
+    crash the function can be called again: it advances the log and the slot only if they are behind `lsn`.
     """
     writer = _open_writer(definition)
     last = writer.last_commit
@@ -173,7 +178,7 @@ def skip_to_lsn(definition: Definition, lsn: Lsn, tables: Sequence[str]) -> dict
 
 
 def _mark_for_resync(writer: LogWriter, tables: Sequence[TableSchema], last: CommitInfo, position: Position) -> None:
-    """Commit a schema row (`s`) with state `needs_resync` for each table; they lost changes up to `position`."""
+    """Commit an `s` row with state `needs_resync` for each table, at the position up to which changes are lost."""
     reason = f"an operator skipped the changes from {last.last} to {position}"
     commit = SnapshotCommit(writer, position)
     for schema in tables:
@@ -182,7 +187,7 @@ def _mark_for_resync(writer: LogWriter, tables: Sequence[TableSchema], last: Com
 
 
 def _open_writer(definition: Definition) -> LogWriter:
-    LogReader(definition.log.root)  # raises LogError: a log is never created here
+    LogReader(definition.log.root)  # raises LogError if there is no log: this command never creates one
     return LogWriter(definition.log.root, reader_settings(definition).limits)
 
 
@@ -193,10 +198,16 @@ def _open_writer(definition: Definition) -> LogWriter:
     reraise=True,
 )
 def _idle_slot(definition: Definition) -> SlotStatus | None:
-    """Return the status of the pipeline's slot, None without a slot; raises SlotInUse if a session streams from it."""
+    """Return the status of the pipeline's slot; None if the slot does not exist.
+
+    Raises SlotInUse if a process still uses the slot after RELEASE_TIMEOUT seconds.
+    """
     source = definition.source
     with connect(source.dsn.reveal(), application_name="cdc slots") as conn:
         slot = slot_status(conn, source.slot.name)
     if slot is not None and slot.active:
-        raise SlotInUse(f"slot {slot.name!r} is in use by pid {slot.active_pid}", remedy="stop the reader first")
+        raise SlotInUse(
+            f"slot {slot.name!r} is in use by pid {slot.active_pid}",
+            remedy="stop the reader that uses the slot, then run the command again",
+        )
     return slot

@@ -1,4 +1,4 @@
-"""Resume checks: compare the log with slot, publication and server, and raise an error if changes may be missing."""
+"""Resume checks: compare the log with slot, publication and server, and raise an error if changes may be lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cdc.postgres.tables import TableName
 from cdc.table import TableSchema, TableState, split_topic
 
 RECOVER: Final = "run 'cdc slots recover -c FILE --new-epoch'"
-"""Remedy of errors that mean that the stream cannot deliver all changes after the log's position."""
+"""Remedy of errors after which the stream cannot deliver all changes from the log's position on."""
 
 DISCONTINUED: Final = (
     SlotMissing,
@@ -40,7 +40,7 @@ DISCONTINUED: Final = (
     PublicationMissing,
     PublicationReplaced,
 )
-"""Errors that a new epoch fixes. SourceReplaced is excluded, because the definition may name the wrong server."""
+"""Errors that a new epoch fixes. SourceReplaced is not among them: the definition may name the wrong server."""
 
 INVALIDATED: Final[Mapping[str, str]] = {
     "wal_removed": "raise max_slot_wal_keep_size (ALTER SYSTEM SET max_slot_wal_keep_size = '…'; "
@@ -50,7 +50,7 @@ INVALIDATED: Final[Mapping[str, str]] = {
     "idle_timeout": "raise idle_replication_slot_timeout (ALTER SYSTEM SET idle_replication_slot_timeout = 0; "
     "SELECT pg_reload_conf();), then " + RECOVER,
 }
-"""Map of `pg_replication_slots.invalidation_reason` to a remedy; before Postgres 17 the only reason is the first."""
+"""Remedy for each `pg_replication_slots.invalidation_reason`; before Postgres 17 the reader assumes `wal_removed`."""
 
 
 def check_source(log: LogIdentity, last: CommitInfo, source: SourceState, durable: Position | None = None) -> None:
@@ -60,8 +60,8 @@ def check_source(log: LogIdentity, last: CommitInfo, source: SourceState, durabl
     position. A slot ahead of the log always means a gap.
 
     last: last commit of the log, read before the source was queried. durable: durable position of the log, read after
-    the source was queried. Another reader may have committed and confirmed in between. A caller that owns the slot
-    omits `durable`.
+    the source was queried; another reader may have committed and confirmed in between. A caller that owns the slot
+    omits `durable`, because no other reader can commit.
     """
     _check_cluster(log, last, source)
     _check_slot((durable or last.last).lsn, source.slot, source.identity.database)
@@ -69,11 +69,13 @@ def check_source(log: LogIdentity, last: CommitInfo, source: SourceState, durabl
 
 
 def check_publication(last: CommitInfo, publication: PublicationStatus | None) -> None:
-    """Raise an error if the publication is not the one that the log was written from."""
+    """Raise an error unless the publication is that of the last commit and sends all changes of the captured tables."""
     if publication is None:
-        raise PublicationMissing("the publication that source.publication.name names does not exist")
+        raise PublicationMissing("the publication (source.publication.name) does not exist at the source")
     if last.publication not in {0, publication.oid}:
-        raise PublicationReplaced(f"publication {publication.name!r} was dropped and created again")
+        raise PublicationReplaced(
+            f"publication {publication.name!r} was dropped and created again since the log's last commit"
+        )
     if publication.missing:
         raise _narrowed(publication)
     if publication.by_leaf:
@@ -89,7 +91,7 @@ def _narrowed(publication: PublicationStatus) -> PublicationNarrowed:
     statement = addition_sql(publication.name, [TableName(*split_topic(topic)) for topic in publication.missing])
     copies = ", ".join(complete_remedy("'cdc tables resync TABLE'", topic=topic) for topic in publication.missing)
     return PublicationNarrowed(
-        f"publication {publication.name!r} no longer contains {listed}",
+        f"publication {publication.name!r} no longer contains {listed}, so changes of these tables are not sent",
         remedy=f"run {statement} start the reader, then run {copies}",
     )
 
@@ -119,7 +121,7 @@ def _check_cluster(log: LogIdentity, last: CommitInfo, source: SourceState) -> N
     if found.system_id != known:
         raise SourceReplaced(
             f"the source is another cluster: its system identifier is {found.system_id}, and the log was written "
-            f"from {known}"
+            f"from the cluster with system identifier {known}"
         )
     if found.timeline != last.timeline:
         raise TimelineChanged(
@@ -132,7 +134,7 @@ def _check_cluster(log: LogIdentity, last: CommitInfo, source: SourceState) -> N
 
 def check_slot_kind(slot: SlotStatus, database: str) -> None:
     """Raise SlotUnsuitable unless the slot is a logical slot of pgoutput in this database."""
-    drop = f"SELECT pg_drop_replication_slot('{slot.name}'); or choose another source.slot.name; then {RECOVER}"
+    drop = f"run SELECT pg_drop_replication_slot('{slot.name}'); or set another source.slot.name; then {RECOVER}"
     if slot.plugin is None:
         raise SlotUnsuitable(
             f"slot {slot.name!r} is a physical slot: expected a logical slot with plugin {PLUGIN}", remedy=drop
@@ -142,16 +144,24 @@ def check_slot_kind(slot: SlotStatus, database: str) -> None:
     if slot.database != database:
         raise SlotUnsuitable(
             f"slot {slot.name!r} belongs to database {slot.database!r}: expected {database!r}",
-            remedy="set the slot's database in source.dsn, or choose another source.slot.name",
+            remedy="set the slot's database in source.dsn, or set another source.slot.name",
         )
 
 
 def _check_slot(durable: Lsn, slot: SlotStatus | None, database: str) -> None:
     if slot is None:
-        raise SlotMissing(f"the slot that source.slot.name names does not exist; the log is at {durable}")
+        raise SlotMissing(
+            f"the replication slot (source.slot.name) does not exist at the source; the log is at {durable}"
+        )
     check_slot_kind(slot, database)
     if slot.wal_status == "lost" or slot.invalidation_reason:
         reason = slot.invalidation_reason or "wal_removed"
-        raise SlotInvalidated(f"slot {slot.name!r} is invalidated: {reason}", remedy=INVALIDATED.get(reason))
+        raise SlotInvalidated(
+            f"slot {slot.name!r} is invalidated: {reason}; the server sends no more changes from it",
+            remedy=INVALIDATED.get(reason),
+        )
     if slot.confirmed_flush is not None and slot.confirmed_flush > durable + 1:
-        raise SourceGap(f"slot {slot.name!r} is at {slot.confirmed_flush}, ahead of the log's position {durable}")
+        raise SourceGap(
+            f"slot {slot.name!r} is at {slot.confirmed_flush}, ahead of the log's position {durable}: the changes in "
+            "between are not in the log"
+        )

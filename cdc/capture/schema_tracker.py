@@ -1,6 +1,6 @@
-"""Schema tracker: the schema version of every relation in a replication session, and changes of it.
+"""Schema tracker: finds the current schema version of every relation in a replication session.
 
-The tracker uses Relation messages in the stream, messages of the DDL event trigger if that is installed, and a
+The tracker uses Relation messages in the stream, messages of the DDL event triggers if they are installed, and a
 catalogue query every 30 s. The query finds changes that no message shows. Only the decoding thread writes `s` rows, so
 the results of the query wait until that thread calls detect_drift.
 """
@@ -34,19 +34,19 @@ log = structlog.get_logger("reader")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureFilter:
-    """Source and table rules that decide which relations are captured."""
+    """Source, publication and table rules, which decide which relations are captured."""
 
     dsn: str
     publication: str
     patterns: Sequence[str] = ("*",)
     exclude: Sequence[str] = ()
-    """Globs of tables that are not captured although a pattern matches them."""
+    """Globs of tables that are not captured, even if one of `patterns` matches them."""
     copies: bool = False
-    """True if the existing rows of a newly found table are copied."""
+    """True if the reader copies the existing rows of a table that it finds while it streams."""
 
 
 class SchemaTracker:
-    """Schema versions of one replication session, by the OIDs of Relation messages; used by one thread."""
+    """Current schema versions of the tables in one replication session, by OID; used by one thread."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class SchemaTracker:
         self._known[schema.oid] = schema
 
     def resolve_relation(self, message: Relation, position: Position) -> tuple[TableSchema, bool] | None:
-        """Return the schema of the following rows, and whether it needs an `s` row; None if the table is not captured.
+        """Return the schema of the rows after a Relation message, and True if the log needs an `s` row for this schema.
 
-        A table is not captured if no rule matches the table, if it was removed, or if it is a partition: rules match
-        partition roots. The Relation message shows the table at an earlier time than the catalogue. If message and
-        catalogue contradict each other, the schema gets the state `needs_resync`.
+        Returns None if the table is not captured: no rule matches the table, it was removed from the definition, or it
+        is a partition, because rules match only partition roots. The Relation message shows the table at an earlier
+        time than the catalogue. If they contradict each other, the schema gets the state `needs_resync`.
         """
         before = self._known.get(message.oid)
         if not self._is_captured(message, before):
@@ -124,7 +124,7 @@ class SchemaTracker:
     def _view_of(self, conn: Any, oid: int, position: Position) -> CatalogView:
         """Return a catalogue view that is not older than the Relation message at this position.
 
-        All tables share one view for their first Relation messages, unless a message is after the view's WAL position.
+        The first Relation messages of all tables share one view, unless a message is after the view's WAL position.
         """
         if self._view is None:
             self._view = read_catalog_view(conn, [*self._known, oid], self._publication)
@@ -135,7 +135,7 @@ class SchemaTracker:
         return read_catalog_view(conn, [oid], self._publication)
 
     def _query(self, question: Callable[[Any], _T]) -> _T:
-        """Run a query over one persistent connection; if it broke, connect again and repeat the query once."""
+        """Run a query over one persistent connection; if the connection broke, connect again and repeat it once."""
         if self._conn is not None:
             try:
                 return question(self._conn)
@@ -145,16 +145,18 @@ class SchemaTracker:
         return question(self._conn)
 
     def close(self) -> None:
-        """Close the catalogue connection."""
+        """Close the connection to the source's catalogue."""
         if self._conn is not None:
             self._conn.close()
             self._conn = None
 
     def apply_ddl(self, content: bytes) -> Iterator[TableSchema]:
-        """Yield the new schema version that a DDL message describes, if the message is about a known table."""
+        """Yield the new schema version that a DDL message describes; yield nothing for a table that is not captured."""
         message = parse_ddl_message(content)
         if message is None:
-            log.warning("ignored a malformed DDL message of the event triggers", bytes=len(content))
+            log.warning(
+                "ignored a malformed DDL message; catalogue queries still find schema changes", bytes=len(content)
+            )
             return
         known = self._known.get(message.oid)
         if known is not None and known.removed:
@@ -164,7 +166,7 @@ class SchemaTracker:
             facts = self._query(lambda conn: with_types(conn, table))
             schema = schema_from_ddl(facts, known, message.oid, self._epoch)
             if known is None:
-                # its first rows will say whether it is published at all
+                # its first Relation message shows whether the table is published
                 self._unannounced[message.oid] = schema
                 return
         elif known is None:
@@ -178,9 +180,9 @@ class SchemaTracker:
         yield from self._changed(schema, known)
 
     def detect_drift(self) -> Iterator[TableSchema]:
-        """Yield the changed schema versions from the last catalogue query.
+        """Yield the schema versions that changed since the last call, as the last catalogue query found them.
 
-        The method starts the next query when it is due, and never waits for its result.
+        The method starts the next query when it is due, and never waits for the result.
         """
         if self._check is not None and self._check.done():
             done, self._check = self._check, None
@@ -189,7 +191,9 @@ class SchemaTracker:
                 sights = done.result()
             except CdcError as exc:
                 log.warning(
-                    "cannot query the source's catalogue for schema changes", code=exc.code, message=exc.message
+                    "cannot query the system catalogs; the next query finds schema changes that pgoutput does not send",
+                    code=exc.code,
+                    message=exc.message,
                 )
                 return
             self._checks += 1
@@ -210,7 +214,10 @@ class SchemaTracker:
             return
         if schema.state is not before.state:
             log.warning(
-                "changed the state of a table", table=schema.topic, state=schema.state.value, reason=schema.reason
+                "the state of a table changed; if it is needs_resync, copy the table again with 'cdc tables resync'",
+                table=schema.topic,
+                state=schema.state.value,
+                reason=schema.reason,
             )
         self._known[schema.oid] = schema
         if schema.is_partition_now:

@@ -29,7 +29,7 @@ class SourceSettings:
     create_slot: bool = True
     """True if the initial snapshot may create the slot, and replace a slot that belongs to the log."""
     failover: bool = False
-    """True if the slot is synchronized to standbys; from Postgres 17 on."""
+    """True if the slot is created as a failover slot, which Postgres 17 and later synchronizes to standbys."""
     undecodable: Undecodable = Undecodable.FAIL
     """Policy for text of the source that is not valid UTF-8."""
     snapshot: Snapshot = field(default_factory=Snapshot)
@@ -37,7 +37,7 @@ class SourceSettings:
 
     @property
     def copies_rows(self) -> bool:
-        """True if existing rows of tables are copied, as the snapshot mode says."""
+        """True if the existing rows of tables are copied; False in snapshot mode NO_DATA."""
         return self.snapshot.mode is not SnapshotMode.NO_DATA
 
 
@@ -52,11 +52,11 @@ class ReaderSettings:
     linger: float
     """Seconds between commits under load; the first change after an idle time is committed at once."""
     retention: Retention | None = None
-    """Retention rules of the log; None if the log is never trimmed."""
+    """Rules by which compacted segments are removed from the log; None if the log is never trimmed."""
 
 
 def reader_settings(definition: Definition) -> ReaderSettings:
-    """The reader's settings in a definition."""
+    """Return the settings that a definition gives the reader."""
     source = definition.source
     return ReaderSettings(
         source=SourceSettings(
@@ -81,5 +81,5 @@ def reader_settings(definition: Definition) -> ReaderSettings:
 
 
 def retention_of(definition: Definition) -> Retention:
-    """Retention of compacted segments."""
+    """Return the rules by which compacted segments are removed from the log."""
     return Retention(max_age=definition.log.retain.max, grace=definition.log.retain.grace)

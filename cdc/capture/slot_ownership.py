@@ -1,6 +1,6 @@
 """Slot checks: whether a replication slot belongs to a log, before a reader uses the slot or a snapshot replaces it.
 
-On the server a slot has only a name and no owner, and names are copied together with definitions. A snapshot therefore
+On the server a slot has only a name and no owner, and a copied definition names the same slot. Therefore a snapshot
 drops a slot only in one of these cases; any other case is an error, and the slot stays:
 
 - The log's slot record contains this slot with exactly its current positions. Then an unfinished snapshot of this log
@@ -43,6 +43,7 @@ class SlotClaim:
     system_id: str
     """System identifier of the server that the log was written from; "" if there is no log."""
     record: SlotRecord | None
+    """Slot record of the log; None if there is none."""
 
     @classmethod
     def of(cls, root: Root, log: LogReader | LogWriter | None) -> Self:
@@ -91,7 +92,7 @@ class SlotClaim:
 def check_replaceable(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity, seen: Position | None = None) -> None:
     """Raise an error if a snapshot must not replace the slot.
 
-    seen: last position of this pipeline's log in the catalog; it can prove that the first snapshot was finished.
+    seen: last position of this pipeline's log in the catalog. It can prove that the first snapshot was committed.
     Raises SlotUnsuitable, UnexpectedSlot, SlotNotOwned, and SlotInUse if the slot belongs to the log and is active.
     """
     check_slot_kind(slot, source.database)
@@ -100,7 +101,10 @@ def check_replaceable(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity
     if not (recorded and not committed) and not claim.is_written_from(slot, source):
         raise _unproven(slot, claim, seen)
     if slot.active:
-        raise SlotInUse(f"slot {slot.name!r} is in use by pid {slot.active_pid}", remedy="stop the other reader first")
+        raise SlotInUse(
+            f"slot {slot.name!r} is in use by pid {slot.active_pid}",
+            remedy="stop the process that uses the slot, or wait until it ends",
+        )
 
 
 def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity) -> None:
@@ -111,7 +115,10 @@ def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: Sys
     """
     check_slot_kind(slot, source.database)
     if slot.active:
-        raise SlotInUse(f"slot {slot.name!r} is in use by pid {slot.active_pid}", remedy="stop the reader first")
+        raise SlotInUse(
+            f"slot {slot.name!r} is in use by pid {slot.active_pid}",
+            remedy="stop the reader that uses the slot, then run the command again",
+        )
     if claim.records(slot, source) or claim.is_written_from(slot, source):
         return
     if claim.system_id != source.system_id:
@@ -128,20 +135,20 @@ def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: Sys
 
 
 def check_slot_name(claim: SlotClaim, slot: SlotStatus | None) -> None:
-    """Raise SlotNotOwned if the log was written from a slot with another name: this may be another pipeline's slot."""
+    """Raise SlotNotOwned if the log was written from a slot of another name: `slot` may belong to another pipeline."""
     record = claim.record
     if slot is not None and record is not None and record.log_id == claim.log_id and record.slot != slot.name:
         raise SlotNotOwned(
             f"the log was written from slot {record.slot!r}, but the definition names slot {slot.name!r}",
-            remedy=f"set source.slot.name to {record.slot!r} again; to use another slot, choose an unused name and run "
+            remedy=f"set source.slot.name to {record.slot!r} again; to use another slot, set an unused name and run "
             "'cdc slots recover -c FILE --new-epoch'",
         )
 
 
 def check_resume(root: Root, log: LogReader, last: CommitInfo, state: SourceState) -> None:
-    """Raise an error unless this source and its slot can continue the log; the caller owns the slot.
+    """Raise an error unless this source and its slot can continue the log; the caller streams from the slot.
 
-    last: last commit of the log. If the log has no slot record yet, the function writes one.
+    last: last commit of the log. If the log has no slot record yet, the function writes the record of this slot.
     """
     claim = SlotClaim.of(root, log)
     check_slot_name(claim, state.slot)
@@ -189,11 +196,10 @@ def _unproven(slot: SlotStatus, claim: SlotClaim, seen: Position | None) -> Unex
     return UnexpectedSlot(
         f"{at}, and the log at {str(claim.root)!r} is empty: nothing proves that the slot was created for this "
         f"log{known}",
-        remedy=f"if the log was moved away or is not mounted: mount {claim.root}, or mv OLD {claim.root}, and start "
-        "again; "
-        "if the definition was copied or the slot belongs to another consumer: set another source.slot.name, "
-        "'cdc slots ls -c FILE' lists the slots in use; if the slot remains from an interrupted first start: "
-        "'cdc slots drop -c FILE', and start again",
+        remedy=f"if the log was moved or is not mounted, mount {claim.root} or run mv OLD {claim.root}, then start "
+        "again; if the slot belongs to another pipeline or consumer, set another source.slot.name ('cdc slots ls -c "
+        "FILE' lists the slots in use); if the slot remains from an interrupted first start, run 'cdc slots drop -c "
+        "FILE', then start again",
     )
 
 
@@ -205,7 +211,6 @@ def _is_behind(slot: SlotStatus, last: CommitInfo | None) -> bool:
 
 def _drop_by_hand(slot: SlotStatus) -> str:
     return (
-        f"if no other consumer reads the slot: SELECT pg_drop_replication_slot('{slot.name}'); and run the "
-        "command again; "
-        "otherwise set another source.slot.name"
+        f"if no other consumer reads the slot, run SELECT pg_drop_replication_slot('{slot.name}'); and then this "
+        "command again; otherwise set another source.slot.name"
     )

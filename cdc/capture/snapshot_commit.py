@@ -1,8 +1,8 @@
-"""Snapshot commit: one commit of the log outside the stream, with all its rows at one position.
+"""Snapshot commit: a commit of the log whose rows do not come from the stream and all have one position.
 
 An epoch begins with such a commit, which contains the schema of every table and the rows of small tables. The command
-that skips WAL also makes such a commit, to mark tables that must be copied again. When the collected rows exceed
-STAGE_BYTES, they are written to a data file. The commit makes all these files visible at once.
+that skips WAL also makes such a commit, to mark tables that must be copied again. Whenever the collected rows exceed
+STAGE_BYTES, they are written to data files. The commit makes all these files visible at once.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from cdc.position import Position
 from cdc.table import TableSchema
 
 STAGE_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of rows in memory from which the rows are written to data files."""
+"""Size in bytes from which the collected rows are written from memory to data files."""
 
 
 class SnapshotCommit:
-    """One commit outside the stream: collects rows of tables, then commits all of them at one position."""
+    """One commit outside the stream: collects rows of tables, then commits all these rows at one position."""
 
     def __init__(
         self, writer: LogWriter, position: Position, count: Callable[[str, int], None] = lambda _topic, _rows: None
     ) -> None:
-        """count: called with a topic and the number of its table rows after each batch was added."""
+        """count: called after each batch of table rows, with the topic of the table and the number of rows."""
         self.position = position
         self._writer, self._count = writer, count
         self._committed_at = time.time_ns() // 1000
@@ -42,10 +42,10 @@ class SnapshotCommit:
         self._waiting_bytes = 0
         self._ended: list[TableSchema] = []
         self.tables = self.table_rows = 0
-        """Number of copied tables, and number of their rows without schema rows."""
+        """Number of copied tables, and number of their rows, without `s` and `g` rows."""
 
     def table(self, schema: TableSchema, chunks: Iterator[Lines]) -> None:
-        """Add one table: its schema row, then its rows."""
+        """Add one table with its rows: first the table's `s` row, then its rows from the chunks of a COPY."""
         self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
         decoder = CopyDecoder(
             schema, position=self.position, xid=0, committed_at=self._committed_at, first_ordinal=self._ordinal
@@ -61,13 +61,13 @@ class SnapshotCommit:
         self._ended.append(schema)
 
     def mark(self, schema: TableSchema, *, ended: bool = False) -> None:
-        """Add the schema row of a table, but no table rows; if `ended`, targets delete the table's earlier rows."""
+        """Add the `s` row of a table, but no table rows; if `ended`, targets delete the table's earlier rows."""
         self._add(self._control(schema, Operation.SCHEMA, schema.to_json()))
         if ended:
             self._ended.append(schema)
 
     def commit(self, lineage: CommitSource) -> None:
-        """Add the `g` row of every table that is complete, and commit all rows."""
+        """Add a `g` row for every copied or ended table, and commit all rows."""
         for schema in self._ended:
             self._add(self._control(schema, Operation.GENERATION, str(int(self.position)).encode()))
         self._stage()

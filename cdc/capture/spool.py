@@ -44,7 +44,7 @@ from cdc.pgoutput.stream_blocks import (
 )
 
 BATCH: Final = 4 << 20
-"""Minimum bytes of a replayed batch of frames; one receive from the server returns as much."""
+"""Minimum size in bytes of a batch of replayed frames; one receive from the server returns about as much."""
 
 _CONTROLS: Final = bytes([START, STOP, ABORT, COMMIT])
 _QUIET: Final = kind_set(_CONTROLS)
@@ -53,10 +53,10 @@ _INSIDE: Final = kind_set(_CONTROLS + bytes([RELATION, KEEPALIVE]))
 
 
 class _SpooledRelation(NamedTuple):
-    """One Relation message of a streamed transaction."""
+    """One Relation message inside a streamed transaction, and its order of arrival."""
 
     order: int
-    """Sequence number of arrival among the Relation messages of all transactions."""
+    """Number of the message among all Relation messages of the session, in order of arrival."""
     subxid: int
     frame: bytes
     """Frame of the message in protocol version 1."""
@@ -64,16 +64,16 @@ class _SpooledRelation(NamedTuple):
 
 @dataclass(slots=True)
 class _SpooledTransaction:
-    """One streamed transaction in a file of frame blocks; each block is a frame count, offsets (int64) and bytes."""
+    """One streamed transaction, in a file of frame blocks; a block is a frame count, offsets (int64) and bytes."""
 
     xid: int
     file: IO[bytes]
     nbytes: int = 0
     _aborted: array[int] = field(default_factory=lambda: array("I"))
     _relations: dict[int, list[_SpooledRelation]] = field(default_factory=lambda: defaultdict(list))
-    """Relation messages by OID, in order of arrival; the rollback of a subtransaction removes its messages."""
+    """Relation messages by OID, in order of arrival, without those of subtransactions that were rolled back."""
     _oids_by_subxid: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """OIDs of the recorded Relation messages, by subxid."""
+    """OIDs of the Relation messages in `_relations`, by subxid."""
 
     def append(self, frames: FrameBatch) -> None:
         """Append one block of frames to the file."""
@@ -86,9 +86,9 @@ class _SpooledTransaction:
     def add_relation(self, oid: int, relation: _SpooledRelation, elsewhere: int) -> None:
         """Record a Relation message, unless it repeats the last recorded message of the OID.
 
-        The server repeats all Relation messages after every rollback.
+        The server repeats all Relation messages after every rollback to a savepoint.
 
-        elsewhere: arrival number of the OID's last message outside this transaction. If that message arrived after
+        elsewhere: number of the OID's last Relation message outside this transaction. If that message arrived after
         this transaction's last recorded message, the method records the repeated message too.
         """
         relations = self._relations[oid]
@@ -98,14 +98,14 @@ class _SpooledTransaction:
         self._oids_by_subxid[relation.subxid].add(oid)
 
     def roll_back(self, subxid: int) -> None:
-        """Exclude rows and Relation messages of a subtransaction from the replay."""
+        """Exclude the rows and Relation messages of a rolled-back subtransaction from the replay."""
         self._aborted.append(subxid)
         for oid in self._oids_by_subxid.pop(subxid, ()):
             self._relations[oid] = [relation for relation in self._relations[oid] if relation.subxid != subxid]
 
     @property
     def aborted(self) -> np.ndarray:
-        """Sorted array (int64) of the subxids that were rolled back."""
+        """Subxids that were rolled back, as a sorted array of int64."""
         return np.unique(np.array(self._aborted, np.int64))
 
     def runs(self) -> Iterator[FrameBatch]:
@@ -125,11 +125,11 @@ class _SpooledTransaction:
             yield FrameBatch(np.concatenate(buffers), np.concatenate(offsets))
 
     def surviving(self) -> dict[int, _SpooledRelation]:
-        """Return, for each OID, the last Relation message that was not rolled back."""
+        """Return the last Relation message of each OID that was not rolled back."""
         return {oid: relations[-1] for oid, relations in self._relations.items() if relations}
 
     def close(self) -> None:
-        """Close the file, which frees its space."""
+        """Close the temporary file, which frees its space on disk."""
         with suppress(OSError):  # closing writes what did not fit before
             self.file.close()
 
@@ -140,7 +140,7 @@ class _SpooledTransaction:
 
 
 class Spool:
-    """Converter of one session's stream to whole transactions of protocol version 1; unusable after an error.
+    """Converter of one session's frames to whole transactions of protocol version 1; not usable after an error.
 
     The Relation messages of a streamed transaction are replayed with the transaction. So the messages of a rolled-back
     transaction never reach the decoder.
@@ -157,7 +157,7 @@ class Spool:
         self._known: dict[int, tuple[int, bytes]] = {}
         self._arrived = 0
         self.is_replaying = False
-        """True while `committed` yields the frames of a streamed transaction."""
+        """True while `committed` yields the frames of a streamed transaction that has committed."""
 
     @property
     def nbytes(self) -> int:
@@ -165,10 +165,10 @@ class Spool:
         return sum(stream.nbytes for stream in self._streams.values())
 
     def committed(self, frames: FrameBatch) -> Iterator[FrameBatch]:
-        """Yield frames of protocol version 1 in commit order; keepalives are yielded immediately.
+        """Yield frames of committed transactions in protocol version 1 and in commit order; keepalives pass at once.
 
-        The result does not depend on how the stream is split into batches. Raises MalformedFrame, and LogUnwritable
-        if the disk is full.
+        The result does not depend on how the stream is split into batches. Raises MalformedFrame if the frames violate
+        the protocol, and LogUnwritable if the spool file cannot be written, for example because the disk is full.
         """
         buffer, offsets = readonly_arrays(frames)
         start = at = 0
@@ -187,7 +187,7 @@ class Spool:
         yield from self._pass_run(frames, start, at)
 
     def close(self) -> None:
-        """Discard all open transactions."""
+        """Discard all streamed transactions that have not ended, and close their files."""
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
@@ -212,7 +212,7 @@ class Spool:
     def _handle_control(self, frame: bytes) -> Iterator[FrameBatch]:
         control = parse_control(frame)
         if (self._inside is not None) != (kind_of(frame) == STOP):
-            raise malformed(frame, "Stream Start inside a block, or Stream Stop, Commit or Abort in the wrong place")
+            raise malformed(frame, "Stream Start, Stream Commit or Stream Abort inside a block, or Stream Stop outside")
         match control:
             case StreamStart():
                 self._inside = self._start_block(frame, control)
@@ -225,7 +225,7 @@ class Spool:
 
     def _start_block(self, frame: bytes, start: StreamStart) -> _SpooledTransaction:
         if start.first == (start.xid in self._streams):
-            raise malformed(frame, f"blocks of transaction {start.xid} are out of order")
+            raise malformed(frame, f"first block of transaction {start.xid} is missing or arrived twice")
         if start.first:
             with self._disk():
                 self._streams[start.xid] = _SpooledTransaction(start.xid, TemporaryFile(dir=self._directory))  # noqa: SIM115 - lives until the end
@@ -241,7 +241,7 @@ class Spool:
     def _replay(self, frame: bytes, commit: StreamCommit) -> Iterator[FrameBatch]:
         stream = self._streams.get(commit.xid)
         if stream is None:
-            raise malformed(frame, f"commit of transaction {commit.xid} without a streamed block")
+            raise malformed(frame, f"Stream Commit of transaction {commit.xid} without a Stream Start")
         self.is_replaying = True
         yield FrameBatch.of([commit.begin])
         aborted = stream.aborted
@@ -254,9 +254,9 @@ class Spool:
         self._end(stream)
 
     def _later_relations(self, stream: _SpooledTransaction) -> list[bytes]:
-        """Return the Relation messages that other transactions sent after this transaction's message for the same OID.
+        """Return the Relation messages that other transactions sent after a message for the same OID in `stream`.
 
-        If no other transaction sent a later message for an OID, this transaction's message becomes the last known one.
+        If no other transaction sent a later message for an OID, the message in `stream` becomes the OID's last message.
         """
         later = []
         for oid, relation in stream.surviving().items():

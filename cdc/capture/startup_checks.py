@@ -1,7 +1,7 @@
-"""Startup checks: conditions on definition, source, log and stores that a reader needs to start.
+"""Startup checks: conditions on definition, source, log and stores without which a reader cannot start.
 
 `cdc doctor` runs all checks and reports every problem. A reader runs the checks that apply to its start, in the same
-order, and raises the first failure. So doctor reports every error that would stop a reader at its start.
+order, and raises the first failure. So `cdc doctor` reports every error that would stop a reader at its start.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from cdc.table import TableSchema, matches
 
 
 class CheckScope(Enum):
-    """Kinds of reader starts that a failing check prevents."""
+    """Kind of reader start that a failed check prevents."""
 
     #: Every start.
     ALWAYS = "always"
@@ -76,7 +76,7 @@ class CheckScope(Enum):
     EMPTY = "empty log"
     #: Starts that continue a log.
     CONTINUED = "continued log"
-    #: No start: the check concerns another process, or is only informative.
+    #: No start: the check concerns another process, or only warns.
     NEVER = "never"
 
 
@@ -100,35 +100,36 @@ class CheckSubject:
 
     @property
     def is_continued(self) -> bool:
-        """True if the log has a commit, so that a reader continues it."""
+        """True if the log has a commit, so that a reader continues the log instead of copying the tables first."""
         return self.log is not None and self.log.last_commit is not None
 
     @property
     def begins_epoch(self) -> bool:
-        """True if the next start begins a requested epoch; the source then need not continue the log."""
+        """True if the next start of the reader begins a requested epoch; the source then need not continue the log."""
         intent = read_pending_epoch(self.definition.log.root)
         durable_position = None if self.log is None else self.log.durable
         return intent is not None and durable_position is not None and durable_position.epoch < intent.epoch
 
     @property
     def copies_first(self) -> bool:
-        """True if the next start takes an initial snapshot and needs a slot for it."""
+        """True if the next start of the reader takes an initial snapshot, for which it needs a slot."""
         return self.unreadable is None and (not self.is_continued or self.begins_epoch)
 
 
 class StartupCheck(NamedTuple):
-    """One check; its function raises an error or yields problems."""
+    """One startup check; its function raises an error or yields problems, or does neither if the check passes."""
 
     find: Callable[[CheckSubject], Iterator[PreflightProblem]]
     binds: CheckScope
+    """Kind of reader start that a failure of this check prevents."""
     subject: str
-    """Subject that is reported with the errors of this check, unless the class of an error implies another subject."""
+    """Object that is reported with errors of this check, such as `log`; some error classes imply another one."""
 
 
 def find_problems(definition: Definition) -> list[PreflightProblem]:
     """Return all problems of a definition, fatal problems first.
 
-    To test the directories of log, catalog and lake, it writes one small file into each and removes the file.
+    To test the directories of log, catalog and targets, it writes a small file into each and removes the file.
     """
     found = dict[tuple[str, str], PreflightProblem]()
     subject = CheckSubject.of(definition)
@@ -142,7 +143,7 @@ def check_log(definition: Definition) -> None:
     """Raise the first failure that prevents a reader from starting.
 
     If there is no log yet, PreflightFailed lists all problems of the source at once, so that nothing is created before
-    all are fixed.
+    all problems are fixed.
     """
     subject = CheckSubject.of(definition)
     if subject.unreadable is not None and not isinstance(subject.unreadable, LogCorrupt):
@@ -165,7 +166,7 @@ def defined_tables(definition: Definition) -> list[TableSchema]:
     try:
         return matched_schemas(definition.source.current_dsn(), definition.patterns, definition.excludes)
     except (SourceError, ConfigError):
-        pass  # find_problems reports it
+        pass  # find_problems reports the error
     try:
         return tables_in(LogReader(definition.log.root))
     except LogError:
@@ -173,7 +174,7 @@ def defined_tables(definition: Definition) -> list[TableSchema]:
 
 
 def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
-    """Return a problem for each table whose target was written under other rules, and for each unreadable sink.
+    """Return a problem for each target written under other rules than the definition has, and each unreadable sink.
 
     file: path of the definition, for the remedies.
     """
@@ -194,7 +195,7 @@ def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
 
 
 def mask_problems(definition: Definition, tables: Sequence[TableSchema]) -> list[PreflightProblem]:
-    """Return a warning for each column that one sink masks and another sink shows unmasked."""
+    """Return a warning for each table of which one sink shows columns that another sink masks."""
     found = []
     for schema in tables:
         feeding = [sink for sink in definition.sinks if matches(schema.topic, sink.tables)]
@@ -230,7 +231,7 @@ def _hidden_columns(sink: Sink, schema: TableSchema) -> set[str]:
 
 
 def storage_problems(definition: Definition) -> list[PreflightProblem]:
-    """Return the problems of the object store for the log; none if the log is in a local directory."""
+    """Return the problems of the log's object store; an empty list if the log is in a local directory."""
     root = definition.log.root
     if not isinstance(root, BucketPath):
         return []
@@ -238,9 +239,9 @@ def storage_problems(definition: Definition) -> list[PreflightProblem]:
         message = (
             ""
             if has_conditional_create(root)
-            else "the object store ignores If-None-Match, so two writers could overwrite each other"
+            else "the object store ignores If-None-Match, so two writers could overwrite each other's files"
         )
-        code, fix = LogInaccessible.code, "use a store that supports If-None-Match"
+        code, fix = LogInaccessible.code, "set log.path to an object store that supports If-None-Match"
     except (LogInaccessible, LogUnreachable) as exc:
         message, code, fix = exc.message, exc.code, exc.fix
     return [PreflightProblem(code=code, subject=definition.log.path, message=f"{message}: {fix}")] if message else []
@@ -283,7 +284,7 @@ def _source(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 
 def _existing_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
-    """Raise an error if a new epoch must not replace the existing slot; yield a problem if that slot is in use."""
+    """Raise an error if a new epoch must not replace the existing slot; yield a warning if the slot is in use."""
     if not subject.copies_first:
         return
     source, root = subject.definition.source, subject.definition.log.root
@@ -303,7 +304,7 @@ def _existing_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 
 def _adopted_slot(subject: CheckSubject) -> Iterator[PreflightProblem]:
-    """Raise an error if the reader may not create the slot of a new epoch and no usable slot was adopted."""
+    """Raise an error if an epoch begins, the reader may not create its slot, and no usable slot was adopted."""
     source = subject.definition.source
     if source.slot.create or not subject.copies_first:
         return
@@ -346,20 +347,20 @@ def _lake(subject: CheckSubject) -> Iterator[PreflightProblem]:
 
 
 def _rules(subject: CheckSubject) -> Iterator[PreflightProblem]:
-    """Yield a problem for each rule that matches no table of the source, usually because of a typo."""
+    """Yield a warning for each rule that matches no table of the source or of its sink, usually because of a typo."""
     definition = subject.definition
     with connect(definition.source.current_dsn(), application_name="cdc preflight") as conn:
         topics = [str(name) for _, name in match_tables(conn, ["*"])]
     for index, rule in enumerate(definition.tables):
         if not any(matches(topic, [rule.match]) for topic in topics):
-            message = f"rule {rule.match!r} matches no table of the source"
+            message = f"rule {rule.match!r} matches no table of the source: correct or remove the rule"
             yield PreflightProblem(PreflightFailed.code, f"tables.{index}", message, fatal=False)
     ours = [t for t in topics if matches(t, definition.patterns) and not matches(t, definition.excludes)]
     for sink in definition.sinks:
         fed = [topic for topic in ours if matches(topic, sink.tables)]
         for index, rule in enumerate(getattr(sink, "rules", ())):
             if not any(matches(topic, [rule.match]) for topic in fed):
-                message = f"rule {rule.match!r} matches no table of the sink"
+                message = f"rule {rule.match!r} matches no table of the sink: correct or remove the rule"
                 yield PreflightProblem(InvalidDefinition.code, f"sink {sink.name} rules.{index}", message, fatal=False)
 
 
@@ -403,7 +404,7 @@ CHECKS: Final = (
 
 
 def last_known_position(definition: Definition) -> Position | None:
-    """Return the last log position that the catalog has for this pipeline.
+    """Return the highest position of this pipeline's log that the catalog has recorded.
 
     Returns None if the catalog contains no position or does not answer.
     """
@@ -431,7 +432,7 @@ def _run_check(check: StartupCheck, subject: CheckSubject) -> list[PreflightProb
 
 
 def _subject_of_error(exc: CdcError, definition: Definition) -> str | None:
-    """Return the subject to report for an error: the publication or `dsn`; None for other classes of errors."""
+    """Return the object that an error class implies, the publication or `dsn`; None for other classes."""
     if isinstance(exc, PublicationMissing | PublicationNarrowed | PublicationReplaced):
         return f"publication {definition.source.publication.name}"
     if (

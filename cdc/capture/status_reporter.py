@@ -1,7 +1,7 @@
 """Status reporter: writes the reader's state to the catalog, watches slot and publication, and sends heartbeats.
 
-The main thread calls `close`, which writes the last report, once it knows how the reader ended. The reporter's own
-thread cannot write that report: it may be waiting for the source, and `stop` is set before a failure is known.
+When the main thread knows how the reader ended, it calls `close`, which writes the last report. The reporter's own
+thread cannot write that report, because it may be waiting for the source, and `stop` is set before a failure is known.
 
 The reporter adds the positions of slot and log to errors that end the stream. To advance the slot or begin an epoch, an
 operator needs the slot's name, both positions, and a command with an LSN. The server's message contains none of them.
@@ -51,16 +51,16 @@ CHECK_PUBLICATION_EVERY: Final = 5.0
 READ_SCHEMAS_EVERY: Final = 5.0
 """Seconds between two reads of the log's `s` rows."""
 BUDGET_WARNING: Final = 0.8
-"""Share of `source.wal_budget` from which a warning is logged."""
+"""Share of `source.wal_budget` from which the reporter logs a warning."""
 LAST_REPORT_WITHIN: Final = 5.0
-"""Maximum seconds to wait until the catalog has stored the last report."""
+"""Maximum seconds for which `close` waits until the catalog has stored the last report."""
 SLOT_IN_USE_EVERY: Final = 60.0
 """Seconds between two log messages while another reader uses the slot; attempts follow each other every second."""
 REPORT_EVERY: Final = 1.0
 """Seconds between reports; a process without a report for five seconds is shown as down."""
 
 SLOW_COMPILE: Final = 2.0
-"""Duration in seconds from which loading the decoder is logged; a compiled decoder loads faster."""
+"""Seconds of loading the decoder above which the duration is logged; a compiled decoder loads faster."""
 
 ERRORS_WITH_POSITIONS: Final = (UndecodableWal, PublicationMissing, PublicationNarrowed, PublicationReplaced)
 """Errors to which the positions of slot and log are added; errors about the slot already contain its position."""
@@ -69,9 +69,9 @@ log = structlog.get_logger("reader")
 
 
 class StatusReporter(Thread):
-    """Thread that reports the reader's state to the catalog.
+    """Thread that reports the reader's state to the catalog, and checks the source.
 
-    If source or catalog cannot be reached, it logs that and tries again.
+    If source or catalog cannot be reached, the thread logs a warning and tries again.
     """
 
     def __init__(self, definition: Definition, process_metrics: metrics.Metrics, stop: Event) -> None:
@@ -96,15 +96,15 @@ class StatusReporter(Thread):
         self._inexact_due = 0.0
         self._log: LogReader | None = None
         self.verdict: CdcError | None = None
-        """Error because of which this thread has stopped the reader; None if it has not."""
+        """Error because of which this thread has stopped the reader; None if it has not stopped the reader."""
 
     def report_running(self) -> None:
-        """Report that an attempt to capture begins."""
+        """Set the reported state to `running`, because an attempt to capture begins."""
         self._state, self._error = "running", None
         self._captured = None
 
     def report_started(self, start: ReaderStart) -> None:
-        """Report that the replication stream is open."""
+        """Log that the replication stream is open, and the initial snapshot if this start has taken one."""
         if start.copied is not None:
             copy = start.copied
             log.info(
@@ -116,7 +116,7 @@ class StatusReporter(Thread):
             )
         if start.compile_seconds > SLOW_COMPILE:
             log.info(
-                "compiled the decoder; later starts use the compiled decoder", seconds=round(start.compile_seconds, 1)
+                "compiled the decoder; later starts load the compiled code", seconds=round(start.compile_seconds, 1)
             )
         if self._waiting_since is None:
             log.info("streaming changes from the source", position=str(start.position))
@@ -126,25 +126,25 @@ class StatusReporter(Thread):
         self._waiting_since = None
 
     def report_copied(self) -> None:
-        """Report that the initial snapshot is complete and the reader ends (snapshot.mode initial_only)."""
+        """Make the last report say `copied`: all rows were copied, and the reader ends (snapshot.mode initial_only)."""
         self._last_state = "copied"
 
     def report_waiting(self, attempt: RetryCallState) -> None:
-        """Report that an attempt failed and that another one follows."""
+        """Report that an attempt to capture failed and that the reader tries again."""
         exc = attempt.outcome.exception() if attempt.outcome else None
-        assert isinstance(exc, CdcError)  # noqa: S101 - only those are retried
+        assert isinstance(exc, CdcError)  # noqa: S101 - only a CdcError is retried
         self._metrics.add(metrics.RECONNECTS, 1, self._definition.name)
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
         self._record_error("waiting", exc)
 
     def report_failure(self, exc: CdcError) -> None:
-        """Report an error that is not retried."""
+        """Report an error after which the reader does not try again."""
         if exc is not self.verdict:  # a verdict is already recorded
             self._record_error("failed", exc)
 
     def report_interrupted(self, exc: CdcError) -> None:
-        """Report that the process was stopped before it could retry after this error."""
+        """Report that the process was stopped while it waited to try again after this error."""
         if self._error != exc.to_json():
             self._record_error("stopped", exc)
 
@@ -159,7 +159,7 @@ class StatusReporter(Thread):
         last.join(LAST_REPORT_WITHIN)
 
     def run(self) -> None:
-        """Report until close is called."""
+        """Check source and log, and report the state, every REPORT_EVERY seconds, until `close` is called."""
         with self._open:
             while not self._ended.wait(REPORT_EVERY):
                 if not self._stop_event.is_set():
@@ -174,10 +174,10 @@ class StatusReporter(Thread):
                 self._catalog.close()
 
     def _check_log(self) -> None:
-        """Report whether the reader waits for the log's storage."""
+        """Report state `waiting` while the log's storage accepts no writes, and `running` afterwards."""
         blocked = bool(self._metrics.value(metrics.LOG_BLOCKED, self._definition.name))
         if blocked and self._state == "running":
-            self._record_error("waiting", LogUnwritable("the log's storage accepts no writes"))
+            self._record_error("waiting", LogUnwritable("the log's storage accepts no writes, so the reader waits"))
         elif not blocked and self._error is not None and self._error["code"] == LogUnwritable.code:
             self._state, self._error = "running", None
 
@@ -189,7 +189,13 @@ class StatusReporter(Thread):
             if exc.message == self._in_use_message and time.monotonic() < self._in_use_due:
                 return
             self._in_use_message, self._in_use_due = exc.message, time.monotonic() + SLOT_IN_USE_EVERY
-        log.warning("reader stopped", state=state, code=exc.code, message=exc.message, fix=exc.fix)
+        log.warning(
+            "capture stopped; in state waiting the reader tries again",
+            state=state,
+            code=exc.code,
+            message=exc.message,
+            fix=exc.fix,
+        )
 
     def _report(self, state: str) -> None:
         with self._reporting:
@@ -215,10 +221,14 @@ class StatusReporter(Thread):
             if tables := self._changed_tables(self._catalog):
                 self._catalog.tables.record(name, tables)
         except CdcError as exc:
-            log.warning("cannot write the status of the reader to the catalog", code=exc.code)
+            log.warning(
+                "cannot write the reader's status to the catalog, so 'cdc status' shows an old status",
+                code=exc.code,
+                message=exc.message,
+            )
 
     def _changed_tables(self, catalog: Catalog) -> list[TableProgress]:
-        """Return the progress of tables that this process has copied, and the updates from `inexact_tables`."""
+        """Return the catalog entries to write: tables that this process has copied, and those from `inexact_tables`."""
         position = self._metrics.value(metrics.LOG_POSITION, self._definition.name)
         if position is not None and time.monotonic() >= self._inexact_due:
             self._inexact_due = time.monotonic() + READ_SCHEMAS_EVERY
@@ -232,7 +242,7 @@ class StatusReporter(Thread):
     def _copied_tables(self) -> list[TableProgress]:
         """Return the progress of the tables from which this process copied rows.
 
-        Each row count includes the rows that the catalog had counted before.
+        Each row count includes the rows that earlier processes copied, as the catalog has recorded them.
         """
         position = self._metrics.value(metrics.LOG_POSITION, self._definition.name)
         return [
@@ -266,15 +276,19 @@ class StatusReporter(Thread):
             slot = slot_status(self._source, source.slot.name)
         except CdcError as exc:
             self._source = self._primary = None
-            log.warning("cannot query the slot and the publication at the source", code=exc.code)
+            log.warning(
+                "cannot query slot and publication at the source; no heartbeat is sent until the source answers",
+                code=exc.code,
+                message=exc.message,
+            )
             return
         if slot is not None:
             self._check_wal_budget(slot)
 
     def _send_heartbeat(self) -> None:
-        """Send a heartbeat to `source.primary` if the definition has it, otherwise to the source.
+        """Write a heartbeat at `source.primary` if the definition has this key, otherwise at the source.
 
-        A source that is a standby gets no heartbeat.
+        A standby is read-only, so it gets no heartbeat.
         """
         source = self._definition.source
         if source.primary is None:
@@ -288,7 +302,10 @@ class StatusReporter(Thread):
         log_standby_snapshot(self._primary)
 
     def _check_publication(self) -> None:
-        """Stop the reader if the publication is missing: from Postgres 18 on, the server then sends nothing."""
+        """Stop the reader if the publication no longer sends all changes of the captured tables.
+
+        From Postgres 18 on, a missing publication causes no error in the stream: the server just sends no changes.
+        """
         try:
             known = self._refreshed_log()
         except LogError:
@@ -305,9 +322,9 @@ class StatusReporter(Thread):
             self._stop_reader(exc)
 
     def _refreshed_log(self) -> LogReader:
-        """Return the log at its latest commit; raises LogError if there is no log.
+        """Return a reader of the log at its latest commit; raises LogError if there is no log.
 
-        Refreshing an open log costs a tenth of opening it.
+        Refreshing an open log takes a tenth of the time of opening it.
         """
         if self._log is None:
             self._log = LogReader(self._definition.log.root)
@@ -328,10 +345,15 @@ class StatusReporter(Thread):
             self._stop_reader(WalBudgetExceeded(message))
         elif not self._warned:
             self._warned = True
-            log.warning("WAL budget is almost used" if not over else "WAL budget is exceeded", message=message)
+            log.warning(
+                "WAL budget is almost used; above it source.on_wal_budget applies"
+                if not over
+                else "WAL budget is exceeded; the WAL can fill the source's disk",
+                message=message,
+            )
 
     def _stop_reader(self, found: CdcError) -> None:
-        """Store an error in `verdict`, and stop the reader."""
+        """Store the error in `verdict`, report it, and stop the reader."""
         verdict = add_positions(found, self._definition) if isinstance(found, ERRORS_WITH_POSITIONS) else found
         if self.verdict is None:
             self.verdict = verdict
@@ -340,11 +362,12 @@ class StatusReporter(Thread):
 
 
 def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress], position: int) -> list[TableProgress]:
-    """Return the table entries that the catalog must store.
+    """Return the entries that the catalog must store for tables whose present entry is missing or not exact.
 
-    A table needs an entry if it is not LIVE in the log, has no entry yet, or has an entry with an outdated state.
+    A table needs a new entry if it is not LIVE in the log, has no entry yet, or has an entry with an outdated state.
 
-    known: the log's tables; a dropped table is ignored if another table has its name. shown: the present entries.
+    known: the log's tables; a dropped table is ignored if another table has its name. shown: the entries that the
+    catalog contains. position: durable position of the log.
     """
     latest: dict[str, TableSchema] = {}
     for schema in known:
@@ -356,10 +379,10 @@ def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress],
     for topic, schema in latest.items():
         before = by_topic.get(topic, TableProgress("", topic, "streaming", None, position, None, 0))
         if before.state == REFUSED and schema.state is TableState.DROPPED:
-            continue  # a rule matches it again
+            continue  # a rule matches the table again
         if schema.state is not TableState.LIVE:
             found.append(replace(before, state=schema.state.value, reason=schema.reason, position=position))
-        elif topic not in by_topic:  # the catalog is new
+        elif topic not in by_topic:  # a new catalog has no entries
             found.append(before)
         elif before.state in {*states, REFUSED}:
             found.append(replace(before, state="streaming", reason=None, position=position))
@@ -367,7 +390,10 @@ def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress],
 
 
 def add_positions(exc: Located, definition: Definition) -> Located:
-    """Return the error with the positions of slot and log; unchanged if the source or its slot is unavailable."""
+    """Return the error with the positions of slot and log in its message.
+
+    If the source does not answer or has no such slot, the function returns the error unchanged.
+    """
     source = definition.source
     try:
         with connect(source.current_dsn(), application_name="cdc identify", timeout=ANSWER_TIMEOUT) as conn:
@@ -391,14 +417,14 @@ def _log_position(definition: Definition) -> str:
 
 
 def _skip(exc: UndecodableWal, slot: SlotStatus) -> str:
-    """Return a remedy that skips all WAL up to the slot's present WAL end.
+    """Return a remedy whose commands skip all WAL that the server has written up to now, and copy all tables again.
 
-    The server reports neither the end of the undecodable transaction nor the tables that it changed.
+    The server reports neither the end of the undecodable transaction nor the tables that the transaction changed.
     """
     cause = "" if exc.fix == UndecodableWal.remedy else exc.fix.partition(": run ")[0] + "; "
     skip = f"'cdc slots recover -c FILE --skip-to {slot.wal_end} --resync \"*\"'"
     return (
-        f"{cause}stop the reader, run {skip} (or with an earlier LSN after that transaction, and with the tables "
-        "that were "
-        "written up to that LSN), start the reader, then run 'cdc tables resync \"*\"'"
+        f"{cause}stop the reader, run {skip}, start the reader, then run 'cdc tables resync \"*\"'; to copy fewer "
+        "tables, skip to an earlier LSN after the undecodable transaction, and name the tables that were written up to "
+        "that LSN"
     )

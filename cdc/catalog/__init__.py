@@ -1,9 +1,7 @@
 """The catalog: definitions, commands, leases and visible state, in SQLite or Postgres.
 
-It is the only package that imports SQLAlchemy.
-
-The small stores are here: applied definitions, the audit, and leases. Losing the catalog loses no data: positions are
-in the log and in the sinks.
+No other package imports SQLAlchemy. This module contains the class Catalog and its small stores: applied definitions,
+audit entries, and leases. Losing the catalog loses no data, because positions are in the log and in the sinks.
 """
 
 from __future__ import annotations
@@ -71,9 +69,9 @@ class Catalog:
 
     @classmethod
     def open(cls, url: str, *, migrate: bool = True) -> Self:
-        """Open the catalog at an SQLAlchemy URL (sqlite or postgresql+psycopg), migrated to the newest revision.
+        """Open the catalog at an SQLAlchemy URL (sqlite or postgresql+psycopg), and migrate it to the newest revision.
 
-        Without `migrate`, an older database raises CatalogUnavailable and stays unchanged.
+        If `migrate` is False, a database with an older revision raises CatalogUnavailable and stays unchanged.
         """
         database = Database(url)
         try:
@@ -102,18 +100,18 @@ class Pipeline:
 
     name: str
     definition: str
-    """JSON text; contains references instead of secrets."""
+    """The definition as JSON text, with references instead of secrets."""
     updated_at: datetime
 
 
 class Pipelines:
-    """The store of applied definitions."""
+    """The store of pipelines: the last applied definition of each."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def put(self, name: str, definition: str) -> None:
-        """Store the definition; replaces the previous one."""
+        """Store the definition of the pipeline `name`; it replaces the previous definition."""
         row = {"name": name, "definition": definition, "updated_at": datetime.now(UTC)}
         with self._database.writing() as session:
             upsert(session, PipelineRow, [row])
@@ -136,7 +134,7 @@ def _pipeline(row: PipelineRow) -> Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class AuditLine:
-    """One audit entry: an actor's action on a subject."""
+    """One audit entry: the actor, the action, and the name of the object that the action changed (`subject`)."""
 
     id: int
     actor: str
@@ -161,7 +159,7 @@ class AuditLog:
             session.add(row)
 
     def ls(self, limit: int = 100) -> list[AuditLine]:
-        """Return the newest entries, newest first."""
+        """Return the newest `limit` audit entries, newest first."""
         with self._database.reading() as session:
             return [
                 AuditLine(r.id, r.actor, r.action, r.subject, r.detail, r.written_at)

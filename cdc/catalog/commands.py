@@ -20,7 +20,7 @@ REPLAY: Final = "replay"
 VERIFY: Final = "verify"
 """Kind of the command that starts a verification; its result is the report of the child process."""
 JOB_LEASE: Final = "lease"
-"""Key in the payload of a job on a cluster; its value names the lease that the job renews while it runs."""
+"""Key in the payload of a command whose job runs on a cluster; the value names the lease that the job renews."""
 
 
 class CommandState(StrEnum):

@@ -1,6 +1,7 @@
-"""Database: the connection to the catalog in SQLite or Postgres; every failure is raised as CatalogUnavailable.
+"""Connection to the catalog database in SQLite or Postgres, with short transactions.
 
-Transactions are short. `check_catalog_writable` tests whether the catalog can be written, without changing it.
+Every failure is raised as CatalogUnavailable. `check_catalog_writable` tests whether the catalog can be written, and
+does not change it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 from cdc.private_files import make_private_file
 
 BUSY_MILLISECONDS: Final = 5_000
-"""Milliseconds that SQLite waits for the write transaction of another process; those of cdc take milliseconds."""
+"""Milliseconds that SQLite waits for another process's write transaction, which takes milliseconds in cdc."""
 _INSERT: Final = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _WRITES: Final = "cdc_writes"
 
@@ -89,7 +90,7 @@ class Database:
         try:
             yield
         except SQLAlchemyError as error:
-            message = f"catalog {self.shown!r} does not answer or cannot be used: {_why(error)}"
+            message = f"catalog {self.shown!r} cannot be used: {_why(error)}"
             if _is_damaged(error):
                 raise CatalogUnusable(message, remedy=f"{self.replacement}; {NEW_CATALOG}") from error
             raise CatalogUnavailable(message) from error
@@ -103,7 +104,7 @@ def upsert(
 ) -> None:
     """Insert the rows, or replace rows with the same primary key; one statement, atomic on both dialects.
 
-    only_if: condition under which an existing row is replaced; by default every existing row is.
+    only_if: condition under which an existing row is replaced; by default every existing row is replaced.
     """
     if not rows:
         return
@@ -122,14 +123,14 @@ def is_catalog_created(url: str) -> bool:
 
 
 def check_catalog_writable(url: str) -> None:
-    """Raise CatalogUnavailable if the catalog cannot be written, or cannot be created."""
+    """Raise CatalogUnavailable if the existing catalog cannot be written, or a missing catalog cannot be created."""
     file = _file(url)
     try:
         if file is not None:
             atomic_file.probe_writable(file.parent)  # SQLite writes its journal there
     except OSError as exc:
         why = (exc.strerror or "refused").lower()
-        raise CatalogUnavailable(f"catalog {url!r} cannot be created: its directory cannot be written, {why}") from exc
+        raise CatalogUnavailable(f"catalog {url!r} cannot be used: its directory cannot be written ({why})") from exc
     if not is_catalog_created(url):
         return
     database = Database(url)
@@ -201,7 +202,7 @@ def _why(error: SQLAlchemyError) -> str:
 
 
 def _check_rights(session: Session, url: str) -> None:
-    """Raise CatalogUnavailable if the Postgres server is read-only, or if the role does not have the privileges.
+    """Raise CatalogUnavailable if the Postgres server is read-only, or if the role may not write the catalog's tables.
 
     Beginning a transaction does not check these conditions. The function does nothing for SQLite.
     """
@@ -213,7 +214,7 @@ def _check_rights(session: Session, url: str) -> None:
     exists = inspect(session.connection()).has_table(ProcessRow.__tablename__)
     if not session.scalar(text(_MAY_WRITE if exists else _MAY_CREATE)):
         raise CatalogUnavailable(
-            f"catalog {shown!r} cannot be used: the role may not {'write' if exists else 'create'} its tables"
+            f"catalog {shown!r} cannot be used: the database role may not {'write' if exists else 'create'} its tables"
         )
 
 

@@ -18,16 +18,22 @@ from cdc.errors import UnknownName
 from cdc.position import Position
 
 DLQ: Final = "dlq"
-"""Kind of these commands; the payload has "sink", "verb" and "ids", the result {"letters": id → DeadLetterOutcome}."""
+"""Kind of a command that retries or discards dead letters.
+
+Its payload has the keys "sink", "verb" and "ids". Its result is {"letters": id → DeadLetterOutcome}.
+"""
 ANSWER_WITHIN: Final = 15.0
-"""Seconds to wait for the outcome; each heartbeat, by default every 10 seconds, causes a batch of the apply process."""
+"""Seconds to wait for the outcome of a request.
+
+The apply process executes requests with its next batch. Each heartbeat, by default every 10 seconds, causes a batch.
+"""
 _POLL_INTERVAL: Final = 0.1
 _MAX_LISTED: Final = 10
 """Number of dead letters that an error message lists."""
 
 
 class DeadLetterAction(StrEnum):
-    """Action on dead letters that a person can request."""
+    """Action that a person can request for dead letters."""
 
     #: Try again to write the row to the target.
     RETRY = "retry"
@@ -42,7 +48,7 @@ class DeadLetterOutcome(StrEnum):
     APPLIED = "applied"
     #: The target refused the row again.
     PARKED = "parked"
-    #: The row has a partial image: a backfill reads the row from the source.
+    #: The row has a partial image, so a backfill was requested to read the whole row from the source.
     ASKED = "asked"
     #: The dead letter was removed.
     DISCARDED = "discarded"
@@ -61,7 +67,10 @@ class DeadLetterRequest:
 
 
 def find_dead_letters(catalog: Catalog, pipeline: str, ids: Iterable[str]) -> list[DeadLetter]:
-    """Return the dead letters with these ids, or with unambiguous prefixes of ids; raises UnknownName."""
+    """Return the dead letters with these ids; a unique prefix of an id is enough.
+
+    Raises UnknownName if no dead letter, or more than one, has an id with this prefix.
+    """
     known = catalog.dead_letters.ls(pipeline)
     return [_find(known, one) for one in ids]
 
@@ -117,7 +126,8 @@ def _find(known: list[DeadLetter], text: str) -> DeadLetter:
     if not found:
         listed = ", ".join(letter.id for letter in known[:_MAX_LISTED]) or "none"
         raise UnknownName(
-            f"there is no dead letter with the id {text!r}", remedy=f"choose one of {listed}, or run 'cdc dlq ls'"
+            f"there is no dead letter with the id {text!r}",
+            remedy=f"run 'cdc dlq ls' and write an id from its output; first ids: {listed}",
         )
     raise UnknownName(
         f"the ids of {len(found)} dead letters begin with {text!r}", remedy="write more characters of the id"

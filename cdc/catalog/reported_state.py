@@ -19,7 +19,7 @@ from cdc.catalog.database import Database, upsert
 from cdc.catalog.models import DeadLetterRow, ProcessRow, SinkRow, TableRow
 
 AWAITS_SPARK: Final = "waits for Spark"
-"""Reason of a sink whose next batch needs Spark, while Spark has not yet run its first batch."""
+"""Reason text of the state of a sink whose next batch needs Spark, before Spark has run its first batch."""
 REFUSED: Final = "refused"
 """State of a source table that matches a rule but cannot be captured; the table's reason says why."""
 
@@ -38,7 +38,7 @@ class ProcessReport:
     figures: list[Any] = field(default_factory=list)
     """Metrics of the process: [[name, [label…], value]…]."""
     reported_at: datetime | None = None
-    """Time of storing; the store sets it."""
+    """Time at which the report was stored; the store sets this field."""
 
 
 class Processes:
@@ -73,7 +73,7 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class SinkProgress:
-    """The progress of one sink at one time."""
+    """The progress of one sink, as the apply process last reported it."""
 
     sink: str
     position: int
@@ -83,7 +83,7 @@ class SinkProgress:
     state: str
     reason: str | None = None
     recorded_at: datetime | None = None
-    """Time of storing; the store sets it."""
+    """Time at which the report was stored; the store sets this field."""
 
 
 class Sinks:
@@ -132,7 +132,7 @@ class TableProgress:
     """Version of the target table; None for targets without versions."""
     rows: int
     recorded_at: datetime | None = None
-    """Time of storing; the store sets it."""
+    """Time at which the report was stored; the store sets this field."""
 
 
 class TableStore:
@@ -206,7 +206,7 @@ class DeadLetter:
 
 
 class DeadLetterStore:
-    """The store of dead letters."""
+    """The store of the copies of all dead letters; each sink stores its own dead letters."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

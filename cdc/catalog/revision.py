@@ -12,7 +12,10 @@ from cdc.catalog.database import NEW_CATALOG, Database
 from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 
 HEAD: Final = "0002"
-"""The newest revision, as a constant: a process with an up-to-date catalog need not import Alembic."""
+"""Newest schema revision of the catalog.
+
+It is a constant, so that a process with an up-to-date catalog need not import Alembic.
+"""
 
 
 def current(database: Database) -> str | None:
@@ -51,7 +54,7 @@ def down(database: Database, revision: str) -> None:
 
 
 def is_newer(found: str | None) -> bool:
-    """Return True if the revision is unknown to this version of cdc; a newer cdc or another program has set it."""
+    """Return True if `found` is later than HEAD, which means that a newer cdc or another program has set it."""
     return found is not None and found > HEAD
 
 
@@ -60,7 +63,8 @@ def _refuse_newer(database: Database, found: str | None) -> None:
         raise CatalogUnusable(
             f"catalog {database.shown!r} is at revision {found!r}, but this version of cdc knows only revisions "
             f"up to {HEAD!r}",
-            remedy=f"use the version of cdc that created it, or a later one; or {database.replacement}; {NEW_CATALOG}",
+            remedy=f"use the version of cdc that created it, or a later version; or {database.replacement}; "
+            f"{NEW_CATALOG}",
         )
 
 

@@ -32,7 +32,7 @@ class VerifiedRange:
     first: str | None = None
     """Inclusive start of the range: a value of the first key column as Postgres text; None without a lower bound."""
     ended: str | None = None
-    """Exclusive end of the range, in the same form; None without an upper bound."""
+    """Exclusive end of the range: a value of the first key column as Postgres text; None without an upper bound."""
     rows: int
     """Number of rows of the range at the source."""
     mismatched: int
@@ -49,9 +49,9 @@ class VerifiedTable:
     sink: str
     topic: str
     through: datetime | None
-    """Time after which every row was compared: the earliest in the newest complete pass. None without one."""
+    """Time of the earliest comparison in the newest complete pass; None without a complete pass."""
     position: int | None
-    """Lowest position at which a range of the newest complete pass was compared; None without such a pass."""
+    """Lowest position at which a range of the newest complete pass was compared; None without a complete pass."""
     rows: int
     """Number of rows in the newest complete pass."""
     mismatched: int
@@ -61,7 +61,7 @@ class VerifiedTable:
     ranges: int
     """Number of ranges compared in the newest pass."""
     ended: bool
-    """Whether the newest pass is complete."""
+    """True if the newest pass is complete."""
 
 
 class VerifiedRangeStore:
@@ -71,7 +71,7 @@ class VerifiedRangeStore:
         self._database = database
 
     def record(self, pipeline: str, found: VerifiedRange) -> None:
-        """Store a range; it replaces a range with the same pass and number.
+        """Store the result of one range; it replaces a result with the same pass and range number.
 
         After the last range of a pass is stored, the method deletes the older passes. If the completed pass has
         mismatches, the method keeps the latest older pass without mismatches.
@@ -83,7 +83,7 @@ class VerifiedRangeStore:
                 _delete_older_passes(session, pipeline, found)
 
     def retain(self, pipeline: str, sink: str, topics: Collection[str]) -> None:
-        """Delete the results of a sink's tables that are not in `topics`, because they were dropped or renamed."""
+        """Delete the results of all tables of a sink except `topics`; the other tables were dropped or renamed."""
         row = VerifiedRow
         with self._database.writing() as session:
             session.execute(

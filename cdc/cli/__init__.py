@@ -1,1 +1,1 @@
-"""The command line: one module per group of commands. A command imports heavy modules when it runs."""
+"""The command line: each module defines one group of commands. Heavy modules are imported only when a command runs."""

@@ -42,7 +42,7 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def application(word: str | None = None) -> typer.Typer:
-    """Build the application with the module of one command, or with every module if `word` is None."""
+    """Build the application with the module of the command `word`; with every module if `word` names no command."""
     app = typer.Typer(
         name="cdc",
         help="Capture changes of Postgres tables in one ordered log, and apply it to Delta tables and search indexes.",
@@ -80,7 +80,7 @@ def _root(
 
 
 def version(json: JsonOption = False) -> None:
-    """Print the version."""
+    """Print the version of cdc."""
     if json:
         emit("version", json=True, summary=f"cdc {_version()}", result={"version": _version()})
     else:
@@ -89,7 +89,8 @@ def version(json: JsonOption = False) -> None:
 
 def explain(
     code: Annotated[
-        str | None, typer.Argument(help="Explain this code, for example CDC-2104; without it list all codes.")
+        str | None,
+        typer.Argument(help="Explain this error code, for example CDC-2104; without a code, list all codes."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -99,7 +100,7 @@ def explain(
     """
     errors = {error.code: error for error in all_error_classes()}
     if code is not None and code.upper() not in errors:
-        raise ConfigError(f"no error has the code {code!r}", remedy="run 'cdc explain' for all codes")
+        raise ConfigError(f"no error has the code {code!r}", remedy="run 'cdc explain' to list all codes")
     pages = [_error_fields(error) for known, error in sorted(errors.items()) if code is None or known == code.upper()]
     if json:
         emit("explain", json=True, summary=f"{len(pages)} codes", result=pages if code is None else pages[0])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TablesArgument = Annotated[
     list[str],
-    typer.Argument(help="Select these tables; write schema.table, where * and ? match several.", metavar="TABLE…"),
+    typer.Argument(help="Select these tables; write schema.table, where * and ? are wildcards.", metavar="TABLE…"),
 ]
 JobArgument = Annotated[
     int,
@@ -42,14 +42,15 @@ KeysOption = Annotated[
     str | None,
     typer.Option(
         metavar="FROM..TO",
-        help="Read only the keys from FROM to TO (included). You may omit FROM or TO; write a composite key as a,b.",
+        help="Read only rows with keys from FROM to TO (both included). You may omit FROM or TO; "
+        "write a composite key as a,b.",
     ),
 ]
 KeyOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY",
-        help="Read only this key; may be repeated. Write a composite key as a,b. Put a value with a "
+        help="Read only the row with this key; may be repeated. Write a composite key as a,b. Put a value with a "
         'comma in double quotes: "a,b".',
     ),
 ]
@@ -57,7 +58,8 @@ KeysFromOption = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Read only the keys in this file, one key per line in the form of --key; - means standard input.",
+        help="Read only rows with the keys in this file, one key per line in the form of --key; "
+        "- means standard input.",
     ),
 ]
 SinkOption = Annotated[str | None, typer.Option(help="Write the rows to this sink only.")]
@@ -69,7 +71,7 @@ RateOption = Annotated[
     int | None, typer.Option(min=1, help="Read at most this many rows per second [default: no limit].")
 ]
 _NO_READER = frozenset({"missing", "stopped", "failed", "stale", "copied"})
-"""States of a reader that executes no command and will not report again."""
+"""Reader states in which no reader runs; commands then wait until a reader is started."""
 
 
 class DefaultsToStart(TyperGroup):
@@ -83,7 +85,7 @@ class DefaultsToStart(TyperGroup):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group of commands."""
+    """Add the command group `backfill` to the app."""
     group = typer.Typer(
         cls=DefaultsToStart,
         no_args_is_help=True,
@@ -107,10 +109,10 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Read rows of the source again and merge them into the stream; the running reader reads them.
+    """Request that the running reader reads rows of the source again and merges them into the stream.
 
-    With --key or --keys-from, the sinks delete each given key that the source no longer has. With a range or a
-    condition they keep such rows; `cdc tables resync` deletes them.
+    With --key or --keys-from, the sinks delete each given key that the source no longer has. With --keys or
+    --where, the sinks keep rows that the source no longer has; `cdc tables resync` deletes such rows.
     """
     from cdc.snapshot.backfill_requests import BackfillRequest
 
@@ -168,12 +170,12 @@ def resume(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
 
 
 def cancel(job: JobArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Cancel a backfill after its current chunk; rows that it already sent stay."""
+    """Cancel a backfill after its current chunk; the rows that it has already read stay in the log and the sinks."""
     _send_action(job, "cancel", config=config, json=json)
 
 
 def submit_backfill(request: BackfillRequest, *, command: str, config: Path, wait: bool, json: bool) -> None:
-    """Request a backfill or a resync and print its state; if it has failed, raise its error."""
+    """Request a backfill or a resync and print its state; if the job has failed, raise the error of the job."""
     from dataclasses import asdict
     from getpass import getuser
 
@@ -234,7 +236,7 @@ def _outcome_line(job: int, tables: int, status: BackfillStatus, reader: str) ->
 
 
 def _failed_backfill(job: int, error: dict[str, str]) -> CdcError:
-    """Return the error with which a backfill ended, as an object of the error class with its code."""
+    """Return the stored error of a failed backfill as an exception; its class is the one with the same error code."""
     kinds = {kind.code: kind for kind in all_error_classes()}
     kind = kinds.get(error["code"], CdcError)
     return kind(f"backfill {job} failed: {error['message']}", remedy=error["suggestion"])
@@ -252,7 +254,7 @@ def _send_action(job: int, verb: str, *, config: Path, json: bool) -> None:
     with Catalog.open(definition.catalog.url) as catalog:
         send_action(catalog, definition.name, job, BackfillAction(verb), getuser())
         reader = reader_state(catalog, definition.name)
-    later = "" if reader == "running" else f"; the reader is {reader}: the request takes effect when it runs"
+    later = "" if reader == "running" else f"; the reader is {reader}: the request takes effect when the reader runs"
     summary = f"requested to {verb} backfill {job}{later}"
     emit(f"backfill {verb}", json=json, summary=summary, result={"id": job, "reader": reader})
 
@@ -285,10 +287,12 @@ def _parse_keys(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ..
         try:
             with nullcontext(sys.stdin) if file == "-" else Path(file).open(encoding="utf-8-sig", newline="") as lines:
                 found += parse_keys(lines, repr(file))
-        except (OSError, UnicodeDecodeError) as exc:
+        except OSError as exc:
             raise ConfigError(
-                f"cannot read the keys in {file!r}: {exc}", remedy="write one key per line, in UTF-8"
+                f"cannot read the keys in {file!r}: {exc}", remedy="name a readable file with --keys-from"
             ) from exc
+        except UnicodeDecodeError as exc:
+            raise ConfigError(f"the keys in {file!r} are not UTF-8: {exc}", remedy="convert the file to UTF-8") from exc
     return tuple(dict.fromkeys(found))
 
 
@@ -297,7 +301,8 @@ def _parse_key_range(keys: str | None) -> tuple[tuple[str, ...] | None, tuple[st
         return None, None
     if ".." not in keys:
         raise ConfigError(
-            f"malformed key range {keys!r}: expected FROM..TO", remedy="write FROM..TO; for one key write KEY..KEY"
+            f"malformed key range {keys!r}: expected FROM..TO",
+            remedy="write --keys FROM..TO; for one key, write --key KEY",
         )
     first, _, last = keys.partition("..")
     return tuple(first.split(",")) if first else None, tuple(last.split(",")) if last else None

@@ -1,4 +1,4 @@
-"""`cdc config`: print a definition as cdc understands it, and the JSON schema of definitions."""
+"""`cdc config`: print a definition with its defaults, or the JSON schema of definitions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cdc.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group of commands."""
+    """Add the command group `config` to the app."""
     group = typer.Typer(
-        no_args_is_help=True, help="Print a definition or the schema of definitions.", rich_markup_mode=None
+        no_args_is_help=True, help="Print a definition, or the JSON schema of definitions.", rich_markup_mode=None
     )
     group.command()(show)
     group.command()(schema)
@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def show(
     config: ConfigOption = DEFAULT_CONFIG,
     resolved: Annotated[
-        bool, typer.Option("--resolved", help="Also print the defaults; print each secret as a reference.")
+        bool, typer.Option("--resolved", help="Also print the default values; print each secret as its reference.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -66,7 +66,9 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}", remedy="choose another file for --output") from error
+        raise ConfigError(
+            f"cannot write the schema: {str(path)!r} is not a writable file", remedy="choose another file for --output"
+        ) from error
 
 
 def _plain(values: Any) -> Any:

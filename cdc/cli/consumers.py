@@ -1,4 +1,4 @@
-"""`cdc consumers`: list the readers of the log, and forget one so that retention no longer waits for it."""
+"""`cdc consumers`: list the consumers of the log, or forget a consumer so that retention no longer waits for it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 NameArgument = Annotated[
     str,
-    typer.Argument(help="Forget the consumer with this name or UUID; 'cdc consumers ls' prints both.", metavar="NAME"),
+    typer.Argument(
+        help="Forget the consumer with this name or UUID; 'cdc consumers ls --json' prints both.", metavar="NAME"
+    ),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group of commands."""
+    """Add the command group `consumers` to the app."""
     group = typer.Typer(
         no_args_is_help=True, help="List the consumers of the log, or forget a consumer.", rich_markup_mode=None
     )
@@ -30,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List the consumers: position, lag, bytes that the log retains for them, and last heartbeat."""
+    """List each consumer of the log with its position, its lag, the bytes kept for it, and its last heartbeat."""
     from dataclasses import asdict
     from datetime import UTC, datetime
 
@@ -60,7 +62,8 @@ def forget(
 ) -> None:
     """Forget a consumer that will not run again, so that the log no longer keeps changes for it.
 
-    A consumer that still runs registers itself again. Rebuild its target if the log has trimmed unread changes by then.
+    A consumer that still runs registers itself again. If the log has trimmed changes that the consumer had not read,
+    rebuild its target.
     """
     from datetime import UTC, datetime
 

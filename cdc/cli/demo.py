@@ -22,7 +22,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def register(app: typer.Typer) -> None:
-    """Add `demo` to the app."""
+    """Add the command `demo` to the app."""
     app.command()(demo)
 
 
@@ -43,11 +43,11 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
             "--no-spark", help="Run without Spark: only the reader, 'cdc tail' and the status page; fill no targets."
         ),
     ] = False,
-    port: Annotated[int, typer.Option(help="Serve the status page at this port, or at the next free one.")] = 8083,
+    port: Annotated[int, typer.Option(help="Serve the status page at this port, or at the next free port.")] = 8083,
     delta_jars: Annotated[
         str,
         typer.Option(
-            help="Use these jars of Delta, separated by commas; by default those of the Ivy cache or Maven Central."
+            help="Use these jars of Delta, separated by commas [default: jars from the Ivy cache or Maven Central]."
         ),
     ] = "",
 ) -> None:

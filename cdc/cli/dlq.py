@@ -38,7 +38,7 @@ _NO_KEY = "–"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group of commands."""
+    """Add the command group `dlq` to the app."""
     group = typer.Typer(
         no_args_is_help=True, rich_markup_mode=None, help="List, retry or discard rows that a sink's target refused."
     )
@@ -66,7 +66,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
 
 
 def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Show one dead letter: why and since when its row is parked, and the values of the row in the log."""
+    """Show one dead letter: the error, the time at which the row was parked, and the values of the parked row."""
     from cdc.catalog import Catalog
     from cdc.catalog.dead_letter_requests import find_dead_letters, to_json
     from cdc.config import load_definition
@@ -94,7 +94,7 @@ def show(letter: IdArgument, config: ConfigOption = DEFAULT_CONFIG, json: JsonOp
     elif not row.complete:
         line(
             LineMark.ADVICE,
-            "the source did not send every column of the row: the reader reads the row again",
+            "the parked row is incomplete: the source did not send every column, so the reader reads the row again",
             fix=f"cdc backfill ls -c {config}",
         )
 
@@ -105,7 +105,7 @@ def retry(
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Apply parked rows again; correct the cause first."""
+    """Apply parked rows again; correct the cause of the errors first."""
     from cdc.catalog.dead_letter_requests import DeadLetterAction
 
     if bool(letters) == everything:
@@ -118,7 +118,7 @@ def retry(
 def discard(
     letter: IdArgument, reason: ReasonOption, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False
 ) -> None:
-    """Discard a dead letter: the target keeps its old row for the key, which `cdc verify` then reports."""
+    """Discard a dead letter: the target keeps its old row for the key, and `cdc verify` then reports a mismatch."""
     from cdc.catalog.dead_letter_requests import DeadLetterAction
 
     if not reason.strip():
@@ -129,7 +129,10 @@ def discard(
 def _send_request(
     names: list[str] | None, verb: DeadLetterAction, reason: str | None, *, config: Path, json: bool
 ) -> None:
-    """Send the request to the running apply process, and print the outcome."""
+    """Request that the running apply process retries or discards dead letters, and print the outcome of each.
+
+    names: ids of the dead letters, or unique prefixes of ids; None for all dead letters of the pipeline.
+    """
     from getpass import getuser
 
     from cdc.catalog import Catalog
@@ -146,7 +149,7 @@ def _send_request(
     command = f"dlq {verb.value}"
     refused = [letter for letter in letters if outcomes.get(letter.id) == "parked"]
     summary = f"requested to {verb.value} {len(letters)} of {len(known)} dead letters"
-    summary += f", {len(refused)} refused again" if refused else ""
+    summary += f", the target refused {len(refused)} again" if refused else ""
     if json:
         result = {"commands": posted, "letters": outcomes, "waiting": waiting}
         emit(command, json=True, summary=summary, result=result, ok=not refused)
@@ -163,7 +166,10 @@ def _send_request(
 
 
 def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[ParkedRow | None, dict[int, str]]:
-    """Return the parked row of a dead letter, and the names of its columns by column id."""
+    """Return the parked row of a dead letter, and its column names by column id.
+
+    Returns (None, {}) if the row is no longer parked.
+    """
     from cdc.stores.lake import Lake
     from cdc.stores.target_rule_changes import TargetRules
     from cdc.table import TableSchema
@@ -188,7 +194,7 @@ def _shown(text: str | None) -> str | None:
 
 
 def _read_parked_rows(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple[Published | None, list[ParkedRow]]:
-    """Return the last published cut of a sink, and its parked rows."""
+    """Return the newest published record and the parked rows of a sink; (None, []) before its first cut."""
     if sink.type == "search":
         from cdc.stores.search_index_reader import SearchIndex
 

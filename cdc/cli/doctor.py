@@ -1,4 +1,4 @@
-"""`cdc doctor`: report the problems that prevent capture or applying, each with its remedy."""
+"""`cdc doctor`: report the problems that prevent capturing the source or filling the sinks, each with its remedy."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ RulesOption = Annotated[
     ),
 ]
 SOURCE_ANSWERS = 5.0
-"""Seconds to wait until the source answers the query for the slot."""
+"""Maximum seconds to wait for the source's answer to the query about the slot."""
 NO_PROBLEMS = "the source can be captured, and the targets can be filled"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `doctor` to the app."""
     app.command()(doctor)
 
 
@@ -76,9 +76,9 @@ def doctor(
 
 
 def _slot_risks(definition: Definition) -> list[PreflightProblem]:
-    """Return a problem if the slot may soon be lost.
+    """Return one problem if the pipeline's slot may soon be lost, otherwise an empty list.
 
-    Returns no problem for a slot that is already lost, because another check reports this slot.
+    The list is also empty if the slot is already lost, because another check reports a lost slot.
     """
     from cdc.errors import SlotInvalidated
     from cdc.postgres.preflight import PreflightProblem
@@ -99,7 +99,7 @@ def _store_problem(error: Any) -> PreflightProblem:
 
 
 def _check_rules_with_spark(config: Path) -> tuple[list[ConfigIssue], list[PreflightProblem]]:
-    """Return the issues that Spark found in the rules, and the problem that prevented Spark from checking them."""
+    """Return the issues that Spark found in the sinks' rules; if Spark could not check them, a problem says why."""
     import subprocess
     import sys
 
@@ -124,7 +124,7 @@ def _check_rules_with_spark(config: Path) -> tuple[list[ConfigIssue], list[Prefl
 
 
 def _next_command(definition: Definition, config: Path, *, rules: bool) -> str:
-    """Return the command that the operator runs after a check without problems."""
+    """Return the text that names the next command after a check without problems."""
     made = (rule for sink in definition.sinks for rule in getattr(sink, "rules", ()))
     unasked = not rules and any(rule.transform or rule.partition_by or rule.cluster_by for rule in made)
     run = f"cdc run -c {config}"
@@ -134,7 +134,7 @@ def _next_command(definition: Definition, config: Path, *, rules: bool) -> str:
 def _print_envelope(problems: list[PreflightProblem], issues: list[ConfigIssue]) -> None:
     fatal = [problem for problem in problems if problem.fatal]
     to_fix = len(fatal) + len(issues)
-    summary = f"{to_fix} to fix, {len(problems) - len(fatal)} warnings" if problems or issues else NO_PROBLEMS
+    summary = f"{to_fix} problems to fix, {len(problems) - len(fatal)} warnings" if problems or issues else NO_PROBLEMS
     result = {"problems": [asdict(problem) for problem in problems], "flaws": [asdict(issue) for issue in issues]}
     error = None
     if fatal:

@@ -21,7 +21,7 @@ _app = typer.Typer(help="Install or remove event triggers in the source database
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group of commands."""
+    """Add the command group `source` to the app."""
     app.add_typer(_app, name="source")
 
 
@@ -29,15 +29,15 @@ def register(app: typer.Typer) -> None:
 def install(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, json: JsonOption = False) -> None:
     """Install event triggers that write each change of a table's definition (DDL) into the WAL as a logical message.
 
-    The role in source.dsn must be allowed to create event triggers. The command waits for open
-    transactions; it may be repeated.
+    The role in source.dsn must be allowed to create event triggers. The command waits until
+    open transactions have ended. It is safe to repeat.
     """
     _run_script(config, "install", show=show, json=json)
 
 
 @_app.command()
 def remove(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, json: JsonOption = False) -> None:
-    """Remove the event triggers; after that the reader detects DDL changes by querying the system catalogue."""
+    """Remove the event triggers; the reader then detects DDL by querying the system catalogue."""
     _run_script(config, "remove", show=show, json=json)
 
 

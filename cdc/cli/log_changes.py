@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from cdc.position import Position
 
 POLL: Final = 0.1
-"""Seconds between two checks of the log for `tail -f`, equal to the log's linger."""
+"""Seconds between two checks of the log for `tail -f`, equal to the default of log.commit.linger."""
 DEFAULT_COUNT: Final = 20
-"""Changes that tail prints by default."""
+"""Number of changes that `cdc tail` prints without -n and --since."""
 
 PositionArgument = Annotated[
     str | None, typer.Argument(help="Show the rows of the transaction at this position, for example 16/B374D848.")
@@ -55,7 +55,7 @@ FormatOption = Annotated[str, typer.Option("--format", help="Print each change i
 
 
 def register(app: typer.Typer) -> None:
-    """Add `log` and `tail`."""
+    """Add the command group `log` and the command `tail` to the app."""
     group = typer.Typer(
         no_args_is_help=True,
         help="Inspect, check, export and compact the change log.",
@@ -69,7 +69,7 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Show the log's identity and counts; with POSITION show the rows of that transaction."""
+    """Show the log's identity and its number of rows per table; with POSITION, show the rows of one transaction."""
     definition, log = open_log(config)
     if position is not None:
         _inspect_transaction(log, definition, position, json=json)
@@ -141,7 +141,7 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 class _LogMessages:
-    """Messages in one format from the rows of some topics of a log."""
+    """Reads the rows of selected tables from a log, and converts rows to messages in the format of a printer."""
 
     def __init__(
         self, log: LogReader, definition: Definition, wanted: Callable[[str], bool], printer: _Printer
@@ -154,7 +154,10 @@ class _LogMessages:
         self._source = SourceBlock(definition.name, log.identity.database, version("cdc"))
 
     def newest(self, count: int, operations: frozenset[str]) -> pa.Table:
-        """Return at least the last `count` rows, sorted in log order."""
+        """Return at least the last `count` rows with these operations, or all rows if there are fewer, in log order.
+
+        Rows between them with other operations are returned too. An empty set of operations means all operations.
+        """
         from cdc.log.queries import newest_rows
 
         return newest_rows(self._log, self._wanted, count, operations)
@@ -178,13 +181,13 @@ class _LogMessages:
         return rows_between(self._log, self._wanted, after, upto)
 
     def schemas_before(self, rows: pa.Table) -> dict[int, Any]:
-        """Return, for each relation, the schema that is valid before the first of the rows."""
+        """Return relation → schema before the first of the rows; if there are no rows, the newest schema."""
         from cdc.position import Position
 
         return self._log.schemas(Position(rows["position"][0].as_py()) if rows.num_rows else None)
 
     def messages(self, rows: pa.Table, tables: Any) -> Iterator[tuple[Row, Message]]:
-        """Yield each row with its message."""
+        """Yield each row together with the message made from it."""
         from cdc.log.json_messages import messages
 
         stream = (row for batch in rows.to_batches(max_chunksize=1024) for row in batch.to_pylist())
@@ -206,7 +209,9 @@ class _Printer:
         self.operations = frozenset(part.strip() for part in operations.split(",") if part.strip())
         if unknown := self.operations - {member.value for member in Operation}:
             known = ", ".join(f"{member.value} {member.name.lower()}" for member in Operation)
-            raise ConfigError(f"unknown operation {min(unknown)!r}", remedy=f"write --op with {known}")
+            raise ConfigError(
+                f"unknown operation {min(unknown)!r}", remedy=f"write --op with one or more of these letters: {known}"
+            )
         self._envelope = json and not follow
         self._people = self.form is MessageFormat.CDC and not json
 
@@ -280,7 +285,10 @@ def _topic_filter(glob: str) -> Callable[[str], bool]:
 
 
 def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime | None] | None:
-    """Parse --since; return the position after which rows are printed, and their earliest commit time."""
+    """Parse --since; return the position after which rows are printed, and the earliest commit time of the rows.
+
+    The time is None if --since is a position. The result is None without --since.
+    """
     if text is None:
         return None
     from cdc.log.queries import approximate_position_at
@@ -323,7 +331,7 @@ def _oldest_commit_time(log: LogReader) -> datetime:
 def _check_not_trimmed(log: LogReader, after: Position) -> None:
     if after < log.oldest:
         raise LogTrimmed(
-            f"single changes up to {log.oldest!s} are trimmed, and only their compacted state is kept",
+            f"single changes up to {log.oldest!s} are trimmed, and the log keeps only their compacted state",
             remedy=f"choose a position after {log.oldest!s}",
         )
 

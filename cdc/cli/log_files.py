@@ -1,6 +1,6 @@
 """Commands about the files of the log: `cdc log verify`, `cdc log drop-file` and `cdc log export`.
 
-They find damaged files, remove one that has no backup, and write a range of the log to files for other programs.
+The commands find damaged files, remove a damaged file, and write a range of the log to files for other programs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SourceOption = Annotated[
     bool, typer.Option("--source", help="Also check that the log was written from the source of the definition.")
 ]
 FileArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="Remove the file at this path, as 'cdc log verify' prints it.")
+    str, typer.Argument(metavar="FILE", help="Remove the file at this path; 'cdc log verify' prints the path.")
 ]
 
 
@@ -112,8 +112,9 @@ def drop_file(
     """Remove a damaged file from the log. Stop the reader and the apply process first.
 
     Nothing is lost if the file's changes are compacted, or can be compacted again. Otherwise the command marks every
-    table of the file needs_resync, and 'cdc tables resync' copies the table again. Until then consumers of the log get
-    an error instead of wrong data. The command refuses an undamaged file. If it is killed, run it again.
+    table with rows in the file as needs_resync, and 'cdc tables resync' copies these tables again. Until then,
+    consumers of the log get an error instead of wrong data. The command refuses an undamaged file. If the command is
+    killed, run it again.
     """
     from dataclasses import asdict
 
@@ -134,9 +135,9 @@ def _question(damaged: DamagedFile) -> str:
 
     span = f"{damaged.file.first!s} to {damaged.file.last!s}"
     return {
-        RecoveryWay.TRIMMED: f"trim the log up to the file's segment; nothing is lost, as {span} is compacted",
-        RecoveryWay.START_OVER: "compact the log from its beginning again; nothing is lost, as the log has all changes",
-        RecoveryWay.GIVEN_UP: f"lose {damaged.file.rows:,} rows at {span}, and mark their tables needs_resync",
+        RecoveryWay.TRIMMED: f"trim the log up to the file's segment; {span} is compacted, so no change is lost",
+        RecoveryWay.START_OVER: "compact the log from its beginning again; it has every change, so no change is lost",
+        RecoveryWay.GIVEN_UP: f"lose {damaged.file.rows:,} rows at {span}, and mark their tables as needs_resync",
     }[damaged.way]
 
 
@@ -144,13 +145,15 @@ def _summary(done: DroppedFile) -> str:
     from cdc.log.audit.drop_file import RecoveryWay
 
     if done.way is RecoveryWay.TRIMMED:
-        return f"removed {done.file} with its segment: its changes are compacted; start the reader"
+        return f"removed {done.file} with its segment, whose changes are compacted; start the reader"
     if done.way is RecoveryWay.START_OVER:
         return f"removed {done.file}; start the apply process, which compacts the log again from its beginning"
     if not done.marked:
         return f"removed {done.file}, which contained no row of a captured table; start the reader"
     resync = shlex.join(["cdc", "tables", "resync", *done.marked])
-    return f"removed {done.file}, marked needs_resync: {', '.join(done.marked)}; start the reader, then: {resync}"
+    return (
+        f"removed {done.file}, marked as needs_resync: {', '.join(done.marked)}; start the reader, then run: {resync}"
+    )
 
 
 class ExportFormat(StrEnum):
@@ -160,7 +163,7 @@ class ExportFormat(StrEnum):
     JSONL = "jsonl"
     #: A file of JSON lines in Debezium's format.
     DEBEZIUM = "debezium"
-    #: A file of JSON lines with the row only.
+    #: A file of JSON lines with the columns of each row; fields that begin with `__` have operation, LSN and time.
     FLAT = "flat"
     #: A directory of Parquet files with the columns of the log.
     PARQUET = "parquet"

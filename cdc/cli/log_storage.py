@@ -1,4 +1,4 @@
-"""`cdc log ls|compact|gc`: list what the log keeps, compact it, and remove what is no longer needed."""
+"""`cdc log ls|compact|gc`: list the segments and runs of the log, compact the log, and remove unneeded files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WAITING: Final = "of removed files are kept on disk for running readers"
 FilesOption = Annotated[bool, typer.Option("--files", help="List files instead of segments.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Also compact the current segment, up to the log's end.")]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print the segments and files to remove, and remove nothing.")
+    bool, typer.Option("--dry-run", help="Print what the command would remove, and remove nothing.")
 ]
 
 
@@ -58,7 +58,10 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, files: FilesOption = False, json: 
 
 
 def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False, json: JsonOption = False) -> None:
-    """Compact the finished segments to the latest state of every row. A running apply process does the work."""
+    """Compact the closed segments to the latest state of every row.
+
+    A running apply process does the work; if none is running, this command does it.
+    """
     from cdc.catalog import Catalog
     from cdc.service.log_maintenance import request_compaction, wait_for_compaction
 
@@ -72,10 +75,10 @@ def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False
 
 
 def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, json: JsonOption = False) -> None:
-    """Remove compacted segments that every consumer has read, or that are older than log.retain.max.
+    """Delete the files that the log no longer needs, and request that the reader removes compacted segments.
 
-    Their files are deleted after log.retain.grace. The reader also removes such segments regularly; this command
-    removes them now.
+    The reader removes a compacted segment that every consumer has read, or that is older than log.retain.max. Files of
+    removed segments, and orphan files, are deleted after log.retain.grace.
     """
     from dataclasses import asdict
 
@@ -92,7 +95,7 @@ def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, jso
 
 
 def open_log(config: Path) -> tuple[Definition, LogReader]:
-    """Load the definition and open its log; raises LogError if there is none."""
+    """Load the definition and open its log; raises LogError if the log does not exist."""
     from cdc.config import load_definition
     from cdc.log.reader import LogReader
 
@@ -138,7 +141,7 @@ def _print_trim(done: VacuumReport) -> None:
 
 
 def retention_line(log: LogStatus) -> str:
-    """Return one line about the changes that the log keeps and its slowest consumer."""
+    """Return one line about the changes that the log keeps, and about the log's slowest consumer."""
     from cdc.service import number_format
 
     if log.state != "read":

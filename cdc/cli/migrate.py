@@ -15,11 +15,11 @@ from cdc.errors import ConfigError
 if TYPE_CHECKING:
     from cdc.catalog.database import Database
 
-Revision = Annotated[str, typer.Option("--revision", help="Migrate to this revision.")]
+Revision = Annotated[str, typer.Option("--revision", help="Migrate the catalog to this revision.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group of commands."""
+    """Add the command group `migrate` to the app."""
     group = typer.Typer(
         no_args_is_help=True, help="Upgrade the catalog's schema and the log's format.", rich_markup_mode=None
     )
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Show the revision of the catalog, and the newest revision."""
+    """Show the revision of the catalog, and the newest revision that this version of cdc knows."""
     from cdc.catalog import revision
 
     database = _database(config)
@@ -37,13 +37,13 @@ def status(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> N
     database.close()
     state = "up to date" if found == revision.HEAD else f"newest is {revision.HEAD}: run 'cdc migrate up'"
     if revision.is_newer(found):
-        state = f"newer than this version of cdc knows ({revision.HEAD}): use the version that wrote it"
+        state = f"which this version of cdc does not know (its newest is {revision.HEAD}): use a newer version of cdc"
     result = {"current": found, "head": revision.HEAD}
     emit("migrate status", json=json, summary=f"catalog at {found or 'no revision'}, {state}", result=result)
 
 
 def up(config: ConfigOption = DEFAULT_CONFIG, revision: Revision = "head", json: JsonOption = False) -> None:
-    """Upgrade the catalog to a revision; keep its contents."""
+    """Upgrade the catalog to a revision; the contents of the catalog stay."""
     from cdc.catalog import revision as revisions
 
     _move(config, "up", revisions.up, revision, json=json)
@@ -60,12 +60,15 @@ def down(
 ) -> None:
     """Downgrade the catalog to a revision.
 
-    It drops the catalog tables that later revisions added; they contain no positions and no captured rows.
+    The command drops the catalog tables that later revisions added. These tables contain no positions and no captured
+    rows.
     """
     from cdc.catalog import revision as revisions
 
     if not yes:
-        raise ConfigError("the downgrade would drop tables of the catalog", remedy="repeat the command with --yes")
+        raise ConfigError(
+            "the downgrade drops tables of the catalog and needs confirmation", remedy="repeat the command with --yes"
+        )
     _move(config, "down", revisions.down, revision, json=json)
 
 
@@ -82,9 +85,9 @@ def sql(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None
 
 
 def log(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """Upgrade in place a log that an older version of cdc wrote. Stop the reader and the apply process first.
+    """Upgrade a log that an older version of cdc wrote. Stop the reader and the apply process first.
 
-    Positions and changes stay the same. If the command is killed, run it again.
+    The positions and changes in the log stay the same. If the command is killed, run it again.
     """
     from cdc.config import load_definition
     from cdc.log.migrate import migrate_log

@@ -1,4 +1,4 @@
-"""Functions and options that several commands share: confirmation of a removal, and its audit entry."""
+"""Options and functions that several commands share: --config, --json and --yes, confirmation, and audit entries."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """How the application was started; the `obj` of typer's context."""
+    """How the application was started; typer's context stores it as `obj`."""
 
     owns_process: bool
     """True if the process runs only this command, so that the command may restrict the process."""
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Ask for confirmation; exit if the person refuses, raise ConfigError if there is no terminal."""
+    """Ask for confirmation, unless `yes` is true; exit if the person refuses.
+
+    Raises ConfigError if standard input is no terminal.
+    """
     import sys
 
     if yes:
@@ -45,7 +48,10 @@ def confirm(what: str, *, yes: bool) -> None:
 
 
 def audit(definition: Definition, action: str, subject: str, detail: dict[str, Any], *, json: bool) -> None:
-    """Write an audit entry after the action; an unreachable catalog causes only a warning."""
+    """Write an audit entry for an action that has succeeded; an unreachable catalog causes only a warning.
+
+    With `json`, the warning is not printed.
+    """
     from getpass import getuser
 
     from cdc.catalog import Catalog

@@ -1,4 +1,4 @@
-"""`cdc query`: SQL over the Delta tables of a pipeline at one published cut, the newest or a past one."""
+"""`cdc query`: run SQL on the Delta tables of a pipeline at the newest published cut, or at a past one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ANY_WIDTH: Final = 1 << 20
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `query` to the app."""
     app.command()(query)
 
 
@@ -74,7 +74,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     reader = lake.query(sql, cut or ReadAt.LATEST)
     rows, more = _read_rows(reader, limit)
     summary = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}" + (
-        f", more were left out (--limit {limit})" if more else ""
+        f", --limit {limit} left out more rows" if more else ""
     )
     if json:
         result = {"columns": reader.schema.names, "rows": rows, "more": more, "cut": cut and _cut_to_json(cut)}
@@ -110,13 +110,13 @@ def _find_delta_sink(definition: Definition, config: Path, name: str | None) -> 
         wanted = "" if name is None else f" named {name!r}"
         raise ConfigError(
             f"definition {str(config)!r} has no Delta sink{wanted}",
-            remedy="add a Delta sink under 'sinks', or name another one with --sink",
+            remedy="add a Delta sink under 'sinks', or name another Delta sink with --sink",
         )
     return lakes[0]
 
 
 def _read_rows(reader: pa.RecordBatchReader, limit: int) -> tuple[list[list[Any]], bool]:
-    """Return at most `limit` rows, and True if there are more."""
+    """Return at most `limit` rows, and True if the reader has more rows."""
     rows: list[list[Any]] = []
     for batch in reader:
         columns = [column.to_pylist() for column in batch.columns]

@@ -28,7 +28,7 @@ DryRunOption = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `replay` to the app."""
     app.command()(replay)
 
 

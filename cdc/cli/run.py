@@ -14,7 +14,7 @@ from cdc.errors import ChildFailed, ExitCode
 
 
 class ProcessName(StrEnum):
-    """A process of a pipeline."""
+    """A child process of `cdc run`."""
 
     #: Captures the changes of Postgres into the log.
     READER = "reader"
@@ -39,7 +39,7 @@ FormatOption = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands `run`, `reader` and `server` to the app; the help page omits `reader` and `server`."""
     app.command()(run)
     app.command(hidden=True)(reader)
     app.command(hidden=True)(server)
@@ -53,8 +53,8 @@ def run(
     """Run reader, apply process and server on this machine.
 
     The command restarts each child process that fails. After an error that an operator must correct, it restarts
-    the process every five minutes, and at once when the definition changes, a cdc command changes something, or
-    SIGUSR1 arrives.
+    the process every five minutes, and at once when the definition changes, a cdc command writes an audit
+    entry, or SIGUSR1 arrives.
 
     ^C and SIGTERM let each process finish its batch; a second ^C ends all processes at once. With snapshot.mode
     initial_only the reader exits after the copy of all tables, and the other processes continue.

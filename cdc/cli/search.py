@@ -1,4 +1,4 @@
-"""`cdc search`: find words in the rows of a table, in a search sink."""
+"""`cdc search`: find rows of a table by their words, in the index of a search sink."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CELL = 60
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `search` to the app."""
     app.command()(search)
 
 
@@ -30,7 +30,7 @@ def search(
         str,
         typer.Argument(help="Search this table; write schema.table, or only the table's name if one schema has it."),
     ],
-    words: Annotated[str, typer.Argument(help="Find rows with all these words; column:word looks in one column.")],
+    words: Annotated[str, typer.Argument(help="Find rows with all these words; column:word searches only one column.")],
     config: ConfigOption = DEFAULT_CONFIG,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Print at most this many rows.")] = 10,
     json: JsonOption = False,
@@ -55,6 +55,7 @@ def search(
 def _find_index(definition: Definition, table: str) -> tuple[SearchIndex, str]:
     """Return the index of the first search sink that has the table, and the topic of the table."""
     from cdc.stores.search_index_reader import SearchIndex
+    from cdc.table import split_topic
 
     indexes = [SearchIndex.open(sink.path) for sink in definition.sinks if sink.type == "search"]
     if not indexes:
@@ -65,8 +66,9 @@ def _find_index(definition: Definition, table: str) -> tuple[SearchIndex, str]:
         if (topic := _topic(index.topics, table)) is not None:
             return index, topic
     known = ", ".join(sorted({topic for index in indexes for topic in index.topics})) or "none yet"
+    several = any(table == split_topic(topic)[1] for index in indexes for topic in index.topics)
     raise UnknownName(
-        f"the search sinks contain no table called {table!r}, or more than one",
+        f"the search sinks contain {'several tables' if several else 'no table'} called {table!r}",
         remedy=f"choose one of these tables: {known}",
     )
 

@@ -1,4 +1,4 @@
-"""`cdc slots`: list what the server retains for the pipeline, and recover when the stream cannot continue."""
+"""`cdc slots`: list the replication slots and the WAL that they retain; recover, drop or adopt the pipeline's slot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cdc.service.source_observation import SourceObservation
 
 SOURCE_ANSWERS = 5.0
-"""Seconds to wait until the source answers the query for the slot."""
+"""Maximum seconds to wait for the source's answer to the query about the slot."""
 
 EpochOption = Annotated[
     bool,
@@ -42,7 +42,7 @@ ResyncOption = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group of commands."""
+    """Add the command group `slots` to the app."""
     group = typer.Typer(
         no_args_is_help=True, help="List, recover, drop or adopt replication slots.", rich_markup_mode=None
     )
@@ -57,7 +57,7 @@ def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
     """List the server's slots, the WAL that they retain, and whether the pipeline's slot matches the log.
 
     The command exits with status 4 if the pipeline's slot is lost or may soon be lost. It measures the WAL rate for a
-    second to estimate the time until then.
+    second to estimate when the slot will be lost.
     """
     from cdc.capture.startup_checks import check_log
     from cdc.config import load_definition
@@ -121,7 +121,7 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     """Recover after a gap: begin a new epoch with a full copy, or skip a transaction that cannot be decoded.
 
     Stop the reader first. If the command is killed, run it again; the next start of the reader also completes a new
-    epoch. The command marks the tables of --resync needs_resync; --new-epoch copies every table.
+    epoch. With --skip-to, the command marks the tables of --resync as needs_resync.
     """
     from cdc.capture.recovery_commands import begin_epoch, skip_to_lsn
     from cdc.config import load_definition
@@ -131,7 +131,7 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     if new_epoch == (skip_to is not None):
         raise ConfigError(
             "slots recover needs either --new-epoch or --skip-to LSN",
-            remedy="run 'cdc slots ls', which shows the problem and its remedy",
+            remedy="run 'cdc slots ls' to see the problem and its remedy",
         )
     if skip_to is not None and not resync:
         raise ConfigError(
@@ -149,7 +149,9 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
         lsn = Lsn.parse(skip_to or "")
         confirm(f"move slot {definition.source.slot.name!r} to {lsn} and lose the changes before it", yes=yes)
         done = skip_to_lsn(definition, lsn, resync or [])
-        summary = f"slot moved to {done['slot_at']}, {len(done['marked'])} tables marked needs_resync; start the reader"
+        summary = (
+            f"slot moved to {done['slot_at']}, {len(done['marked'])} tables marked as needs_resync; start the reader"
+        )
     audit(definition, "slots.recover", definition.source.slot.name, done, json=json)
     emit("slots recover", json=json, summary=summary, result=done)
 
@@ -171,13 +173,19 @@ def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: Js
         if found is not None:
             check_slot_kind(found, conn.info.dbname)
             confirm(
-                f"drop slot {name!r}, which frees {found.retained_bytes:,} bytes of WAL and ends the epoch", yes=yes
+                f"drop slot {name!r}, which frees {found.retained_bytes:,} bytes of WAL and ends the epoch of the log",
+                yes=yes,
             )
             drop_slot(conn, name, confirmed=found.confirmed_flush)
     done = {"slot": name, "dropped": found is not None, "freed_bytes": found.retained_bytes if found else 0}
     if found is not None:
         audit(definition, "slots.drop", name, done, json=json)
-    emit("slots drop", json=json, summary=f"dropped slot {name!r}" if found else f"no slot {name!r}", result=done)
+    emit(
+        "slots drop",
+        json=json,
+        summary=f"dropped slot {name!r}" if found else f"the server has no slot {name!r}",
+        result=done,
+    )
 
 
 def adopt(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False) -> None:

@@ -1,7 +1,7 @@
-"""`cdc spark`: run apply, replay or compact on a Spark cluster, or print the files with which to submit them.
+"""`cdc spark`: run apply, replay or compact on a Spark cluster, or print the files that submit such a job.
 
 The arguments of replay and compact are those of `cdc replay` and `cdc log compact`. This module parses them with the
-options of those commands and passes them on unchanged.
+options of those commands, and passes them to the job unchanged.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ EnvOption = Annotated[
     typer.Option(
         "--env",
         metavar="NAME",
-        help="Set this environment variable of the job from the same key of the job's secret; may be repeated.",
+        help="Set this environment variable of the job from the key of that name in the job's secret; may be repeated.",
     ),
 ]
 WordsArgument = Annotated[
@@ -86,7 +86,7 @@ class VerbCommand(TyperCommand):
     """A command that passes unknown options to its verb, and arguments after `--` to spark-submit."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Store the arguments after -- in the context."""
+        """Parse the arguments before `--`, and store the arguments after `--` in the context."""
         cut = args.index("--") if "--" in args else len(args)
         own, for_submit = args[:cut], args[cut + 1 :]
         # without a verb a misspelt option is an error, as in every command
@@ -99,7 +99,7 @@ class VerbCommand(TyperCommand):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group of commands."""
+    """Add the command group `spark` to the app."""
     group = typer.Typer(
         no_args_is_help=True, help="Run apply, replay or compact on a Spark cluster.", rich_markup_mode=None
     )
@@ -290,7 +290,7 @@ def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> d
 
 
 def _apply() -> None:
-    """Command for the verb `apply`, which has no arguments; `cdc spark` uses this verb if none is given."""
+    """Command for the verb `apply`, which has no arguments; `cdc spark` uses it if no verb is given."""
 
 
 VERBS: Final[dict[str, Callable[..., None]]] = {

@@ -1,4 +1,4 @@
-"""`cdc status`: the state of the pipeline, its processes, sinks and tables, with a remedy under each problem."""
+"""`cdc status`: print the state of a pipeline, its processes, sinks and tables, with a remedy under each problem."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 WATCH_EVERY = 1.0
 """Seconds between two prints of `cdc status --watch`."""
 LOG_ANSWERS = 15.0
-"""Seconds to wait for the log; without an answer the status is printed without it."""
+"""Maximum seconds to wait for the log's storage; after that the status reports the log as unreadable."""
 SOURCE_ANSWERS = 5.0
-"""Seconds to wait for the source; without an answer the status is printed without it."""
+"""Maximum seconds to wait for the source; after that the status reports that the source does not answer."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `status` to the app."""
     app.command()(status)
 
 

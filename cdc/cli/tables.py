@@ -1,4 +1,4 @@
-"""`cdc tables`: list the tables of a pipeline, add, remove, skip or copy them again."""
+"""`cdc tables`: list, add, remove or skip the tables of a pipeline, or copy them again (resync)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READER_NOT_RUNNING = "no reader is running: the next reader applies the rules wh
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group of commands."""
+    """Add the command group `tables` to the app."""
     group = typer.Typer(
         no_args_is_help=True, rich_markup_mode=None, help="List, add, remove or resync the tables of the pipeline."
     )
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None:
-    """List every table: its number in the log, its state at the source, its copied rows, and its state in each sink."""
+    """List each table with its number in the log, its capture state, its copied rows, and its state in each sink."""
     from dataclasses import asdict
     from datetime import UTC, datetime
 
@@ -147,7 +147,10 @@ def skip(tables: TablesArgument, config: ConfigOption = DEFAULT_CONFIG, json: Js
 
 
 def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, json: bool) -> None:
-    """Write the edit, let the reader reload its rules, and print the result."""
+    """Write the edited definition, make the running reader reload its rules, and print the result.
+
+    With `dry_run`, or if the edit changes nothing, only print the change.
+    """
     from cdc.config.yaml_edit import write_edit
 
     definition, changes = edit.definition, list(edit.done)
@@ -155,7 +158,9 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
     result: dict[str, Any] = {"tables": tables, "changes": changes, "diff": edit.diff, "absent": absent}
     if dry_run or not edit.changes:
         summary = (
-            "nothing to do: the definition already has this rule" if not edit.changes else "would change the definition"
+            "nothing to do: the rules of the definition already have this effect"
+            if not edit.changes
+            else "would change the definition"
         )
         refused = {} if dry_run or command != "tables add" else _refused_now(definition, tables)
         if not json and edit.diff:
@@ -185,7 +190,7 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
 
 
 def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
-    """Return each table that the reader refuses, with the reason; only tables that match the globs in `tables`.
+    """Return the tables that the reader refuses to capture, each with the reason; only tables that match `tables`.
 
     The answer comes from the running reader, or else from the catalog. It is empty if the catalog cannot be read.
     """
@@ -201,14 +206,14 @@ def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
                     return _refused(_result_of(answer), tables)
             known = [table for table in catalog.tables.ls(definition.name) if table.state == REFUSED]
     except CdcError:
-        return {}  # the definition already says so, and this command does not report on the reader
+        return {}  # the command succeeds without the reader: the definition already has the rule
     return {table.topic: table.reason or "" for table in known if matches(table.topic, tables)}
 
 
 def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tuple[Command | None, str | None]:
-    """Make the reader reload its rules, and return its finished command.
+    """Make the running reader reload its rules; return the command after the reader has finished it, and None.
 
-    Without an answer from the reader, the first result is None and the second is the reason.
+    If the reader does not answer, return None and the reason.
     """
     from getpass import getuser
 
@@ -222,7 +227,10 @@ def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tu
                 return None, READER_NOT_RUNNING
             answer = _wait_for_answer(catalog, definition.name, request_table_check(catalog, definition.name))
     except CdcError as error:
-        return None, f"{error.message}: a running reader reloads the definition within half a minute"
+        return (
+            None,
+            f"cannot notify the reader: {error.message}; a running reader reloads the definition within 30 seconds",
+        )
     return answer, None if answer else "the reader has not answered yet; it may be waiting for open transactions"
 
 
@@ -254,7 +262,7 @@ def _warn_missing(absent: list[str]) -> None:
         line(
             LineMark.ADVICE,
             f"the source has no table {table}",
-            fix="create the table at the source, and the reader captures it",
+            fix="create the table at the source; the reader then captures it",
         )
 
 
@@ -263,7 +271,10 @@ def _result_of(answer: Command | None) -> dict[str, Any] | None:
 
 
 def _refused(outcome: dict[str, Any] | None, tables: list[str]) -> dict[str, str]:
-    """Return the reader's reason for each refused table; the reason under 'the reader' applies to all tables."""
+    """Return refused table → reason, from the result of the reader's command.
+
+    The key 'the reader' has the reason for which the reader applies none of the new rules.
+    """
     from cdc.table import matches
 
     if outcome is None:

@@ -1,4 +1,4 @@
-"""`cdc validate`: report every problem of every definition, without contacting anything."""
+"""`cdc validate`: report every issue of definition files, without a connection to any server."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from cdc.errors import ConfigError, ConfigIssue, ExitCode, InvalidDefinition
 Paths = Annotated[list[Path] | None, typer.Argument(help="Check these definition files, or all in these directories.")]
 Named = Annotated[
     list[Path] | None,
-    typer.Option("--config", "-c", help="Check this file or directory; same as naming it as an argument."),
+    typer.Option(
+        "--config", "-c", help="Check this definition file or directory, in addition to those named as arguments."
+    ),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `validate` to the app."""
     app.command()(validate)
 
 
 def validate(paths: Paths = None, config: Named = None, json: JsonOption = False) -> None:
-    """Check definition files; start no process and connect to no server."""
+    """Check definition files, without starting a process or connecting to a server."""
     files = [file for path in [*(paths or []), *(config or [])] or [DEFAULT_CONFIG.parent] for file in _files(path)]
     issues = [issue for file in files for issue in _issues(file)]
     fatal = tuple(issue for issue in issues if issue.fatal)

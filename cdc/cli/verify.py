@@ -12,7 +12,7 @@ from cdc.errors import ConfigError
 
 TablesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TABLE]...", help="Verify these tables; write schema.table, where * and ? match several."),
+    typer.Argument(metavar="[TABLE]...", help="Verify these tables; write schema.table, where * and ? are wildcards."),
 ]
 SinksOption = Annotated[list[str] | None, typer.Option("--sink", help="Verify only this sink; may be repeated.")]
 ModeOption = Annotated[
@@ -54,13 +54,13 @@ RepairOption = Annotated[
     bool,
     typer.Option(
         "--repair",
-        help="Correct the sink: let the reader read the differing rows again by key, then compare once more.",
+        help="Correct the sink: make the reader read each row that differs again by its key, then compare once more.",
     ),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `verify` to the app."""
     app.command()(verify)
 
 
@@ -79,8 +79,8 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter per option
     """Compare every sink with the source at one position.
 
     The command exits with status 4 if a row or a column differs. With --repair the running reader corrects the sink: it
-    writes missing and wrong rows, and deletes rows that the source does not have. The exit status is then that of the
-    last comparison. With --every the command repeats until SIGTERM, and the next start continues after the last
+    writes missing and wrong rows, and deletes rows that the source does not have. The exit status is then the status of
+    the last comparison. With --every the command repeats until SIGTERM, and the next start continues after the last
     verified range. 'cdc status' shows the time up to which each table is verified.
     """
     import sys

@@ -7,7 +7,8 @@ files that the definition refers to.
 The bundle (`databricks.yml`) is for a directory with the definition and the built wheel. Each variable that the
 definition refers to comes from a secret of that name; the secret scope has the job's name.
 
-Python values are printed as YAML; a text template would have to quote every name and path itself.
+The functions return Python values, which the caller prints as YAML. A text template would have to quote every name and
+path itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cdc.errors import InvalidDefinition
 
 _OPERATOR_API: Final = "sparkoperator.k8s.io/v1beta2"
 DEFINITIONS: Final = PurePosixPath("/etc/cdc")
-"""Mount path in the pods of the definition, and of secret files with a relative path."""
+"""Path at which the pods mount the definition, and the secret files that have a relative path."""
 MAIN: Final = "local:///opt/cdc/job.py"
 """Path of `pipelines/submitted/job.py` in the image, independent of the Python version."""
 
@@ -44,7 +45,7 @@ class PodSettings:
     service_account: str = "spark"
     """Service account of the driver, which creates the executors."""
     claims: Mapping[str, str] = field(default_factory=dict)
-    """Map of the persistent volume claims that all pods share to their mount paths."""
+    """Name of each persistent volume claim that all pods mount → its mount path."""
     schedule: str | None = None
     """Cron schedule of a job that ends without being stopped; None to run the job once."""
 
@@ -65,7 +66,7 @@ def databricks_bundle(job: SparkJob, *, workers: int = 2, schedule: str | None =
     job.check_portable([VOLUMES], sqlite=False)
     if job.files:
         raise InvalidDefinition(
-            f"secret file {job.files[0]!r} exists only on this machine, not in the pods: write {{env: VAR}} instead"
+            f"secret file {job.files[0]!r} exists only on this machine, not in Databricks: write {{env: VAR}} instead"
         )
     task = {
         "task_key": job.action.value,

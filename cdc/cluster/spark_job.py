@@ -105,13 +105,16 @@ class SparkJob:
 
     @property
     def conf(self) -> dict[str, str]:
-        """Map of name to value of the Spark settings that are not sensitive."""
+        """Spark settings of the job that are not sensitive: name → value."""
         shown = printable_definition(self.definition, self.written)["spark"]["conf"]
         public = {name: text for name, text in shown.items() if text == self.definition.spark.conf[name]}
         return dict(sorted((DEFAULT_CONF | public).items()))
 
     def arguments(self, config: str) -> list[str]:
-        """Return the arguments of `pipelines/submitted/job.py`; config: path of the definition on the driver."""
+        """Return the command-line arguments of `pipelines/submitted/job.py` for this job.
+
+        config: path of the definition on the driver.
+        """
         if self.action is not SparkAction.APPLY:
             return [self.action.value, "--config", config, *self.action_arguments]
         sinks = [word for sink in self.sinks for word in ("--sink", sink)]
@@ -164,7 +167,7 @@ class SparkJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSubmit:
-    """Paths of the local Spark and Python installations."""
+    """Paths of the local Spark and Python installations, from which the command line of spark-submit is built."""
 
     home: Path
     """Directory of the Spark installation (SPARK_HOME)."""

@@ -13,7 +13,7 @@ from cdc.errors import CdcError, SchemaNotApplicable, TransformFailed
 from cdc.table import TableSchema
 from cdc.target_names import column_name
 
-CORRECT_RULE: Final = "correct the sink's rule in the definition and start again"
+CORRECT_RULE: Final = "correct the sink's rule in the definition, then restart the apply process"
 _LISTS: Final = ("column_list", "except_column_list", "track_history_column_list", "track_history_except_column_list")
 
 
@@ -27,7 +27,7 @@ class KeyConflict(NamedTuple):
 
 
 def with_target_columns(schema: TableSchema, settings: TableSettings) -> TableSchema:
-    """Return the table with only the columns that its target has; unknown column names are ignored."""
+    """Return the table's schema with only the columns that the target has; ignore unknown names in the column lists."""
     wanted, unwanted = set(settings.column_list), set(settings.except_column_list)
     if not wanted and not unwanted:
         return schema
@@ -49,7 +49,7 @@ def column_conflicts(schema: TableSchema, rule: SinkRule | None, settings: Table
 
 
 def unknown_columns(schema: TableSchema, rule: SinkRule | None) -> Iterator[KeyConflict]:
-    """Yield a conflict for each name in a rule's column lists that is no column of the table."""
+    """Yield a conflict for each name in the rule's column lists that the table does not have as a column."""
     known = {column.name for column in schema.sent}
     for name in _LISTS if rule is not None else ():
         for unknown in sorted(set(getattr(rule, name)) - known):

@@ -24,7 +24,7 @@ from cdc.table import matches
 
 _WILD: Final = frozenset("*?[")
 _MERGED_CHANGES: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.EXCEPTION})
-"""Schema-change policies that a target of several tables allows; all its tables must have the same columns."""
+"""Schema-change policies that a shared target allows; all tables of a shared target must have the same columns."""
 _FOLLOWING: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.TRY_EVOLVE})
 """Schema-change policies under which a target can drop a column."""
 _OF_COLUMNS: Final = frozenset({"dropped_columns", "schema_changes", "merge_tables", "transform", *EXCLUSIVE_KEYS[0]})
@@ -80,7 +80,7 @@ def _storage(definition: Definition) -> Iterator[Disagreement]:
     log, key = definition.log, ("log", "storage")
     said, scheme = log.storage.model_fields_set, log.path.partition("://")[0]
     for name in sorted(said - storage_keys(scheme)):
-        kind = f"a store of {scheme}://" if is_remote(log.path) else "a local directory"
+        kind = f"in a store of {scheme}://" if is_remote(log.path) else "a local directory"
         yield Disagreement((*key, name), f"has no effect: log.path is {kind}")
     if (log.storage.endpoint or "").startswith("http://") and not log.storage.allow_http:
         message = "an http:// endpoint sends keys unencrypted: use https://, or add allow_http: true"
@@ -120,15 +120,13 @@ def _modes(definition: Definition) -> Iterator[Disagreement]:
 def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
     """Yield the conflicts among the settings of one sink or one rule.
 
-    said: the sink or the rule as written. meant: the same settings together with the inherited settings.
+    said: the sink or the rule as the file contains it. meant: its settings together with the inherited settings.
     """
     transform = said.transform if isinstance(said, SinkRule) else None
     if transform is not None and meant.history_mode is not HistoryMode.LATEST:
         for name in ("python", "computed", "where"):
             if getattr(transform, name):
-                found = (
-                    f"conflicts with {meant.history_mode.value!r}: it requires a target with the latest state of rows"
-                )
+                found = f"conflicts with {meant.history_mode.value!r}: this key requires the latest state of rows"
                 yield Disagreement((*key, "transform", name), found)
     yield from _dropping(said, meant, key)
     for group in EXCLUSIVE_KEYS:
@@ -174,7 +172,7 @@ def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
 
 
 def _routes(definition: Definition) -> Iterator[Disagreement]:
-    """Yield the rules whose target directory overlaps the directory of another rule, another sink or the log."""
+    """Yield a conflict for each rule whose targets overlap each other, another rule, another sink or the log."""
     for place, sink in enumerate(definition.sinks):
         if not isinstance(sink, DeltaSinkDefinition):
             continue
@@ -199,7 +197,7 @@ def _routes(definition: Definition) -> Iterator[Disagreement]:
 
 
 def _schema(glob: str) -> str | None:
-    """Return the schema in the glob; None if its schema part contains wildcards."""
+    """Return the schema in a glob over `schema.table`; None if this part of the glob contains wildcards."""
     schema = glob.partition(".")[0]
     return None if _WILD & set(schema) else schema
 

@@ -49,21 +49,21 @@ class TableRule(Model):
 
 
 class Commit(Model):
-    """When the log commits: as soon as one of the two limits is reached."""
+    """When the reader commits changes to the log: as soon as one of the two limits is reached."""
 
     bytes: Annotated[Bytes, Field(gt=0)] = 16 * 2**20
-    """Bytes received since the last commit; default 16 MiB."""
+    """Bytes of uncommitted changes at which the reader commits at once; default 16 MiB."""
     linger: Seconds = 0.1
-    """Time since the oldest uncommitted change; default 100 ms."""
+    """Time after a commit before the reader commits fewer bytes than `bytes`; default 100 ms."""
 
 
 class Segment(Model):
-    """When the log begins a new segment, the unit of retention: as soon as one of the two limits is reached."""
+    """When the log closes a segment, the unit of retention, and begins the next one: as soon as a limit is reached."""
 
     bytes: Annotated[Bytes, Field(gt=0)] = 256 * 2**20
-    """Bytes in the segment; default 256 MiB."""
+    """Size at which the log closes a segment; default 256 MiB."""
     every: Annotated[Seconds, Field(gt=0)] = 3600.0
-    """Age of the segment; default 1 hour."""
+    """Age at which the log closes a segment; default 1 hour."""
 
 
 def _off(value: Any) -> Any:
@@ -78,7 +78,7 @@ SecondsOrOff = Annotated[
 
 
 class Compact(Model):
-    """When closed segments are compacted to the latest state of every row, which bounds the size of the log."""
+    """When closed segments are compacted to the latest state of every row; compaction bounds the size of the log."""
 
     every: SecondsOrOff = 3600.0
     """Interval at which the apply process compacts closed segments; default 1 hour. `off` or 0 turns compaction off,
@@ -90,7 +90,7 @@ class Retain(Model):
 
     max: Annotated[Seconds, Field(gt=0)] = 7 * 86400.0
     """Age at which a compacted segment is removed even if a consumer has not read it; default 7 days. A sink that is
-    further behind may need a replay."""
+    behind by more than this age may need a replay."""
     grace: Seconds = 3600.0
     """Time for which removed files stay on disk for processes that still read them; default 1 hour."""
 

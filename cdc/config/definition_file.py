@@ -1,4 +1,4 @@
-"""Loading, checking and printing of a definition file; checking finds all issues at once, printing omits secrets."""
+"""Loads, checks and prints a definition file; a check finds all issues at once, and printed text has no secrets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from cdc.config.yaml_document import FAULTY, Key, YamlDocument, read_document
 from cdc.errors import ConfigIssue, InvalidDefinition, TransformFailed, UnsetVariable
 
 _BY_SPARK: Final = {"transform", "partition_by", "cluster_by"}
-"""Keys for which only Spark finds all issues."""
+"""Keys of a sink's rule for which only Spark finds all issues."""
 _SENSITIVE: Final = re.compile(r"secret|password|token|access[._]?key|credential", re.IGNORECASE)
 """Pattern of the names of settings whose values are hidden; extends Spark's default of `spark.redaction.regex`."""
 _URL_PASSWORD: Final = re.compile(r"(://[^:@/]*):[^@/]*@")
 _DURATIONS: Final = (("cuts", "retain"), ("upkeep", "every"), ("upkeep", "vacuum_after"))
-"""Keys of a sink whose values are durations."""
+"""Paths inside a sink of the keys whose values are durations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class CheckedDefinition:
     issues: tuple[ConfigIssue, ...]
     """All issues in the order of the file, including warnings."""
     written: Any
-    """Content of the file as plain values; text with variables is an Interpolated."""
+    """Content of the file as plain values; a text that contained variables is an Interpolated."""
 
 
 def load_definition(path: Path, environment: Mapping[str, str] | None = None) -> Definition:
@@ -75,7 +75,7 @@ def check_definition(
 
 
 def issues_in_file(path: Path, misfits: Iterable[KeyConflict]) -> tuple[ConfigIssue, ...]:
-    """Return column conflicts as issues with line and column, in the order of the file."""
+    """Return conflicts of keys as issues with their line and column in the file, in the order of the file."""
     found = list(misfits)
     if not found:
         return ()
@@ -91,9 +91,9 @@ def issues_in_file(path: Path, misfits: Iterable[KeyConflict]) -> tuple[ConfigIs
 
 
 def unprotected_service(definition: Definition) -> list[KeyConflict]:
-    """Return a conflict if service.host is public and no token is set; otherwise an empty list.
+    """Return one conflict if service.host is public and no token is set; otherwise an empty list.
 
-    This conflict prevents only the start of the server.
+    The conflict prevents only the start of the server.
     """
     error = definition.service.exposure
     return [] if error is None else [KeyConflict(("service", "host"), error)]

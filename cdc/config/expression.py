@@ -1,4 +1,4 @@
-"""Type of Spark SQL expressions over one row in a definition, with the checks that are possible without Spark."""
+"""The field type of a Spark SQL expression over one row, with the checks that are possible without Spark."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _CHANGING: Final = BARE | {
     "uuid",
     "version",
 }
-"""Functions of Spark that an expression must not call: non-deterministic ones, and those that call code by name."""
+"""Functions of Spark that an expression must not call: they are not deterministic, or they call Java code by name."""
 _CLOSES: Final = {")": "(", "]": "[", "}": "{"}
 
 

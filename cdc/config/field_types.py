@@ -34,7 +34,7 @@ class Model(BaseModel):
 
 
 def invalid(message: str, **context: Any) -> PydanticCustomError:
-    """Return a validation error; the message must be fixed text without input values."""
+    """Return a validation error. The message must not contain input values; `context` fills its {placeholders}."""
     return PydanticCustomError("invalid", message, context or None)
 
 
@@ -114,7 +114,7 @@ def sibling_path(path: str, name: str) -> str:
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 """Name of a pipeline or a sink; short and plain, because slot, publication and file names contain it."""
 Identifier = Annotated[str, Field(min_length=1, max_length=63)]
-"""An identifier in Postgres, which would silently truncate it at 63 bytes."""
+"""An identifier in Postgres, of at most 63 characters; Postgres silently truncates a longer one."""
 SlotName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")]
 """A name that Postgres accepts for a replication slot."""
 Glob = Annotated[str, AfterValidator(_glob)]

@@ -13,7 +13,7 @@ _BODY: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*)
 
 
 class Interpolated(str):
-    """Text after interpolation; `written` is the text before it."""
+    """Text after interpolation; `written` is the text before interpolation."""
 
     __slots__ = ("written",)
     written: str

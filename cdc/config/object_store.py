@@ -1,4 +1,4 @@
-"""Access to an object store: the keys of a definition, and their translation to the options of delta-rs."""
+"""Access to an object store: the keys of `log.storage`, and their translation to the options of delta-rs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Storage(Model):
     endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/]+(/[^\s]*)?$")] | None = None
     """URL of an S3-compatible store; default Amazon S3."""
     allow_http: Switch = False
-    """Whether to allow an unencrypted `http://` endpoint, inside a trusted network."""
+    """Whether to allow an unencrypted `http://` endpoint; use it only inside a trusted network."""
     region: Annotated[str, Field(min_length=1)] | None = None
     """Region of the bucket."""
     virtual_hosted: Switch = False

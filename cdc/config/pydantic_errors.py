@@ -1,7 +1,7 @@
 """Translation of pydantic's errors to issues with line, column and a suggested key, but without input values.
 
-For a key or value of another tool, the issue explains how to write it in a definition, or why that is
-impossible.
+For a key or value of another tool, the issue explains how to write it in a definition, or why a definition does not
+need it.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ _MESSAGES: Final[Mapping[str, Callable[[ErrorDetails], str]]] = {
     "union_tag_invalid": _one_of,
     "literal_error": _one_of,
     "enum": _one_of,
-    "string_type": lambda _: "expected text: put quotes around it",
+    "string_type": lambda _: "expected text: put quotes around the value",
     "string_pattern_mismatch": lambda e: _SHAPES.get(e.get("ctx", {}).get("pattern", ""), "not of the expected form"),
     "string_too_short": lambda _: "expected text that is not empty",
     "string_too_long": lambda e: f"expected at most {e.get('ctx', {}).get('max_length')} characters",

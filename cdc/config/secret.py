@@ -136,7 +136,11 @@ def _from_file(name: str, context: Mapping[str, Any]) -> str:
         with path.open(encoding="utf-8") as file:
             value = file.read(_LONGEST_FILE + 1)
     except (OSError, UnicodeDecodeError) as error:
-        why = "the file is not UTF-8" if isinstance(error, UnicodeDecodeError) else (error.strerror or "fails").lower()
+        why = (
+            "the file is not UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else (error.strerror or "unknown reason").lower()
+        )
         raise PydanticCustomError("unset", "secret file cannot be read: {why}", {"why": why}) from None
     value = value.removesuffix("\n").removesuffix("\r")
     if not value or len(value) > _LONGEST_FILE:

@@ -156,7 +156,7 @@ class DeadLetterSettings(Model):
 
 
 class TableSettings(Model):
-    """How a Delta sink stores a table. The sink sets it for all tables, a rule for those that it matches."""
+    """How a Delta sink stores a table. The keys of a sink apply to all its tables; the keys of a rule override them."""
 
     types: TypeSettings = TypeSettings.EXACT
     """How Postgres types map to column types: `exact` or `text`."""
@@ -264,7 +264,7 @@ def settings_with_rule(sink: TableSettings, rule: SinkRule | None) -> TableSetti
 
 
 def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -> str:
-    """Return the URI of a table's target; raises TransformFailed if the rule's `pattern` does not match the table."""
+    """Return the URI of a table's target; raises TransformFailed if its rule's `pattern` does not match."""
     rule = rule_of(schema.topic, rules)
     if rule is None or rule.path is None:
         return target_uri(template, schema.schema, schema.name)
@@ -274,13 +274,14 @@ def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -
     groups = {} if found is None else found.groupdict()
     if found is None or not all(groups.values()):
         raise TransformFailed(
-            f"the rule's pattern {rule.pattern!r} does not match table {schema.topic!r}, so the table has no path"
+            f"the rule's pattern {rule.pattern!r} does not match table {schema.topic!r} with text in every group, "
+            "so the table has no path"
         )
     return target_uri(rule.path, schema.schema, schema.name, groups)
 
 
 class CutSettings(Model):
-    """Retention of published cuts, at each of which all tables of a sink can be read consistently."""
+    """Retention of published cuts; all tables of a sink can be read consistently at each cut."""
 
     retain: Seconds = 86400.0
     """Age at which a cut is removed; default 1 day. After a minute one cut per minute stays, later one per hour."""
@@ -307,7 +308,7 @@ class DeltaSinkDefinition(TableSettings):
     name: Name
     """Name of the sink, unique in the pipeline."""
     path: Annotated[Location, AfterValidator(_table_path)]
-    """Directory of each table; `{schema}` and `{table}` are replaced by its names."""
+    """Directory of each target; `{schema}` and `{table}` are replaced by the names of the source table."""
     tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
     """Globs over `schema.table` of the captured tables that go to this sink; default all."""
     rules: tuple[SinkRule, ...] = ()
@@ -316,8 +317,8 @@ class DeltaSinkDefinition(TableSettings):
     writer: WriterChoice = WriterChoice.AUTO
     """Engine that merges changes: `auto`, `delta-rs` or `spark`."""
     max_rewrite: Bytes = 128 * 2**20
-    """Bytes of one table's files that merges may rewrite per second; above it batches become larger and fewer. Default
-    128 MiB; 0 means no limit."""
+    """Bytes of one table's files that merges may rewrite per second; above this rate batches become larger and fewer.
+    Default 128 MiB; 0 means no limit."""
     cuts: CutSettings = CutSettings()
     upkeep: TargetUpkeep = TargetUpkeep()
 

@@ -1,4 +1,4 @@
-"""Models of the captured database and of the copy of its existing rows, and the syntax check of a DSN.
+"""Models for the captured database and for the copy of its existing rows, and the syntax check of a DSN.
 
 The check does not use libpq, because libpq's error messages repeat parts of the password.
 """
@@ -88,7 +88,7 @@ class Publication(Model):
 
 
 class OnWalBudget(StrEnum):
-    """What to do when the server keeps more WAL for the slot than the budget."""
+    """What the reader does when the server keeps more WAL for the slot than `wal_budget`."""
 
     #: Log a warning and continue.
     WARN = "warn"
@@ -141,11 +141,11 @@ def _current_dsn(secret: Secret) -> str:
 
 
 class SnapshotMode(StrEnum):
-    """Which rows are copied that existed before the stream began."""
+    """Which of the rows that existed before the stream began are copied."""
 
     #: All rows, once, while changes stream.
     INITIAL = "initial"
-    #: As `initial`, and again in a new epoch when the source can no longer continue the log.
+    #: As `initial`; all rows again, in a new epoch, when the source can no longer continue the log.
     WHEN_NEEDED = "when_needed"
     #: No rows: the log begins with the first change.
     NO_DATA = "no_data"

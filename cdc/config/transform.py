@@ -74,7 +74,7 @@ class Transform(Model):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the transform, keyed with its salt. If it changes, the existing rows of the target no longer fit."""
+        """Hash of the transform, keyed with its salt. If it changes, a replay must rewrite the target."""
         text = self.model_dump(mode="json", exclude={"salt"})
         salt = b"" if self.salt is None else self.salt.reveal().encode()
         return hmac.digest(salt, json.dumps(text, sort_keys=True).encode(), hashlib.sha256).hex()[:32]

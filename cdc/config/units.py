@@ -69,7 +69,7 @@ Bytes = Annotated[
 
 
 def print_seconds(value: float) -> str:
-    """Return the shortest text that parses to the duration."""
+    """Return the duration as text, in the largest unit that gives a whole number."""
     if not value:
         return "0"
     for unit in reversed(SECONDS):
@@ -80,7 +80,7 @@ def print_seconds(value: float) -> str:
 
 
 def print_size(value: int) -> str:
-    """Return the size as text, in the largest binary unit that is exact."""
+    """Return the size as text, in the largest binary unit that gives a whole number."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if value and value % BYTES[unit] == 0:
             return f"{value // BYTES[unit]}{unit}"

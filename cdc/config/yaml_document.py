@@ -1,7 +1,7 @@
 """YAML parser for definitions: parses YAML 1.2 to plain values, each with its line and column.
 
-It accepts only mappings, lists and scalars of the core schema: no tags, no merge keys, no dates. It limits size, depth
-and the number of values, which aliases can multiply.
+The parser accepts only mappings, lists and scalars of the core schema: no tags, no merge keys, no dates. It limits the
+size of the file, the depth, and the number of values, which aliases can multiply.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class YamlDocument:
     path: str
     values: Any = None
     places: dict[Key, SourceLocation] = field(default_factory=dict)
-    """Location of each value; for an entry of a mapping, that of its key. The key () is the whole file."""
+    """Key → location of the value; for an entry of a mapping, that of its name. The key () is the whole file."""
     issues: list[ConfigIssue] = field(default_factory=list)
 
     def issue(self, key: Key, message: str, **more: Any) -> ConfigIssue:
-        """Return an issue at the location of the key, or of its nearest existing parent."""
+        """Return an issue at the location of the key, or of its nearest parent if the file does not contain the key."""
         place = next(self.places[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.places)
         return ConfigIssue(
             path=self.path, line=place.line, column=place.column, key=dotted_key(key), message=message, **more
@@ -141,7 +141,7 @@ def _note_at(document: YamlDocument, place: SourceLocation, message: str, key: K
 
 
 class _Builder:
-    """Converts nodes to values and collects issues."""
+    """Converts YAML nodes to plain values, and adds each issue that it finds to the document."""
 
     def __init__(self, document: YamlDocument, environment: Mapping[str, str]) -> None:
         self._document = document
@@ -156,8 +156,10 @@ class _Builder:
 
     def _value(self, node: Node, key: Key) -> Any:
         self._built += 1
-        if self._built > MOST_VALUES or len(key) > DEEPEST:
-            raise _TooLarge("aliases or nesting make the file too large")
+        if self._built > MOST_VALUES:
+            raise _TooLarge(f"the file is too large: it has more than {MOST_VALUES} values, with aliases expanded")
+        if len(key) > DEEPEST:
+            raise _TooLarge(f"values are nested too deep: expected at most {DEEPEST} levels, with aliases expanded")
         if isinstance(node, MappingNode) and node.tag == f"{_CORE}map":
             return dict(self._entries(node, key))
         if isinstance(node, SequenceNode) and node.tag == f"{_CORE}seq":
@@ -178,7 +180,7 @@ class _Builder:
             key, place = (*above, name), _place(name_node)
             self._document.places.setdefault(key, place)
             if not isinstance(name_node, ScalarNode) or name_node.tag == f"{_CORE}merge":
-                self._document.note(key, "merge keys and keys that are not text are not allowed")
+                self._document.note(key, "merge keys (<<) and keys that are not text are not allowed")
             elif name in seen:
                 message = f"duplicate key, first in line {seen[name].line}"
                 _note_at(self._document, place, message, key)

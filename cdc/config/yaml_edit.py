@@ -96,7 +96,7 @@ def write_edit(edit: YamlEdit) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Result of one step of an edit: the change of the text for one table."""
+    """Result of one step of an edit: the text after the change for one table, with its description."""
 
     text: str
     done: str | None = None
@@ -106,7 +106,7 @@ class _Step:
 def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _Step]) -> YamlEdit:
     for table in tables:
         if not _GLOB.match(table):
-            raise ConfigError(f"malformed table {table!r}", remedy="write schema.table, or a glob over it as shop.*")
+            raise ConfigError(f"malformed table {table!r}", remedy="write schema.table, or a glob such as shop.*")
     load_definition(path)  # an invalid definition is not edited
     content = path.read_bytes()
     before = text = content.decode()
@@ -142,7 +142,7 @@ def _add(text: _Text, table: str) -> _Step:
     for place, said in text.named_exclusions(table):
         shorter = text.without(place, said)
         rest = _add(_Text(text.path, shorter), table)
-        return _Step(rest.text, f"{table} is no longer excluded", f"remove {table} from 'exclude'")
+        return _Step(rest.text, f"no longer excludes {table}", f"remove {table} from 'exclude'")
     if excluding := next((glob for glob in text.definition.excludes if _covers([glob], table)), None):
         raise ConfigError(
             f"table {table!r} is excluded by {excluding!r}, which also excludes other tables",
@@ -151,7 +151,9 @@ def _add(text: _Text, table: str) -> _Step:
     if _covers(text.definition.patterns, table):
         return _Step(text.text)
     by_hand = f"- match: {_written(table)}"
-    return _Step(text.with_item(("tables",), "match", table), f"a rule for {table}", f"{by_hand} under 'tables'")
+    return _Step(
+        text.with_item(("tables",), "match", table), f"has a new rule for {table}", f"{by_hand} under 'tables'"
+    )
 
 
 def _remove(text: _Text, table: str) -> _Step:
@@ -166,12 +168,12 @@ def _remove(text: _Text, table: str) -> _Step:
             )
         shorter = text.without(("tables",), own[0])
         rest = _remove(_Text(text.path, shorter), table)
-        return _Step(rest.text, f"no rule for {table}", f"remove the rule for {table} from 'tables'")
+        return _Step(rest.text, f"no longer has a rule for {table}", f"remove the rule for {table} from 'tables'")
     touched = any(_covers([rule.match], table) or _covers([table], rule.match) for rule in rules)
     if not touched or _covers(definition.excludes, table):
         return _Step(text.text)
     by_hand = f"- {_written(table)} under 'exclude'"
-    return _Step(text.with_item(("exclude",), None, table), f"{table} is excluded", by_hand)
+    return _Step(text.with_item(("exclude",), None, table), f"excludes {table}", by_hand)
 
 
 class _Text:
@@ -199,7 +201,7 @@ class _Text:
         return [(key, n) for key, globs in lists for n, glob in enumerate(globs) if glob in names]
 
     def without(self, key: tuple[str | int, ...], number: int) -> str:
-        """Return the text without one item of the list at the key."""
+        """Return the text without item `number` of the list at `key`."""
         found = self._list(key)
         items = found.value
         if found.flow_style:
@@ -213,7 +215,7 @@ class _Text:
         return self._spliced(begin, self._next_line(_end(items[number])), "")
 
     def with_item(self, key: tuple[str | int, ...], name: str | None, value: str) -> str:
-        """Return the text with an item appended to the list at the key: `value`, or the mapping `name: value`."""
+        """Return the text with an item appended to the list at `key`: `value`, or the mapping `name: value`."""
         item = _written(value) if name is None else f"{name}: {_written(value)}"
         try:
             found = self._list(key)
@@ -239,7 +241,7 @@ class _Text:
         return "\r\n" if "\r\n" in self.text else "\n"
 
     def _list(self, key: tuple[str | int, ...]) -> SequenceNode:
-        """Return the list at the key; raises KeyError if there is none."""
+        """Return the node of the list at `key`; raises KeyError if the text has no list there."""
         node: Any = self._root
         for part in key:
             node = node.value[part] if isinstance(part, int) else dict(_entries(node))[str(part)][1]

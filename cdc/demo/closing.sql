@@ -1,7 +1,7 @@
--- Statements of the demo after its workload has ended, one per name; parameters are psycopg's.
+-- The statements of the demo after its workload has ended, one for each name; parameters are psycopg's.
 
 -- name: newest_order
--- The order whose total becomes invalid, and another order that changes normally.
+-- Return the order whose total becomes invalid, and another order that gets a valid change.
 SELECT id, (SELECT max(id) FROM shop.orders WHERE id < newest.id) FROM shop.orders AS newest ORDER BY id DESC LIMIT 1
 
 -- name: break_order
@@ -10,7 +10,7 @@ UPDATE shop.orders SET total = 'NaN' FROM (SELECT id, total FROM shop.orders WHE
 WHERE orders.id = old.id RETURNING old.total
 
 -- name: comment_order
--- A normal change of the other order.
+-- Make a valid change to the other order.
 UPDATE shop.orders SET comment = %(words)s WHERE id = %(order)s
 
 -- name: repair_order

@@ -27,12 +27,12 @@ class LakeQueries:
         return Lake.open(f"{self.workspace.state}/{self.name}/{{schema}}/{{table}}")
 
     def rows(self, sql: str, at: Published | Position | None = None) -> list[tuple[Any, ...]]:
-        """Return the rows of a SELECT at a cut; None means the newest cut. Raises the errors of Lake.query."""
+        """Return the rows of a SELECT at the cut `at`; None means the newest cut. Raises the errors of Lake.query."""
         found = self.lake.query(sql, ReadAt.PUBLISHED if at is None else at).read_all()
         return [tuple(row.values()) for row in found.to_pylist()]
 
     def columns(self, table: str, at: Published | None = None) -> list[str]:
-        """Return the names of a table's columns at a cut; None means the newest cut."""
+        """Return the names of a table's columns at the cut `at`; None means the newest cut."""
         return list(
             self.lake.query(f"SELECT * FROM {table} LIMIT 0", ReadAt.PUBLISHED if at is None else at).schema.names
         )

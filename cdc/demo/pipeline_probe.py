@@ -29,7 +29,7 @@ SEARCH: Final = "find"
 MEASURE_EVERY: Final = 1.0
 """Seconds between two measurements of the machine's load."""
 CAUGHT_UP_LAG: Final = 5.0
-"""Seconds of lag below which a sink has caught up after the first copy; from then on its batches count."""
+"""Seconds of lag below which a sink has caught up after the first copy; its freshness is measured from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class PipelineSnapshot:
     """Lag in seconds by sink."""
     source_lag: float | None
     slot_retained: float | None
-    """Bytes of WAL that the source keeps for the slot; None if unknown."""
+    """Bytes of WAL that the source retains for the slot; None if unknown."""
     versions: dict[tuple[str, str], tuple[int | None, int]]
     """Version and number of rows of each target, by sink and topic."""
     compiling: bool = False
@@ -51,16 +51,16 @@ class PipelineSnapshot:
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Reported reason why a sink is slow, by sink."""
     stalled: Mapping[str, float] = field(default_factory=dict)
-    """Seconds for which a sink is behind the log, by sink; under '', seconds since the log last grew."""
+    """Seconds for which each sink is behind the log, by sink; the key '' has the seconds since the log last grew."""
     slow: str | None = None
-    """Why the slowest sink is late; None if this machine is not the reason."""
+    """Text that explains the lag of the slowest sink by this machine's load; None if the load does not explain it."""
 
 
 @dataclass(slots=True)
 class Freshness:
-    """Collects the lags of each sink's published batches.
+    """Collects the lag of each batch that a sink publishes, for the median freshness of the sink.
 
-    The collection begins with the first batch whose lag is below CAUGHT_UP_LAG.
+    The collection of a sink begins with its first batch whose lag is below CAUGHT_UP_LAG.
     """
 
     _samples: dict[str, list[float]] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class PipelineProbe:
         return self._load
 
     def copied(self, upto: Position) -> list[tuple[str, int]]:
-        """Return the number of copied rows in the log up to a position, for each topic, sorted by topic."""
+        """Return pairs of a topic and the number of its copied rows in the log up to a position, sorted by topic."""
         log = self.log
         files = log.files(Position(0), upto) if log is not None else []
         counts: Counter[str] = Counter()

@@ -14,11 +14,11 @@ from cdc.errors import CdcError, ChildFailed
 from cdc.service.supervisor import Child, Supervisor
 
 MAX_RESTARTS: Final = 4
-"""Number of restarts of one child after which the demo ends, because no operator will fix the cause."""
+"""Number of restarts of one process after which the demo ends, because nobody will fix the cause."""
 
 
 class DemoProcesses:
-    """Context manager that runs the processes: its exit stops them, and kills them at once on a KeyboardInterrupt."""
+    """Context manager that runs child processes; its exit stops them, or kills them after a KeyboardInterrupt."""
 
     def __init__(self, workspace: Workspace, children: Sequence[Child]) -> None:
         self._workspace = workspace
@@ -52,7 +52,9 @@ class DemoProcesses:
         for process, restarts in self._supervisor.restarts.items():
             if restarts >= MAX_RESTARTS:
                 output = self._workspace.output(process)
-                raise ChildFailed(f"{process} failed {restarts} times: {last_line(output)}", remedy=f"read {output}")
+                raise ChildFailed(
+                    f"{process} failed {restarts} times: {last_line(output)}", remedy=f"read the output in {output}"
+                )
 
     def _run(self) -> None:
         try:
@@ -71,7 +73,7 @@ def pipelines_command(verb: str, definition: Path, *options: str) -> Sequence[st
 
 
 def last_line(output: Path) -> str:
-    """Return the last line in a process's output file, cut to 200 characters."""
+    """Return the last line of a process's output file that is not blank, cut to 200 characters."""
     if not output.exists():
         return "the process printed nothing"
     lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]

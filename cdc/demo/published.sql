@@ -1,2 +1,2 @@
--- The tables that the demo's publication sends, partitioned ones by their root.
+-- Return the tables that the demo's publication sends; a partitioned table is listed once, under its root.
 SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = 'cdc_shop_pub' ORDER BY 1

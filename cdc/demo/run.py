@@ -29,15 +29,15 @@ from cdc.service.processor_load import LAG_THRESHOLD
 from cdc.service.supervisor import pipeline_children
 
 POLL_INTERVAL: Final = 0.1
-"""Seconds between two probes before every sink has rows, and while the sinks apply the rest of the log."""
+"""Seconds between two snapshots of the pipeline until every sink has rows, and after the workload has ended."""
 SLOW_POLL_INTERVAL: Final = 0.5
-"""Seconds between two probes after every sink has rows; sinks report at this interval."""
+"""Seconds between two snapshots of the pipeline after every sink has rows; sinks report at this interval."""
 LAG_LINE_INTERVAL: Final = 2.0
-"""Seconds between two lag lines."""
+"""Seconds between two lines of lags on the terminal."""
 ALTER_AFTER: Final = 30.0
-"""Seconds until the schema change in a demo without --seconds; with --seconds, a third of that time."""
+"""Seconds from the workload's start to its schema change; with --seconds N, the change comes after N/3 seconds."""
 TOUR_AFTER: Final = 40.0
-"""Seconds until the tour, which runs steps during the workload, in a demo without --seconds."""
+"""Seconds from the workload's start to the tour, which runs a StepSequence; with --seconds N, N seconds."""
 DRAIN_SECONDS: Final = 180.0
 """Maximum seconds for the sinks to apply the rest of the log.
 
@@ -50,13 +50,13 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DemoContext:
-    """Settings and resources of one demo."""
+    """Settings and resources of one run of the demo."""
 
     settings: DemoSettings
     screen: Terminal
     workspace: Workspace
     dsn: str
-    """Connection string of the shop."""
+    """Connection string of the shop's database."""
     port: int
     """Port of the page."""
 
@@ -73,7 +73,7 @@ class LivePhase:
     _freshness: Freshness = field(default_factory=Freshness)
     _lag_line_at: float = 0.0
     _slow: str | None = None
-    """Last reason why this machine made a sink late; None if it never did."""
+    """Last text that explained a sink's lag by this machine's load; None if there was none."""
     _is_altered: bool = False
     """True once the workload has made its schema change."""
     _position_before: Position | None = None
@@ -112,7 +112,8 @@ class LivePhase:
         if not settings.jars:
             screen.doing(
                 "jar",
-                "Delta's, 87 MB, once, from Maven Central unless in the Ivy cache; or: cdc demo --delta-jars FILE",
+                "downloads Delta's jars once from Maven Central (87 MB), unless the Ivy cache has them; "
+                "to use local files: cdc demo --delta-jars FILE",
             )
 
     def _wait_for_log(self) -> bool:
@@ -128,7 +129,9 @@ class LivePhase:
             if not is_explained and screen.seconds - began > EXPLAIN_AFTER:
                 is_explained = True
                 log = display_path(self.context.workspace.output("reader"))
-                screen.doing("reader", f"compiles its decoder: numba, once per machine, up to 20 s   tail -f {log}")
+                screen.doing(
+                    "reader", f"compiles its decoder with numba, once per machine, in up to 20 s   tail -f {log}"
+                )
         return False
 
     def _announce_log(self, durable: Position) -> None:
@@ -157,7 +160,7 @@ class LivePhase:
         return workload
 
     def _watch_workload(self, workload: Workload) -> None:
-        """Print lags until the demo is stopped or its seconds are over; run the StepSequence once."""
+        """Print lags until the demo is stopped or its seconds are over, and run the tour once during this time."""
         screen, seconds = self.context.screen, self.context.settings.seconds
         began, snapshot = screen.seconds, None
         while not self.stop.wait(POLL_INTERVAL if self._is_waiting else SLOW_POLL_INTERVAL):
@@ -171,7 +174,8 @@ class LivePhase:
             if counters.altered and not self._is_altered:
                 self._is_altered = True
                 screen.done(
-                    "schema", f"orders has gift_note now   try: psql {quote(self.context.dsn)} -c '\\d shop.orders'"
+                    "schema",
+                    f"column gift_note was added to orders   try: psql {quote(self.context.dsn)} -c '\\d shop.orders'",
                 )
             snapshot = self._probe()
             if screen.seconds - self._lag_line_at >= LAG_LINE_INTERVAL:
@@ -182,7 +186,9 @@ class LivePhase:
         if not self.context.settings.spark:
             return
         if self._is_waiting:
-            self.context.screen.doing("tour", "skipped: not every sink has rows yet; a higher --seconds N waits longer")
+            self.context.screen.doing(
+                "tour", "skipped: not every sink has rows yet; run the demo with a higher --seconds N"
+            )
         else:
             self.report.tour = StepSequence(self._time_travel, self.stop).run()
 
@@ -193,7 +199,7 @@ class LivePhase:
         )
 
     def _run_closing_steps(self) -> None:
-        """Run the steps that would increase the lags if they ran during the workload, then verify every sink."""
+        """Run the steps that would increase the lags of a running workload, and then verify every sink."""
         context, closing = self.context, self.report.closing
         queries = LakeQueries(context.workspace, LAKE)
         if not self.report.tour:
@@ -252,11 +258,13 @@ class LivePhase:
             if not late:
                 break
             if screen.seconds - began > DRAIN_SECONDS:
-                raise PositionNotReached(f"{', '.join(late)} did not reach {last} in {DRAIN_SECONDS:.0f} s")
+                raise PositionNotReached(
+                    f"{', '.join(late)} did not reach {last}, the end of the workload, in {DRAIN_SECONDS:.0f} s"
+                )
             never.wait(POLL_INTERVAL)
         sinks = len(self.context.settings.sinks)
         subject = f"log and {sinks} sinks" if sinks else "log"
-        screen.done("drained", f"{subject} at {target} in {screen.seconds - began:.1f} s")
+        screen.done("drained", f"{subject} reached {target} in {screen.seconds - began:.1f} s")
 
     def _late(self, snapshot: PipelineSnapshot, target: Position | None) -> list[str]:
         if target is None:
@@ -285,13 +293,13 @@ class LivePhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSettings:
-    """Settings of one demo."""
+    """Settings of one run of the demo."""
 
     folder: Path
     seconds: float | None = None
     """Seconds for which the workload runs; None to run until the demo is stopped."""
     rate: float = 200.0
-    """Changes per second."""
+    """Number of changes per second that the workload writes."""
     keep: bool = False
     version: int = 18
     """Major version of Postgres: 16 or 18."""
@@ -335,7 +343,7 @@ def _database(settings: DemoSettings, workspace: Workspace, screen: Terminal) ->
         psql = f"psql {quote(dsn)}"
         screen.done("postgres", f"{settings.version} on a private socket (wal_level=logical)   {psql}")
         make_shop(dsn)
-        screen.done("shop", f"7 tables of rows that were there before   {psql} -c '\\d shop.*'")
+        screen.done("shop", f"7 tables with rows that the pipeline copies first   {psql} -c '\\d shop.*'")
         yield dsn
     screen.done("postgres", "stopped")
 
@@ -343,5 +351,7 @@ def _database(settings: DemoSettings, workspace: Workspace, screen: Terminal) ->
 def _page_port(settings: DemoSettings, screen: Terminal) -> int:
     port = free_port(settings.port)
     if port != settings.port:
-        screen.say(f"⚠ page       port {settings.port} is in use, taking {port}   choose another: cdc demo --port N")
+        screen.say(
+            f"⚠ page       port {settings.port} is in use, so the demo uses {port}   to choose: cdc demo --port N"
+        )
     return port

@@ -1,4 +1,4 @@
--- The rows that exist before anybody watches: the same ones at every run.
+-- Insert the rows that exist before the pipeline starts; they are the same at every run.
 SELECT setseed(0.42);
 
 INSERT INTO shop.customers (id, public_id, name, email, active, spent, tags, profile, avatar, joined_at)
@@ -24,7 +24,7 @@ INSERT INTO shop.order_items (order_id, line, product_id, quantity, price)
 SELECT o, l, 1 + (o * 31 + l * 17) % 200, 1 + (o + l) % 4, round((3 + random() * 200)::numeric, 2)
 FROM generate_series(1, 5000) AS o, LATERAL generate_series(1, 1 + o % 5) AS l;
 
--- as everywhere in the shop, an order's total is that of its items
+-- the total of an order is always the sum of its items
 INSERT INTO shop.orders (id, customer_id, status, total, comment, placed_at, changed_at)
 SELECT n, 1 + n * 7919 % 1000, (enum_range(NULL::shop.order_status))[1 + n % 5],
        (SELECT sum(quantity * price) FROM shop.order_items WHERE order_id = n),

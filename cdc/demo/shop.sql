@@ -1,4 +1,4 @@
--- The shop: seven tables that between them show every shape of change the pipeline must carry.
+-- The shop: seven tables that together produce every kind of change that the pipeline must transfer.
 CREATE SCHEMA shop;
 
 CREATE TYPE shop.order_status AS ENUM ('placed', 'paid', 'shipped', 'delivered', 'cancelled');
@@ -46,7 +46,7 @@ CREATE TABLE shop.order_items (
     price       numeric(10, 2) NOT NULL,
     PRIMARY KEY (order_id, line)
 );
--- sends the whole old row; the other tables send only the key
+-- Postgres sends the whole old row of this table, and only the old key of the other tables
 ALTER TABLE shop.order_items REPLICA IDENTITY FULL;
 
 CREATE TABLE shop.notes (
@@ -56,7 +56,7 @@ CREATE TABLE shop.notes (
     starred     boolean NOT NULL DEFAULT false,
     edited_at   timestamptz NOT NULL
 );
--- out of line and uncompressed: an update that leaves it alone does not send it
+-- the body is stored out of line and uncompressed, so Postgres does not send it with an update of other columns
 ALTER TABLE shop.notes ALTER COLUMN body SET STORAGE EXTERNAL;
 
 CREATE TABLE shop.events (

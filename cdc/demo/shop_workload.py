@@ -25,7 +25,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.logical_messages import emit_message
 
 REFILL_EVERY: Final = 400
-"""Number of transactions between two TRUNCATEs of the carts: about five seconds at the default rate."""
+"""Number of transactions between two TRUNCATEs of shop.carts: about five seconds at the default rate."""
 CARTS: Final = 50
 _SEEDED: Final = MappingProxyType({"customers": 1000, "products": 200, "orders": 5000, "notes": 60, "events": 2000})
 _WORDS: Final = (
@@ -85,11 +85,11 @@ class Workload:
             return WorkloadCounters(self._transactions, self._changes, self._altered)
 
     def start(self) -> None:
-        """Start the thread, which writes transactions at the rate."""
+        """Start the thread, which writes `rate` changes per second."""
         self._thread.start()
 
     def stop(self) -> WorkloadCounters:
-        """Stop the thread after its transaction, and close the connection. Raises the error that ended the thread."""
+        """Stop the thread after its transaction, and close the connection. Raises an error that ended the thread."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -99,13 +99,13 @@ class Workload:
         return self.counters
 
     def run(self, transactions: int) -> WorkloadCounters:
-        """Write a number of transactions in the calling thread; not allowed after `start`."""
+        """Write this number of transactions in the calling thread at full speed; not allowed after `start`."""
         for _ in range(transactions):
             self._write_transaction()
         return self.counters
 
     def alter(self) -> None:
-        """Add a column to the orders, as the demo's schema change; only the writing thread may call this method."""
+        """Add a column to shop.orders, as the demo's schema change; only the writing thread may call this method."""
         self._in_transaction(lambda: self._do("add_column"))
         with self._lock:
             self._altered = True
@@ -302,7 +302,7 @@ def script_text(name: str) -> str:
 
 
 def script(name: str) -> bytes:
-    """Return the text of an SQL file, which can be run as one `execute` without parameters."""
+    """Return the text of an SQL file, which one `execute` without parameters can run."""
     return script_text(f"{name}.sql").encode()
 
 

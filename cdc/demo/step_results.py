@@ -17,30 +17,30 @@ POLL_INTERVAL: Final = 0.1
 EXPLAIN_AFTER: Final = 3.0
 """Seconds of waiting after which the demo explains the wait."""
 WAIT_SECONDS: Final = 30.0
-"""Maximum seconds for a wait; on an idle machine a wait takes one or two."""
+"""Maximum seconds to wait for a condition; on an idle machine a condition takes one or two seconds."""
 
 LINE_WIDTH: Final = 110
-"""Number of characters from which text and hint are printed on two lines."""
+"""Number of characters from which the text and the hint of a step are printed on two lines."""
 LINE_BREAK: Final = "\n" + " " * 21
-"""Line break, and indent of the hint to the column of the text."""
+"""Line break before a hint, with the indent that aligns the hint with the text."""
 
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result that one step returns."""
+    """Result of one step of the demo, before the step is timed and reported."""
 
     text: str
-    """Result for a person, in one line."""
+    """One line for the terminal that describes the result."""
     hint: str
     """Command that shows the same result."""
     equal: bool
     """True if the step found the expected values."""
     rows: int = 0
-    """Number of rows that the step concerns."""
+    """Number of rows that the step wrote or compared."""
     facts: Mapping[str, object] = field(default_factory=dict)
-    """The same result for a program."""
+    """The result as values for the JSON report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Step:
 
     name: str
     rows: int
-    """Number of rows that the step concerns."""
+    """Number of rows that the step wrote or compared."""
     seconds: float
     equal: bool
     """True if the step found the expected values; for backfill and replay, if every target equals the source."""
@@ -74,7 +74,7 @@ def run_step(screen: Terminal, name: str, step: Callable[[], StepResult]) -> Ste
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Waits for conditions, and explains long waits."""
+    """Waits for conditions, and prints the reason of a wait that is longer than EXPLAIN_AFTER."""
 
     screen: Terminal
     subject: str
@@ -91,7 +91,7 @@ class Wait:
             if waited >= self.seconds:
                 raise PositionNotReached(
                     f"the demo waited {self.seconds:.0f} s, but this did not happen: {what}",
-                    remedy="read the output of the processes",
+                    remedy="run the demo with --keep, and read the *.out files in its state folder",
                 )
             if waited >= EXPLAIN_AFTER and not is_explained:
                 is_explained = True
@@ -101,7 +101,7 @@ class Wait:
 
 @dataclass(slots=True)
 class DemoReport:
-    """The report of the whole demo."""
+    """Results of all steps and verifications of one run of the demo."""
 
     tables: list[TableVerification] = field(default_factory=list)
     freshness: dict[str, float | None] = field(default_factory=dict)

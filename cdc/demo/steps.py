@@ -50,14 +50,14 @@ STEP_TEXTS: Final = {
 
 
 class StepSequence:
-    """The steps that run during the workload."""
+    """The steps that run during the workload: time travel, backfill and replay."""
 
     def __init__(self, time_travel: TimeTravelStep, stop: Event) -> None:
         self._time_travel, self._stop = time_travel, stop
         self._workspace, self._screen = time_travel.queries.workspace, time_travel.screen
 
     def run(self) -> list[Step]:
-        """Run the steps one after the other; after a stop request no further step begins."""
+        """Run the steps one after the other, and return the completed steps; after a stop request no step begins."""
         steps = self._time_travel.run()
         for name, rows, arguments in (
             ("backfill", self._backfill, "backfill ls"),
@@ -70,7 +70,7 @@ class StepSequence:
         return steps
 
     def _run_and_verify(self, act: Callable[[], int], arguments: str) -> StepResult:
-        """Run an action that returns a number of rows, then verify every target."""
+        """Call `act`, which returns the number of rows that it wrote, and then verify every target."""
         began = self._screen.seconds
         count = act()
         seconds = self._screen.seconds - began
@@ -82,7 +82,7 @@ class StepSequence:
         )
 
     def _backfill(self) -> int:
-        """Backfill some orders into the lake only, and return the number of rows."""
+        """Backfill the orders of RANGE into the lake only, and return the number of copied rows."""
         arguments = (
             "backfill",
             "shop.orders",
@@ -104,7 +104,7 @@ class StepSequence:
         return sum(table["rows"] for table in copied["tables"].values())
 
     def _replay(self) -> int:
-        """Rebuild the search index from the log, and return the number of rows."""
+        """Replay the log into a new search index, and return the number of rows that the replay reports."""
         return int(self._run([*pipelines_command("replay", self._workspace.definition, "find", "--json")])["rows"])
 
     def _run(self, line: Sequence[str]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ _COMMENT: Final = "SELECT comment FROM shop.orders WHERE id = {}"
 
 @dataclass(slots=True)
 class DeadLetterStep:
-    """Breaks one order so that its row becomes a dead letter, and then corrects the order at the source.
+    """Makes one order invalid so that its row becomes a dead letter, and then corrects the order at the source.
 
     No workload may run at the same time.
     """
@@ -135,7 +135,7 @@ class DeadLetterStep:
     queries: LakeQueries
     screen: Terminal
     dsn: str
-    """Connection string of the shop."""
+    """Connection string of the shop's database."""
     catalog: Catalog
     wait_seconds: float = WAIT_SECONDS
     """Maximum seconds for each wait."""
@@ -163,7 +163,7 @@ class DeadLetterStep:
         is_other_applied = self._in_lake(_COMMENT, other) == OTHER_COMMENT
         text = (
             f"order {self._order} got a total of NaN: {letter.code}, dead letter {letter.id}; the lake "
-            f"{'keeps' if is_kept else 'LOST'} its {before:,}, "
+            f"{'keeps' if is_kept else 'LOST'} the old total {before:,}; "
             f"order {other} {'is applied' if is_other_applied else 'IS NOT APPLIED'}"
         )
         facts = {"letter": letter.id, "key": list(letter.key), "code": letter.code, "others_go_on": is_other_applied}
@@ -172,7 +172,10 @@ class DeadLetterStep:
     def retry(self) -> StepResult:
         """Retry the dead letter, which the lake must refuse again; then correct its row at the source."""
         if not self._order:
-            raise UnknownName("the shop has no order to break", remedy="let the workload place an order")
+            raise UnknownName(
+                "step 'retried' has no order, because step 'parked' failed before it chose one",
+                remedy="read the error of the step 'parked'",
+            )
         letter = self._letter()
         try:
             outcome = "not parked" if letter is None else self._request_retry(letter)
@@ -185,8 +188,8 @@ class DeadLetterStep:
         equal = outcome == DeadLetterOutcome.PARKED and total == repaired
         retried = "refused again" if outcome == DeadLetterOutcome.PARKED else outcome
         text = (
-            f"{retried} while it is NaN; repaired at the source, "
-            f"order {self._order} arrives: {'nothing' if total is None else f'{total:,}'} in the lake"
+            f"{retried} while the total is NaN; after the repair at the source, "
+            f"the total of order {self._order} is {'missing' if total is None else f'{total:,}'} in the lake"
         )
         facts = {"outcome": outcome, "mended": str(repaired), "in_lake": str(total)}
         return StepResult(text, self._hint("dlq ls"), equal, 1, facts)
@@ -196,7 +199,7 @@ class DeadLetterStep:
         return str(await_outcomes(self.catalog, posted).get(letter.id, "not answered"))
 
     def _wait_for_lake(self) -> None:
-        """Wait until the lake has applied all transactions that are committed now; a parked row does not block this."""
+        """Wait until the lake has applied all transactions that are committed now; parked rows do not delay this."""
         last = write_marker(self.dsn, "closing")
         wait = Wait(self.screen, "lake", self.wait_seconds)
         wait.until(f"the lake has applied the log up to {last}", lambda: self.queries.has_reached(self.catalog, last))
@@ -223,7 +226,7 @@ class DeadLetterStep:
 
 HISTORY: Final = "history"
 BUILD_SECONDS: Final = 120.0
-"""Maximum seconds for the start of a second Spark session on two busy cores and for its first batch."""
+"""Maximum seconds for a second Spark session to start on two busy cores and to merge its first batch."""
 MOST_PRICES: Final = 3
 """Maximum number of prices to print for a product."""
 _NOW: Final = "SELECT id, price, stock FROM shop.products ORDER BY id"
@@ -243,7 +246,7 @@ class HistorySinkStep:
     """Queries on the lake, which contains the latest state."""
     screen: Terminal
     dsn: str
-    """Connection string of the shop."""
+    """Connection string of the shop's database."""
     catalog: Catalog
     _children: DemoProcesses = field(init=False)
 
@@ -261,17 +264,17 @@ class HistorySinkStep:
         self._children.kill()  # the step has ended, and killing an apply process is safe at any time
 
     def run(self) -> list[Step]:
-        """Build the sink and compare it with the lake."""
+        """Wait until the history sink is filled, and compare its rows with the lake."""
         self.screen.doing(HISTORY, "a new sink: products as SCD type 2, from the log alone, in a second Spark session")
         return [run_step(self.screen, HISTORY, self.compare)]
 
     def compare(self) -> StepResult:
-        """Wait until both sinks have applied the whole log, and then compare their current rows."""
+        """Wait until lake and history sink have applied the whole log, and then compare their current rows."""
         last = write_marker(self.dsn, "closing")
         history = LakeQueries(self.queries.workspace, HISTORY)
         wait = Wait(self.screen, HISTORY, BUILD_SECONDS)
         wait.until(
-            f"lake and {HISTORY} have all of the log",
+            f"the sinks lake and {HISTORY} have applied the whole log",
             lambda: self.queries.has_reached(self.catalog, last) and history.has_reached(self.catalog, last),
         )
         return self.compare_now(history)
@@ -286,7 +289,7 @@ class HistorySinkStep:
         text = (
             f"product {product}: SCD1 {_price_list([latest])} · SCD2 {_price_list(prices)}; "
             f"{len(now)} rows, {sum(n for _, n in counted)} versions, {len(open_now)} of them open"
-            f"{', the same' if now == open_now else ': NOT EQUAL'}"
+            f"{', equal to the lake' if now == open_now else ': NOT EQUAL'}"
         )
         query = f"select price, {FROM_COLUMN}, {TO_COLUMN} from shop.products where id = {product} order by 2"
         hint = terminal.cdc_command(f'query "{query}" --sink {HISTORY}', self.queries.workspace.definition)

@@ -26,7 +26,7 @@ NO_ROWS: Final = "no rows yet"
 
 @dataclass(slots=True)
 class Terminal:
-    """Prints the lines of the demo; on a terminal a status line may be overwritten."""
+    """Prints the lines of the demo; on a terminal the next line overwrites a status line."""
 
     out: TextIO = field(default_factory=lambda: sys.stdout)
     began: float = field(default_factory=monotonic)

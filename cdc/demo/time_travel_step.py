@@ -25,7 +25,7 @@ _FILLED: Final = f"SELECT count({COLUMN}), count(*) FROM shop.orders"
 
 @dataclass(frozen=True, slots=True)
 class TimeTravelStep:
-    """Step of the demo that reads past states of the lake."""
+    """Steps of the demo that read the lake at past cuts."""
 
     queries: LakeQueries
     screen: Terminal
@@ -37,7 +37,7 @@ class TimeTravelStep:
     """Maximum seconds to wait for the column in the lake."""
 
     def run(self) -> list[Step]:
-        """Run the step `cut` and, if the workload added a column, the step `column`; an error makes its step fail."""
+        """Run the step `cut` and, if the workload added a column, the step `column`; return the completed steps."""
         cut = run_step(self.screen, "cut", self.cut)
         if not self.altered:
             self.screen.doing("column", "skipped: the workload ended before the schema change")
@@ -45,15 +45,15 @@ class TimeTravelStep:
         return [cut, run_step(self.screen, "column", self.column)]
 
     def column(self) -> StepResult:
-        """Check that the lake has the added column now, and that an earlier cut does not have the column."""
+        """Check that the lake has the added column now, and that a cut before the schema change does not have it."""
         wait = Wait(self.screen, "column", self.wait_seconds)
         wait.until(f"the lake's orders have {COLUMN}", lambda: COLUMN in self.queries.columns("shop.orders"))
         ((filled, orders),) = self.queries.rows(_FILLED)
         cut = self._cut_before_column()
         is_absent = cut is None or COLUMN not in self.queries.columns("shop.orders", cut)
-        text = f"{COLUMN} was added meanwhile: in the lake {filled:,} of {orders:,} orders have one"
+        text = f"column {COLUMN} was added: in the lake {filled:,} of {orders:,} orders have a value"
         if cut is not None:
-            text += f"; at {Position(cut.position)} there was {'no such column' if is_absent else 'one already'}"
+            text += f"; at {Position(cut.position)} the column {'did not exist' if is_absent else 'EXISTED ALREADY'}"
         hint = terminal.cdc_command(f'query "select {COLUMN} from shop.orders" --limit 5', self._definition)
         facts = {"column": COLUMN, "filled": filled, "absent_at": str(Position(cut.position)) if cut else None}
         return StepResult(text, hint, is_absent, orders, facts)
@@ -65,16 +65,16 @@ class TimeTravelStep:
         ((orders, total),), ((items, items_total),) = self.queries.rows(_ORDERS, cut), self.queries.rows(_ITEMS, cut)
         ((now,),) = self.queries.rows(_NOW)
         equal = total == items_total
-        text = f"{len(cut.tables)} tables as they all were at {position}: {orders:,} orders of {total:,} and "
-        text += f"{items:,} items of {'as much' if equal else f'{items_total:,}: NOT EQUAL'}; now {now:,} orders"
+        text = f"{len(cut.tables)} tables at {position}: {orders:,} orders with total {total:,}, "
+        text += f"{items:,} items with {'the same' if equal else f'{items_total:,}: NOT EQUAL'}; now {now:,} orders"
         hint = terminal.cdc_command(f'query "{TOTALS}" --at {position}', self._definition)
         facts = {"position": str(position), "tables": len(cut.tables), "orders": orders, "items": items}
         return StepResult(text, hint, equal, orders + items, facts | {"sums": [str(total), str(items_total)]})
 
     def _cut_before_column(self) -> Published | None:
-        """Return a cut from before the column was added.
+        """Return the cut at the position `before`, when the lake did not have the column.
 
-        Return None if there is no such cut, or if the cut does not contain every table.
+        Return None if there is no such cut, or if a table of the cut was not streaming yet.
         """
         if self.before is None:
             return None
@@ -85,7 +85,7 @@ class TimeTravelStep:
         return found if _is_whole(found) else None
 
     def _middle_cut(self) -> Published:
-        """Return a cut that contains every table.
+        """Return a cut at which every table was streaming.
 
         The search begins in the middle of the list of published cuts. The first half of the list is searched last.
         """
@@ -96,7 +96,7 @@ class TimeTravelStep:
             if _is_whole(found):
                 return found
         raise CutUnavailable(
-            "the lake has no cut that contains every table",
+            "the lake has no cut at which the copy of every table was complete",
             remedy="wait until the first copy is done, which 'cdc status' shows",
         )
 

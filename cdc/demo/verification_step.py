@@ -36,7 +36,7 @@ class TableVerification:
     rows: int
     """Number of rows in the source."""
     equal: bool
-    """True if the table in every sink equals the source; without sinks, if the log does."""
+    """True if the table in every sink equals the source; without sinks, if the log has the keys of the source."""
 
 
 def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerification]:
@@ -58,13 +58,14 @@ def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerific
                 check=False,
             )
         except subprocess.TimeoutExpired as exc:
-            raise ChildFailed(f"verify did not end within {VERIFY_SECONDS:.0f} s") from exc
+            raise ChildFailed(f"the verification of the demo did not end within {VERIFY_SECONDS:.0f} s") from exc
     verdict = _envelope(ended.stdout)
     result = verdict.get("result") or {}
     if not result.get("tables"):
         reason = (verdict.get("error") or {}).get("message") or last_line(workspace.output("verify"))
         raise ChildFailed(
-            f"verify ended with status {ended.returncode}: {reason}", remedy=f"read {workspace.output('verify')}"
+            f"the verification of the demo ended with status {ended.returncode}: {reason}",
+            remedy=f"read the output in {workspace.output('verify')}",
         )
     return by_table(result["tables"])
 
@@ -100,7 +101,7 @@ def compare_log(dsn: str, log: LogReader) -> list[TableVerification]:
 
 
 def live_keys(log: LogReader) -> LiveKeys:
-    """Return the keys of the rows that exist at the end of the log, by relation."""
+    """Return the keys of the rows that exist at the end of the log, as `fold_live_keys` does."""
     rows = pa.Table.from_batches(log.rows(Position(0), log.durable or Position(0)), LOG_SCHEMA)
     return fold_live_keys(rows.select(["position", "ordinal", "relation", "op", "key", "payload"]))
 

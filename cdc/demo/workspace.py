@@ -18,8 +18,8 @@ from cdc.demo.shop_workload import script_text
 FOLDER: Final = ".cdc-demo"
 POSTGRES_PORT: Final = 54329
 """Port number in the name of the Postgres socket; set explicitly, so that the user's PGPORT does not apply."""
-_HISTORY_PLACEHOLDER: Final = "# another one comes when the load is over"
-"""Placeholder in the definition where the history sink is added."""
+_HISTORY_PLACEHOLDER: Final = "# the demo adds the history sink here after the workload"
+"""Comment in the definition file that the history sink replaces."""
 _LAST_PORT: Final = 65_535
 
 
@@ -50,7 +50,7 @@ class Workspace:
         return f"sqlite:///{self.state}/catalog.db"
 
     def add_history(self) -> None:
-        """Add the history sink to the definition."""
+        """Add the history sink to the definition file."""
         values = {"state": str(self.state)}
         added = Template(script_text("history.yaml")).substitute(values).rstrip()
         self.definition.write_text(self.definition.read_text().replace(_HISTORY_PLACEHOLDER, added))
@@ -87,7 +87,7 @@ def free_port(wanted: int) -> int:
             except OSError:
                 continue
             return port
-    raise OSError(f"the demo found no free port from {wanted} on")
+    raise OSError(f"the demo found no free port on 127.0.0.1 from {wanted} to 65535")
 
 
 def _new_folder(folder: Path) -> Path:

@@ -30,8 +30,8 @@ HINT: Final = "_last_checkpoint"
 def checkpoint(path: Root, table: DeltaTable, keep: int = KEEP) -> None:
     """Write a checkpoint of the table at its current version, and remove older commits and checkpoints.
 
-    Those of the last `keep` versions stay. In an object store delta-rs chooses the files to remove. Only the writer of
-    the table may call this function.
+    The commits and checkpoints of the last `keep` versions stay. In an object store delta-rs chooses the files to
+    remove. Only the writer of the table may call this function.
     """
     if isinstance(path, BucketPath):  # a writer lists commits from the last checkpoint on, so old ones cost nothing
         table.create_checkpoint()
@@ -60,7 +60,7 @@ def checkpoint_at(path: Path, version: int) -> bytes:
 
 def _checkpoint_aside(path: Path, version: int) -> Path:
     """Write a checkpoint of the version to a temporary `_delta_log` directory, and return that directory."""
-    for place in (path / ASIDE).glob("*"):  # left by a killed process, or by one that another writer has overtaken
+    for place in (path / ASIDE).glob("*"):  # from a killed process, or from a process that another writer has fenced
         if place.stat().st_mtime < time.time() - HOUR:
             shutil.rmtree(place, ignore_errors=True)
     aside = path / ASIDE / uuid.uuid4().hex / "_delta_log"

@@ -51,7 +51,7 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One sorted run with at most one row per key."""
+    """One sorted run of `compacted`, with at most one row per key."""
 
     number: int
     files: tuple[LogFile, ...]
@@ -122,9 +122,9 @@ class CompactedWriter:
     """
 
     def __init__(self, root: str | Root, log_id: str) -> None:
-        """Open the table.
+        """Open the `compacted` table of the log under `root`; `log_id` is the id of the table `changes`.
 
-        Raises LogCorrupt if it belongs to another log, LogUnwritable if its latest commit cannot be synced.
+        Raises LogCorrupt if `compacted` belongs to another log, LogUnwritable if its latest commit cannot be synced.
         """
         self._root = as_root(root)
         self._fenced = FencedTable(self._root / COMPACTED, log_id)
@@ -142,7 +142,9 @@ class CompactedWriter:
         FencedTable.create(path, identity)
         writer = cls(root, log_id)
         if writer._fenced.identity != identity:
-            raise LogCorrupt(f"table {COMPACTED!r} under {str(root)!r} belongs to another log")
+            raise LogCorrupt(
+                f"table {COMPACTED!r} under {str(root)!r} belongs to another log: it names another source database"
+            )
         return writer
 
     @property
@@ -187,7 +189,7 @@ class CompactedWriter:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """If the block fails, raise LogFenced if another compaction has committed, and the block's error otherwise.
+        """Run the block; if it fails after another compaction has committed, raise LogFenced instead of its error.
 
         A compaction removes the uncommitted files of other compactions. So a missing file does not prove damage.
         """
@@ -214,9 +216,8 @@ class CompactedWriter:
             )
         if horizon < self.horizon or floor < self.floor or floor > horizon:
             raise LogFenced(
-                f"the compacted log would move backward: horizon and floor change from {self.horizon!s} and "
-                f"{self.floor!s} "
-                f"to {horizon!s} and {floor!s}"
+                f"a commit is refused because the compacted log would move backward: horizon and floor change from "
+                f"{self.horizon!s} and {self.floor!s} to {horizon!s} and {floor!s}"
             )
         added = [self._added(file, horizon) for file in written]
         self._sync(written)
@@ -275,8 +276,8 @@ class CompactedWriter:
         last = json.loads(file.statistics).get("maxValues", {}).get("position")
         if last is None or last > horizon:
             raise LogCorrupt(
-                f"file {file.name!r} of the compacted log contains rows above the horizon {horizon!s}, or has no "
-                "statistics"
+                f"the statistics of file {file.name!r} of the compacted log do not prove that its rows end at or below "
+                f"the horizon {horizon!s}"
             )
         return action
 

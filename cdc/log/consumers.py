@@ -26,10 +26,13 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """One registered consumer of the log. A trim waits until the consumer has passed the trimmed segments."""
+    """One registered consumer of the log.
+
+    Retention keeps a segment until all consumers have passed it, but at most for `log.retain.max`.
+    """
 
     uuid: str
-    """Identifier of the consumer, which stays the same for one target; the consumer's file has this name."""
+    """Identifier of the consumer, which depends on the log and the target's path; the consumer's file has this name."""
     name: str
     """Display name, such as the name of the sink."""
     position: Position
@@ -44,7 +47,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         if not _PLAIN.match(self.uuid):
-            raise ValueError(f"consumer's uuid must be letters, digits and hyphens, got {self.uuid!r}")
+            raise ValueError(f"a consumer's uuid must have 1 to 64 letters, digits and hyphens, got {self.uuid!r}")
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that commands and the API print."""
@@ -78,7 +81,7 @@ def list_consumers(root: str | Root) -> list[Consumer]:
 
 
 def list_readable_consumers(root: str | Root) -> tuple[list[Consumer], list[str]]:
-    """Return the consumers whose files can be read, sorted by name, and the UUIDs of all others.
+    """Return the consumers with readable files, sorted by name, and the UUIDs of consumers with unreadable files.
 
     Displays use this function, because they must not fail if one file is damaged.
     """
@@ -93,7 +96,10 @@ def list_readable_consumers(root: str | Root) -> tuple[list[Consumer], list[str]
 
 
 def forget(root: str | Root, uuid: str) -> bool:
-    """Remove a consumer, so that retention no longer waits for it. Return False if it was not registered."""
+    """Remove the file of a consumer, so that retention no longer waits for the consumer.
+
+    Return False if no consumer with this UUID is registered.
+    """
     file = as_root(root) / FOLDER / f"{uuid}.json"
     if not _PLAIN.match(uuid) or not file.exists():
         return False

@@ -92,7 +92,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogIdentity:
-    """The source of the log, recorded in the description of the Delta tables when the log is created."""
+    """The source database of a log, recorded in the description of the Delta tables when the log is created."""
 
     system_id: str
     """System identifier of the source cluster (`IDENTIFY_SYSTEM`)."""
@@ -123,12 +123,14 @@ def format_of(description: str) -> int:
     except (ValueError, KeyError, TypeError) as exc:
         raise LogFormatUnknown("the table is not part of a change log: its description has no format") from exc
     if not isinstance(found, int) or not 1 <= found <= FORMAT:
-        raise LogFormatUnknown(f"the log has an unknown format: expected {FORMAT}, got {found!r}")
+        raise LogFormatUnknown(
+            f"this version of cdc supports log formats 1 to {FORMAT}, but the log has format {found!r}"
+        )
     return found
 
 
 class CommitSource(NamedTuple):
-    """The source server from which a commit was captured. Another source continues the log only in a new epoch."""
+    """The source server from which a commit was captured. Another server can continue the log only in a new epoch."""
 
     timeline: int
     system_id: str = ""
@@ -222,7 +224,7 @@ class LogFile:
 
 
 def log_file_of_action(path: FilePath, action: Mapping[str, Any]) -> LogFile:
-    """Return the LogFile for a data file, given as a row of delta-rs' flattened list of add actions.
+    """Return the LogFile for a data file, which `action` describes as a row of delta-rs' flattened list of add actions.
 
     `path` is the directory of the table.
     """

@@ -5,8 +5,9 @@ files say what to do with the slot after such a kill.
 
 - `_epoch.json` requests a new epoch. It exists until the snapshot is committed. Until then the old slot is gone, and a
   new slot may start at a position from which the log cannot continue. The file prevents a reader from resuming there.
-- `_slot.json` names the slot with its two positions. The reader writes it before it creates the slot. A slot with this
-  name and both positions belongs to this log and was never confirmed, so the next attempt may drop it.
+- `_slot.json` records the slot's name, its confirmed position and its restart LSN. The reader writes it before it
+  creates the slot. A slot with this name and both LSNs belongs to this log and was never confirmed, so the next attempt
+  may drop it.
   `cdc slots recover` and `cdc slots adopt` write it for a slot that exists already.
 """
 
@@ -29,7 +30,7 @@ PENDING_EPOCH_FILE: Final = "_epoch.json"
 
 @dataclass(frozen=True, slots=True)
 class PendingEpoch:
-    """A request for a new epoch."""
+    """A request for a new epoch, as the file PENDING_EPOCH_FILE contains it."""
 
     epoch: int
     """Number of the new epoch; the request is ignored once the log has reached it."""
@@ -72,11 +73,14 @@ class SlotRecord:
     database: str
     slot: str
     confirmed_flush: Lsn
-    """Confirmed position of the new slot; it moves as soon as a reader confirms a position."""
+    """Confirmed position of the slot when the record was written.
+
+    The slot's own value differs as soon as a reader has confirmed a position.
+    """
     restart_lsn: Lsn | None
-    """LSN from which the source server keeps WAL for the slot; None if the slot is invalidated."""
+    """LSN from which the server kept WAL for the slot when the record was written; None for an invalidated slot."""
     adopted: bool = False
-    """True if an operator created the slot and assigned it to this log; a snapshot then never drops it."""
+    """True if an operator created the slot and assigned it to this log; an initial snapshot never drops such a slot."""
 
 
 def read_slot_record(root: str | Root) -> SlotRecord | None:

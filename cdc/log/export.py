@@ -45,7 +45,7 @@ class ExportResult:
     """Number of rows, number of files and size of an export."""
 
     rows: int
-    """Number of rows of the log, or of lines in a file of JSON lines."""
+    """Number of exported log rows, or number of lines in a file of JSON lines."""
     files: int
     size: int
     """Total size of the output in bytes."""
@@ -133,10 +133,13 @@ def _wanted(rows: pa.Table, selected: ExportRange) -> pa.Table:
 def _draft(out: Path) -> Iterator[Path]:
     """Yield a temporary path in the directory of `out`. Rename it to `out` after the block, or remove it on failure."""
     if out.exists():
-        raise ConfigError(f"{str(out)!r} already exists", remedy="name a path that does not exist yet")
+        raise ConfigError(
+            f"the export cannot be written: {str(out)!r} already exists", remedy="name a path that does not exist yet"
+        )
     if not out.parent.is_dir():
         raise ConfigError(
-            f"directory {str(out.parent)!r} does not exist", remedy="create the directory, or name another path"
+            f"the export cannot be written: directory {str(out.parent)!r} does not exist",
+            remedy="create the directory, or name another path",
         )
     draft = out.with_name(f".{out.name}.{uuid.uuid4().hex}.part")
     try:

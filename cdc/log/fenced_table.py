@@ -2,8 +2,8 @@
 
 **Fencing.** A commit carries a Delta `txn` action with the position at which the table then ends. A writer commits only
 on top of the version that it wrote itself or resumed from. delta-rs refuses the commit if another commit with the same
-application id was made after that version. So a writer can add nothing after another writer has
-committed. This is true on any store that creates files atomically.
+application id was made after that version. So a writer can add nothing after another writer has committed. The only
+condition is that the storage creates files atomically.
 
 **Torn commits.** delta-rs makes a commit visible, and the writer syncs it afterwards, before anything depends on it.
 After a power loss the newest commit may therefore be incomplete. Such a torn commit was never confirmed, and its
@@ -43,9 +43,12 @@ from cdc.log_row import LOG_SCHEMA
 from cdc.private_files import make_private_directory
 
 CHECKPOINT_EVERY: Final = 20
-"""Number of commits between two checkpoints. Each commit since a checkpoint makes the next one slightly slower."""
+"""Number of commits between two checkpoints. Each commit after a checkpoint makes later commits slightly slower."""
 TOKEN: Final = "cdc.commit"  # noqa: S105 - no secret
-"""Key in the metadata of a commit. Its value is unique, and identifies the commit if the response was lost."""
+"""Key in the metadata of each commit. Its value is a unique token.
+
+If the storage's response to a commit was lost, the token in the commit file shows which writer made the commit.
+"""
 _DELTA_SCHEMA: Final = Schema.from_arrow(TABLE_SCHEMA)
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _PARTITION: Final = "segment"
@@ -53,13 +56,17 @@ log = structlog.get_logger("log")
 
 
 class FencedTable:
-    """A Delta table at the last version that this process wrote or resumed from; for one thread of one process."""
+    """Writer of one Delta table of the log, for one thread of one process.
+
+    Its snapshot of the table is the version that this writer wrote last, or from which it resumed.
+    """
 
     def __init__(self, path: Root, log_id: str | None = None) -> None:
-        """Open the table; `log_id` is the application id of its commits, by default the table's own id.
+        """Open the table at `path`, and make its latest commit durable.
 
-        Raises LogUnwritable if the latest commit cannot be made durable. Raises LogFormatUnknown if the log has another
-        format than the one that this version of cdc writes.
+        `log_id` is the application id of the writer's `txn` actions; by default it is the table's own Delta id. Raises
+        LogUnwritable if the latest commit cannot be made durable. Raises LogFormatUnknown if the log has another format
+        than the one that this version of cdc writes.
         """
         self.path = path
         self._table = open_table(path)
@@ -79,7 +86,8 @@ class FencedTable:
     def create(path: Root, identity: LogIdentity) -> None:
         """Create an empty table at `path` unless a table exists; the directory's name becomes the table's name.
 
-        Raises LogUnwritable if the directory cannot be created.
+        The method first repairs a torn commit of an existing table. Raises LogUnwritable if the directory cannot be
+        created.
         """
         repair_torn_commit(path)
         if is_table(path):
@@ -121,11 +129,11 @@ class FencedTable:
         return frozenset({self._token, self._attempted})
 
     def latest_commit_info(self) -> dict[str, Any]:
-        """Return the metadata of the latest commit."""
+        """Return the metadata of the commit that created the snapshot's version of the table."""
         return last_commit_info(self.path, self._table)
 
     def files(self) -> pa.Table:
-        """Return the table of data files as delta-rs lists them, with one column per statistic."""
+        """Return one row per data file of the snapshot, with the columns of delta-rs' flattened list of add actions."""
         return pa.table(self._table.get_add_actions(flatten=True))
 
     def check_ours(self) -> None:
@@ -232,8 +240,10 @@ class FencedTable:
         )
 
     def _fenced_error(self) -> LogFenced:
-        after = "its creation" if self._position is None else str(self._position)
-        return LogFenced(f"another writer committed to {self.path.name!r} of the log after {after}")
+        after = "none" if self._position is None else str(self._position)
+        return LogFenced(
+            f"another writer committed to table {self.path.name!r} of the log; last position of this writer: {after}"
+        )
 
     def _rewrite_latest_commit(self) -> None:
         """Write the latest commit to a new file and sync it, so that everything readers can see is durable.
@@ -253,7 +263,7 @@ class FencedTable:
             raise LogUnwritable(f"the log's latest commit cannot be synced to disk: {reason.lower()}") from exc
 
     def _last_checkpoint(self) -> int:
-        """Return the version of the last checkpoint, or 0; a new writer counts commits from this version."""
+        """Return the version of the last checkpoint, or 0 without one; new writers count commits from there."""
         try:
             return int(json.loads((self.path / "_delta_log" / "_last_checkpoint").read_bytes())["version"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -279,9 +289,10 @@ def check_writable_format(found: int) -> None:
 
 
 def sync_commit(table: Root, version: int) -> None:
-    """Sync one commit of the table at that path. Readers can see a commit a moment before its writer has synced it.
+    """Sync to disk the commit that created `version` of the table at the path `table`.
 
-    Raises FileNotFoundError if the commit was cleaned up; commits are synced long before they are cleaned up.
+    A commit is visible before it is synced. So a process that depends on another writer's commit first syncs the commit
+    itself. Raises FileNotFoundError if log clean-up has removed the commit, which is long after it was synced.
     """
     commit = commit_file(table, version)
     atomic_file.sync(commit)
@@ -291,15 +302,18 @@ def sync_commit(table: Root, version: int) -> None:
 def repair_torn_commit(path: Root) -> None:
     """Replace the newest commit of the table by an empty commit if a power loss left it incomplete.
 
-    An incomplete first commit is removed. Only the writer of the table may call this function. A commit that another
-    process is writing at this moment is never mistaken for a torn one, because commits become visible atomically.
+    An incomplete first commit is removed. Only the writer of the table may call this function. A visible commit is
+    never half-written by a running process, because commits become visible atomically.
     """
     if isinstance(path, BucketPath) or not (numbers := _versions(path)):
         return
     newest = commit_file(path, max(numbers))
     if _actions(newest):
         return
-    log.warning("replaced an incomplete, unconfirmed commit of the log with an empty commit", commit=str(newest))
+    log.warning(
+        "discarding an incomplete commit of the log, which a power loss left; its rows are written again",
+        commit=str(newest),
+    )
     if before := _actions(commit_file(path, max(numbers) - 1)) if max(numbers) else None:
         atomic_file.replace(newest, next(action for action in before if b'"commitInfo"' in action) + b"\n")
     elif not max(numbers):

@@ -90,7 +90,7 @@ class SchemaInForce:
         return {c.name: json_value(value, c) for c, value in zip(columns, values, strict=True)}
 
     def names(self, row: Row) -> list[str]:
-        """Return the names of the table's columns without generated columns, in the order of the table."""
+        """Return the names of the columns of the row's table, except generated columns, in the order of the table."""
         return [c.name for c in self._columns(row) if not c.generated]
 
     def _columns(self, row: Row) -> tuple[Column, ...]:

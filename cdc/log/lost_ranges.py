@@ -55,8 +55,8 @@ def lost_ranges_in(files: Iterable[LogFile]) -> list[LostRange]:
 def end_after_lost_ranges(ranges: Iterable[LostRange], after: Position, upto: Position) -> Position:
     """Return the end of a batch that starts after `after` and would end at `upto`.
 
-    If `upto` lies between lost rows and their record, the batch ends at the record instead. `ranges` must be sorted by
-    `recorded_at`.
+    If `upto` is after the start of a lost range and before the position `recorded_at` at which the loss was recorded,
+    the batch ends at `recorded_at` instead. `ranges` must be sorted by `recorded_at`.
     """
     for lost in ranges:  # ordered by record: the record of one range may be inside the next
         if lost.cuts(after, upto):

@@ -43,7 +43,10 @@ def migrate_log(root: Root) -> MigrationResult:
     LogFenced if another process commits during the migration, LogError if there is no log.
     """
     if not is_table(root / CHANGES):
-        raise LogError(f"no change log at {str(root)!r}", remedy="check log.path, and that the reader has run once")
+        raise LogError(
+            f"there is no change log at {str(root)!r}",
+            remedy="correct log.path, or start the reader, which creates a log",
+        )
     log_id = str(open_table(root / CHANGES).metadata().id)
     found = []
     for name in (COMPACTED, CHANGES):
@@ -74,7 +77,7 @@ def describe(table: Root, log_id: str, description: str) -> None:
     except CommitFailedError as exc:
         raise LogFenced(
             f"the log cannot be migrated: another process commits to its table {table.name!r}",
-            remedy="stop the reader and the apply process first",
+            remedy="stop the reader and the apply process, then run 'cdc migrate log' again",
         ) from exc
     sync_commit(table, open_table(table).version())
 

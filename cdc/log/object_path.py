@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 Options = tuple[tuple[str, str], ...]
-"""Connection options, under the names that delta-rs and the Rust crate object_store use; some are secret."""
+"""Connection options of an object store as (name, value) pairs; some values are secret.
+
+The names are those that delta-rs and the Rust crate object_store use.
+"""
 
 REQUEST_LIMITS: Final[dict[str, str]] = {
     "max_retries": "3",
@@ -162,7 +165,7 @@ class BucketPath:
         return {entry["path"].removeprefix(f"{self.key}/"): entry["size"] for entry in found}
 
     def glob(self, pattern: str) -> Iterator[BucketPath]:
-        """Yield the paths below this folder that match; each component of the pattern matches one level."""
+        """Yield the paths below this folder that match `pattern`; each component of the pattern matches one level."""
         head, _, rest = pattern.partition("/")
         for place in self.iterdir():
             if fnmatchcase(place.name, head):
@@ -262,7 +265,10 @@ Root = Path | BucketPath
 
 
 def as_root(place: str | Root, options: Options = ()) -> Root:
-    """Return the root for a local path, a `file://` URL or the URL of an object store."""
+    """Return the path object for a local path, a `file://` URL or the URL of an object store.
+
+    A `place` that is already a path object is returned unchanged.
+    """
     if not isinstance(place, str):
         return place
     url = _URL.match(place)
@@ -274,7 +280,8 @@ def as_root(place: str | Root, options: Options = ()) -> Root:
 def has_conditional_create(folder: BucketPath) -> bool:
     """Test all permissions that a log needs, and return True if the store refuses to create a file twice.
 
-    Raises LogUnreachable if the store does not answer, LogInaccessible if a permission or the bucket is missing.
+    The test creates and removes a file below `folder`. Raises LogUnreachable if the store does not answer. Raises
+    LogInaccessible if a permission or the bucket is missing.
     """
     probe = folder / f"_probe-{uuid.uuid4().hex}"
     try:
@@ -294,7 +301,7 @@ def options_of(place: Root) -> dict[str, str] | None:
 
 @contextmanager
 def storage_errors(place: Root) -> Iterator[None]:
-    """Convert errors of the object store inside the block to LogError.
+    """Run the block, and raise an error of the object store as LogUnreachable or LogInaccessible.
 
     Errors pass unchanged if `place` is a local directory.
     """

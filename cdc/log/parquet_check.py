@@ -18,7 +18,10 @@ from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 
 _BROKEN: Final = (OSError, pa.ArrowException, MemoryError, UnicodeDecodeError)
-"""Exceptions that pyarrow raises for a damaged file. A damaged length can request any amount of memory."""
+"""Exceptions that pyarrow raises for a damaged file.
+
+MemoryError is among them because a damaged length field can request any amount of memory.
+"""
 _NAMED: Final = 5
 """Maximum number of tables that a message names; further tables are only counted."""
 _I32: Final = 0x15
@@ -51,10 +54,11 @@ class FileCheck:
 def read(
     place: Root, consume: Callable[[pa.Table], None], columns: Sequence[str] | None = None, size: int | None = None
 ) -> FileCheck:
-    """Read a log file, and pass the rows of each readable row group to `consume`, in the order of the file.
+    """Read a log file, pass the rows of each readable row group to `consume`, and return the unreadable row groups.
 
-    The rows have all columns of LOG_SCHEMA, or only those named in `columns`. Pass `size`, the size of the file in
-    bytes, if it is known. Raises FileNotFoundError.
+    The row groups are read in the order of the file. The rows have all columns of LOG_SCHEMA, or only those named in
+    `columns`. Pass `size`, the size of the file in bytes, if it is known. Raises FileNotFoundError if the file does not
+    exist.
     """
     names = list(columns or LOG_SCHEMA.names)
     schema = pa.schema([LOG_SCHEMA.field(name) for name in names])
@@ -97,9 +101,9 @@ def open_for_random_access(place: Root, size: int | None = None) -> Any:
 
 
 def unreadable_file_error(file: LogFile) -> LogCorrupt:
-    """Return the error for a damaged file, which names the file, its positions and its tables."""
+    """Return the error for a damaged log file; the message names the file, its positions and its tables."""
     content = f"positions {file.first!s} to {file.last!s}{tables_suffix(_topics(file))}"
-    return LogCorrupt(f"log file {file.path!r} cannot be read: {content}")
+    return LogCorrupt(f"log file {file.path!r} cannot be read; affected: {content}")
 
 
 def _topics(file: LogFile) -> list[str]:
@@ -115,7 +119,7 @@ def _topics(file: LogFile) -> list[str]:
 
 
 def _describe_row_group(parquet: pq.ParquetFile, number: int, reason: str) -> UnreadablePart:
-    """Return the damaged columns of a row group, and its positions and relations if they can be read."""
+    """Describe an unreadable row group: its damaged columns, and its positions and relations if they can be read."""
     readable = {name: rows for name in LOG_SCHEMA.names if (rows := _column(parquet, number, name)) is not None}
     broken = [name for name in LOG_SCHEMA.names if name not in readable]
     message = f"columns {', '.join(broken)} of row group {number} cannot be read: {reason}"

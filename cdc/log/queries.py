@@ -114,7 +114,7 @@ def count_rows(log: LogReader) -> dict[str, dict[str, int]]:
 
 
 def summarize_segments(files: Sequence[LogFile]) -> list[dict[str, Any]]:
-    """Return one dict per segment with its number of files and rows, its bytes, and its two end positions."""
+    """Return one dict per segment: its number, files, rows, bytes, and its first and last position."""
     shown = []
     for number in sorted({file.segment for file in files}):
         own = [file for file in files if file.segment == number]
@@ -160,10 +160,10 @@ class SegmentListing:
         return sorted(found, key=lambda summary: summary.segment)
 
     def seconds_behind(self, position: Position) -> float | None:
-        """Return the seconds from the last change at or below a position to the last change of the log.
+        """Return the seconds by which the last change up to `position` was committed before the log's last change.
 
-        If no change is at or below the position, count from the first change of the log. None if the log has no changes
-        or no commit times.
+        If the log has no change up to `position`, the seconds count from its first change. Return None if the log has
+        no changes or no commit times.
         """
         if not self._files.num_rows:
             return None

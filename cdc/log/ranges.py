@@ -51,7 +51,7 @@ class TableSelection:
         return any(greatest >= prefix and least[: len(prefix)] <= prefix for prefix in prefixes)
 
     def narrowed(self, files: Iterable[LogFile]) -> list[LogFile]:
-        """Return the files that may contain selected rows."""
+        """Return the files that may contain rows that this filter selects."""
         return [
             file for file in files if self.may_be_in({} if file.relations is None else {"relation": file.relations})
         ]

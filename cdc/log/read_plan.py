@@ -1,8 +1,8 @@
 """Read plan: the files from which a range of positions is read after old segments were compacted and trimmed.
 
 A range that starts at the oldest position or later is read from `changes` alone. An earlier range reads the latest
-state of each key up to the horizon from `compacted`, and later changes from `changes`. The fold
-computes the same rows in both cases, so readers need not distinguish them.
+state of each key up to the horizon from `compacted`, and later changes from `changes`. The fold computes the same rows
+in both cases, so readers need not distinguish them.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ PROBE_EVERY: Final = 0.25
 REOPEN_COMPACTED_EVERY: Final = 30.0
 """Seconds after which the table `compacted` is opened again.
 
-A clean-up may have removed the commit file whose existence `refresh` checks.
+Before this time `refresh` only checks whether the next commit file exists, and log clean-up may have removed this file.
 """
 REOPEN_AFTER: Final = 64
 """Number of new versions after which a table is opened again.
@@ -65,7 +65,8 @@ PART_ROWS: Final = 131_072
 _PRUNING_LEAVES: Final = tuple(LOG_SCHEMA.names.index(name) for name in ("position", "relation", "topic"))
 """Column numbers whose Parquet statistics exclude row groups.
 
-Parquet counts leaf columns. No nested column precedes these columns, so both numbers are equal.
+Parquet numbers leaf columns, but LOG_SCHEMA numbers top-level columns. No nested column precedes these columns, so both
+numbers are equal.
 """
 _MAX_ATTEMPTS: Final = 10
 """Maximum attempts to read matching versions of both tables.
@@ -86,12 +87,15 @@ class RowSpan(NamedTuple):
 
 
 class LogReader:
-    """A view of one log at the time of the last `refresh`. A writer may run at the same time."""
+    """A read-only view of one log at the time of the last `refresh`. A writer may run at the same time."""
 
     def __init__(self, root: str | Root) -> None:
         self._root = as_root(root) / CHANGES
         if not is_table(self._root):
-            raise LogError(f"no change log at {str(root)!r}", remedy="check log.path, and that the reader has run once")
+            raise LogError(
+                f"there is no change log at {str(root)!r}",
+                remedy="correct log.path, or start the reader, which creates a log",
+            )
         self._table = open_table(self._root)
         self._opened_at = self._table.version()
         metadata = self._table.metadata()
@@ -180,7 +184,7 @@ class LogReader:
         return self._files
 
     def listing(self) -> pa.Table:
-        """Return the table of the data files of `changes` in this view, with one column per statistic."""
+        """Return one row per data file of `changes` in this view, with the columns of delta-rs' list of add actions."""
         return pa.table(self._table.get_add_actions(flatten=True))
 
     def segments(self) -> list[LogFile]:
@@ -294,7 +298,10 @@ class LogReader:
         return max((file.committed_at for file in exact or files), default=0)
 
     def _load_matching_versions(self) -> None:
-        """Read durable, oldest and `compacted` again until oldest ≤ horizon ≤ durable."""
+        """Read the positions and `compacted` again until oldest ≤ horizon ≤ durable.
+
+        Raises LogCorrupt if the positions still contradict each other after _MAX_ATTEMPTS attempts.
+        """
         for _ in range(_MAX_ATTEMPTS):
             version = self._table.transaction_version(self.log_id)
             self._durable = None if version is None else Position(version)

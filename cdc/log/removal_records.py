@@ -46,11 +46,13 @@ class RemovedFiles:
 
     def __post_init__(self) -> None:
         if self.table not in {CHANGES, COMPACTED} or not all(map(_DATA_FILE.match, self.paths)):
-            raise ValueError(f"a removal record of table {self.table!r} names a file that is no data file of the log")
+            raise ValueError(
+                f"a removal record of table {self.table!r} is invalid: expected a table of the log and its data files"
+            )
 
     @classmethod
     def read(cls, path: Root) -> Self | None:
-        """Read a record from a file; None if the file does not exist. Raises LogCorrupt if it cannot be read."""
+        """Read a record from a file; None if the file does not exist. Raises LogCorrupt if the file cannot be read."""
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
             seen = fields["seen_at"]
@@ -73,7 +75,7 @@ class RemovedFiles:
         atomic_file.replace(path, json.dumps(asdict(self)).encode())
 
     def seen(self, now: BootTimestamp) -> Self:
-        """Return a copy of the record whose grace period starts at the time `now`."""
+        """Return a copy of the record with `now` as the start of the grace period."""
         return replace(self, seen_at=now.clock_us, boot=now.boot, up_us=now.up_us)
 
     def age_us(self, now: BootTimestamp) -> int:
@@ -96,7 +98,7 @@ def record_removal(root: Root, table: str, files: Mapping[str, int], version: in
 
 
 def list_removals(root: str | Root) -> dict[Root, RemovedFiles]:
-    """Return all records of the log under `root`, by path of the record."""
+    """Return all records of removed files of the log under `root`: path of the record → record."""
     files: list[Root] = sorted((as_root(root) / FOLDER).glob("[!.]*.json"), key=str)
     return {file: found for file in files if (found := RemovedFiles.read(file)) is not None}
 

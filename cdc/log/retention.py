@@ -22,7 +22,7 @@ from cdc.position import Position
 from cdc.table import TableState
 
 REQUEST_FILE: Final = "_trim"
-"""Name of the file under the log's root that requests a trim; it exists until the reader has planned one."""
+"""Name of the file under the log's root that requests a trim; it exists until the reader has planned the trim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def plan_trim(root: str | Root, retention: Retention) -> TrimPlan | None:
 
 
 def request_trim(root: str | Root) -> None:
-    """Ask the reader of the log under root to plan a trim now; the reader removes the request file afterwards."""
+    """Ask the reader of the log under `root` to plan a trim now; the reader removes the request file afterwards."""
     (as_root(root) / REQUEST_FILE).touch()
 
 

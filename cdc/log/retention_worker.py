@@ -36,19 +36,24 @@ REWRITE_EVERY: Final = 5.0
 
 A writer can add many files in that time, and a search costs a millisecond.
 """
+_FAILURES: Final = (CdcError, OSError, DeltaError, pa.ArrowException)
+"""Errors of the log's storage and files, after which the thread logs a warning and tries again."""
 
 log = structlog.get_logger("trimmer")
 
 
 class TrimmingWriter(RewritingWriter, Protocol):
-    """The methods that a trim and a rewrite need of the log's writer."""
+    """A writer of the log that can remove segments and replace small files."""
 
     def trim(self, segments: tuple[int, ...], upto: Position) -> None:
         """Remove segments as `LogWriter.trim` does."""
 
 
 class RetentionWorker:
-    """Keeps one log small while its reader runs; does nothing if `retention` is None."""
+    """Thread that keeps one log small while its reader runs; it does nothing if `retention` is None.
+
+    It deletes removed files, plans trims, and prepares rewrites of small files.
+    """
 
     def __init__(self, root: str | Root, retention: Retention | None, wake: Callable[[], None]) -> None:
         """Prepare the worker without starting it.
@@ -87,7 +92,11 @@ class RetentionWorker:
         try:
             writer.trim(trim.segments, trim.upto)
         except LogCorrupt as exc:  # `compacted` was replaced after the plan
-            log.warning("cannot trim the log", code=exc.code, message=exc.message)
+            log.warning(
+                "cannot commit the planned trim of the log: the segments stay, and a new trim is planned in 30 s",
+                code=exc.code,
+                message=exc.message,
+            )
             return None
         log.info("trimmed the log", segments=len(trim.segments), oldest=str(trim.upto))
         return trim
@@ -99,22 +108,27 @@ class RetentionWorker:
             request = self._read_request()
             if time.monotonic() >= plan_at or request is not None:
                 plan_at = time.monotonic() + PLAN_EVERY
-                if not self._attempt(self._plan, "cannot trim the log"):
+                if not self._attempt(
+                    self._plan, "cannot plan a trim of the log: old segments stay, and the next attempt follows in 30 s"
+                ):
                     return
                 if self._read_request() == request:  # a later request may follow a compaction that this plan missed
                     (self._root / REQUEST_FILE).unlink(missing_ok=True)
             if time.monotonic() >= rewrite_at:
                 rewrite_at = time.monotonic() + REWRITE_EVERY
-                if not self._attempt(self._prepare_rewrite, "cannot merge small files"):
+                if not self._attempt(
+                    self._prepare_rewrite,
+                    "cannot merge small files of the log: they stay, and the next attempt follows in 5 s",
+                ):
                     return
 
     def _attempt(self, action: Callable[[], None], failure: str) -> bool:
-        """Call `action`; if it fails, log the failure. Return False if the append thread has ended."""
+        """Call `action`; if it fails, log `failure` with the error. Return False if the append thread has ended."""
         try:
             action()
         except QueueClosed:
             return False
-        except (CdcError, OSError, DeltaError, pa.ArrowException) as exc:
+        except _FAILURES as exc:
             log.warning(failure, message=str(exc))
         return True
 
@@ -130,7 +144,15 @@ class RetentionWorker:
     def _plan(self) -> None:
         if self._retention is None:
             return
-        deleted = vacuum(self._root, self._retention)
+        try:
+            deleted = vacuum(self._root, self._retention)
+        except _FAILURES as exc:
+            log.warning(
+                "cannot delete removed files of the log: they keep their disk space, no trim is planned, and the "
+                "next attempt follows in 30 s",
+                message=str(exc),
+            )
+            return
         if deleted.files:
             log.info("deleted removed files of the log", files=deleted.files, bytes=deleted.size)
         plan = plan_trim(self._root, self._retention)

@@ -1,4 +1,4 @@
-"""A LogWriter that tries again while the log's storage accepts no writes.
+"""RetryingWriter: writes through a LogWriter, and tries again while the log's storage accepts no writes.
 
 The calling thread waits during this time. The queues of the reader fill up, the socket is no longer read, and the WAL
 stays at the source. Status updates continue from their own thread.
@@ -32,7 +32,7 @@ RETRIED_ERRNOS: Final = frozenset({
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ESTALE,
     errno.EACCES, errno.EPERM,
 })  # fmt: skip
-"""Numbers of the errors that time or an operator can clear while the reader waits.
+"""Numbers of the operating system errors that can end while the reader waits, such as a full disk.
 
 Any other error stops the reader.
 """
@@ -41,7 +41,7 @@ PAUSES: Final = BackOff(0.1, 5.0)
 
 
 class RetryingWriter:
-    """A LogWriter that repeats failed writes; for one thread of one process."""
+    """Writes through a LogWriter, and repeats writes that the storage refuses; for one thread of one process."""
 
     def __init__(self, root: str | Root, limits: SegmentLimits, stop: Event, blocked: Callable[[bool], None]) -> None:
         """Open the log for writing.
@@ -54,7 +54,7 @@ class RetryingWriter:
 
     @property
     def identity(self) -> LogIdentity:
-        """Source for which the log was created."""
+        """Source database for which the log was created."""
         return self._writer.identity
 
     @property
@@ -161,7 +161,9 @@ class RetryingWriter:
 
 
 def is_storage_failure(error: BaseException) -> bool:
-    """Return True if time or an operator can end the failure of the log's storage, for example a full disk.
+    """Return True if the error is a failure of the log's storage that can end while the reader waits.
+
+    Examples are a full disk and an object store that does not answer.
 
     The function also searches the error's text, because delta-rs and Arrow report operating system errors only as text.
     """
@@ -174,7 +176,10 @@ def is_storage_failure(error: BaseException) -> bool:
 
 
 def classify_storage_error(root: Root, error: OSError) -> Exception:
-    """Return the LogError for an OSError of a log file; return the OSError itself if the storage is not the cause."""
+    """Return the LogError that describes an OSError of a log file.
+
+    Return the OSError itself if the log's storage is not the cause.
+    """
     if (found := missing_log_error(root)) is not None:
         return found
     if is_storage_failure(error) and str(error.filename or root).startswith(str(root)):

@@ -1,11 +1,11 @@
 """Rewrite of many small log files into a few large ones with the same rows, while the reader runs.
 
 Every commit, checkpoint and listing costs time for each file of the table, and every reader opens each file. Therefore
-the new files of the open segment are merged as soon as there are many. After a segment is closed, its files are merged
-once more. So a row is rewritten at most twice.
+the new files of the open segment, which is the newest one, are merged as soon as there are many. After a segment is
+closed, its files are merged once more. So a row is rewritten at most twice.
 
-A background thread writes the new files. The append thread only replaces the old files by the new ones, in a commit
-between two appends.
+A background thread writes the new files. The append thread commits the replacement of the old files between two
+appends.
 """
 
 from __future__ import annotations
@@ -52,21 +52,22 @@ log = structlog.get_logger("settled")
 
 @dataclass(frozen=True, slots=True)
 class RewriteJob:
-    """Files of one segment that are to be merged."""
+    """A plan to merge small files of one segment."""
 
     segment: int
     prefix: str
     """Prefix of the names of the new files: OPEN_PREFIX or CLOSED_PREFIX."""
     groups: tuple[tuple[LogFile, ...], ...]
-    """Groups of files. The files of a group follow each other in the log, and become one new file or more."""
+    """Groups of small files. The files of one group follow each other in the log, and become one or more new files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """New files, and the paths of the old files with the same rows, relative to the table."""
+    """A rewrite that is written but not committed: the new files, and the old files with the same rows."""
 
     new: tuple[StagedFile, ...]
     old: tuple[str, ...]
+    """Paths of the old files relative to the table's directory."""
 
 
 class RewritingWriter(Protocol):
@@ -96,7 +97,10 @@ def plan_rewrite(
 
 
 def _groups(files: Sequence[LogFile], *, is_open: bool) -> Iterator[tuple[LogFile, ...]]:
-    """Yield groups of small files that follow each other in the log; files of `s` rows are grouped separately."""
+    """Yield groups of small files of one segment that follow each other in the log.
+
+    Files with only `s` rows are grouped separately.
+    """
     # the name of a file may record a lost range
     finished = (lost_ranges.PREFIX, CLOSED_PREFIX, *((OPEN_PREFIX,) if is_open else ()))
     for schemas in (True, False):
@@ -122,10 +126,10 @@ def _is_small(file: LogFile) -> bool:
 def rewrite_files(
     root: Root, job: RewriteJob, stopped: Callable[[], bool], memory: int = MEMORY_BYTES
 ) -> Rewrite | None:
-    """Write and sync the new files without a commit; return None if `stopped` returns True.
+    """Write and sync the new files of `job` without committing them; return None as soon as `stopped` returns True.
 
-    `memory` is the size in bytes of the rows after which a new file is started. Raises LogCorrupt if an old file cannot
-    be read or has another number of rows than its commit says. After an error or a stop no new file remains.
+    A new file is started when the collected rows reach `memory` bytes. Raises LogCorrupt if an old file cannot be read
+    or has another number of rows than its commit records. After an error or a stop no new file remains.
     """
     new: list[StagedFile] = []
     try:
@@ -140,11 +144,11 @@ def rewrite_files(
 
 
 class _Stopped(Exception):
-    """The rewrite was stopped."""
+    """Raised if the function `stopped` returns True during a rewrite."""
 
 
 def _parts(job: RewriteJob, stopped: Callable[[], bool], memory: int) -> Iterator[pa.Table]:
-    """Yield the rows of each new file."""
+    """Yield the rows of each new file; raise _Stopped if `stopped` returns True."""
     for group in job.groups:
         rows: list[pa.Table] = []
         size = 0
@@ -170,7 +174,7 @@ def _join(rows: list[pa.Table]) -> pa.Table:
 def _read_all(file: LogFile) -> pa.Table:
     rows = read_file(file, Position(0), file.last)
     if rows.num_rows != file.rows:
-        raise LogCorrupt(f"log file {file.path!r} contains {rows.num_rows} rows: expected {file.rows}")
+        raise LogCorrupt(f"log file {file.path!r} contains {rows.num_rows} rows, but its commit records {file.rows}")
     return rows
 
 
@@ -188,10 +192,10 @@ def _name(file: LogFile) -> str:
 
 
 class SmallFileRewriter:
-    """Merges small files: a background thread prepares a rewrite, and the append thread commits it."""
+    """Merges small files of `changes`: a background thread prepares a rewrite, and the append thread commits it."""
 
     def __init__(self, root: str | Root, stopped: Callable[[], bool], min_open: int = OPEN_MIN_FILES) -> None:
-        """`stopped` is called before each file is read; if it returns True, the rewrite is given up.
+        """`stopped` is called before each file is read; if it returns True, the rewrite is abandoned.
 
         `min_open` is the number of files by which a merge must reduce the open segment.
         """
@@ -203,8 +207,9 @@ class SmallFileRewriter:
     def prepare(self, excluded: Collection[int] = ()) -> bool:
         """Write the new files of the next rewrite unless a rewrite is already prepared.
 
-        Return True if a rewrite can be committed. Only the background thread may call this method. A segment with an
-        unreadable file is logged once and skipped from then on.
+        Return True if a rewrite is ready for `commit_prepared`. Only the background thread may call this method.
+        Segments in `excluded` are skipped. A segment with a damaged file is logged once, and skipped until the process
+        restarts.
         """
         if self._prepared is not None:
             return True
@@ -219,7 +224,8 @@ class SmallFileRewriter:
         except LogCorrupt as exc:
             self._failed_segments.add(job.segment)
             log.warning(
-                "cannot merge the small files of a segment of the log",
+                "cannot merge the small files of a log segment, because one of them is damaged: the segment stays as "
+                "it is until the reader restarts; run 'cdc log verify'",
                 segment=job.segment,
                 code=exc.code,
                 message=exc.message,
@@ -227,9 +233,10 @@ class SmallFileRewriter:
         return self._prepared is not None
 
     def commit_prepared(self, writer: RewritingWriter) -> bool:
-        """Commit the prepared rewrite, and return True if this was done.
+        """Commit the prepared rewrite; return True if it was committed, False if none is prepared or the commit failed.
 
-        Only the append thread may call this method, and only while it has no staged files.
+        A rewrite that cannot be committed is discarded. Only the append thread may call this method, and only while it
+        has no staged files.
         """
         rewrite = self._prepared
         if rewrite is None:
@@ -237,7 +244,11 @@ class SmallFileRewriter:
         try:
             is_committed = writer.rewrite(rewrite.new, rewrite.old)
         except LogCorrupt as exc:  # one of the new files was deleted
-            log.warning("cannot merge small files of the log", code=exc.code, message=exc.message)
+            log.warning(
+                "cannot replace small files of the log by merged files: the small files stay until the next merge",
+                code=exc.code,
+                message=exc.message,
+            )
             is_committed = False
         finally:
             self._prepared = None

@@ -215,8 +215,8 @@ def open_data_file(path: str | Root, options: Options = (), size: int | None = N
 def parquet_file(source: Any) -> pq.ParquetFile:
     """Open `source` as a Parquet file that verifies page checksums.
 
-    A Python file object is not pre-buffered. pyarrow's threads would keep a reference to Python
-    memory for a moment after the read, and releasing that memory while the interpreter exits crashes the process.
+    A Python file object is not pre-buffered. pyarrow's threads would keep a reference to Python memory for a moment
+    after the read, and releasing that memory while the interpreter exits crashes the process.
     """
     metadata = _read_footer(source) if isinstance(source, str | Path) else None
     return pq.ParquetFile(

@@ -123,7 +123,7 @@ def deletable(
 
 
 def is_committed(record: RemovedFiles, current: Mapping[str, Collection[str]]) -> bool:
-    """Return True if the commit that a record announces was made: the table contains none of the record's files."""
+    """Return True if the commit of a removal record was made, so that its table contains none of the record's files."""
     return not set(record.paths) & set(current.get(record.table, ()))
 
 
@@ -201,7 +201,7 @@ def _pinned(root: Root, now: BootTimestamp, max_age_us: int) -> int | None:
 
 
 def _delete(file: Root, *, dry_run: bool) -> int | None:
-    """Delete a file, and return its size in bytes; None if the file does not exist."""
+    """Delete a file unless `dry_run` is True, and return its size in bytes; None if the file does not exist."""
     try:
         size = file.stat().st_size
         if not dry_run:

@@ -108,10 +108,10 @@ class StagedFile:
 
 
 class LogWriter:
-    """Appends to one log; for one thread of one process."""
+    """Writer of the table `changes` of one log, for one thread of one process."""
 
     def __init__(self, root: str | Root, limits: SegmentLimits) -> None:
-        """Raises LogUnwritable if the latest commit of the log cannot be made durable."""
+        """Open the log for writing; raises LogUnwritable if its latest commit cannot be made durable."""
         root = as_root(root)
         self._log = root
         self._root = root / CHANGES
@@ -124,7 +124,7 @@ class LogWriter:
 
     @classmethod
     def open(cls, root: str | Root, identity: LogIdentity, limits: SegmentLimits) -> Self:
-        """Return the writer of the log under root; the log is created if it does not exist."""
+        """Return a writer for the log under `root`; the log is created if it does not exist."""
         repair_torn_commit(as_root(root) / COMPACTED)  # else nobody could read the log before it is compacted again
         FencedTable.create(as_root(root) / CHANGES, identity)
         return cls(root, limits)
@@ -186,17 +186,18 @@ class LogWriter:
 
         The caller must have no staged files, and the segments must be compacted. Segments that are already removed are
         no error. The durable position does not change, and the files stay on disk. Raises LogFenced if another writer
-        has committed. Raises LogCorrupt if a segment ends above `upto`, is not compacted, or is the newest one.
+        has committed. Raises LogCorrupt if a segment ends above `upto`, is not compacted, or is the newest segment.
         """
         last = self.last_commit
         self._fenced.check_ours()
         listed = self._fenced.files().select(["path", "size_bytes", "max.position", "partition.segment"]).to_pylist()
         chosen = [row for row in listed if int(row["partition.segment"]) in set(segments)]
         newest = max((int(row["partition.segment"]) for row in listed), default=0)
-        if last is None or any(row["max.position"] > upto for row in chosen) or newest in segments:
+        if newest in segments:
+            raise LogCorrupt(f"segment {newest} of the log cannot be trimmed: it is the newest segment")
+        if last is None or any(row["max.position"] > upto for row in chosen):
             raise LogCorrupt(
-                f"segments {sorted(segments)!r} cannot be trimmed up to {upto!s}: these segments contain later "
-                "positions"
+                f"segments {sorted(segments)!r} of the log cannot be trimmed: they contain positions after {upto!s}"
             )
         if not chosen:
             return
@@ -258,8 +259,7 @@ class LogWriter:
     def _make_folder(self, folder: Root) -> None:
         """Create a segment's directory durably.
 
-        An existing directory is synced as well, because the process that created it may have been killed before it
-        synced.
+        The method also syncs an existing directory, because its creator may have been killed before the sync.
         """
         if self._synced_segment == segment_of(folder.name):
             return

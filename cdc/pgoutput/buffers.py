@@ -1,4 +1,4 @@
-"""RowBuffers: numpy buffers that the kernels fill; they become Arrow columns without a copy."""
+"""RowBuffers: numpy buffers that the kernels fill with log rows, and that become Arrow columns without a copy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cdc.pgoutput.kernel_arrays import Rows, Texts, Values
 
 _NESTED: Final = ("key", "old_key", "before", "after")
 _OPERATIONS: Final = pa.array(list(OPERATIONS), pa.string())
-#: Minimum capacity of a batch in rows, children and bytes; enough for a few small transactions.
+#: Minimum capacity of a batch: rows, and children and bytes per nested column; enough for a few small transactions.
 _MINIMUM: Final = (64, 512, 8192)
-#: Capacity relative to the last batch, so that batches of similar size do not grow.
+#: Capacity of new buffers relative to the size of the last batch, so that batches of similar size do not grow.
 _SLACK: Final = 1.25
 
 
@@ -30,7 +30,7 @@ class Capacity:
 
 
 def new_state() -> np.ndarray:
-    """Return the initial state of the kernels, an int64 array; `kernel` defines its indices."""
+    """Return the initial state of the kernels, an int64 array; `kernel.py` defines the meaning of its indices."""
     return np.zeros(STATE_SIZE, np.int64)
 
 
@@ -71,7 +71,7 @@ class RowBuffers:
         self.rows = Rows(*plain, *nested)
 
     def control(self, operation: Operation, relation: int, topic: int, payload: bytes | None) -> None:
-        """Append a row without images; relation and topic below 0 are null.
+        """Append a row without row images; topic: index of the topic. A relation or topic below 0 becomes null.
 
         The method calls functions of the kernel without compiling them, because compiling here would delay the stream.
         """

@@ -68,16 +68,16 @@ class ColumnarDecoder:
 
         With `announce` the decoder also writes an `s` row at the next ordinal of the open transaction. Without an open
         transaction, or inside a dropped one, the row waits for the next transaction that is not dropped. A later
-        version of the same relation replaces a waiting one. Raises ValueError if a key column is not sent.
+        schema version of the same relation replaces a waiting row. Raises ValueError if a key column is not sent.
         """
         self._set_layout(TupleLayout.of(schema))
         if announce:
             self.announce(schema)
 
     def announce(self, schema: TableSchema) -> None:
-        """Write an `s` row, as `define` does, for a schema version that no Relation message announced.
+        """Write an `s` row, as `define` does, for a schema version for which no Relation message arrived.
 
-        Tuples are still decoded with the columns of the last Relation message; only their topic and key may change.
+        The decoder still decodes tuples with the columns of the last Relation message; only topic and key may change.
         """
         self._announced[schema.relation] = schema
         if self._state[kernel.OPEN] and not self._state[kernel.DROPPED]:
@@ -92,7 +92,7 @@ class ColumnarDecoder:
         self._set_layout(TupleLayout.ignored(oid))
 
     def skip_to(self, position: Position) -> None:
-        """Drop the transactions up to this position as well. Call this method only between transactions."""
+        """Drop also the transactions up to this position. Call this method only between transactions."""
         self._state[kernel.AFTER] = max(int(self._state[kernel.AFTER]), position)
 
     def leave_room(self, rows: int) -> None:
@@ -224,7 +224,7 @@ class ColumnarDecoder:
             case Message():
                 self._message(frame, message)
             case BeginMessage():
-                raise malformed(frame, "a transaction begins inside another")
+                raise malformed(frame, "a transaction begins inside another transaction")
             case CommitMessage():
                 self._require_transaction(frame)
                 expected = Position(int(self._state[kernel.POSITION]))
@@ -232,11 +232,11 @@ class ColumnarDecoder:
             case Insert() | Update() | Delete():
                 self._require_transaction(frame)
                 expand(frame, message, self._layout(message.oid))
-                raise malformed(frame, "too large")
+                raise malformed(frame, "the change is larger than 1 GiB")
 
     def _require_transaction(self, frame: bytes) -> None:
         if not self.in_transaction:
-            raise malformed(frame, "outside a transaction")
+            raise malformed(frame, "the message is outside a transaction")
 
     def _layout(self, oid: int) -> TupleLayout:
         if (layout := self._layouts.get(oid)) is None:
@@ -251,7 +251,7 @@ class ColumnarDecoder:
     def _message_event(self, message: Message) -> DdlSeen | WatermarkSeen | SignalSeen | None:
         """Return the event of a logical message that cdc uses; None for other messages and in dropped transactions."""
         state = self._state
-        if state[kernel.POSITION] <= state[kernel.AFTER]:  # position of the transaction, or of a message outside one
+        if state[kernel.POSITION] <= state[kernel.AFTER]:  # of the transaction, or of a message outside one
             return None
         position, ordinal = Position(int(state[kernel.POSITION])), int(state[kernel.ORDINAL])
         if message.prefix == SIGNAL_PREFIX:
@@ -271,7 +271,7 @@ class ColumnarDecoder:
             self._require_transaction(frame)
             dropped = bool(state[kernel.DROPPED])
         elif self.in_transaction:
-            raise malformed(frame, "a message outside transactions came inside one")
+            raise malformed(frame, "a non-transactional message is inside a transaction")
         else:
             # its LSN can equal that of the next commit record, so its position is one byte before
             position = Position.of(message.lsn - 1, int(state[kernel.EPOCH]))

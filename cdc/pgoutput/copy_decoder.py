@@ -46,9 +46,9 @@ class CopyDecoder:
         return int(self._state[kernel.ORDINAL])
 
     def feed(self, chunk: Lines) -> pa.RecordBatch | None:
-        """Return the rows of all complete lines so far; None if no line is complete. Keeps no reference to the chunk.
+        """Return the rows of the lines that this chunk completes; None if it completes no line.
 
-        Raises MalformedFrame.
+        Keeps no reference to the chunk. Raises MalformedFrame if a line does not match the schema or is not UTF-8.
         """
         if not self._tail and chunk[-1:] == b"\n":
             return self._rows(chunk)
@@ -63,7 +63,7 @@ class CopyDecoder:
         return self._rows(lines)
 
     def finish(self) -> None:
-        """Check that the COPY ended after a complete line; raises MalformedFrame."""
+        """Raise MalformedFrame if the COPY ended inside a line."""
         if self._tail:
             raise MalformedFrame(f"copy of {self._layout.topic!r} ended inside the line of row {self.rows}")
 

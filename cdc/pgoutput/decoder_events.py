@@ -12,7 +12,7 @@ from cdc.position import Position
 
 @dataclass(frozen=True, slots=True)
 class RelationSeen:
-    """Event: the next row or truncate needs a relation that is not defined yet. Contains the latest Relation message.
+    """Event: the next row or truncate needs a relation that is not defined yet; contains its latest Relation message.
 
     The consumer must call `define` or `ignore` for the OID before it takes the next event. The decoder then decodes the
     row or truncate. Otherwise it raises UnknownRelation.
@@ -25,15 +25,15 @@ class RelationSeen:
 
 @dataclass(frozen=True, slots=True)
 class DdlSeen:
-    """A DDL message of the event trigger at the source; the consumer may call `announce`."""
+    """Event: a DDL message of the event trigger at the source arrived; the consumer may call `announce`."""
 
     content: bytes
-    """Content, parsed by `cdc.postgres.logical_messages`; every role can write such a message, so validate it."""
+    """Content, which `cdc.postgres.logical_messages` parses; every role can write such a message, so validate it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatermarkSeen:
-    """A watermark in a transaction; here the consumer may reserve ordinals with `leave_room` and insert rows."""
+    """Event: a watermark arrived in a transaction; the consumer may now insert rows and call `leave_room` for them."""
 
     content: bytes
     """Content, which identifies the watermark; every role can write such a message, so validate it."""
@@ -47,7 +47,7 @@ class WatermarkSeen:
 
 @dataclass(frozen=True, slots=True)
 class SignalSeen:
-    """A signal message, inside or outside a transaction.
+    """Event: a signal message arrived, inside or outside a transaction.
 
     The decoder yields a signal before the DecodedRows that completes its transaction. So a consumer that stores the
     signal at once stores it before the transaction is committed to the log.
@@ -63,7 +63,7 @@ class SignalSeen:
 
 @dataclass(frozen=True, slots=True)
 class DecodedRows:
-    """Rows in WAL order, and how many of them belong to complete transactions."""
+    """Event: log rows in WAL order, with the number of rows that belong to committed transactions."""
 
     rows: pa.RecordBatch
     """Rows with LOG_SCHEMA; may be empty."""
@@ -72,7 +72,7 @@ class DecodedRows:
 
     If `last` is set, all rows of earlier DecodedRows belong to committed transactions as well."""
     last: Position | None
-    """Position of the last commit among these rows, also that of an empty transaction; None without a commit."""
+    """Position of the last commit among these rows, including commits of empty transactions; None without a commit."""
     committed_at: int
     """Time of the last commit in microseconds UTC since 1970; 0 without a commit."""
     transactions: int

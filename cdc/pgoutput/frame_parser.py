@@ -33,11 +33,11 @@ from cdc.pgoutput.messages import (
 from cdc.position import LSN_BITS
 
 POSTGRES_EPOCH: Final = 946_684_800_000_000
-"""2000-01-01 UTC in microseconds since 1970; the replication protocol counts time from 2000-01-01."""
+"""2000-01-01 UTC in microseconds since 1970; times in the replication protocol begin at 2000-01-01."""
 HEADER: Final = 25
 """Number of bytes of a `w` frame before its message: the letter, start and end of WAL, send time."""
 _HEX_BYTES: Final = 32
-"""Number of bytes of a malformed frame that an error shows: header and start of the message, without row values."""
+"""Number of bytes of a malformed frame that an error shows: header and start of the message, but no row value."""
 _TIMES: Final = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
 """Microseconds since 1970 in the years 1 to 9999, the range that readers of the log support."""
 
@@ -49,7 +49,7 @@ class FrameBatch:
     buffer: np.ndarray
     """uint8, C-contiguous: the bytes of all frames."""
     offsets: np.ndarray
-    """int64, one more than there are frames; frame i is `buffer[offsets[i]:offsets[i + 1]]`."""
+    """int64, number of frames + 1 entries; frame i is `buffer[offsets[i]:offsets[i + 1]]`."""
 
     @classmethod
     def of(cls, frames: Sequence[bytes]) -> Self:
@@ -68,7 +68,7 @@ class FrameBatch:
 
     def __getitem__(self, index: int) -> bytes:
         if not 0 <= index < len(self):
-            raise IndexError(f"no such frame: expected 0 to {len(self) - 1}, got {index}")
+            raise IndexError(f"no frame has this index: expected 0 to {len(self) - 1}, got {index}")
         return self.buffer[self.offsets[index] : self.offsets[index + 1]].tobytes()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -76,7 +76,7 @@ class FrameBatch:
 
 
 def malformed(frame: bytes, reason: str) -> MalformedFrame:
-    """Return the error for a frame that violates the protocol; it contains LSN and first 32 bytes of the frame."""
+    """Return the error for a frame that violates the protocol; its message has LSN and first 32 bytes of the frame."""
     lsn = Lsn(int.from_bytes(frame[1:9], "big"))
     return MalformedFrame(f"malformed frame at {lsn}: {reason}; frame starts with '{frame[:_HEX_BYTES].hex()}'")
 
@@ -136,14 +136,14 @@ class _Cursor:
     def time(self) -> int:
         since_1970 = self.signed(8) + POSTGRES_EPOCH
         if since_1970 not in _TIMES:
-            self.fail("time out of range")
+            self.fail("time out of range: expected the years 1 to 9999")
         return since_1970
 
     def text(self, raw: bytes) -> str:
         try:
             return raw.decode()
         except UnicodeDecodeError:
-            # the cause would show the value
+            # an error with the cause would show the value
             raise malformed(self._frame, f"text that ends at offset {self._at} is not UTF-8") from None
 
     def name(self) -> str:
@@ -158,7 +158,7 @@ class _Cursor:
         """Return the send time in the frame's header, in microseconds since 1970."""
         since_2000 = int.from_bytes(self._frame[HEADER - 8 : HEADER], "big", signed=True)
         if since_2000 + POSTGRES_EPOCH not in _TIMES:
-            self.fail("time out of range")
+            self.fail("time out of range: expected the years 1 to 9999")
         return since_2000 + POSTGRES_EPOCH
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
 """Numba kernels that decode replication frames and COPY lines into the Arrow buffers of log rows.
 
-`word_ops.py` contains the instructions that they need and numba does not offer. A kernel creates no Python objects and
-never raises. It returns the reason why it stopped, and `state` contains the index of the frame at which it stopped.
+`word_ops.py` contains machine instructions that the kernels need and numba does not offer. A kernel creates no Python
+objects and never raises. It returns why it stopped, and `state` contains the index of the frame at which it stopped.
 """
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0917, PLR1714, PLR2004, C901, FBT001, SIM109 - flat code on arrays and bytes
 
@@ -19,9 +19,9 @@ from cdc.pgoutput.word_ops import load_word, lowest_bit, store_word
 
 # why a kernel stopped
 DONE: Final = 0
-#: The buffers are too small for the frame: grow them and call again.
+#: The buffers are too small for the frame: the caller grows them and calls the kernel again.
 GROW: Final = 1
-#: Enough for one batch.
+#: The buffers contain enough rows for one batch.
 FULL: Final = 2
 #: Python must handle the frame: it is no change, Begin or Commit, or it is malformed.
 OTHER: Final = 3
@@ -42,7 +42,7 @@ HEADER: Final = 25
 VALUE_LIMIT: Final = 16 << 20
 ROW_LIMIT: Final = 1 << 18
 CHILD_LIMIT: Final = 1 << 22
-#: Arrow's offsets are int32; a row may contain its old image twice.
+#: Maximum bytes of text in a nested column, because Arrow's offsets are int32; a key change writes its old image twice.
 OFFSET_LIMIT: Final = 2**31 - 1
 
 # indices of OPERATIONS
@@ -79,7 +79,7 @@ def part(function: Callable[..., Any]) -> Any:
 
 @part
 def unsigned(buffer: np.ndarray, at: int, width: int) -> Any:
-    """Read a big-endian integer; eight bytes wrap into int64."""
+    """Read `width` bytes as a big-endian integer; eight bytes from 2**63 on become negative."""
     value = np.int64(0)
     for i in range(at, at + width):
         value = (value << 8) | np.int64(buffer[i])
@@ -224,7 +224,7 @@ def append(
     new: Values,
     moved: bool,
 ) -> None:
-    """Append one row of a change."""
+    """Append one log row of a change, with key, old key and row images; moved: True if the change changed the key."""
     row = start_row(rows, state, op, layouts.relation[layout], layouts.topic[layout])
     keyed = layouts.key_first[layout] < layouts.key_first[layout + 1]
     if op == D:
@@ -245,7 +245,7 @@ def append(
 
 @part
 def fill(layouts: Layouts, layout: int, old_kind: int, old: Values, new: Values) -> None:
-    """Complete the new tuple with the values of unsent columns that the old tuple contains."""
+    """Copy the values of columns that were not sent in the new tuple from the old tuple, where it contains them."""
     first = layouts.first[layout]
     for place in range(layouts.first[layout + 1] - first):
         if new.kind[place] == NOT_SENT and (old_kind == ROW or layouts.is_key[first + place]):
@@ -321,7 +321,7 @@ def change(
     old: Values,
     new: Values,
 ) -> bool:
-    """Append the rows of one I, U or D message whose tuples start at `at`; return False if it is malformed."""
+    """Append the rows of one I, U or D message with tuples from `at` on; return False if the message is malformed."""
     width = layouts.first[layout + 1] - layouts.first[layout]
     mark = buffer[at]
     old_kind = 0
@@ -401,7 +401,7 @@ def take_change(
     old: Values,
     new: Values,
 ) -> int:
-    """Append the rows of one I, U or D if its relation is captured; return DONE or the reason why decoding stops."""
+    """Append the rows of one I, U or D message if its relation is captured; return DONE or why decoding stops."""
     if state[OPEN] == 0:
         return OTHER
     if state[DROPPED] != 0:
@@ -442,7 +442,7 @@ def walk(
     old: Values,
     new: Values,
 ) -> int:
-    """Decode frames from the cursor in `state` on until the end, or until Python must act; return the reason."""
+    """Decode frames, from the cursor in `state` to the end or until Python must act; return DONE or why it stopped."""
     while state[CURSOR] < len(offsets) - 1:
         if is_full(rows, state):
             return FULL
@@ -487,7 +487,7 @@ def unescaped(letter: int) -> Any:
 
 @part
 def zero_bytes(word: Any) -> Any:
-    """Return a word with 0x80 in the position of the lowest zero byte; higher bytes have no meaning."""
+    """Return 0 if no byte of the word is zero; otherwise the lowest set bit is the high bit of the lowest zero byte."""
     return (word - EACH_BYTE) & ~word & HIGH_BITS
 
 

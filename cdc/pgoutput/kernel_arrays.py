@@ -16,10 +16,10 @@ IGNORED: Final = -1
 
 
 class Texts(NamedTuple):
-    """Buffers of one nested Arrow column (list or map of text) that is being filled."""
+    """Buffers of one nested Arrow column (list or map of texts) that a kernel fills; a child is one entry of a row."""
 
     ends: np.ndarray
-    """int32, rows + 1 entries: offset after the last child of each row."""
+    """int32, rows + 1 entries: entry i + 1 is the index after the last child of row i."""
     valid: np.ndarray
     """uint8 per row; 0 means null."""
     ids: np.ndarray
@@ -35,7 +35,7 @@ class Texts(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Buffers of the columns of log rows that are being filled; Python code fills payload and address."""
+    """Buffers of the columns of log rows that a kernel fills; Python code adds the columns payload and address."""
 
     position: np.ndarray
     ordinal: np.ndarray
@@ -62,13 +62,13 @@ class Layouts(NamedTuple):
     relation: np.ndarray
     topic: np.ndarray
     first: np.ndarray
-    """int64, n + 1 entries: index of each relation's first column in `ids` and `is_key`."""
+    """int64, number of layouts + 1 entries: index of each layout's first column in `ids` and `is_key`."""
     key_first: np.ndarray
-    """int64, n + 1 entries: index of each relation's first key column in `keys`."""
+    """int64, number of layouts + 1 entries: index of each layout's first key column in `keys`."""
     ids: np.ndarray
     is_key: np.ndarray
     keys: np.ndarray
-    """int64: indices of the key columns in the tuple, in key order, for all relations."""
+    """int64: indices of the key columns in the tuple, in key order, for all layouts."""
 
 
 class Values(NamedTuple):
@@ -81,7 +81,7 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TupleLayout:
-    """Columns and key of one version of a relation, as far as decoding its tuples needs them."""
+    """Columns and key of one version of a relation, with which a decoder reads its tuples."""
 
     oid: int
     relation: int
@@ -127,7 +127,7 @@ def pack_layouts(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
 
 
 def without_layout(layouts: Layouts, oid: int) -> Layouts:
-    """Return copies of the arrays without the layout of the OID, if there is one; runs no Python loop."""
+    """Return the arrays without the layout of the OID, unchanged if there is none; runs no Python loop."""
     at = int(np.searchsorted(layouts.oid, oid))
     if at == len(layouts.oid) or layouts.oid[at] != oid:
         return layouts

@@ -1,7 +1,7 @@
-"""load_kernels: compiles or loads all compiled functions of this package for the argument types that callers use.
+"""Compiling or loading all numba functions of this package, for the argument types that their callers use.
 
-Compiling takes seconds; loading from numba's cache takes 0.1 s. Both keep the interpreter lock, which stops all stages
-of a reader. So a reader calls load_kernels before the stream begins; a test asserts that nothing is compiled later.
+Compiling takes seconds; loading from numba's cache takes 0.1 s. Both keep the GIL, which stops all stages of a reader.
+So a reader calls load_kernels before the stream begins; a test asserts that nothing is compiled later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TABLE = TableSchema(
 
 
 def load_kernels() -> None:
-    """Compile the kernels on the first call on a machine (about 20 s of CPU); load them from disk later."""
+    """Compile all kernels of this package, or load them from the cache; compiling takes about 20 s of CPU."""
     next_of(*readonly_arrays(_NONE), 0, kind_set(b""))
     unwrap(_NONE, np.empty(0, np.int64))
     LsnCheck(Lsn(0)).checked(_NONE)

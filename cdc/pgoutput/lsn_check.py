@@ -1,9 +1,11 @@
 """LsnCheck: compares every LSN that orders transactions with other fields of the stream that repeat it.
 
-The LSN of a commit becomes a position of the log, and a wrong position cannot be removed. If it is too high, the reader
-drops transactions up to it as already known, and confirming it lets the server remove their WAL. If it is too low, the
-server sends the transaction again, and the log contains it twice. The protocol repeats most of these fields. These are
-the rules for plain transactions in commit order, as the spool returns them:
+The LSN of a commit becomes a position of the log, and a wrong position cannot be removed. If the LSN is too high, the
+reader drops later transactions below this LSN as already known. Once the LSN is confirmed, the server removes their
+WAL. If the LSN is too low, the server sends the transaction again, and the log contains the transaction twice.
+
+The protocol repeats most of these LSNs. The rules apply to plain transactions in commit order, as the spool returns
+them:
 
 1. Begin and Commit name the same commit LSN and the same commit time.
 2. The commit LSN is below the end LSN, and the end LSN is the WAL position in the header of the Commit's frame.
@@ -13,11 +15,11 @@ the rules for plain transactions in commit order, as the spool returns them:
    not below the position that the slot had confirmed: the server skips older transactions.
 
 No other field repeats the WAL end of a keepalive, so it never becomes a position (`cdc/capture/decode_stage.py`).
-`cdc/postgres/wal_end_check.py` finds fields that agree but are all too high.
+`cdc/postgres/wal_end_check.py` detects LSNs that agree but are all too high.
 
-The stream contains the commit LSN of a Stream Commit only once. If it is slightly too low but not below the last
-change, no rule finds it. The log then has the transaction at a wrong position in the right order. When the server sends
-the transaction again, the reader recognises its xid and drops it.
+The stream contains the commit LSN of a Stream Commit only once. If this LSN is slightly too low but not below the last
+change, no rule detects it. The log then has the transaction at a wrong position in the right order. When the server
+sends the transaction again, the reader recognises its xid and drops the transaction.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from cdc.pgoutput.stream_blocks import readonly_arrays
 _MESSAGE: Final = ord("M")
 _LSN_SIZE: Final = 8
 _SHOWN: Final = HEADER + 2 + _LSN_SIZE
-"""Bytes of a frame that an error shows: up to the message's own LSN, after which a value may begin."""
+"""Number of bytes of a frame that an error shows: up to the LSN in the message, after which a value may begin."""
 # indices of the state
 _FLOOR, _BEGUN, _BEGUN_AT, _CHANGED, _RULE, _STATE_SIZE = range(6)
 _BROKEN: Final = (
@@ -50,7 +52,7 @@ _BROKEN: Final = (
 
 
 class LsnCheck:
-    """Check of all frames of one replication session, from the first one on; not thread-safe."""
+    """Check of the LSNs in all frames of one replication session, from the first frame on; not thread-safe."""
 
     def __init__(self, floor: Lsn) -> None:
         """floor: the LSN that the slot had confirmed at the start of the session."""
@@ -58,7 +60,10 @@ class LsnCheck:
         self._state[_FLOOR] = min(floor, np.iinfo(np.int64).max)
 
     def checked(self, frames: FrameBatch) -> FrameBatch:
-        """Return the frames unchanged; raises ContradictoryLsn. The decoder rejects messages of a wrong size."""
+        """Return the frames unchanged; raises ContradictoryLsn if a frame violates a rule of this module.
+
+        Messages of a wrong size are not checked, because the decoder rejects them.
+        """
         index = int(_first_broken(*readonly_arrays(frames), self._state))
         if index < len(frames):
             frame = frames[index]

@@ -1,4 +1,4 @@
-"""The messages of the replication stream (PostgreSQL manual, 54.4 and 54.9), protocol version 1, text values."""
+"""Messages of the replication stream, protocol version 1, with values as text (PostgreSQL manual, 54.4 and 54.9)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NotSent(Enum):
 UNCHANGED = NotSent.UNCHANGED
 
 Value: TypeAlias = str | NotSent | None
-"""Value of one column in a tuple: text, SQL NULL, or not sent."""
+"""Value of one column in a tuple: text, None for SQL NULL, or a NotSent."""
 Values: TypeAlias = tuple[Value, ...]
 """Values of one tuple, in the order of the Relation message's columns."""
 
@@ -43,7 +43,7 @@ class OldTuple:
 
 @dataclass(frozen=True, slots=True)
 class BeginMessage:
-    """Start of a transaction; the server sends it after the commit, so it contains the commit LSN."""
+    """Begin message: start of a transaction; the server sends it after the commit, so it contains the commit LSN."""
 
     final_lsn: Lsn
     """LSN of the commit record."""
@@ -54,12 +54,14 @@ class BeginMessage:
 
 @dataclass(frozen=True, slots=True)
 class CommitMessage:
-    """End of a transaction."""
+    """Commit message: end of a transaction."""
 
     lsn: Lsn
     """LSN of the commit record, as in Begin."""
     end_lsn: Lsn
+    """WAL position after the commit record."""
     committed_at: int
+    """Microseconds UTC since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """A new row."""
+    """Insert message: a new row of the relation `oid`."""
 
     oid: int
     new: Values
@@ -95,7 +97,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A changed row; contains the old tuple if the replica identity changed, has TOASTed values, or is FULL."""
+    """Update message; has the old tuple if the replica identity changed, contains TOASTed values, or is FULL."""
 
     oid: int
     old: OldTuple | None
@@ -104,7 +106,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """A removed row."""
+    """Delete message: a removed row of the relation `oid`."""
 
     oid: int
     old: OldTuple
@@ -112,7 +114,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Tables truncated by one statement."""
+    """Truncate message: the relations that one TRUNCATE statement emptied."""
 
     oids: tuple[int, ...]
     cascade: bool
@@ -121,7 +123,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A logical message of `pg_logical_emit_message`."""
+    """Logical message, written with `pg_logical_emit_message`."""
 
     transactional: bool
     lsn: Lsn
@@ -133,7 +135,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class OriginMessage:
-    """Replication origin of a transaction."""
+    """Origin message: the replication origin of a transaction."""
 
     lsn: Lsn
     name: str
@@ -141,7 +143,7 @@ class OriginMessage:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """Type message: name of a data type that is not built in. Sent before a Relation message that uses the type."""
+    """Type message: name of a data type that is not built in; precedes a Relation message that uses the type."""
 
     oid: int
     schema: str
@@ -150,7 +152,7 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    """A keepalive: the server has decoded all WAL below wal_end and sent the published changes."""
+    """Keepalive: the server has decoded all WAL below `wal_end` and sent the published changes."""
 
     wal_end: Lsn
     reply_requested: bool

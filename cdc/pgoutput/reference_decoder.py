@@ -5,8 +5,8 @@
 
 Rules of the images (the tests name them):
 - The key of an insert or update comes from the new tuple, the key of a delete from the old tuple.
-- A value that is missing in the new tuple comes from the old tuple if it is there. An old row `O` contains
-  every column. An old key `K` contains only the key columns; its nulls in other columns have no meaning.
+- A value that is missing in the new tuple comes from the old tuple, if the old tuple contains it. An old row `O`
+  contains every column. An old key `K` contains only the key columns; its nulls in other columns have no meaning.
 - An update that changes the key becomes two rows: `d` with the old key, then `u` with the new key.
 """
 
@@ -45,7 +45,7 @@ from cdc.position import Position
 from cdc.table import TableSchema
 
 VALUE_LIMIT: Final = 16 << 20
-"""Approximate bytes of pending values from which a DecodedRows is yielded."""
+"""The decoder yields its pending rows as DecodedRows when their values have about this many bytes."""
 
 Image = dict[int, str | None]
 Event = DecodedRows | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keepalive
@@ -53,7 +53,7 @@ Event = DecodedRows | RelationSeen | DdlSeen | WatermarkSeen | SignalSeen | Keep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowImage:
-    """Key and images of one log row; None for null columns."""
+    """Operation, key and row images of one log row; an attribute is None where the column of the row is null."""
 
     op: Operation
     key: list[str | None] | None
@@ -117,7 +117,7 @@ def _key(frame: bytes, values: Values, layout: TupleLayout) -> list[str | None] 
 
 @dataclass(slots=True)
 class _Pending:
-    """Rows and transactions since the last DecodedRows."""
+    """Log rows and finished transactions since the decoder last yielded DecodedRows."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     nbytes: int = 0
@@ -140,7 +140,7 @@ class _Pending:
 
 
 class ReferenceDecoder:
-    """Slow decoder with the interface of ColumnarDecoder, with Python objects per change. Not usable after an error."""
+    """Slow decoder with the interface of ColumnarDecoder and a Python object per change; not usable after an error."""
 
     def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
         self._epoch, self._after = Position.of(0, epoch).epoch, after
@@ -251,7 +251,7 @@ class ReferenceDecoder:
 
     def _begin(self, frame: bytes, message: BeginMessage) -> None:
         if self._open:
-            raise malformed(frame, "a transaction begins inside another")
+            raise malformed(frame, "a transaction begins inside another transaction")
         position = Position.of(message.final_lsn, self._epoch)
         dropped = position <= self._after
         self._open = OpenTransaction(position, message.xid, message.committed_at, dropped)
@@ -267,7 +267,7 @@ class ReferenceDecoder:
 
     def _transaction(self, frame: bytes) -> OpenTransaction:
         if self._open is None:
-            raise malformed(frame, "outside a transaction")
+            raise malformed(frame, "the message is outside a transaction")
         return self._open
 
     def _announce(self) -> None:
@@ -318,7 +318,7 @@ class ReferenceDecoder:
         if message.transactional:
             transaction = self._transaction(frame)
         elif self._open:
-            raise malformed(frame, "a message outside transactions came inside one")
+            raise malformed(frame, "a non-transactional message is inside a transaction")
         else:
             transaction = self._own_transaction(message)
         if transaction.dropped:
@@ -329,9 +329,9 @@ class ReferenceDecoder:
             self._pending.finish(transaction.position, transaction.committed_at)
 
     def _own_transaction(self, message: Message) -> OpenTransaction:
-        """Return the transaction that represents a message outside transactions.
+        """Return a transaction that contains only this message, which is outside transactions.
 
-        Its LSN is one byte below that of the message, because the next commit record can have the message's LSN.
+        The transaction's LSN is one byte below the message's LSN, because the next commit record can have that LSN.
         """
         position = Position.of(message.lsn - 1, self._epoch)
         return OpenTransaction(position, 0, message.sent_at, position <= self._after)

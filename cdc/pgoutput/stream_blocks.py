@@ -19,7 +19,7 @@ from cdc.pgoutput.frame_parser import FrameBatch, malformed
 from cdc.pgoutput.kernel import HEADER, WAL, kernel
 
 START, STOP, ABORT, COMMIT, RELATION, KEEPALIVE = b"SEAcRk"
-"""Kinds of frames. The kind is the letter of the message; for a frame without a message the letter of the frame."""
+"""Kinds of frames. The kind of a `w` frame is the letter of its message; the kind of a keepalive is `k`."""
 _TYPE, _INSERT, _UPDATE, _DELETE, _TRUNCATE, _MESSAGE = b"YIUDTM"
 
 _BODY: Final = HEADER + 1
@@ -72,14 +72,17 @@ Control: TypeAlias = StreamStart | StreamStop | StreamAbort | StreamCommit
 
 
 def kind_set(letters: bytes) -> np.ndarray:
-    """Return a set of frame kinds as a boolean array, for next_of."""
+    """Return a set of frame kinds as a boolean array, the form that `next_of` needs."""
     kinds = np.zeros(256, np.bool_)
     kinds[list(letters)] = True
     return kinds
 
 
 def kind_of(frame: bytes) -> int:
-    """Return the kind of a frame: for a `w` frame the letter of its message; 0 if the frame is too short."""
+    """Return the kind of a frame: for a `w` frame the letter of its message, otherwise its first byte.
+
+    Returns 0 if the frame is too short.
+    """
     if frame[:1] != b"w":
         return frame[0] if frame else 0
     return frame[HEADER] if len(frame) > HEADER else 0
@@ -156,13 +159,13 @@ def unwrap(frames: FrameBatch, aborted: np.ndarray) -> FrameBatch:
 def xid_and_oid(frame: bytes) -> tuple[int, int]:
     """Return the (sub)xid and the OID of a Relation message inside a block; raises MalformedFrame."""
     if len(frame) < _BODY_AFTER_XID + 4:
-        raise malformed(frame, "a streamed message has no xid")
+        raise malformed(frame, "a Relation message inside a block is too short for xid and OID")
     xid, oid = frame[_BODY:_BODY_AFTER_XID], frame[_BODY_AFTER_XID : _BODY_AFTER_XID + 4]
     return int.from_bytes(xid, "big"), int.from_bytes(oid, "big")
 
 
 def without_xid(frame: bytes) -> bytes:
-    """Remove the xid from a frame inside a block, so that the frame equals one of a plain transaction."""
+    """Return a frame from inside a block without its xid, as the frame of a plain transaction."""
     return frame[:_BODY] + frame[_BODY_AFTER_XID:]
 
 

@@ -1,4 +1,4 @@
-"""Repair of text that is not UTF-8, from an SQL_ASCII database; the log can only contain UTF-8.
+"""Repair of text that is not UTF-8, from an SQL_ASCII database, because the log can only contain UTF-8.
 
 The server neither converts nor validates the text of such a database. This module rejects or rewrites invalid values in
 the frames and COPY lines, before any string is created. It always rewrites a whole value, of any type. For databases
@@ -37,7 +37,7 @@ _LINE: Final = re.compile(rb"[^\n]*\n|[^\n]+")
 
 
 def repair_value(value: bytes, policy: Undecodable) -> bytes:
-    """Return the value as valid UTF-8; raises UnicodeDecodeError under FAIL."""
+    """Return the value as valid UTF-8 according to the policy; raises UnicodeDecodeError under FAIL."""
     if policy is Undecodable.BASE64 and value.startswith(PREFIX):
         return PREFIX + b64encode(value)
     try:
@@ -54,14 +54,14 @@ def repair_value(value: bytes, policy: Undecodable) -> bytes:
 
 
 def needs_no_repair(raw: bytes, policy: Undecodable) -> bool:
-    """Return True if a quick check proves that no value inside the bytes needs repair."""
+    """Return True if a quick check proves that no value in the bytes needs repair; False if a value may need it."""
     return raw.isascii() and (policy is not Undecodable.BASE64 or PREFIX not in raw)
 
 
 class FrameTextRepair:
     """Repair of text in the frames of one replication session: plain transactions in order, before decoding.
 
-    It costs about 1 µs per row of short ASCII text and 1.5 µs per value of other rows. Frames of
+    The repair costs about 1 µs per row of short ASCII text and 1.5 µs per value of other rows. Frames of
     transactions at or below `after` stay unchanged, because the log contains these transactions. Malformed frames stay
     unchanged, because the decoder rejects them.
     """

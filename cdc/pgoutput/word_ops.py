@@ -1,4 +1,4 @@
-"""Machine instructions on words of eight bytes that numba does not offer."""
+"""Machine instructions on words of eight bytes, which numba itself does not offer."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Access to the source server; the only package that imports psycopg."""
+"""Access to the Postgres server whose changes are captured; the only package that imports psycopg."""

@@ -1,11 +1,12 @@
-"""Checks of the rows that a person selects for a backfill: a list of keys, or a condition in the source's SQL.
+"""Key lists and SQL conditions that select the rows of a backfill: their validation, and queries that use them.
 
 **Keys.** The text of a key may differ from what Postgres prints: `007` is the integer 7. A key selects a row if
 Postgres considers it equal to the row's key, in the column's type and collation.
 
-**Conditions** must have no side effects. Postgres checks that by the volatility of the functions in the condition.
-Running the condition on rows as a test would cause the side effects, and would prove nothing if no row reaches the
-function. A read-only transaction with a time limit protects against functions with a wrong volatility declaration.
+**Conditions** must have no side effects. So a condition that calls a volatile function is refused; Postgres finds the
+function when it plans the condition. Running the condition on rows as a test would cause the side effects, and would
+prove nothing if no row reaches the function. A function may be declared with a wrong volatility. Therefore chunks are
+read in a read-only transaction with a time limit.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _INVALID: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.Programmin
 PLANNED_WITHIN: Final = 10.0
 """Maximum seconds for planning a condition.
 
-Planning takes milliseconds, but the planner also evaluates constant expressions.
+Planning takes milliseconds, but the planner also evaluates constant expressions, which can take any time.
 """
 READ_WITHIN: Final = 3600.0
 """Maximum seconds for reading one chunk with a condition; enough to scan several hundred GB.
 
-The snapshot delays VACUUM at the source for that time. A longer read would fail anyway, because the watermark window of
+The snapshot of the chunk delays VACUUM at the source. A longer read would fail anyway, because the watermark window of
 a busy table would overflow.
 """
 _PLAN: Final = "EXPLAIN SELECT FROM {} WHERE CASE WHEN {} THEN true END"
@@ -52,11 +53,11 @@ _VOLATILE: Final = "SELECT DISTINCT proname FROM pg_proc WHERE provolatile = 'v'
 _CALLED: Final = re.compile(r"(\w+)\"?\s*\(")
 _READ_ONLY: Final = "(25006)"
 _CANCELED: Final = "(57014)"
-"""End of the message of a canceled statement, as `_READ_ONLY` of a refused write: the SQLSTATE in parentheses.
+"""SQLSTATE at the end of the message of a canceled statement; `_READ_ONLY` is the SQLSTATE of a refused write.
 
-The text of the message itself may be in any language.
+The rest of such a message may be in any language.
 """
-_WRITE_AS_WHERE: Final = "write the predicate in the SQL of the source, without the word WHERE"
+_WRITE_AS_WHERE: Final = "write the condition in the SQL of the source, without the word WHERE"
 _USE_STABLE: Final = (
     "use STABLE or IMMUTABLE functions, for example now() instead of clock_timestamp(); declare your own function that "
     "only reads: ALTER FUNCTION … STABLE"
@@ -85,7 +86,10 @@ def check_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key
 
 
 def missing_keys(conn: psycopg.Connection, schema: TableSchema, keys: Sequence[Key], publication: str) -> list[Key]:
-    """Return the keys for which the publication sends no row, distinct and in the text form of the stream."""
+    """Return the given keys for which the source has no row that the publication sends.
+
+    The result contains each key once, in the text form that the stream would use for it.
+    """
     with map_errors():
         equal = [
             sql.SQL("{} = {}").format(sql.Identifier(column.name), sql.Identifier("_listed", f"k{place}"))
@@ -130,7 +134,7 @@ class _KeyList:
         return sql.SQL("SELECT _listed.*, {} FROM ({}) AS _listed").format(same, values)
 
     def error(self, keys: Sequence[Key]) -> str | None:
-        """Return the error message of Postgres for one of the keys; None if all keys are valid."""
+        """Return the error message of Postgres if one of the keys is invalid; None if all keys are valid."""
         try:
             with self._conn.transaction():
                 self._conn.execute("SET TRANSACTION READ ONLY")
@@ -148,7 +152,7 @@ class _KeyList:
 
 
 def _texts(conn: psycopg.Connection, query: sql.Composed) -> list[list[str]]:
-    """Return the rows of a query as text from the output functions of the types.
+    """Run a query, and return its rows; each value is the text that the output function of its type prints.
 
     This text can differ from a cast to text.
     """
@@ -159,7 +163,10 @@ def _texts(conn: psycopg.Connection, query: sql.Composed) -> list[list[str]]:
 
 
 def _as_printed(value: Sequence[str]) -> str:
-    """Return a value of `query`: the cast with type modifier if both casts are equal, otherwise the cast without it."""
+    """Return the text of one key value: the cast with type modifier if both casts are equal, otherwise the other cast.
+
+    `value` consists of the cast without modifier, the cast with modifier, and `t` if both casts are equal.
+    """
     bare, whole, same = value
     return whole if same == "t" else bare
 
@@ -179,7 +186,7 @@ def check_predicate(
         with conn.transaction():
             conn.execute("SET TRANSACTION READ ONLY")
             _limit(conn, "statement_timeout", within)
-            _limit(conn, "lock_timeout", within / 2)  # so that a lock is reported as such, not as a slow predicate
+            _limit(conn, "lock_timeout", within / 2)  # so that a lock is reported as such, not as a slow condition
             _explain(conn, sql.SQL(_PLAN).format(table, sql.SQL(where)))  # type: ignore[arg-type]
             plan = _explain(conn, sql.SQL(_PLAN_IN_WITH).format(table, sql.SQL(where)))  # type: ignore[arg-type]
             if plan[0]["Plan"].get("CTE Name") == "_selected":
@@ -192,10 +199,10 @@ def check_predicate(
 def bounded_read(
     conn: psycopg.Connection, schema: TableSchema, where: str | None, *, within: float = READ_WITHIN
 ) -> Iterator[None]:
-    """If there is a condition, limit each statement in the block to `within` seconds; without one, do nothing.
+    """If `where` is a condition, limit each statement in the block to `within` seconds; if it is None, do nothing.
 
-    The caller has opened a read-only transaction. If the condition writes or takes longer, ConfigError replaces the
-    error of Postgres.
+    The caller has opened a read-only transaction. If the condition writes or takes longer, the block raises ConfigError
+    in place of the error of Postgres.
     """
     if where is None:
         yield
@@ -205,7 +212,7 @@ def bounded_read(
         yield
     except SourceError as exc:
         if exc.message.endswith(_READ_ONLY):
-            reason = "the predicate calls a function that is declared STABLE or IMMUTABLE but writes"
+            reason = "the condition calls a function that is declared STABLE or IMMUTABLE but writes"
             raise ConfigError(_refusal(schema, where, reason), remedy=_USE_STABLE) from exc
         if exc.message.endswith(_CANCELED):
             reason = f"reading a chunk was canceled, or took longer than {within:,g} seconds"
@@ -238,7 +245,7 @@ def _failure(exc: psycopg.Error, schema: TableSchema, where: str) -> CdcError:
             remedy="run the command again after the other session has ended",
         )
     if isinstance(exc, psycopg.errors.QueryCanceled):
-        return ConfigError(_refusal(schema, where, "planning the predicate took too long"), remedy=_SELECT_FEWER)
+        return ConfigError(_refusal(schema, where, "planning the condition took too long"), remedy=_SELECT_FEWER)
     if exc.sqlstate is None or failure.reaction is Reaction.RETRY:
         return failure
     reason = (exc.diag.message_primary or str(exc)).lower()
@@ -246,4 +253,4 @@ def _failure(exc: psycopg.Error, schema: TableSchema, where: str) -> CdcError:
 
 
 def _refusal(schema: TableSchema, where: str, reason: str) -> str:
-    return f"invalid predicate {where!r} for table {schema.topic!r}: {reason}"
+    return f"invalid condition {where!r} for table {schema.topic!r}: {reason}"

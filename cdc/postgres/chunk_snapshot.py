@@ -1,8 +1,8 @@
 """Queries that read chunks of a table, in a snapshot that lists the transactions it sees.
 
-A query selects a chunk by block range or by key range, never by OFFSET, so its cost does not depend on the position in
-the table. A key is a literal of unknown type with the text that Postgres printed, so Postgres parses it as a value of
-the column's type.
+A query selects a chunk by block range or by key range, never by OFFSET. So a chunk at the end of a table costs no more
+than one at its beginning. A key value in a query is a literal of unknown type with the text that Postgres printed.
+Postgres parses it as a value of the column's type.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Visibility:
         return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
 
     def sees(self, xids: np.ndarray) -> np.ndarray:
-        """Return a boolean array: whether the snapshot sees each of these committed transactions.
+        """Return a boolean array that is true for each committed transaction that the snapshot sees.
 
         `xids` are int64 values without the high 32 bits, as in the stream.
         """
@@ -130,19 +130,19 @@ class BlockRange:
     end: int
     """Number of the first block after the range."""
     lines: tuple[int, int] | None = None
-    """First line pointer in a single block, and the line pointer after the range; None for whole blocks."""
+    """First line pointer of a range inside one block, and the line pointer after the range; None for whole blocks."""
 
 
 @contextmanager
 def snapshot_transaction(
     conn: psycopg.Connection, schema: TableSchema, leaf: StoredTable | None = None
 ) -> Iterator[Visibility]:
-    """Open a read-only REPEATABLE READ transaction on an autocommit connection, and lock the table.
+    """Open a read-only REPEATABLE READ transaction that locks the table, and yield the visibility of its snapshot.
 
-    With `leaf`, only this leaf partition is locked. The transaction takes the lock before its snapshot. So no DDL can
-    follow the snapshot, and the system catalogs describe the rows that the transaction reads. Raises
-    SnapshotInvalidated if the name now belongs to another table or the leaf was rewritten. Raises UnknownRelation if
-    the table does not exist.
+    `conn` is in autocommit mode. With `leaf`, only this leaf partition is locked. The transaction takes the lock before
+    its snapshot. So no DDL can follow the snapshot, and the system catalogs describe the rows that the transaction
+    reads. Raises SnapshotInvalidated if the name now belongs to another table or the leaf was rewritten. Raises
+    UnknownRelation if the table does not exist.
     """
     oid, name = (schema.oid, TableName(schema.schema, schema.name)) if leaf is None else (leaf.oid, leaf.name)
     with map_errors(), conn.transaction():
@@ -161,7 +161,7 @@ def snapshot_transaction(
 
 
 def has_columns(conn: psycopg.Connection, schema: TableSchema) -> bool:
-    """Return True if the table has the schema's sent columns, in the same order, in the current snapshot."""
+    """Return True if the table in the current snapshot has the sent columns of the schema, in the same order."""
     with map_errors():
         columns = conn.execute(_COLUMNS, [schema.oid]).fetchall()
     sent = [(column.name, column.type_oid) for column in schema.sent]
@@ -182,15 +182,18 @@ def stored_tables(conn: psycopg.Connection, oid: int) -> list[StoredTable] | Non
 
 
 def table_sizes(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, int]:
-    """Return the bytes of tables with leaf partitions and TOAST, without indexes, by OID; 0 for a dropped table."""
+    """Return the size of each table in bytes, by OID; 0 for a dropped table.
+
+    The size includes leaf partitions and TOAST, but no indexes.
+    """
     with map_errors():
         return dict(conn.execute(_SIZES, {"oids": list(oids)}).fetchall())
 
 
 def replay_lag(conn: psycopg.Connection, standby: str) -> int | None:
-    """Return the bytes of WAL that a standby has not applied yet; None if it is not connected.
+    """Return the bytes of WAL that a standby has not applied yet; None if the standby is not connected.
 
-    `standby` is the `application_name` of the standby.
+    `conn` is a connection to the primary, and `standby` the `application_name` of the standby.
     """
     with map_errors():
         row = conn.execute(_REPLAYED, [standby]).fetchone()
@@ -208,7 +211,10 @@ def open_transactions(conn: psycopg.Connection) -> tuple[Visibility, datetime]:
 def key_range_query(
     conn: psycopg.Connection, schema: TableSchema, bounds: KeyBounds, limit: int, publication: str
 ) -> sql.Composed:
-    """Return a SELECT of up to `limit` rows in key order, with the publication's row filter; pass it to `copy_rows`."""
+    """Return a SELECT of up to `limit` rows within the bounds, in key order, for use with `copy_rows`.
+
+    The SELECT contains the publication's row filter.
+    """
     key = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.key)
     rows, where = select_table(conn, schema), _where(conn, schema, bounds, publication)
     return sql.SQL("{}{} ORDER BY {} LIMIT {}").format(rows, where, key, sql.Literal(limit))
@@ -217,7 +223,7 @@ def key_range_query(
 def block_range_query(
     conn: psycopg.Connection, schema: TableSchema, span: BlockRange, publication: str
 ) -> sql.Composed:
-    """Return a SELECT of the rows in a block range, with the publication's row filter; pass it to `copy_rows`."""
+    """Return a SELECT of the rows in a block range, with the publication's row filter, for use with `copy_rows`."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in schema.sent)
     first, end = (span.first, 0), (span.end, 0)
     if span.lines is not None:
@@ -229,14 +235,14 @@ def block_range_query(
 
 
 def table_query(conn: psycopg.Connection, schema: TableSchema, publication: str) -> sql.Composed:
-    """Return a SELECT of all rows of a table, with the publication's row filter; pass it to `copy_rows`."""
+    """Return a SELECT of all rows of a table, with the publication's row filter, for use with `copy_rows`."""
     filtered = row_filter(conn, schema, publication)
     where = sql.SQL(" WHERE {}").format(_all(filtered)) if filtered else sql.SQL("")
     return sql.SQL("{}{}").format(select_table(conn, schema), where)
 
 
 def estimate_rows(conn: psycopg.Connection, oid: int) -> int:
-    """Return the number of rows that the planner of Postgres estimates; 0 before the first ANALYZE."""
+    """Return the planner's estimate of the rows in a table and its partitions; 0 before the first ANALYZE."""
     with map_errors():
         row = conn.execute(_ESTIMATE, {"oid": oid}).fetchone()
     return int(row[0]) if row else 0
@@ -259,7 +265,7 @@ def _where(conn: psycopg.Connection, schema: TableSchema, bounds: KeyBounds, pub
 
 
 def row_filter(conn: psycopg.Connection, schema: TableSchema, publication: str) -> list[sql.Composable]:
-    """Return the publication's row filter for the table as a list of one condition; empty without a filter."""
+    """Return the publication's row filter for the table as a list of one condition; an empty list without a filter."""
     row = conn.execute(_FILTER, [publication, schema.schema, schema.name]).fetchone()
     return [sql.SQL("({})").format(sql.SQL(row[0]))] if row is not None and row[0] is not None else []
 

@@ -4,15 +4,16 @@ pgoutput sends names and types, but no attribute numbers. Names prove nothing: b
 been dropped, added, or renamed to the name of another column. Therefore this module compares attribute numbers:
 
 - A message lists the columns in ascending order of their attribute numbers.
-- A number that the previous version has and the system catalogs still have existed all the time in between.
-- A number that is dropped by now may have existed.
+- If a column of the previous schema version is not dropped in the system catalogs, it existed when Postgres wrote the
+  message.
+- If a column of the previous schema version is dropped in the system catalogs, it may have existed at that time.
 - New numbers were created in ascending order.
 
-Several sets of numbers can fit a message. A column is proved if all of them give it the same number. Any other column
-gets a new id, and the version is flagged NEEDS_RESYNC.
+Several sets of numbers can fit a message. A column is proved if all these sets give it the same number. Any other
+column gets a new id, and the schema version is flagged NEEDS_RESYNC.
 
 If the event triggers are installed, a DDL message describes each version at its position in the WAL. Then the previous
-version is the right one, and nothing has to be proved.
+version already has the columns of the message, and nothing has to be proved.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cdc.table import CAPTURED, Column, ReplicaIdentity, TableSchema, TableState
 
 EPOCH_SHIFT: Final = 32
 UNPROVED: Final = 1601
-"""First id for columns that are not proved; a table has at most 1,600 columns (`MaxHeapAttributeNumber`)."""
+"""First column id for columns whose attribute number is not proved; attribute numbers end at 1,600."""
 
 _VARCHAR, _TEXT, _NUMERIC, _VARBIT = 1043, 25, 1700, 1562
 _PRECISE: Final = frozenset({1083, 1114, 1184, 1266, _VARCHAR, _VARBIT})
@@ -51,8 +52,8 @@ def identify_columns(
     """Return the schema version that a Relation message announces, with the column ids of the log.
 
     A version that is not proved is flagged NEEDS_RESYNC with the reason. `now` is the table in the system catalogs,
-    `known` the previous version. `facts` has the types of the message's columns, as far as they still exist. If `now`
-    and `known` have the same `witness`, event triggers have reported every version up to now.
+    `known` the previous version. `facts` contains the types of the message's columns by OID, if they still exist.
+    If `now` and `known` have the same `witness`, event triggers have reported every version up to now.
     """
     numbered = known is None or (known.oid == message.oid and known.relation >> EPOCH_SHIFT == epoch)
     live = _live_ids(now, None if numbered else known)
@@ -124,8 +125,8 @@ def _wire(column: RelationColumn | Column) -> Wire:
 def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, Attribute]:
     """Return the table's attributes that are not dropped, by column id of the log.
 
-    The id is the attribute number. If `known`, a version of an earlier epoch, has a column of that name, its id is
-    used.
+    Without `known`, the id is the attribute number. Otherwise `known` is a version of an earlier epoch. An attribute
+    then gets the id of the column with the same name in `known`, or a new id if `known` has no such column.
     """
     if now is None:
         return {}
@@ -154,7 +155,7 @@ def _ids_by_name(message: Relation, known: TableSchema | None, live: Mapping[int
         swapped = known is not None and set(before) - set(shown) and set(shown) - set(before)
         doubt = "one column disappeared and another appeared: the column may have been renamed"
         return _ColumnIds(tuple(shown), doubt if swapped else None)
-    reason = "the columns in the stream match neither the catalogue nor the previous version"
+    reason = "the columns in the stream match neither the system catalogs nor the previous version"
     return _with_new_ids([None] * len(wire), reason, before)
 
 
@@ -189,7 +190,7 @@ class _Candidates:
     certain: frozenset[int]
     """Numbers that are certainly in the message: the previous version and the system catalogs have them."""
     possible: frozenset[int]
-    """Numbers that may be in the message: dropped since the previous version, or not sent in it."""
+    """Numbers that may be in the message: dropped since the previous version, or not sent in that version."""
     created: tuple[int, ...]
     """Numbers above all numbers of the previous version, ascending."""
     live: frozenset[int]
@@ -215,9 +216,9 @@ def _candidates(now: CatalogTable, known: TableSchema | None, wire: Sequence[Wir
 def _agreed_ids(size: int, candidates: _Candidates) -> list[int | None]:
     """Return the proved id of each of the `size` columns of the message; None for a column that is not proved.
 
-    When the message was written, the first 0, 1, 2, … of the new numbers existed. The loop takes each of these cases.
-    It finds the lowest and the highest set of `size` numbers that fits, which bound the number of each column. A column
-    is proved if its bounds over all cases are equal.
+    When Postgres wrote the message, only the first 0, 1, 2, … of the `created` numbers existed. The loop tries each
+    count. For each, it finds the lowest and the highest set of `size` numbers that fits; they bound the number of each
+    column. A column is proved if its bounds over all counts are equal.
     """
     lowest: list[int] = []
     highest: list[int] = []
@@ -278,7 +279,7 @@ class _ColumnFacts:
 def _key_orders(
     now: CatalogTable | None, live: Mapping[int, Attribute], known: TableSchema | None
 ) -> list[tuple[int, ...]]:
-    """Return two possible keys as column ids in key order: from the system catalogs, and from the previous version."""
+    """Return the possible keys as column ids in key order: that of the system catalogs, then that of `known`."""
     ids = {attribute.number: i for i, attribute in live.items()}
     current = [tuple(ids[n] for n in now.key if n in ids)] if now else []
     return [*current, *([tuple(c.id for c in known.key)] if known else [])]
@@ -300,7 +301,7 @@ def _key(message: Relation, ids: Sequence[int], orders: Sequence[tuple[int, ...]
 
 
 def _unsent_key(schema: TableSchema, now: CatalogTable | None) -> str | None:
-    """Return the reason if a generated key column is not sent, so that keys cannot identify rows; otherwise None."""
+    """Return the reason for a resync if a generated key column is not sent; None if keys identify the rows."""
     if now is None or schema.replica_identity in {ReplicaIdentity.FULL, ReplicaIdentity.NOTHING}:
         return None
     unsent = {column.name for column in schema.columns if column.generated}
@@ -316,7 +317,7 @@ def _keyed(columns: Sequence[Column], key: Sequence[int]) -> tuple[Column, ...]:
 def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> TableSchema:
     """Add to the schema the generated columns that Postgres does not send.
 
-    If the sent columns are sorted by id, all columns are; otherwise the added columns come last.
+    If the sent columns are sorted by id, the result is sorted by id too; otherwise the added columns come last.
     """
     sent = {c.id for c in schema.columns}
     unsent = [a.column(i, None) for i, a in live.items() if a.generated and i not in sent]
@@ -328,8 +329,9 @@ def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> Table
 def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mapping[int, Attribute]) -> str | None:
     """Return why the source may have changed rows without sending the changes; None if there is no such reason.
 
-    `known` is the previous version, `live` the table's attributes. For a version from a DDL message pass an empty
-    `live`: if a new column has values in old rows, a DDL message of its own reports that.
+    `known` is the previous schema version, `schema` the new one, and `live` the table's attributes by column id. For a
+    version from a DDL message `live` must be empty. A separate DDL message then reports new columns with values in old
+    rows.
     """
     before = {c.id: c for c in known.columns}
     if [c.id for c in known.key] != [c.id for c in schema.key]:
@@ -337,11 +339,11 @@ def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mappin
     for column in schema.sent:
         old, attribute = before.get(column.id), live.get(column.id)
         if old is not None and old.generated:
-            return f"column {column.name!r} was generated and not sent: the stream has no values of old rows"
+            return f"column {column.name!r} was generated and not sent: the stream has no values for old rows"
         if old is None and attribute and column.missing is None and (attribute.has_default or attribute.not_null):
-            return f"column {column.name!r} was added, and its values for old rows are not in the catalogue"
+            return f"column {column.name!r} was added, and its values for old rows are not in the system catalogs"
         if old is not None and old.type_oid == column.type_oid and not old.keeps_labels(column.labels):
-            return f"labels of the enum of {column.name!r} were renamed"
+            return f"enum labels of column {column.name!r} were renamed"
         if old is not None and not _rewrites_nothing(old, column):
             return f"column {column.name!r} changed its type from {old.type_name!r} to {column.type_name!r}"
     return None

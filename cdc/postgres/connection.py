@@ -34,7 +34,7 @@ The first six determine the text of values, because COPY and the stream must pri
 """
 
 CONNECT_TIMEOUT: Final = 10
-"""Maximum seconds for connecting, unless the DSN sets it; libpq's default waits indefinitely."""
+"""Maximum seconds for connecting, unless the DSN sets another limit; libpq's default is no limit."""
 
 _DEAD_PEER_DETECTION: Final[dict[str, Any]] = {
     # detect a dead peer after about a minute instead of the kernel's two hours
@@ -120,7 +120,7 @@ def connect(
 
 
 def cancel_statement(conn: psycopg.Connection) -> None:
-    """Cancel the statement that another thread waits for; failures are ignored."""
+    """Cancel the statement that another thread runs on this connection; do nothing if that fails."""
     with suppress(psycopg.Error):
         conn.cancel_safe()
 

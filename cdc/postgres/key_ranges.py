@@ -1,8 +1,8 @@
-"""Queries of key ranges at the source: their rows, their number, their digest, and the start of the next range.
+"""Queries over a key range of a table at the source: its rows, their number and digest, and the next range's start.
 
 Postgres computes the digest, so that it does not have to send the rows. It hashes the columns of each row as text with
-SHA-256, and sums up two parts of the hashes, so that the order of rows and the collation do not matter. The text of a
-value is that of its type's output function under the pinned settings, as in COPY and in the stream.
+SHA-256, and adds up two parts of the hashes. So the order of rows and the collation do not matter. The text of a value
+is the output of its type's output function under the pinned settings, as in COPY and in the stream.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class KeyRange:
 class DigestForm(Enum):
     """Text form of a column in a digest, as an SQL template."""
 
-    #: As the server prints it; ::text differs for booleans, network addresses and padded characters.
+    #: The text that the server prints; a cast to text differs for booleans, network addresses and padded characters.
     PRINTED = "concat({column})"
-    #: The bits of a double precision as a number, one for every NaN.
+    #: The bits of a double precision value as a number; every NaN has the same number.
     BITS_64 = (
         "CASE WHEN {column} = 'NaN' THEN '9221120237041090560'"
         " ELSE ('x' || encode(float8send({column}), 'hex'))::bit(64)::bigint::text END"
     )
-    #: The bits of a real as a number, one for every NaN.
+    #: The bits of a real value as a number; every NaN has the same number.
     BITS_32 = (
         "CASE WHEN {column} = 'NaN' THEN '2143289344'"
         " ELSE ('x' || encode(float4send({column}), 'hex'))::bit(32)::integer::text END"
@@ -80,7 +80,10 @@ class Digest:
 def range_query(
     conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None
 ) -> sql.Composed:
-    """Return a SELECT of the rows in a key range, with the publication's row filter; pass it to `copy_rows`."""
+    """Return a SELECT of the rows in a key range, with the publication's row filter, for use with `copy_rows`.
+
+    If `within` is None, the SELECT covers the whole table.
+    """
     with map_errors():
         return select_table(conn, schema) + _where(conn, schema, publication, within)
 
@@ -93,7 +96,7 @@ def range_rows(
 
 
 def count_rows(conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None = None) -> int:
-    """Return the number of rows in a key range that the publication sends; None means the whole table."""
+    """Return the number of rows in a key range that the publication sends; the whole table if `within` is None."""
     with map_errors():
         query = sql.SQL("SELECT count(*) FROM {}{}").format(
             from_clause(conn, schema), _where(conn, schema, publication, within)
@@ -114,10 +117,10 @@ def digest_rows(
     columns: Sequence[DigestColumn],
     within: KeyRange | None = None,
 ) -> Digest:
-    """Return the digest of the rows in a key range that the publication sends, over these columns in this order.
+    """Return the digest of the rows in a key range that the publication sends; the whole table if `within` is None.
 
-    The hash input of a row contains for every column the number of characters, a colon and the text, or a hyphen for
-    NULL.
+    The hash input of a row contains the given columns in the given order. A column is the number of its characters, a
+    colon and its text, or a hyphen for NULL.
     """
     texts = [_text(column) for column in columns]
     names = [sql.Identifier(f"c{place}") for place in range(len(columns))]
@@ -149,9 +152,10 @@ def is_ordered_by_bytes(conn: psycopg.Connection, schema: TableSchema, column: s
 
 
 def next_range_start(conn: psycopg.Connection, schema: TableSchema, after: KeyRange, rows: int) -> str | None:
-    """Return the first key value after the next `rows` rows from `after.first` on; None if no row follows them.
+    """Return the key value at which the next range begins, after about `rows` rows; None if the table ends before.
 
-    The rows with the returned value begin the next range. A range has more rows if many rows have the same key value.
+    The rows are counted from `after.first` on. All rows with the same key value are in one range. So if more than
+    `rows` rows have the value `after.first`, the next range begins at the next greater value.
     """
     column = sql.Identifier(after.column)
     start = [sql.SQL("{} >= {}").format(column, sql.Literal(after.first))] if after.first is not None else []

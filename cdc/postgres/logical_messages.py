@@ -93,7 +93,7 @@ def with_types(conn: psycopg.Connection, table: CatalogTable) -> CatalogTable:
 
 
 def run_trigger_script(dsn: str, name: str) -> None:
-    """Run a trigger script at the source. Raises PreflightFailed without the privilege."""
+    """Run the SQL of `trigger_script` at the source. Raises PreflightFailed if the role may not do that."""
     with connect(dsn, application_name="cdc source") as conn, map_errors():
         conn.execute(trigger_script(name).encode())
 

@@ -100,20 +100,20 @@ class SourceRequirements:
 
 @dataclass(frozen=True, slots=True)
 class PreflightProblem:
-    """One problem of the source."""
+    """One problem of the source that a preflight check found."""
 
     code: str
     """Code CDC-xxxx of the error that capture would raise."""
     subject: str
-    """What has the problem, such as `dsn`, a setting, `role NAME`, `slot NAME` or `publication NAME`.
+    """Object that has the problem, such as `dsn`, a setting, `role NAME`, `slot NAME` or `publication NAME`.
 
-    For a problem of a table this is `schema.table`, and `tables` if no table matches.
+    A table is named `schema.table`. If no table matches the patterns, the subject is `tables`.
     """
     message: str
     sql: str | None = None
     """SQL that solves the problem, for a role with the privilege; None if SQL cannot solve it."""
     fatal: bool = True
-    """False for a warning, with which capture works."""
+    """False for a warning: capture works in spite of the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class _Source:
 
 
 def preflight(dsn: str, wants: SourceRequirements) -> list[PreflightProblem]:
-    """Return all problems of the source, fatal ones first; an empty list means that it can be captured.
+    """Return all problems of the source, fatal ones first; without a fatal problem the source can be captured.
 
     The checks change nothing. If the connection fails, the result contains this failure and the problems that can be
     found without a connection.
@@ -252,7 +252,7 @@ def _slot(source: _Source) -> Iterator[PreflightProblem]:
         reason = slot.invalidation_reason or "wal_removed"
         yield PreflightProblem(SlotInvalidated.code, subject, f"is invalidated: {reason}", drop.as_string(None))
     elif slot.active:
-        yield _problem(subject, f"is active: the server's process {slot.active_pid} streams from it", fatal=False)
+        yield _problem(subject, f"is active: process {slot.active_pid} of the server streams from it", fatal=False)
 
 
 def _tables(source: _Source) -> Iterator[PreflightProblem]:
@@ -346,7 +346,7 @@ def _publication_absent(source: _Source, names: Sequence[TableName]) -> Iterator
     if source.standby:
         yield _problem(subject, "does not exist; create it at the primary", statement)
     elif not source.wants.control.create:
-        yield _problem(subject, "does not exist", statement)
+        yield _problem(subject, "does not exist, and source.publication.create is false", statement)
     elif foreign:
         listed = ", ".join(map(str, foreign))
         yield _problem(subject, f"does not exist, and role {source.role!r} does not own {listed}", statement)

@@ -5,8 +5,8 @@ the definition contains `source.publication.manage: always`. A comment on the pu
 it. Earlier versions of cdc set no comment. So a publication with the default name, a table list and no comment also
 counts as created by the pipeline.
 
-A copy must not contain columns that a column list hides. The schema that decodes the stream must list exactly the
-columns that the stream sends.
+Schemas and copies follow the column list of the publication. A copy must not contain columns that the list hides, and
+the schema that decodes the stream must list exactly the columns that the stream sends.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _OPEN_TRANSACTIONS: Final = """
     UNION ALL SELECT format('prepared transaction %L (xid %s)', gid, transaction) FROM pg_prepared_xacts
 """
 _POLL_INTERVAL: Final = 0.05
-"""Seconds between two polls; SQL offers nothing to wait for the end of transactions."""
+"""Seconds between two checks for open transactions; SQL has no statement that waits for their end."""
 NOT_ALTERED: Final = "this pipeline may not alter it (source.publication.manage)"
 """Text in messages about publications that this pipeline may not alter."""
 # to_jsonb: column lists and filters came with version 15
@@ -79,7 +79,7 @@ class PublicationControl:
 
     pipeline: str = ""
     create: bool = True
-    """True if the pipeline may create the publication, and alter it if it created it."""
+    """True if the pipeline may create the publication, and then alter the publication that it created."""
     alter: bool | None = None
     """True if the pipeline may alter any publication, False if none, None if only a publication that it created."""
 
@@ -101,8 +101,8 @@ class PublicationFacts:
     def is_made_for(self, pipeline: str) -> bool:
         """Return True if the comment names this pipeline as the creator of the publication.
 
-        If there is no comment, the name must be the default name, and the publication must have a table list and send
-        changes of partitions under their root's name.
+        Without a comment, return True if the publication has the default name and a table list, and sends changes of
+        partitions under their root's name.
         """
         if self.comment is not None:
             return self.comment == ownership_comment(pipeline)
@@ -203,7 +203,8 @@ def _create_publication(
 ) -> None:
     if not control.create:
         raise PreflightFailed(
-            f"publication {name!r} does not exist", remedy=creation_sql(name, tables, control.pipeline)
+            f"publication {name!r} does not exist, and source.publication.create is false",
+            remedy=creation_sql(name, tables, control.pipeline),
         )
     with conn.transaction():
         conn.execute(_creation(name, tables))
@@ -211,7 +212,11 @@ def _create_publication(
 
 
 def _refuse(name: str, missing: Sequence[TableName], by_leaf: Sequence[TableName]) -> None:
-    """Raise PreflightFailed if tables are missing, or if their partitions are published under their own names."""
+    """Raise PreflightFailed if one of the lists is not empty; otherwise do nothing.
+
+    `missing` lists tables that the publication does not contain, and `by_leaf` partitioned tables whose partitions it
+    publishes under their own names.
+    """
     if missing:
         listed = ", ".join(map(str, missing))
         raise PreflightFailed(
@@ -272,7 +277,7 @@ def addition_sql(name: str, tables: Sequence[TableName]) -> str:
 
 
 def via_root_sql(name: str) -> str:
-    """Return SQL for an operator, which makes Postgres send changes of partitions under their root's name."""
+    """Return the SQL that makes Postgres send changes of partitions under their root's name, for an operator to run."""
     return _via_root(name).as_string(None) + ";"
 
 
@@ -295,7 +300,7 @@ def _table_list(tables: Sequence[TableName]) -> sql.Composed:
 def published_schema(
     conn: psycopg.Connection, oid: int, publication: str, relation: int | None = None
 ) -> TableSchema | None:
-    """Return the schema of one table with the columns that the publication sends; None without such a table.
+    """Return the schema of one table with the columns that the publication sends; None if the table does not exist.
 
     `relation` is the log's number of the table, by default its OID.
     """
@@ -322,9 +327,9 @@ def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication
 
 
 def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[TableSchema], Iterator[memoryview]]:
-    """Return a function that yields the rows of a table in COPY's text format, as far as the publication sends them.
+    """Return a function that yields, in COPY's text format, the rows of a table that the publication sends.
 
-    Which tables have a row filter is read once, in this call.
+    `published_rows` itself reads once which tables have a row filter.
     """
     with map_errors():
         filtered = {TableName(*row) for row in conn.execute(_FILTERED, [publication])}
@@ -350,7 +355,11 @@ def _without_unsent_key(schema: TableSchema) -> TableSchema:
 
 
 def _sent(columns: Sequence[Column], listed: Collection[str], *, computed: bool) -> tuple[Column, ...]:
-    """Return the columns for a schema: the listed ones, and all generated ones, whether they are sent or not."""
+    """Return the columns of a schema: the listed columns, and all generated columns, sent or not.
+
+    `listed` contains the column names of `pg_publication_tables`. `computed` is true if the server can send generated
+    columns; a listed one then no longer counts as generated.
+    """
     return tuple(
         replace(column, generated=column.generated and not (computed and column.name in listed))
         for column in columns

@@ -146,9 +146,9 @@ def advance_slot(conn: psycopg.Connection, name: str, upto: Lsn) -> Lsn:
 
 @contextmanager
 def copy_lock(conn: psycopg.Connection, name: str) -> Iterator[None]:
-    """Keep the advisory lock for copies of a slot during the block; the end of the connection also releases it.
+    """Take the advisory lock for copying tables with this slot, and release it after the block.
 
-    Raises SlotInUse while another session has the lock.
+    The end of the connection also releases the lock. Raises SlotInUse while another session has the lock.
     """
     with map_errors():
         row = conn.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [f"cdc copy {name}"]).fetchone()
@@ -169,7 +169,8 @@ def create_slot(
 
     A permanent slot remains after the block, a temporary one does not. Postgres completes the slot only after the end
     of every transaction that is open now. After `timeout` seconds SlotBlocked names the open transactions, and no slot
-    remains. Raises PreflightFailed without privilege or free slot, SourceError (42710) if the name exists.
+    remains. Raises PreflightFailed if the role may not create slots or no slot is free, and SourceError (42710) if a
+    slot of this name exists.
     """
     with connect(dsn, replication=True, application_name="cdc slot") as conn:
         kind = " TEMPORARY" if temporary else ""
@@ -193,7 +194,7 @@ def create_recorded_slot(
     with create_slot(dsn, draft, temporary=True) as snapshot:
         draft_status = slot_status(conn, draft)
         if draft_status is None:
-            raise SlotMissing(f"temporary slot {draft!r} does not exist")
+            raise SlotMissing(f"the reader's slot was not created: its temporary slot {draft!r} no longer exists")
         record(replace(draft_status, name=name, active=False, active_pid=None))
         hit("slot_recorded")
         with map_errors():
@@ -274,7 +275,7 @@ class SlotUse:
     reply_at: str | None
     """Time of the reader's last status update, by the clock of the reader's machine; None before the first."""
     reply_age: float | None
-    """Seconds since `reply_at` by the clock of Postgres, so it includes the difference of the clocks."""
+    """Seconds since `reply_at` by the clock of Postgres; it includes the difference between both clocks."""
     inactive_seconds: float | None
     """Seconds since the slot was last active; None while it is active, and before Postgres 17."""
 
@@ -290,9 +291,9 @@ def read_slot_use(conn: psycopg.Connection, name: str) -> SlotUse:
 
 
 def log_standby_snapshot(conn: psycopg.Connection) -> None:
-    """Make Postgres log the running transactions, so that a slot on a standby can be created.
+    """Make the primary write its running transactions to the WAL; the creation of a slot on a standby waits for that.
 
-    Nothing happens without the privilege, or if this version does not have the function.
+    Do nothing if the role may not call the function, or if this version of Postgres does not have it.
     """
     with map_errors(), suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
         conn.execute("SELECT pg_log_standby_snapshot()")

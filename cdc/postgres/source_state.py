@@ -1,4 +1,4 @@
-"""State of the source (identity, slot, publication), to compare with the last commit of the log."""
+"""State of the source: identity, slot and publication, read for a comparison with the last commit of the log."""
 
 from __future__ import annotations
 

@@ -34,14 +34,18 @@ def unchanged(value: T) -> T:
 def frame_text_repair(dsn: str, policy: Undecodable, after: Position) -> RepairFrames:
     """Return the function that repairs batches of frames before they are decoded.
 
-    The database's encoding is read once, in this call.
+    Frames of transactions at or below `after` stay unchanged. If the database is not SQL_ASCII, the function changes
+    nothing.
     """
     with connect(dsn, application_name="cdc encoding") as conn:
         return FrameTextRepair(policy, after) if is_sql_ascii(conn) else unchanged
 
 
 def copy_text_repair(dsn: str, policy: Undecodable) -> RepairLines:
-    """Return a function that gets the schema of a table and returns the repair for the lines of its COPY."""
+    """Return a function from the schema of a table to the function that repairs the lines of the table's COPY.
+
+    If the database is not SQL_ASCII, the lines stay unchanged.
+    """
     with connect(dsn, application_name="cdc encoding") as conn:
         raw = is_sql_ascii(conn)
     return lambda schema: CopyTextRepair(policy, schema) if raw else unchanged

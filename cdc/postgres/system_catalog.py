@@ -169,7 +169,7 @@ class CatalogTable:
     witness: str | None = None
     """OID and xmin of the event triggers that report DDL, as text; None if they are not all enabled.
 
-    The text changes if a trigger was disabled in between.
+    The text is another one after a trigger was disabled and enabled again.
     """
 
     @property

@@ -50,11 +50,11 @@ class CatalogView:
     """Definitions and states of tables, read from the system catalogs of Postgres at one time."""
 
     upto: Lsn
-    """LSN up to which no committed transaction saw a later version of the system catalogs."""
+    """End of the WAL when the view was read; the view is not older than any Relation message at or below this LSN."""
     tables: Mapping[int, CatalogTable]
     """Definition of each table, by OID."""
     states: Mapping[int, CatalogState]
-    """State of each table, by OID, to find changes missing in the stream (see `unstreamed_changes`)."""
+    """State of each table, by OID, to find changes missing in the stream (see `unreplicated_changes`)."""
 
     def is_partition(self, oid: int) -> bool:
         """Return True if the table is a partition of another table."""
@@ -86,10 +86,10 @@ class UncapturableTable:
 def uncapturable_tables(
     conn: psycopg.Connection, patterns: Sequence[str], exclude: Sequence[str] = ()
 ) -> list[UncapturableTable]:
-    """Return the matched tables that cannot be captured.
+    """Return the tables that match a pattern and no exclusion, but that cannot be captured.
 
-    These are unlogged and foreign tables, and partitions. A partition is left out if a rule matches or excludes its
-    root.
+    These are unlogged and foreign tables, and partitions. A partition is left out if a pattern or an exclusion matches
+    its root.
     """
     with map_errors():
         found = conn.execute(_UNCAPTURABLE).fetchall()
@@ -141,8 +141,8 @@ def read_schema(
 ) -> TableSchema | None:
     """Read the schema of a table, with attribute numbers as column ids; None if the table does not exist.
 
-    `relation` is the log's number of the table, by default the OID as in the first epoch. If `publication`
-    is given, the schema records its present state, so that a later change of the publication can be detected.
+    `relation` is the log's number of the table, by default the OID as in the first epoch. If `publication` is given,
+    the schema records the current state of this publication, so that a later change of it can be detected.
     """
     schema = read_schemas(conn, [oid], publication=publication).get(oid)
     return schema if schema is None or relation is None else replace(schema, relation=relation)
@@ -194,8 +194,8 @@ def resolve_relation(
     """Return the schema version that a Relation message announces, with the column ids of the log.
 
     `known` is the previous version, None for a new table. `epoch` is part of the relation number of a new table. `seen`
-    is a view of the system catalogs that contains the table; by default they are read now. A version that cannot be
-    proved is flagged NEEDS_RESYNC with the reason, and its unproved columns have ids that no attribute can have.
+    is a view of the system catalogs that contains the table; if it is None, this function reads one. A version that
+    cannot be proved is flagged NEEDS_RESYNC with the reason; its unproved columns have ids that no attribute can have.
     """
     now = (seen or read_catalog_view(conn, [message.oid], None)).tables.get(message.oid)
     facts = {a.type_oid: a.type for a in now.live if a.type is not None} if now else {}

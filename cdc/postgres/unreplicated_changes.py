@@ -101,9 +101,9 @@ class CatalogState:
     filled: frozenset[int]
     """Attribute numbers of columns that may have been added with values for old rows, without `attmissingval`."""
     emptied: Mapping[int, str]
-    """Leaf partition without statistics (`reltuples` = -1), as after TRUNCATE → xmin of its `pg_class` row."""
+    """OID of a leaf partition without statistics (`reltuples` = -1), as after TRUNCATE → xmin of its `pg_class` row."""
     attached: frozenset[int]
-    """Leaf partitions that contain rows and were separate tables before."""
+    """OIDs of the leaf partitions that contain rows and were separate tables before they were attached."""
     stored: frozenset[int]
     """Attribute numbers of columns that are not generated."""
     unlogged: bool
@@ -158,8 +158,8 @@ def _state(row: Sequence[Any], publication: str) -> CatalogState:
 def find_divergence(known: TableSchema, now: CatalogState) -> str | None:
     """Return the reason why rows of the log may differ from the source; None if there is no such reason.
 
-    The function compares `now` with the fingerprint in `known.standing`. If that is None, it checks only what
-    needs no earlier fingerprint.
+    The function compares `now` with the fingerprint in `known.standing`. If this is None, it detects only renamed enum
+    labels, columns that are no longer generated, and unlogged tables.
     """
     return next(_reasons(known, now), None)
 
@@ -168,9 +168,9 @@ def _reasons(known: TableSchema, now: CatalogState) -> Iterator[str]:
     numbered = known.relation & 0xFFFFFFFF == known.oid  # ids are attnums inside the first epoch
     for column in known.columns if numbered else ():
         if not column.keeps_labels(now.labels.get(column.id, ())):
-            yield f"labels of the enum of {column.name!r} were renamed"
+            yield f"enum labels of column {column.name!r} were renamed"
         if column.generated and column.id in now.stored:
-            yield f"column {column.name!r} is no longer generated: the stream has no values of old rows"
+            yield f"column {column.name!r} is no longer generated: the stream has no values for old rows"
     if now.unlogged:
         yield "the table, or a partition of it, is unlogged: its rows are not in the stream"
     before = known.standing

@@ -54,7 +54,7 @@ class WalBound:
     def ask(self, lsn: Lsn) -> None:
         """Start a query of the WAL end, and return at once; `require` waits for the result.
 
-        Nothing is started if the last result is above this LSN or if a query is already started.
+        Do nothing if the last result is above this LSN, or if a query is already running.
         """
         if lsn >= self._wal_end and self._answer is None:
             self._answer = self._thread.submit(self._current_wal_end)

@@ -28,7 +28,7 @@ from cdc.verify_and_replay_options import Against, VerifyMode
 STOP_TIMEOUT: Final = 5.0
 """Maximum seconds for a child process to end when the server stops."""
 SEARCH_DEPTH: Final = 100
-"""Number of the pipeline's newest replays among which the server searches the last replay of a sink."""
+"""Number of a pipeline's newest replays that the server searches for the last replay of one sink."""
 
 log = structlog.get_logger("server")
 
@@ -38,9 +38,9 @@ class JobOutcome:
     """Base class of ReplayStatus and VerifyStatus: the fields with the result of a job."""
 
     summary: str | None
-    """Result in one line. While a job runs, it is None for a local job and the progress for a job in a cluster."""
+    """Result of the job in one line. While the job runs: None for a child process, the progress for a cluster job."""
     result: dict[str, Any] | None
-    """The `result` that the job's command prints with --json."""
+    """The `result` that the job's command prints with --json; None without such a result."""
     error: dict[str, Any] | None
     posted_at: str
     finished_at: str | None
@@ -50,7 +50,7 @@ class BackgroundJobs:
     """The background jobs of one kind in one pipeline; safe to call from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, kind: str, definition: Path | None) -> None:
-        """`kind` is both the kind of the catalog's commands and the subcommand that the child process runs."""
+        """`kind` is the kind of the catalog's commands, and the subcommand of `python -m pipelines` that a job runs."""
         self._catalog, self._pipeline, self._kind, self._definition = catalog, pipeline, kind, definition
         self._lock = Lock()
         self._stopping = Event()
@@ -58,20 +58,20 @@ class BackgroundJobs:
         self._thread: Thread | None = None
 
     def start(self, payload: Mapping[str, Any], arguments: Sequence[str], actor: str) -> Command:
-        """Record a job in the catalog, start its child process with these arguments, and return its command.
+        """Record a job in the catalog as a command, start its child process with `arguments`, and return the command.
 
         Raises StateConflict if a job of this kind is running, or if the server does not know the definition file.
         """
         if self._definition is None:
             raise StateConflict(
-                "the server cannot start the job: it does not know the file of its definition",
+                "the server cannot start the job: the server was started without the path of its definition",
                 remedy=f"run: cdc {self._kind} -c FILE {shlex.join(arguments)}",
             )
         command = (sys.executable, "-m", "pipelines", self._kind, "-c", str(self._definition), "--json", *arguments)
         with self._lock:
             if running := self._unfinished():
                 raise StateConflict(
-                    f"{self._kind} {running[0].id} is already running",
+                    f"{self._kind} {running[0].id} is already running, and only one job of this kind may run",
                     remedy="wait until the job ends; GET on the same path returns its state",
                 )
             number = self._catalog.commands.post(self._pipeline, self._kind, payload)
@@ -84,18 +84,21 @@ class BackgroundJobs:
         return posted
 
     def newest(self, limit: int) -> list[Command]:
-        """Return the newest jobs, newest first."""
+        """Return the newest `limit` jobs as their commands in the catalog, newest first."""
         self._unfinished()  # marks jobs whose lease has expired as failed
         return self._catalog.commands.ls(self._pipeline, self._kind, limit=limit)
 
     def fail_unfinished(self) -> None:
-        """Mark as failed the unfinished child-process jobs, and the cluster jobs whose lease has expired."""
+        """Record as failed the jobs that an earlier server process left unfinished.
+
+        A cluster job is recorded as failed only if its lease has expired; otherwise it still runs in the cluster.
+        """
         for command in self._unfinished():
             if JOB_LEASE not in command.payload:
                 self._finish(command.id, _failed_outcome("the server stopped while the job ran"))
 
     def stop(self) -> None:
-        """Stop the running job when the server stops."""
+        """Stop the child process of the running job, because the server stops."""
         self._stopping.set()
         if (child := self._child) is not None:
             child.terminate()
@@ -106,7 +109,7 @@ class BackgroundJobs:
                 self._thread.join(STOP_TIMEOUT)
 
     def _unfinished(self) -> list[Command]:
-        """Finish every job with an expired lease as failed, and return the other unfinished jobs."""
+        """Record every cluster job with an expired lease as failed, and return the other unfinished jobs."""
         pending = self._catalog.commands.pending(self._pipeline, self._kind)
         abandoned = [
             c for c in pending if JOB_LEASE in c.payload and self._catalog.leases.holder(c.payload[JOB_LEASE]) is None
@@ -115,7 +118,7 @@ class BackgroundJobs:
             self._finish(
                 command.id,
                 _failed_outcome(
-                    "the cluster job ended without a result", "read the log of the job, and submit it again"
+                    "the cluster job ended without a result", "read the log of the job, and submit the job again"
                 ),
             )
         return [command for command in pending if command not in abandoned]
@@ -134,10 +137,11 @@ class BackgroundJobs:
                 printed = child.communicate()[0]
                 kill_group(child)
             outcome = _envelope(printed) or _failed_outcome(
-                f"the job ended with exit status {child.returncode} without a result"
+                f"the child process of the job ended with exit status {child.returncode} without a result"
             )
         except OSError as error:
-            outcome = _failed_outcome((error.strerror or "cannot be started").lower())
+            reason = (error.strerror or type(error).__name__).lower()
+            outcome = _failed_outcome(f"the server cannot start the child process of the job: {reason}")
         finally:
             self._child = None
         if self._stopping.is_set() and not outcome["ok"]:
@@ -148,11 +152,15 @@ class BackgroundJobs:
         try:
             self._catalog.commands.finish(number, outcome, ok=outcome["ok"])
         except CdcError as error:
-            log.warning("cannot record the end of a job in the catalog", code=error.code, message=error.message)
+            log.warning(
+                "cannot record in the catalog that a job ended; it counts as running until the server restarts",
+                code=error.code,
+                message=error.message,
+            )
 
 
 def outcome_fields(command: Command) -> dict[str, Any]:
-    """Return the values of JobOutcome's fields for a command."""
+    """Return the fields of JobOutcome by name, with the values that a command in the catalog has for them."""
     outcome = command.result or {}
     return {
         **{name: outcome.get(name) for name in ("summary", "result", "error")},
@@ -162,7 +170,7 @@ def outcome_fields(command: Command) -> dict[str, Any]:
 
 
 def _envelope(printed: str) -> dict[str, Any] | None:
-    """Return the last line of the output that is a JSON envelope, parsed; None if there is no such line."""
+    """Return the last JSON object with `ok` and `summary` in the output of a child process; None if there is none."""
     for line in reversed(printed.splitlines()):
         with suppress(ValueError):
             found = json.loads(line)
@@ -191,7 +199,7 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayStatus(JobOutcome):
-    """One replay, running or ended."""
+    """Status of one replay, running or ended."""
 
     id: int
     state: str
@@ -251,11 +259,11 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyStatus(JobOutcome):
-    """One verification, running or ended."""
+    """Status of one verification, running or ended."""
 
     id: int
     state: str
-    """`running`, `equal`, `differs`, or `failed` if it could not compare."""
+    """`running`, `equal`, `differs`, or `failed` if the tables could not be compared."""
     request: VerifyRequest
 
 

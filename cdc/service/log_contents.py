@@ -1,7 +1,7 @@
 """Lists what a log contains: tables, segments, files, and single transactions without row values.
 
-Importing it takes a second and 90 MB, because it loads the code that reads the log. The server therefore imports it
-with the first request that needs it.
+Importing this module takes a second and 90 MB, because the import loads the code that reads the log. The server
+therefore imports the module with the first request that needs it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _NOWHERE: Final = SourceBlock("", "", "")
 
 
 def open_log(root: str | Root, log: LogReader | None = None) -> LogReader:
-    """Open the log under `root`, or refresh the given reader of it. Raises LogError if there is no log."""
+    """Return an open reader of the log under `root`: `log` after a refresh, or a new reader if `log` is None.
+
+    Raises LogError if there is no log.
+    """
     if log is None or not is_table(as_root(root) / CHANGES):  # an open reader does not notice that its log is gone
         return LogReader(root)
     log.refresh()
@@ -53,7 +56,7 @@ def segment_lines(log: LogReader) -> list[SegmentLine]:
 
 
 def segment_line(segment: SegmentSummary) -> SegmentLine:
-    """Return the record that describes one segment."""
+    """Convert the summary of a segment to the line that commands and API show."""
     return SegmentLine(
         segment=segment.segment,
         files=segment.files,
@@ -70,7 +73,7 @@ def files_of_segment(log: LogReader, segment: int) -> list[FileLine]:
     """Return the files of one segment in order of position. Raises UnknownName if the segment does not exist."""
     found = [file for file in log.every_file() if file.segment == segment]
     if not found:
-        raise UnknownName(f"the log has no segment {segment}", remedy="run 'cdc log ls' to see the numbers")
+        raise UnknownName(f"the log has no segment {segment}", remedy="choose a segment that 'cdc log ls' prints")
     return _file_lines(found)
 
 
@@ -79,7 +82,7 @@ def files_of_run(root: str | Root, log: LogReader, run: int) -> list[FileLine]:
     compacted = read_compacted_state(root, log.log_id)
     found = next((each for each in (compacted.runs if compacted else ()) if each.number == run), None)
     if found is None:
-        raise UnknownName(f"the compacted log has no run {run}", remedy="run 'cdc log ls' to see the numbers")
+        raise UnknownName(f"the compacted log has no run {run}", remedy="choose a run that 'cdc log ls' prints")
     return _file_lines(found.files)
 
 
@@ -92,7 +95,7 @@ def read_transaction(log: LogReader, text: str, most: int) -> Transaction:
     position = Position.parse(text)
     if position <= log.oldest:
         raise UnknownName(
-            f"single changes up to {log.oldest!s} are trimmed, and only their compacted state is kept",
+            f"the log cannot show the transaction: single changes up to {log.oldest!s} are trimmed",
             remedy=f"choose a position after {log.oldest!s}",
         )
     found, count = outline(log, position, most)

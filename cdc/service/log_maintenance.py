@@ -1,7 +1,7 @@
 """Maintenance of the log on request: compaction, vacuum, and a check of its newest files.
 
-Commands and API call this module. While an apply process runs, only that process compacts; only the reader drops
-segments. This module therefore sends requests to these processes.
+Commands and API call this module. While an apply process runs, only that process compacts the log. Only the reader
+trims segments. This module therefore sends requests to apply and reader.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cdc.catalog.commands import Command
 
 MAX_FINDINGS: Final = 1_000
-"""Maximum number of findings in one answer."""
+"""Maximum number of findings that the result of one check lists."""
 _POLL_INTERVAL: Final = 0.2
 
 
@@ -55,9 +55,9 @@ def wait_for_compaction(catalog: Catalog, pipeline: str, command: int) -> Comman
 
 
 def vacuum_log(definition: Definition, *, dry_run: bool) -> VacuumReport:
-    """Delete orphan files, delete removed files after their grace period, and ask the reader to drop segments.
+    """Delete orphan files, delete removed files after their grace period, and ask the reader to trim segments.
 
-    A dry run changes nothing. It reports what would be deleted.
+    A dry run changes nothing. The report then names what would be deleted.
     """
     root, retention = definition.log.root, retention_of(definition)
     trim = plan_trim(root, retention)

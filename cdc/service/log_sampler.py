@@ -24,7 +24,7 @@ SAMPLE_INTERVAL: Final = 5.0
 BUCKET_SAMPLE_INTERVAL: Final = 20.0
 """Seconds from the start of one sample to the next for a log in an object store.
 
-A sample there costs dozens of requests.
+A sample of such a log costs dozens of requests.
 """
 MAX_AGE: Final = 120.0
 """Maximum age in seconds of a sample that is shown; longer than the interval between two scrapes of Prometheus."""
@@ -74,7 +74,7 @@ class LogSampler:
         return self._status if now - self._read_at <= MAX_AGE else None
 
     def refresh(self) -> LogStatus | None:
-        """Start a sample if one is due and none is running, and return the last status at once."""
+        """Return the last status without waiting; before that, start a sample if one is due and none is running."""
         with self._lock:
             if self._thread is None and time.monotonic() - self._started_at >= self._every:
                 self._started_at = time.monotonic()
@@ -96,7 +96,7 @@ class LogSampler:
         return self.current
 
     def stop(self) -> None:
-        """Wait briefly for a running sample to end."""
+        """Wait at most _STOP_TIMEOUT seconds for a running sample to end."""
         thread = self._thread
         if thread is not None:
             thread.join(_STOP_TIMEOUT)

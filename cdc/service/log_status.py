@@ -1,7 +1,7 @@
 """Status of a log and of its consumers: plain records for commands, API and page.
 
-Positions are text as Postgres prints an LSN, times are ISO 8601 in UTC; null means that there is none or that it is
-unknown.
+Positions are text such as `16/B374D848`; times are ISO 8601 in UTC. A field is null if it has no value or if the value
+is unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class LogState(StrEnum):
 
     #: The log was read; `problems` names the parts that could not be read.
     READ = "read"
-    #: There is no log, as before the first copy.
+    #: There is no log; the reader creates the log with the first copy.
     ABSENT = "absent"
     #: The log cannot be read, or its storage does not answer in time.
     UNREADABLE = "unreadable"
@@ -70,21 +70,21 @@ class Transaction:
     rows: int
     """Number of all rows of the transaction."""
     changes: list[dict[str, Any]]
-    """First rows of the transaction as `cdc log inspect POSITION --json` prints them, without before, after, payload
-    and unchanged."""
+    """First rows of the transaction, as `cdc log inspect POSITION --json` prints them, without the keys `before`,
+    `after`, `payload` and `unchanged`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """The last compaction."""
+    """The last compaction of the log."""
 
     at: str
     rows: int
     """Number of rows that the compaction wrote."""
     changes: int | None = None
-    """Number of changes that the compaction read; known only if the running apply process did it."""
+    """Number of changes that the compaction read; known only if the running apply process compacted the log."""
     seconds: float | None = None
-    """Duration of the compaction; known only if the running apply process did it."""
+    """Duration of the compaction; known only if the running apply process compacted the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,21 +95,21 @@ class ConsumerLine:
     uuid: str
     position: str
     pinned: int | None
-    """Version of the compacted table from which the consumer is being filled; null otherwise."""
+    """Version of the table `compacted` that the consumer reads; null while the consumer reads only `changes`."""
     behind_bytes: int | None
     """Bytes of WAL from the consumer's position to the end of the log; null if their epochs differ."""
     behind_seconds: float | None
-    """Seconds between the commits of the last change that the consumer has read and of the last change in the log."""
+    """Seconds from the commit of the consumer's last change to the commit of the last change in the log."""
     behind_segments: int
     """Number of segments that the consumer has not read completely."""
     holds_bytes: int
-    """Bytes of compacted segments that are kept only for this consumer."""
+    """Bytes of compacted segments that are retained because the consumer has not read them yet."""
     seen_at: str
     """Time of the consumer's last report."""
     seen_seconds: float
     """Seconds since the consumer's last report."""
     state: str
-    """running | silent (no recent heartbeat) | late (changes after its position are trimmed)."""
+    """running | silent (no recent report) | late (changes after the consumer's position are trimmed)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +133,9 @@ class LogStatus:
     horizon_behind_seconds: float | None = None
     """Seconds between the commits at the horizon and at the end of the log."""
     floor: str | None = None
-    """Position up to which tombstones are removed; a sink below it must be rebuilt."""
+    """Position up to which tombstones are removed; a sink below both `floor` and `oldest` must be rebuilt."""
     oldest: str | None = None
-    """Position up to which single changes are trimmed; null while none are."""
+    """Position up to which single changes are trimmed; null if no changes are trimmed."""
     runs: tuple[RunLine, ...] = ()
     compaction: Compaction | None = None
     changes_bytes: int = 0
@@ -143,7 +143,7 @@ class LogStatus:
     leaving_bytes: int | None = None
     """Bytes of removed files that are still on disk for readers of older versions."""
     consumers: tuple[ConsumerLine, ...] = ()
-    """Sorted by name."""
+    """Registered consumers, sorted by name."""
     problems: tuple[Problem, ...] = ()
 
     @property
@@ -154,25 +154,25 @@ class LogStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trimmable:
-    """Segments that the retention rules allow the reader to drop.
+    """Segments that the retention rules allow the reader to trim.
 
     Each segment is compacted, and is either read by every consumer or older than the maximum age.
     """
 
     segments: tuple[int, ...]
     oldest: str
-    """Position up to which single changes are dropped with these segments."""
+    """Position up to which the log has no single changes after the reader has trimmed these segments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VacuumReport:
-    """Result of a vacuum: what was removed, or what a dry run would remove."""
+    """Result of a vacuum of the log; after a dry run, the files that a vacuum would delete now."""
 
     dry_run: bool
     trim: Trimmable | None
-    """Segments that the reader was asked to drop, or would be asked in a dry run; only the reader drops segments."""
+    """Segments that the reader may trim; unless this was a dry run, the vacuum asked the reader to trim them."""
     files: int
-    """Number of files that were deleted, or would be in a dry run: removed files after their grace, orphan files."""
+    """Number of deleted files: orphan files, and removed files after their grace period."""
     bytes: int
     leaving_bytes: int
     """Bytes of removed files that are still on disk for readers of older versions."""
@@ -180,19 +180,20 @@ class VacuumReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingLine:
-    """One problem in the log."""
+    """One problem that a check found in the log."""
 
     damage: str
-    """missing | size | unreadable | contents | order | duplicate | hole | range | version | commit | misfit | source |
-    foreign | unchecked."""
+    """Kind of the problem: missing | size | unreadable | contents | order | duplicate | hole | range | version |
+    commit | misfit | source | foreign | unchecked."""
     harmless: bool
     """Whether reads of the log return correct rows in spite of the problem."""
     file: str | None
     """Path of the file in the log; None if the problem concerns more than one file."""
     message: str
     first: str | None
-    """First position that the problem concerns, up to `last`; None if it concerns no position."""
+    """First of the positions that the problem concerns; None if the problem concerns no position."""
     last: str | None
+    """Last of the positions that the problem concerns."""
     tables: list[str]
     remedy: str | None
 

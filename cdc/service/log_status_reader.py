@@ -149,8 +149,8 @@ class _LogStatusBuilder:
             f"consumer {line.name}",
             LogTrimmed.code,
             f"the changes after the consumer's position {line.position} are trimmed, so the consumer cannot continue",
-            f"rebuild the consumer's target with 'cdc replay {line.name} -c {self._file}'; if it will not run "
-            "again, run "
+            f"rebuild the consumer's target with 'cdc replay {line.name} -c {self._file}'; if the consumer will not "
+            "run again, run "
             f"'cdc consumers forget {line.uuid} -c {self._file}'",
         )
 
@@ -158,9 +158,9 @@ class _LogStatusBuilder:
         return Problem(
             f"consumer {uuid}",
             LogCorrupt.code,
-            "the consumer's file in the log cannot be read; the log is not trimmed while it is unreadable",
+            "the consumer's file in the log cannot be read; no segment is trimmed while this file is unreadable",
             "wait a minute: a running consumer writes its file again; "
-            f"if it will not run again, run 'cdc consumers forget {uuid} -c {self._file}'",
+            f"if the consumer will not run again, run 'cdc consumers forget {uuid} -c {self._file}'",
         )
 
 

@@ -49,7 +49,7 @@ def format_rate(value: float | None) -> str:
 
 
 def age_and_unit(value: float) -> tuple[str, str]:
-    """Return an age as number and unit: whole seconds below a minute, a duration in larger units above."""
+    """Return an age as number and unit: whole seconds below a minute, otherwise minutes, hours or days."""
     return (f"{value:.0f}", "s") if round(value) < _MINUTE else duration_and_unit(value)
 
 

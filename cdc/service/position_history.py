@@ -1,7 +1,7 @@
 """PositionHistory: records the values of a growing position with their times, to compute the lag of a process.
 
-A lag that a process reports about itself stays at its last value when the process hangs. A lag computed here grows
-until the process passes the position that the log had earlier.
+A lag that a process reports about itself stays at its last value when the process hangs. A lag computed from this
+history continues to grow.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from operator import itemgetter
 from typing import Final
 
 MAX_ENTRIES: Final = 512
-"""Number of entries above which the history removes some entries."""
+"""Number of entries above which the history removes entries that are close to their predecessors."""
 PRECISION: Final = 0.05
-"""Minimum time between two entries that are kept, as a share of the age of the later one."""
+"""Minimum time between two entries that remain after a removal, as a share of the later entry's age."""
 
 
 class PositionHistory:
@@ -23,7 +23,10 @@ class PositionHistory:
         self._seen: list[tuple[float, int]] = []
 
     def add(self, at: float, position: int) -> None:
-        """Add a position; if it is below the last position, as after a failover, the history starts again."""
+        """Add a position that was reached at the time `at`; a position equal to the last one adds nothing.
+
+        If the position is below the last one, as after a failover, all earlier entries are removed.
+        """
         if self._seen and position < self._seen[-1][1]:
             self._seen = []
         if self._seen and position == self._seen[-1][1]:
@@ -33,7 +36,7 @@ class PositionHistory:
             self._thin_out(at)
 
     def forget(self, upto: int) -> None:
-        """Remove all entries up to a position that every user of this history has passed."""
+        """Remove all entries up to the position `upto`, which every process whose lag is computed has passed."""
         del self._seen[: bisect_right(self._seen, upto, key=itemgetter(1))]
 
     def _thin_out(self, now: float) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from cdc.errors import all_error_classes
 
 REMEDIES: Final[Mapping[str, str]] = {error.code: error.remedy for error in all_error_classes()}
-"""Remedy by error code."""
+"""Default remedy of each error class, by error code."""
 _REASON: Final = re.compile(r"(CDC-\d{4}) (.*?)(?: → (.*))?", re.DOTALL)
 
 
@@ -25,9 +25,9 @@ class Problem:
 
 
 def problem_from_reason(subject: str, reason: str, otherwise: str) -> Problem:
-    """Return the problem that a process reported: `CDC-3001 message → remedy`, or free text.
+    """Return a problem with this subject from a reported reason: `CDC-3001 message → remedy`, or free text.
 
-    `otherwise` is the remedy if the reason contains neither a remedy nor a known code.
+    `otherwise` is the remedy if the reason contains neither a remedy nor a known error code.
     """
     match = _REASON.fullmatch(reason)
     if match is None:

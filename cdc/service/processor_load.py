@@ -19,9 +19,9 @@ MEASURE_SPAN: Final = 10.0
 MIN_SPAN: Final = 2.0
 """Minimum seconds between two samples, because processor time is counted in hundredths of a second."""
 BUSY_SHARE: Final = 0.85
-"""Share of processor time from which the cores count as busy; the rest is for Postgres and the page."""
+"""Used share of processor time from which the cores count as busy; the rest is for Postgres and the page."""
 LAG_THRESHOLD: Final = 1.0
-"""Seconds of lag above which a reason is shown; on two idle cores the lags of the demo stay below."""
+"""Seconds of lag above which a reason is shown; on two idle cores the lags of the demo are shorter."""
 _PROC: Final = Path("/proc")
 _LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
 _PARENT, _USER, _SYSTEM, _STARTED = 1, 11, 12, 19
@@ -29,7 +29,7 @@ _PARENT, _USER, _SYSTEM, _STARTED = 1, 11, 12, 19
 _IDLE: Final = (3, 4)
 """Indices of the idle and iowait fields in the first line of `/proc/stat`."""
 _COUNTED: Final = 8
-"""Number of time fields in the first line of `/proc/stat` to add up; later fields are parts of these."""
+"""Number of time fields in the first line of `/proc/stat` to add up; later fields are already included in these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class MachineLoad:
     """Share of the processor time of all cores that the machine's processes used, from 0 to 1."""
 
     def reason(self, lag_seconds: float | None) -> str | None:
-        """Return how the machine's load explains a long lag; None if the lag is short or the load is low."""
+        """Return a text that explains a long lag by the machine's load; None if the lag is short or the load is low."""
         if lag_seconds is None or lag_seconds <= LAG_THRESHOLD:
             return None
         usage = f"the pipeline uses {self.pipeline:.1f} of {self.cores:g} cores"

@@ -21,7 +21,7 @@ from cdc.errors import CdcError, ExitCode
 HEALTHY_AFTER: Final = 60.0
 """Seconds for which a process must run so that its earlier failures no longer count."""
 DEADLINE: Final = 20.0
-"""Maximum seconds for a child to finish its batch after SIGTERM; a batch lasts at most 10 s."""
+"""Maximum seconds for a child process to finish its batch after SIGTERM; a batch lasts at most 10 s."""
 ENVIRONMENT_WAIT: Final = 5.0
 """Minimum seconds before the next start if the environment is wrong: time for an operator to act."""
 HALTED_WAIT: Final = 300.0
@@ -65,7 +65,7 @@ class Triggers(Protocol):
 
 
 class RestartTriggers:
-    """Reads triggers from the definition file and from the catalog's audit; a thread reads the audit."""
+    """Reads the definition file and the catalog's audit for signs that an operator acted; a thread reads the audit."""
 
     def __init__(self, file: Path, url: str) -> None:
         """`file` is the path of the definition, `url` the URL of the catalog."""

@@ -16,7 +16,7 @@ from cdc.service.problem import Problem
 STALLED_AFTER: Final = 60.0
 """Seconds without a confirmation after which the reader counts as stalled, while Postgres writes WAL."""
 SHORT_TIME: Final = 3600.0
-"""Seconds that an operator needs to act; a stalled slot is at risk if it has less time left."""
+"""Seconds that an operator needs to act; a stalled slot is at risk if it may be lost in fewer seconds."""
 LOST: Final = frozenset({"lost"})
 """Values of `wal_status` for a slot from which streaming is impossible."""
 LOST_AT_CHECKPOINT: Final = frozenset({"unreserved"})
@@ -32,7 +32,7 @@ class SourceObservation:
     up: bool
     """True if the source answered."""
     error: str | None = None
-    """Why the source did not answer."""
+    """Why the source did not answer; None if it answered."""
     slot_exists: bool = False
     slot_active: bool | None = None
     """Whether a client streams from the slot; None without a slot."""

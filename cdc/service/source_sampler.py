@@ -24,7 +24,7 @@ SAMPLE_INTERVAL: Final = 3.0
 ANSWER_TIMEOUT: Final = 3.0
 """Maximum seconds for a query; queries of the system catalogs of Postgres take milliseconds."""
 SILENT_AFTER: Final = 6.0
-"""Seconds after which an open query counts as unanswered; includes the time for a new connection."""
+"""Seconds after which a running query counts as unanswered; they include the time to connect."""
 MAX_AGE: Final = 15.0
 """Maximum age in seconds of an answer that is shown; above SAMPLE_INTERVAL, because a loaded machine queries late."""
 RATE_SPAN: Final = 60.0
@@ -87,7 +87,8 @@ class SourceSampler:
     def wait(self, seconds: float) -> SourceObservation:
         """Start a query if one is due, wait for its answer, and return the observation.
 
-        Without an answer in these seconds, return the last observation, or one that reports the timeout.
+        If no answer arrives within `seconds`, return the last observation. Without a last observation, return one that
+        reports the timeout.
         """
         self.refresh()
         thread = self._thread
@@ -96,9 +97,9 @@ class SourceSampler:
         return self.current or self._without(f"the source has not answered for {seconds:.0f} s")
 
     def wait_for_rate(self, seconds: float) -> SourceObservation:
-        """Return an observation for a command, with the WAL rate if the slot can be lost.
+        """Return an observation for a command; if max_slot_wal_keep_size limits the slot, it includes the WAL rate.
 
-        The rate needs two observations, so the method waits MEASURE_SECONDS between them.
+        The rate needs two observations, so the method then waits MEASURE_SECONDS between them.
         """
         first = self.wait(seconds)
         if first.safe_bytes is None:
@@ -108,7 +109,7 @@ class SourceSampler:
         return self.wait(seconds)
 
     def stop(self) -> None:
-        """Wait briefly for an open query, and disconnect."""
+        """Wait at most _STOP_TIMEOUT seconds for an open query to end; disconnect if it has ended."""
         thread = self._thread
         if thread is not None:
             thread.join(_STOP_TIMEOUT)
@@ -193,7 +194,7 @@ class SourceSampler:
 
 
 def _aged(observed: SourceObservation, seconds: float) -> SourceObservation:
-    """Return the observation with its ages increased by these seconds."""
+    """Return a copy of an observation whose ages are increased by `seconds`."""
     feedback, unconfirmed = observed.feedback_age_seconds, observed.unconfirmed_seconds
     return replace(
         observed,

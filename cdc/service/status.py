@@ -1,7 +1,7 @@
 """Pipeline status: state, lags and problems, computed from the catalog's rows and the time.
 
-Nothing is shown as healthy without a recent report. A process whose last report is older than REPORT_MAX_AGE is stale
-whatever it last reported, and its lags grow with the clock.
+Nothing is shown as healthy without a recent report. If the last report of a process is older than REPORT_MAX_AGE, and
+the process did not report its end, its state is `stale`, and its lags grow with the clock.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class SourceStatus:
     observed: SourceObservation | None = None
     """What the server process observed at the source; null before its first query."""
     slot_seconds_left: float | None = None
-    """Seconds until the slot is lost, at the present rate of WAL; null without a limit."""
+    """Seconds until the slot is lost, at the present rate of WAL; null if the WAL of the slot is not limited."""
     slot_forecast: str | None = None
-    """Retained WAL of the slot and what is left, as a sentence."""
+    """Sentence about the WAL that is retained for the slot, and the WAL left until the slot is lost."""
     activity: str | None = None
-    """Text that says that the reader compiles its decoder; null otherwise."""
+    """Text to show while the reader compiles its decoder; null at other times."""
     stalled_seconds: float | None = None
-    """Seconds for which the reader has confirmed nothing although there is WAL; null if it is not stalled."""
+    """Seconds for which the reader has not confirmed WAL that Postgres has written; null if it is not stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class PipelineStatus:
 
     name: str
     state: str
-    """running | degraded (it works, with problems) | down (reader or apply does not work)."""
+    """running | degraded (reader and apply report, but there are problems) | down (reader or apply does not run)."""
     at: str
     processes: tuple[ProcessStatus, ...]
     source: SourceStatus
@@ -133,7 +133,7 @@ class PipelineStatus:
 
     @property
     def lag_reason(self) -> str | None:
-        """Return how the load of this machine explains the lag of the slowest sink; None if the load is low."""
+        """Return a text that explains the lag of the slowest sink by this machine's load; None if it does not."""
         lags = [sink.lag_seconds for sink in self.sinks if sink.lag_seconds is not None]
         return None if self.load is None else self.load.reason(max(lags, default=None))
 
@@ -260,8 +260,8 @@ def with_source(
 def with_delays(status: PipelineStatus, durable: PositionHistory, now: float) -> PipelineStatus:
     """Return the status with lags that grow while a sink makes no progress.
 
-    From `durable`, the function computes how long the log has contained changes that a sink does not show. If this
-    takes longer than REPORT_MAX_AGE, the lag becomes at least this time. The reported lag is not enough. An apply
+    From `durable`, the function computes for how long the log has contained changes that a sink does not show. If this
+    time exceeds REPORT_MAX_AGE, the sink's lag becomes at least this time. The reported lag is not enough: an apply
     process that hangs but still reports repeats the lag of its last batch.
     """
     sinks = tuple(_delayed(sink, durable, now) for sink in status.sinks)
@@ -332,14 +332,14 @@ def _process_problems(processes: Iterable[ProcessStatus]) -> Iterable[Problem]:
             )
             yield Problem(p.process, None, message, "start the process with 'cdc run', or read in its log why it hangs")
         elif p.state in {"missing", "stopped", "failed"}:
-            yield Problem(p.process, None, f"the process is {p.state}", "start the process with 'cdc run'")
+            yield Problem(p.process, None, f"the process does not run ({p.state})", "start the process with 'cdc run'")
 
 
 def _sink_problems(sinks: Iterable[SinkStatus]) -> Iterable[Problem]:
     for s in sinks:
         if s.state == "failed":
             yield problem_from_reason(
-                f"sink {s.name}", s.reason or s.state, "read the log of the apply process; the sink retries"
+                f"sink {s.name}", s.reason or s.state, "read the log of the apply process; apply retries the sink"
             )
 
 

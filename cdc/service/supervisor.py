@@ -3,8 +3,8 @@
 When a child exits, the supervisor waits and starts the child again. The pause is 0.5 s at first, is doubled each time,
 has jitter, and is at most 30 s. After a child has run for a minute, its pauses begin at 0.5 s again. Exit status 2
 (wrong definition) ends the supervisor, because a restart cannot help. After status 3 (wrong environment) the pauses are
-at least 5 s. After status 5 (stopped for good) the supervisor restarts the child every five minutes, and at once when
-an operator acts: the definition or the audit changed, or SIGUSR1 arrived.
+at least 5 s. After status 5 (halted until an operator acts) the supervisor restarts the child every five minutes. It
+restarts this child at once when an operator acts: the definition or the audit changed, or SIGUSR1 arrived.
 
 A child with `may_end` is done when it exits with status 0. When all children are done, the supervisor ends.
 
@@ -62,7 +62,7 @@ class _ChildState:
     done: bool = False
     halted: bool = False
     definition: str = ""
-    """Digest of the definition when the child was started."""
+    """Digest that the definition had when the child was started."""
     began: float = 0.0
     """Start time of the current process as `time.time()`; `started` is the same in monotonic seconds."""
     reader: Thread | None = field(default=None, repr=False)
@@ -181,7 +181,10 @@ class Supervisor:
         _join_output_thread(child)
         child.process = None
         if code == ExitCode.USAGE:
-            raise ChildFailed(f"{child.spec.name!r} ended with exit status {code}, so a restart would fail again")
+            raise ChildFailed(
+                f"{child.spec.name!r} ended with exit status {code}: its definition or its options are wrong, "
+                "so a restart would fail again"
+            )
         if child.spec.may_end and code == ExitCode.OK:
             child.done = True
             self._print(child.spec.name, "is done")
@@ -204,7 +207,8 @@ class Supervisor:
                 child.process.terminate()
                 forced = self._wait_for_exit(child.process)
             if child.process.poll() is None:
-                self._print(child.spec.name, "killed the process, because it did not end in time")
+                why = "a second signal arrived" if forced else "it did not end in time"
+                self._print(child.spec.name, f"killed the process, because {why}")
                 kill_group(child.process)
             child.process.wait()
             # grandchildren (a JVM, workers) are in the group
@@ -258,7 +262,7 @@ def kill_group(process: subprocess.Popen[Any]) -> None:
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return a function for `preexec_fn` that makes the kernel end the child with its parent thread.
+    """Return a function for `preexec_fn` that makes the kernel send SIGTERM to the child when its parent thread ends.
 
     Return None if the system is not Linux.
     """

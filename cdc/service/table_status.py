@@ -23,13 +23,13 @@ _STATES_IN_LOG: Final = {state: state.value for state in TableState} | {
 }
 """State to show for a table, by the table's state in the log.
 
-The log is newer than a report that says `streaming`.
+If the reader reported `streaming` and the log has another state, that state is shown, because the log is newer.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """One table at the source (`sink` is empty) or in one sink."""
+    """Status of one table, at the source (`sink` is empty) or in one sink."""
 
     sink: str
     topic: str
@@ -68,7 +68,7 @@ class TableLine:
     rows: int
     """Number of rows that were copied at the source."""
     progress: CopyProgress | None
-    """Progress of a running copy or backfill."""
+    """Progress of a running copy or backfill of the table; None if neither runs."""
     sinks: tuple[TableInSink, ...]
 
 

@@ -23,7 +23,7 @@ class VerifiedStatus:
     sink: str
     topic: str
     verified_through: str | None
-    """Every row was compared with the source as it was at this time or later; None until all rows were."""
+    """Every row was compared with the source at this time or later; None until every row was compared once."""
     position: str | None
     """Lowest position at which a row was compared."""
     equal_at: str | None
@@ -32,9 +32,9 @@ class VerifiedStatus:
     """Number of rows that differed when they were last compared."""
     rows: int
     ranges: int
-    """Number of key ranges compared in the newest pass."""
+    """Number of key ranges that the newest pass over the table has compared."""
     ended: bool
-    """Whether the newest pass is complete."""
+    """Whether the newest pass has compared all key ranges of the table."""
 
 
 def verified_statuses(tables: Iterable[VerifiedTable]) -> tuple[VerifiedStatus, ...]:

@@ -1,8 +1,10 @@
 """Backfill: copies rows of tables in chunks into the stream while the reader runs.
 
-A backfill covers a key range, a key list, the rows of a condition or the whole table, for all sinks or for one. A
-listed key without a row becomes a deletion. A **full copy** (the first copy or a resync) is the whole table between an
-`s` row and a `g` row. After the `g` row, targets delete every older row that the source no longer has.
+A backfill covers a key range, a key list, the rows that match a condition, or the whole table, for all sinks or for
+one. A listed key without a row becomes a deletion.
+
+A **full copy** (the first copy or a resync) is the whole table between an `s` row and a `g` row. After the `g` row,
+targets delete every older row that the source no longer has.
 
 Progress is recorded when rows are durable in the log. A killed reader repeats only the pending chunks; a key list
 starts again from its beginning.
@@ -45,9 +47,9 @@ _NICEST: Final = 19
 
 
 OLDER_TRANSACTIONS_WITHIN: Final = 10.0
-"""Maximum seconds to wait until the transactions end that may have written a table before it was published.
+"""Maximum seconds to wait for the end of transactions that may have written a table before it was published.
 
-If they have not ended by then, the copy is tried again later.
+If one of them is still open after this time, the copy is tried again later.
 """
 
 
@@ -176,8 +178,8 @@ class Backfill:
     ) -> None:
         """Read from the source the base rows for partial images after `since`; the chunks may have missed these rows.
 
-        If `moved` is true, read only the rows whose key an update changed. Another update can change a key during this
-        read. So the method then reads the rows with changed keys, until no such row is left.
+        If `moved` is true, read only the rows whose key an update changed. Another update can change a key while these
+        rows are read. So the method reads the rows with newly changed keys again, until there are none.
         """
         stream, log, after = self._context.sender, self._context.log, since
         upto = stream.durable_position
@@ -264,7 +266,7 @@ class Backfill:
                 future.result()
 
     def _cancel_queries(self, running: set[Future[None]]) -> None:
-        """Cancel the running queries of the copy until all chunk readers have ended."""
+        """Cancel the running queries of the copy again and again until all chunk readers have ended."""
         while wait(running, CHECK_EVERY).not_done:
             for conn in self._conns:
                 cancel_statement(conn)

@@ -55,7 +55,7 @@ class BackfillRequest:
     rate: int | None = None
     """Maximum number of rows per second; None for no maximum."""
     resync: bool = False
-    """True to copy whole tables, and to delete rows from the targets that the source no longer has."""
+    """True to copy whole tables, and to delete from the targets all rows that the source no longer has."""
     epoch: int | None = None
     """Epoch of the log, if the reader itself requested the copy of new tables; otherwise None."""
     keys: tuple[tuple[str, ...], ...] | None = None
@@ -118,7 +118,7 @@ class TableBackfillState:
 
     @property
     def share(self) -> float | None:
-        """Completed share from 0 to 1; None if unknown."""
+        """Completed share of the table, from 0 to 1; None if unknown."""
         if self.state == "done":
             return 1.0
         if self.blocks is not None and self.size:
@@ -127,7 +127,7 @@ class TableBackfillState:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds until completion; None if unknown."""
+        """Estimated seconds until the table is completely copied; None if unknown."""
         share = self.share
         return self.seconds * (1 - share) / share if share else None
 
@@ -202,7 +202,7 @@ def check_request(
 def _check_listed(request: BackfillRequest, keys: tuple[tuple[str, ...], ...], tables: list[TableSchema]) -> None:
     if request.resync or any(value is not None for value in (request.where, request.first, request.last)):
         raise ConfigError(
-            "a key list cannot be combined with a key range, a predicate or a resync",
+            "a key list cannot be combined with a key range, a condition or a resync",
             remedy="use only one of these options",
         )
     if len(tables) > 1:
@@ -215,7 +215,7 @@ def _check_listed(request: BackfillRequest, keys: tuple[tuple[str, ...], ...], t
     if len(keys) > KEYS:
         raise ConfigError(
             f"one request cannot contain {len(keys):,} keys: expected at most {KEYS:,}",
-            remedy="split the list into several requests, or use a key range or a predicate",
+            remedy="split the list into several requests, or use a key range or a condition",
         )
 
 

@@ -1,6 +1,6 @@
-"""Backfill worker: a thread of the capture process that carries out the backfills in the catalog.
+"""Backfill worker: a thread of the reader that carries out the backfill requests in the catalog.
 
-Backfills run one at a time, the oldest first.
+Backfills run one at a time, the oldest request first.
 """
 
 from __future__ import annotations
@@ -75,7 +75,12 @@ class BackfillWorker(Thread):
                 with Catalog.open(self._definition.catalog.url) as catalog:
                     self._serve(catalog)
             except CatalogUnavailable as exc:
-                log.warning("cannot read backfill requests from the catalog", code=exc.code)
+                log.warning(
+                    "cannot read backfill requests from the catalog; the reader tries again",
+                    code=exc.code,
+                    message=exc.message,
+                    fix=exc.fix,
+                )
         self._sync_worker.join()
 
     def _serve(self, catalog: Catalog) -> None:
@@ -141,11 +146,13 @@ class BackfillWorker(Thread):
                 self._finish_incomplete(catalog, command.id, progress)
             return
         except CdcError as exc:
-            log.warning("backfill stopped", id=command.id, code=exc.code, message=exc.message, fix=exc.fix)
-            if exc.reaction is not Reaction.RETRY:
+            is_temporary = exc.reaction is Reaction.RETRY
+            event = "backfill interrupted; the reader continues it" if is_temporary else "backfill failed"
+            log.warning(event, id=command.id, code=exc.code, message=exc.message, fix=exc.fix)
+            if not is_temporary:
                 progress.state = "failed"
                 self._finish_incomplete(catalog, command.id, progress, exc)
-            return  # otherwise it continues at the next poll
+            return  # after a temporary error, the backfill continues at the next poll
         catalog.commands.finish(command.id, progress.to_json())
         log.info("backfill done", id=command.id, rows=sum(table.rows for table in progress.tables.values()))
 

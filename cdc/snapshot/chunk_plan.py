@@ -25,7 +25,7 @@ FIRST_BLOCKS: Final = 64
 ROWS_PER_BLOCK: Final = 200
 """Estimated number of narrow rows in a block, used for the size of the first chunk."""
 GROWTH: Final = 8
-"""Maximum factor by which the size of a chunk may exceed the size of the previous chunk."""
+"""Maximum factor by which the chunk size grows from one chunk to the next; a split divides the size by this factor."""
 LIST_KEYS: Final = 1_000
 """Number of keys per chunk of a key list."""
 IDLE_FACTOR: Final = 3
@@ -55,7 +55,7 @@ class ChunkRange:
     limit: int = NO_LIMIT
     """Maximum number of rows; applies only to a range by key."""
     delete_missing: bool = False
-    """True if the chunk contains a delete row for each listed key that has no row."""
+    """True if the chunk contains a delete row for each of its listed keys without a row at the source."""
 
     @property
     def is_smallest(self) -> bool:
@@ -110,7 +110,7 @@ class ChunkPlan(Protocol):
 
 
 class KeyRangePlan:
-    """Chunks of a key range or a condition, in key order."""
+    """Plan that divides a key range, or the rows that match a condition, into chunks in key order."""
 
     parallel = False
 
@@ -146,7 +146,10 @@ class KeyRangePlan:
 
 
 class KeyListPlan:
-    """Chunks of a key list. With `delete_missing`, a chunk contains a delete row for each key without a source row."""
+    """Plan that divides a key list into chunks of up to LIST_KEYS keys.
+
+    With `delete_missing`, a chunk contains a delete row for each key without a row at the source.
+    """
 
     parallel = True
 
@@ -180,7 +183,7 @@ class KeyListPlan:
 
 
 class BlockPlan:
-    """Chunks of a whole table by block ranges, in disk order."""
+    """Plan that divides a whole table into block ranges, in disk order."""
 
     parallel = True
 
@@ -235,7 +238,7 @@ class BlockPlan:
             self._save_progress()
 
     def _save_progress(self) -> None:
-        """Save the blocks that are not durable in the table's state: unread, split, or being read."""
+        """Write the blocks that are not durable to the table's state: blocks that are unread, split, or being read."""
         spans = (*self._reading, *self._returned)
         waiting = {(span.leaf.oid, span.leaf.file, span.first, span.end) for span in spans}
         self._state.blocks = [Blocks(*span) for span in sorted(waiting)] + [replace(part) for part in self._unread]

@@ -44,7 +44,7 @@ from cdc.snapshot.chunk_sender import (
     schema_from_catalog,
 )
 from cdc.snapshot.copy_limits import ChunkBudget, CopyRateLimit, PauseGate
-from cdc.snapshot.watermark_window import Chunk, PlacedRows
+from cdc.snapshot.watermark_window import WINDOW_LIMIT, Chunk, PlacedRows
 from cdc.table import CAPTURED, TableSchema
 
 CHUNKS_AHEAD: Final = 8
@@ -81,7 +81,7 @@ class ChunkTooLarge(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyContext:
-    """Objects that all connections of a copy share."""
+    """Objects and limits that all connections of a copy share."""
 
     sender: ChunkSender
     publication: str
@@ -178,7 +178,7 @@ class ChunkReader:
             known = context.sender.windows.open_window(token, self._relation, WATERMARK_TIMEOUT, keyless=True)
             if known is None:
                 raise ConfigError(
-                    "the table cannot be copied: it is not captured, or the stream has not yet sent its columns",
+                    "a table without a key cannot be copied: neither the log nor the stream contains its schema",
                     remedy="run 'cdc tables ls -c FILE' to see whether the table is captured, then try again",
                 )
             with context.sender.windows.discard_on_error(token), snapshot_transaction(self._conn, known) as visibility:
@@ -195,8 +195,13 @@ class ChunkReader:
             if not placed.must_read_again:
                 context.sender.await_durable(placed.position)
                 return placed
+        reason = (
+            f"while it was read, its schema changed or it had more than {WINDOW_LIMIT >> 20} MiB of changes"
+            if seen
+            else "snapshots do not see a transaction that the stream has already sent"
+        )
         raise SnapshotInvalidated(
-            f"a table without a key changed during each of {KEYLESS_ATTEMPTS} attempts to read it"
+            f"table {schema.topic!r} without a key was not copied in {KEYLESS_ATTEMPTS} attempts: {reason}"
         )
 
     def _everything(self, schema: TableSchema) -> pa.Table:

@@ -84,7 +84,8 @@ class ChunkSender:
     def wait_for_outcome(self, token: str) -> PlacedRows:
         """Wait until the watermark of a window arrives, and return the outcome of its chunk.
 
-        Raises SnapshotInvalidated if the stream makes no progress for WATERMARK_TIMEOUT.
+        Raises SnapshotInvalidated if the replication session ends, or if the stream makes no progress for
+        WATERMARK_TIMEOUT.
         """
         return self.windows.wait_for_outcome(token, WATERMARK_TIMEOUT)
 
@@ -102,10 +103,15 @@ class ChunkSender:
         while not self._durable.wait(position, STOP_CHECK_EVERY):
             if (durable := self.durable_position) != before:
                 before, deadline = durable, time.monotonic() + WATERMARK_TIMEOUT
-            if time.monotonic() > deadline or self._stop.is_set():
+            if self._stop.is_set():
                 raise SnapshotInvalidated(
-                    "a chunk of a table did not reach the log in time or before the reader stopped: the running or "
-                    "the next reader reads it again"
+                    "the reader stopped before the log contained a chunk of a table: "
+                    "the next reader reads the chunk again"
+                )
+            if time.monotonic() > deadline:
+                raise SnapshotInvalidated(
+                    f"the log made no progress for {WATERMARK_TIMEOUT:g} s while a chunk of a table was pending: "
+                    "the reader reads the chunk again"
                 )
 
     def standby_lag(self, standby: str) -> int | None:
@@ -155,22 +161,30 @@ def complete_table_chunk(version: TableSchema) -> Chunk:
 
 
 def end_of_copy_chunk(version: TableSchema, began: Position) -> Chunk:
-    """Return the chunk that ends a full copy; targets then delete all rows that are older than position `began`."""
+    """Return the chunk that ends a full copy; targets then delete all rows that are older than position `began`.
+
+    Raises ConfigError if the table is no longer in state `snapshotting`.
+    """
     if version.state is not TableState.SNAPSHOTTING:
         raise not_copyable_error(version)
     return schema_chunk(with_state(version, TableState.LIVE), began)
 
 
 def not_copyable_error(version: TableSchema | None) -> ConfigError:
-    """Return the error for a table that cannot be copied in its current state."""
+    """Return the error for a table that cannot be copied in its current state.
+
+    `version` is None if neither the log nor the stream contains a schema of the table.
+    """
     if version is None:
         return ConfigError(
-            "the table cannot be copied: it is not captured, or the stream has not yet sent its columns",
+            "a table of the backfill cannot be copied: neither the log nor the stream contains its schema",
             remedy="run 'cdc tables ls -c FILE' to see whether the table is captured, then try again",
         )
     again = (
         f"copy the table again: cdc tables resync '{version.topic}'"
         if version.state is TableState.NEEDS_RESYNC
-        else None
+        else "run 'cdc tables ls -c FILE' to see the state of the table"
     )
-    return ConfigError(f"table {version.topic!r} became {version.state.value}: {version.reason}", remedy=again)
+    return ConfigError(
+        f"table {version.topic!r} cannot be copied: it became {version.state.value}: {version.reason}", remedy=again
+    )

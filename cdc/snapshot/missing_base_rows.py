@@ -1,8 +1,8 @@
 """Queries on the log during a copy: keys without a base row, and transactions that snapshots do not see yet.
 
 If a row is updated during a copy, the stream may send its image without unchanged TOAST columns. Such a partial image
-needs a base row in the log. A copy in key order reads this row later, unless the update gave it a key that was already
-read. A copy in block order may never read this row, because the update can move it to a block that was already read.
+needs a base row in the log. A copy in key order reads the row later, unless the update changed its key to one that was
+already read. A copy in block order may never read the row: an update can move a row to a block that was already read.
 """
 
 from __future__ import annotations

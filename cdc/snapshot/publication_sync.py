@@ -52,7 +52,7 @@ SYNC_EVERY: Final = 30.0
 POLL: Final = 1.0
 """Seconds between two polls of the catalog; a poll takes one or two milliseconds."""
 SYNC_EVERY_DUPLICATE: Final = 2.0
-"""Seconds between two comparisons while two tables have the same name."""
+"""Seconds between two comparisons of the table rules with the captured tables while two tables have one name."""
 TABLE_GONE: Final = "the source no longer has the table"
 
 log = structlog.get_logger("tables")
@@ -66,7 +66,7 @@ class TableDifference:
     """Tables to add, by OID."""
     removed: tuple[TableSchema, ...]
     missing: tuple[TableSchema, ...]
-    """Captured tables that are not among the existing tables that can be captured."""
+    """Captured tables that were dropped at the source, or that can no longer be captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,10 @@ class SyncResult:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Topic → code, reason and SQL as one text, for each table that a rule matches but that cannot be captured."""
     unread: str | None = None
-    """Error with which rereading the definition failed, so that the previous rules apply; None if it succeeded."""
+    """Message of the error with which loading the definition failed; None without an error.
+
+    After an error, the previous table rules apply.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON document for the catalog."""
@@ -167,7 +170,7 @@ class PublicationSync:
             stream.place_chunk(chosen.relation, build)
 
     def _reread(self) -> str | None:
-        """Read the table rules of the definition again; return the text of the error, or None without an error."""
+        """Load the table rules of the definition again; return the message of the error, or None without an error."""
         try:
             self._definition = self._definition.with_rules_of(self._reload())
         except CdcError as exc:
@@ -182,7 +185,7 @@ class PublicationSync:
         return self._unread
 
     def _capturable(self, added: Mapping[int, TableName]) -> tuple[dict[int, TableName], dict[str, str]]:
-        """Return the capturable tables by OID; also return the reason why each other table is not, by name."""
+        """Return the tables that can be captured, by OID, and the reasons why the others cannot, by name."""
         names = list(map(str, added.values()))
         wrong = self._problems(names) if names else {}
         fit = {oid: name for oid, name in added.items() if str(name) not in wrong}
@@ -192,7 +195,7 @@ class PublicationSync:
         """Write a log message for each newly refused table, and return all refused tables."""
         for name, reason in refused.items():
             if self._refused.get(name) != reason:
-                log.warning("a rule matches this table, but it cannot be captured", table=name, reason=reason)
+                log.warning("a table rule matches a table that cannot be captured", table=name, reason=reason)
         self._refused = refused
         return refused
 
@@ -296,7 +299,12 @@ class PublicationSyncWorker(Thread):
                         self._sync_if_due(catalog)
                         self._skip(catalog)
             except CatalogUnavailable as exc:
-                log.warning("cannot read table requests from the catalog", code=exc.code)
+                log.warning(
+                    "cannot read table requests from the catalog; the reader tries again",
+                    code=exc.code,
+                    message=exc.message,
+                    fix=exc.fix,
+                )
 
     def _sync_if_due(self, catalog: Catalog) -> None:
         """Run the publication sync if it is due or a command requests it."""
@@ -340,8 +348,14 @@ class PublicationSyncWorker(Thread):
         except CatalogUnavailable:
             raise
         except CdcError as exc:
-            log.warning("cannot add or remove captured tables", code=exc.code, message=exc.message, fix=exc.fix)
-            if exc.reaction is Reaction.RETRY:
+            is_temporary = exc.reaction is Reaction.RETRY
+            event = (
+                "cannot add, remove or skip tables now; the reader tries again"
+                if is_temporary
+                else "cannot add, remove or skip tables; a command that requested this fails"
+            )
+            log.warning(event, code=exc.code, message=exc.message, fix=exc.fix)
+            if is_temporary:
                 return
             result, done = {"error": exc.to_json()}, False
         if result is not None:

@@ -30,7 +30,7 @@ OUTCOME_WITHIN: Final = 5.0
 CHECK_TABLES: Final = "tables.look"
 """Kind of the command to compare the source's tables with the definition's table rules now.
 
-The result of the command has the fields `added`, `removed` and `refused`.
+The result of the command has the fields `added`, `removed`, `refused` and `unread`.
 """
 SKIP_TABLES: Final = "tables.skip"
 """Kind of the command to mark tables as live without a copy; the field `tables` of its payload contains globs."""
@@ -72,7 +72,7 @@ def request_backfill(
 
 
 def request_keys(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
-    """Store a backfill request without checking its keys at the source, because the keys were read there."""
+    """Store a backfill request without checking its keys at the source; each key must be one that the source sent."""
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
     return _post_request(definition, catalog, request, tables, actor)
@@ -127,14 +127,17 @@ def _refuse_overlap(catalog: Catalog, pipeline: str, topics: tuple[str, ...]) ->
         shared = [topic for topic in topics if covers(pending, topic)]
         if shared:
             raise StateConflict(
-                f"backfill {other.id} is already running for {', '.join(shared)}",
+                f"the backfill was not requested: backfill {other.id} is already running for {', '.join(shared)}",
                 remedy=f"wait until the backfill ends, or run 'cdc backfill cancel {other.id} -c FILE'",
             )
 
 
 @contextmanager
 def _request_lease(catalog: Catalog, pipeline: str) -> Iterator[None]:
-    """Keep a lease during the block. So only one process at a time checks for overlaps and stores a request."""
+    """Take a lease for the block, so that only one process at a time checks for overlaps and stores a request.
+
+    Raises StateConflict if another process has the lease.
+    """
     lease, holder = f"asking/{pipeline}", uuid4().hex
     if not catalog.leases.acquire(lease, holder, _LEASE_SECONDS):
         raise StateConflict(
@@ -177,14 +180,14 @@ def check_not_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) ->
         copied = [topic for topic in topics if request.resync and covers(request, topic)]
         if copied:
             raise StateConflict(
-                f"copy {command.id} of {', '.join(copied)} is running",
+                f"a copy cannot be skipped while it runs: copy {command.id} of {', '.join(copied)} is running",
                 remedy=f"wait until the copy ends, or run 'cdc backfill cancel {command.id} -c FILE', then run "
                 "the command again",
             )
 
 
 def wait_for_answer(catalog: Catalog, job: int, patience: float = ANSWER_TIMEOUT) -> Command | None:
-    """Wait at most `patience` seconds until a command is finished, and return it; None if it is still pending."""
+    """Wait at most `patience` seconds until a command is finished, and return it; None if it is pending or unknown."""
     deadline, never = time.monotonic() + patience, Event()
     while True:
         command = catalog.commands.get(job)

@@ -60,7 +60,7 @@ class Signals:
     def pending(self) -> list[Signal]:
         """Return the signals whose transaction the log contains, in log order. Raises LogError.
 
-        The call is cheap while there are no signals.
+        The method reads the log only if the queue contains a signal.
         """
         if not (waiting := self.queue.stored()):
             return []
@@ -70,13 +70,18 @@ class Signals:
     def process(self, catalog: Catalog) -> None:
         """Process the pending signals without querying the source.
 
-        Raises CatalogUnavailable. A refused signal is reported as a log message and in the result of its command.
+        A refused signal is reported as a log message and in the result of its command. After an error of the
+        log, the signals stay in the queue. Raises CatalogUnavailable.
         """
         try:
             for signal in self.pending():
                 self._process(catalog, signal)
         except LogError as exc:
-            log.warning("cannot process signals, because the log cannot be read", code=exc.code, message=exc.message)
+            log.warning(
+                "cannot process signals, because access to the log failed; the reader tries again",
+                code=exc.code,
+                message=exc.message,
+            )
 
     def _process(self, catalog: Catalog, signal: Signal) -> None:
         recorded = catalog.commands.ls(self._definition.name, SIGNAL, limit=SIGNALS_LIMIT)
@@ -125,8 +130,7 @@ class Signals:
         if filters and signal.channel is Channel.MESSAGE:
             raise ConfigError(
                 "a signal sent as a message may not have a filter: the filter runs with the reader's rights, "
-                "and any role can "
-                "send a message",
+                "and any role can send a message",
                 remedy="insert the signal into the table that 'snapshot.signals' names, or run 'cdc backfill --where'",
             )
         tables = self._tables()
@@ -142,7 +146,8 @@ class Signals:
             else:
                 possible[schema.topic] = request
         if not possible:
-            raise ConfigError("; ".join(f"{name!r}: {why}" for name, why in refused.items()))
+            reasons = "; ".join(f"{name!r}: {why}" for name, why in refused.items())
+            raise ConfigError(f"the signal starts no backfill: {reasons}", remedy=CORRECT_SIGNAL)
         return {"backfills": self._post(catalog, number, signal, possible), "refused": refused}
 
     def _post(
@@ -206,7 +211,7 @@ def _send_action(catalog: Catalog, pipeline: str, job: int, verb: BackfillAction
 
 
 def _snapshot_fields(signal: Signal) -> dict[str, Any]:
-    """Return the fields of the signal's body. Raises ConfigError if its `type` is not `incremental`."""
+    """Return the fields of the signal's body. Raises ConfigError if the field `type` is not `incremental`."""
     name = f"'data' of signal {signal.id[:LOGGED_CHARACTERS]!r}"
     fields = parse_json_object(signal.body, name) if signal.body.strip() else {}
     kind = str(fields.get("type") or "incremental").lower()
@@ -255,13 +260,13 @@ def _filters(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _matching_tables(entries: Iterable[str], tables: list[TableSchema]) -> list[TableSchema]:
-    """Return the tables that match at least one entry, in the given order."""
+    """Return the tables that match at least one entry, in the order of `tables`."""
     topics = {schema.topic for entry in entries for schema in _tables_of_entry(entry, tables)}
     return [schema for schema in tables if schema.topic in topics]
 
 
 def _tables_of_entry(entry: str, tables: list[TableSchema]) -> list[TableSchema]:
-    """Return the table with exactly this name, or else all tables that match the regular expression.
+    """Return the table whose name is `entry`, or else all tables that match `entry` as a regular expression.
 
     The expression must match the whole text `schema.table`; case is ignored. RE2 matches in linear time, so an
     expression from an untrusted role cannot block the reader.

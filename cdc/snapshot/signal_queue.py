@@ -31,7 +31,7 @@ from cdc.table import TableSchema
 FOLDER: Final = "_signals"
 """Name of the folder under the log's root that contains the signals."""
 SIGNALS_LIMIT: Final = 1000
-"""Maximum number of stored signals, because any role that can connect can send signals and each needs a file."""
+"""Maximum number of stored signals, because any role that can connect can send signals, and each is a file."""
 CONTENT_LIMIT: Final = 64 * 1024
 """Maximum size of one signal in bytes."""
 LOGGED_CHARACTERS: Final = 100
@@ -64,11 +64,11 @@ The queue ignores such rows without a log message.
 
 
 class Channel(StrEnum):
-    """Channel through which a signal was sent; each channel needs other rights at the source."""
+    """Channel through which a signal was sent; the channels require different rights at the source."""
 
-    #: A row of the signal table: roles with INSERT on that table.
+    #: A row of the signal table; a role with INSERT on this table can send it.
     TABLE = "table"
-    #: A logical message: any role that can connect to the database.
+    #: A logical message; any role that can connect to the database can send it.
     MESSAGE = "message"
 
 
@@ -192,7 +192,7 @@ class SignalQueue:
 def parse_json_object(content: bytes | str, signal: str = "the signal") -> dict[str, Any]:
     """Parse a JSON object. Raises ConfigError if the content is malformed, too large, or not storable in Postgres.
 
-    signal: name of the signal in error messages.
+    `signal` is the name of the signal in error messages.
     """
     if len(content) > CONTENT_LIMIT:
         raise ConfigError(
@@ -226,4 +226,4 @@ def _as_log_errors() -> Iterator[None]:
         yield
     except OSError as exc:
         reason = exc.strerror or str(exc)
-        raise LogUnwritable(f"signals cannot be stored in the log's folder {FOLDER!r}: {reason.lower()}") from exc
+        raise LogUnwritable(f"signal files in the log's folder {FOLDER!r} cannot be written: {reason.lower()}") from exc

@@ -87,7 +87,7 @@ class _Window:
     relation: int
     after: Position
     xids: np.ndarray
-    """Transactions received before the window opened that snapshots may not see yet."""
+    """Xids of transactions that the stream sent before the window opened, and that snapshots may not see yet."""
     is_keyless: bool = False
     """True for a table without a key; the window then keeps complete rows, so that they can be written again."""
     outlives_copies: bool = False
@@ -201,7 +201,10 @@ class WatermarkWindows:
             self._changed.notify_all()
 
     def batches_at_watermark(self, seen: WatermarkSeen) -> tuple[TableSchema | None, Iterable[pa.RecordBatch]]:
-        """Return the new schema version, or None if it did not change, and the rows to insert at the watermark."""
+        """Merge the chunk of a watermark; return the chunk's schema version, or None, and the rows to insert.
+
+        Without a registered chunk, or if the chunk must be read again, return None and no rows.
+        """
         with self._changed:
             window = self._windows.get(seen.content.decode(errors="replace"))
             if window is None or window.chunk is None or window.outcome is not None:
@@ -223,7 +226,7 @@ class WatermarkWindows:
     def track_xids(self, *, on: bool) -> Position:
         """Start or stop recording the xids of received transactions, and return the last received position.
 
-        The method also discards the windows that the last copy left open.
+        The method also discards all open windows, except those with `outlives_copies`.
         """
         with self._changed:
             self._is_tracking, self._xids = on, []
@@ -247,15 +250,17 @@ class WatermarkWindows:
 
         Return None if the stream has not described the relation. The log may not contain the returned version yet.
         `keyless` must be true if the chunk will have a `visibility`. If `outlives_copies` is true, the window stays
-        open when a copy starts or ends. Raises SnapshotInvalidated if no replication session streams within `patience`
-        seconds.
+        open when a copy starts or ends. Raises SnapshotInvalidated if, after `patience` seconds, no replication session
+        streams, or the stream is still in a transaction above OPEN_TRANSACTION_LIMIT.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_streaming and not self._open_transaction.lost, patience):
-                raise SnapshotInvalidated(
-                    "a chunk of a table cannot be copied now: no replication session is streaming; "
-                    "the reader tries again"
+                reason = (
+                    f"the stream is receiving a transaction of more than {OPEN_TRANSACTION_LIMIT >> 20} MiB"
+                    if self._is_streaming
+                    else "no replication session is streaming"
                 )
+                raise SnapshotInvalidated(f"no chunk of a table can be read now: {reason}; the reader tries again")
             window = _Window(relation, self._received, _distinct_of_all(self._xids), keyless, outlives_copies)
             for batch in self._open_transaction.batches:
                 window.add(batch)
@@ -309,7 +314,8 @@ class WatermarkWindows:
     def wait_for_outcome(self, token: str, patience: float) -> PlacedRows:
         """Wait until the watermark of a window arrives, and return the outcome of its chunk.
 
-        Raises SnapshotInvalidated if the session ends, or if the stream makes no progress for `patience` seconds.
+        Raises SnapshotInvalidated if the window was discarded, for example because the session ended, or if the stream
+        makes no progress for `patience` seconds.
         """
         with self._changed:
             received, deadline = self._received, time.monotonic() + patience
@@ -319,9 +325,15 @@ class WatermarkWindows:
                 if self._received != received:
                     received, deadline = self._received, time.monotonic() + patience
             window = self._windows.pop(token, None)
-            if window is None or window.outcome is None:
+            if window is None:
                 raise SnapshotInvalidated(
-                    "the watermark of a chunk did not arrive in the stream: the reader will read the chunk again"
+                    "the replication session ended before the watermark of a chunk arrived: "
+                    "the reader will read the chunk again"
+                )
+            if window.outcome is None:
+                raise SnapshotInvalidated(
+                    f"the stream made no progress for {patience:g} s and did not contain the watermark of a chunk: "
+                    "the reader will read the chunk again"
                 )
             return window.outcome
 

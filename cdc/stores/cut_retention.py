@@ -46,8 +46,8 @@ def format_time(micros: int) -> str:
 def kept_cuts(published_at: Sequence[int], now: int, retain: float) -> list[int]:
     """Return the publish times of the cuts to keep; the newest cut is always kept.
 
-    All other cuts that are older than `retain` seconds are dropped. `published_at` contains the sorted publish times of
-    all cuts. `published_at` and `now` are in µs.
+    All other cuts that are older than `retain` seconds are dropped. Of the cuts in one interval (see `_interval`), only
+    the last is kept. `published_at` contains the sorted publish times of all cuts. `published_at` and `now` are in µs.
     """
     last_of: dict[tuple[int, int], int] = {}
     first_of_all = len(published_at) - KEEP_ALL_AT_MOST

@@ -21,7 +21,7 @@ from cdc.target_names import parked_uri, published_uri
 Key = tuple[str, ...]
 """The values of the key columns as Postgres text, in key order."""
 MASKED: Final = "\0"
-"""First character of a masked text, which is stored as in the target; Postgres text never contains it."""
+"""First character of a text that is stored masked, as in the target; text from Postgres never contains it."""
 Image = Mapping[int, str | None]
 """Column id → text as Postgres sent it; an unsent column is absent."""
 
@@ -46,7 +46,7 @@ PARKED_SCHEMA: Final = pa.schema(
 )
 """One entry per row: `key`, `image` (column id → text) and `changes` are JSON, times are µs since 1970 UTC.
 
-An older table has no column `changes`; it gets the column with its next entry.
+A table of an older version of cdc has no column `changes`; its next entry adds the column.
 """
 _CONVERTED_FIELDS: Final = frozenset({"key", "image", "parked", "changes"})
 """Fields that are converted before they are stored."""
@@ -96,19 +96,19 @@ class ParkedRow:
 
     relation: int
     topic: str
-    """`schema.table` when it was parked."""
+    """`schema.table` when the row was parked."""
     key: Key
     position: int
     ordinal: int
     """Position of the latest change of the key; in a history target, of the refused change."""
     committed_at: int
-    """Commit time of that change, µs since 1970 UTC."""
+    """Commit time of the change at `position`, µs since 1970 UTC."""
     image: Image = field(default_factory=dict)
     complete: bool
-    """Whether the image has every column; if not, only the source has the complete row."""
+    """Whether the image has every column; an incomplete row must be read again from the source."""
     code: str
     message: str
-    """Message of the error for which it was parked, without row values."""
+    """Message of the error for which the row was parked, without row values."""
     attempts: int = 1
     first_at: int
     """When the key was parked, µs since 1970 UTC."""
@@ -134,7 +134,7 @@ class DeadLetterEntry:
 
     row: ParkedRow
     parked: bool = True
-    """False: the key was unparked."""
+    """False if the entry unparks the key."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as a row of PARKED_SCHEMA."""

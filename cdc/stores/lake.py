@@ -75,7 +75,10 @@ Moment = Position | datetime
 
 
 def parse_at(text: str) -> ReadAt | Moment:
-    """Parse `published`, `latest`, a position or an ISO 8601 time; raises ConfigError. A time without a zone is UTC."""
+    """Parse `published`, `latest`, a position or an ISO 8601 time; a time without a zone is UTC.
+
+    Raises ConfigError for any other text.
+    """
     if text in tuple(ReadAt):
         return ReadAt(text)
     try:
@@ -208,7 +211,10 @@ class Lake:
             self._check_newest(parts, self._known())
 
     def is_shown(self, parts: Sequence[TableRecord], version: int) -> bool:
-        """Return True if the rules given to `open` allow a query to read this version of the target of `parts`."""
+        """Return True if the rules given to `open` allow a query to read a version of a target.
+
+        `parts` are the tables of the target.
+        """
         known = self._known() if self._rules is not None else {}
         try:
             self._check_newest(parts, known)
@@ -235,7 +241,7 @@ class Lake:
         return found
 
     def _known(self) -> dict[int, TableSchema]:
-        """Return relation → schema from the newest published record; records of past cuts may have no schemas."""
+        """Return relation → table schema from the newest published record; records of past cuts may have none."""
         texts = {table.relation: table.schema for table in self.tables()}
         return {relation: TableSchema.from_json(text) for relation, text in texts.items() if text is not None}
 
@@ -440,4 +446,4 @@ def _suggestion(message: str, tables: list[TableRecord]) -> str:
 
 def _table_names(tables: list[TableRecord]) -> str:
     names = sorted({*tables_by_shared_target(tables), *(table.topic for table in tables)})
-    return f"tables are: {', '.join(names) or 'none yet'}"
+    return f"correct the statement; the sink has these tables: {', '.join(names) or 'none yet'}"

@@ -19,7 +19,7 @@ LOG_ID: Final = "cdc.log_id"
 STAGED: Final = "replay-"
 """Prefix of the directories in which a replay builds new targets and their published record."""
 ELSEWHERE: Final = (
-    "set another path in the sink or in a rule for the table, or move what is at this path to another directory"
+    "set another path in the sink or in a rule for the table, or move the files at this path to another directory"
 )
 _HIDDEN: Final = ("_", ".")
 

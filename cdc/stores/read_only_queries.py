@@ -38,7 +38,7 @@ _WRITING_PLAN: Final = re.compile(r"Create|Drop|CopyTo|Dml")
 _REFUSED: Final = re.compile(
     r"SQL error|Error during planning|Schema error|This feature is not implemented|Invalid or Unsupported Configuration"
 )
-"""The beginnings of errors about a statement; errors about rows begin differently."""
+"""Beginnings of the engine's errors about a wrong statement; its errors about rows begin differently."""
 _WRAPPERS: Final = re.compile(
     r"^(?:(?:External|Arrow|Parquet|Compute|Cast|Execution|Schema|SQL|Internal|Object Store) error: "
     r"|Error during planning: |This feature is not implemented: )+"
@@ -120,15 +120,15 @@ def _first_word(sql: str) -> str:
 _CREATE_RULESET: Final = 444
 _ADD_RULE: Final = 445
 _RESTRICT_SELF: Final = 446
-"""Numbers of system calls: the same on every architecture that CPython supports, except Alpha."""
+"""Numbers of the Landlock system calls, the same on every architecture that CPython supports, except Alpha."""
 _ASK_VERSION: Final = 1
 _PATH_BENEATH: Final = 1
 _NO_NEW_PRIVILEGES: Final = 38
 _WRITE_FILE: Final = 1 << 1
 _WRITES: Final = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
-"""The rights of version 1: write, remove and create files of every kind."""
+"""The write rights of Landlock version 1: to write, remove and create files of every kind."""
 _ADDED: Final = {2: 1 << 13, 3: 1 << 14}
-"""Version of Landlock → the right that this version added: 2: move between directories; 3: truncate."""
+"""Version of Landlock → the write right that it added: version 2, move between directories; version 3, truncate."""
 
 
 def kernel_version() -> int:

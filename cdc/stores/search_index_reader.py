@@ -34,7 +34,7 @@ TERM_BYTES: Final = 60_000
 
 
 def layout() -> tantivy.Schema:
-    """Return the fields that every index of a sink has; an index with other fields belongs to another program."""
+    """Return the tantivy schema of every search sink's index; an index with other fields belongs to another program."""
     fields = tantivy.SchemaBuilder()
     fields.add_text_field("_id", stored=True, tokenizer_name="raw", index_option="basic")
     fields.add_unsigned_field("_relation", stored=True, indexed=True)
@@ -120,11 +120,11 @@ class SearchIndex:
         self._searcher = index.searcher()
         stored = stored_image(self._searcher, self._schema, PUBLISHED_ID)
         self.published: Published | None = None if stored is None else Published.from_json(stored.decode())
-        """The record of the last publication, None before the first."""
+        """The published record of the sink; None before its first cut."""
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Open an index or a kept cut; raises SinkUnavailable if it does not exist."""
+        """Open the index, or the kept cut of an index, at a path; raises SinkUnavailable if the path has no index."""
         try:
             return cls(tantivy.Index.open(str(path)))
         except (ValueError, OSError) as error:

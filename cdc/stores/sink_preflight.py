@@ -1,4 +1,4 @@
-"""Sink preflight: finds tables that cannot be written to the targets of a definition, before any write.
+"""Sink preflight: finds the tables that cannot be written to their targets, before the first write.
 
 `cdc doctor` checks the tables of the source. The apply process checks the tables of the log before it opens a sink. If
 a table can no longer be written while the sink runs, only this table stops.
@@ -95,7 +95,7 @@ def sink_conflicts(definition: Definition, tables: Sequence[TableSchema]) -> lis
 
 
 def rule_conflicts(definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]) -> list[KeyConflict]:
-    """Return one conflict for each column that a sink's rule names but the table does not have."""
+    """Return the conflicts between the columns of tables and the settings of Delta sinks that need no Spark to find."""
     return [
         KeyConflict(one.key(*key), error)
         for one in tables_of_sinks(definition, tables, sinks)

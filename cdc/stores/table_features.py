@@ -1,4 +1,4 @@
-"""Table features: the features that a Delta table requires of its clients and that delta-rs (1.6) does not support."""
+"""Table features: finds the features that a Delta table requires and that delta-rs (1.6) does not support."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMED: Final = re.compile(
 )
 """The errors in which delta-rs names unsupported features."""
 _IDENTITY: Final = 6
-"""Writer version of the protocol that requires all features up to identity columns, without their names."""
+"""Writer version of the Delta protocol that requires all features up to identity columns without naming them."""
 _WIDENED: Final = "delta.typeChanges"
 """Metadata key of a column whose type was widened after files had been written."""
 

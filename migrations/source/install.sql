@@ -111,9 +111,9 @@ $$;
 CREATE EVENT TRIGGER cdc_ddl_end ON ddl_command_end EXECUTE FUNCTION cdc_source.emit_end();
 CREATE EVENT TRIGGER cdc_drop ON sql_drop EXECUTE FUNCTION cdc_source.emit_drop();
 CREATE EVENT TRIGGER cdc_rewrite ON table_rewrite EXECUTE FUNCTION cdc_source.emit_rewrite();
--- the functions of earlier versions of this script
+-- drop the functions of earlier versions of this script
 DROP FUNCTION IF EXISTS cdc_source.tell_end(), cdc_source.tell_drop(), cdc_source.tell_rewrite();
--- also in sessions with session_replication_role = replica, which alter tables as well
+-- fire also in sessions with session_replication_role = replica, which alter tables as well
 ALTER EVENT TRIGGER cdc_ddl_end ENABLE ALWAYS;
 ALTER EVENT TRIGGER cdc_drop ENABLE ALWAYS;
 ALTER EVENT TRIGGER cdc_rewrite ENABLE ALWAYS;
@@ -134,7 +134,7 @@ BEGIN
 END
 $$;
 
--- Every later change writes a message; these messages have the definitions before the first such change.
+-- Write a message with the present definition of every published table; each later change writes its own message.
 DO $$
 BEGIN
     PERFORM pg_logical_emit_message(true, 'cdc.ddl', cdc_source.described(t.oid, 'INSTALL')::text)

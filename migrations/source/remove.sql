@@ -7,7 +7,7 @@ DROP EVENT TRIGGER IF EXISTS cdc_ddl_end;
 DROP EVENT TRIGGER IF EXISTS cdc_drop;
 DROP EVENT TRIGGER IF EXISTS cdc_rewrite;
 DROP FUNCTION IF EXISTS cdc_source.emit_end(), cdc_source.emit_drop(), cdc_source.emit_rewrite();
--- the functions of earlier versions of install.sql
+-- drop the functions of earlier versions of install.sql
 DROP FUNCTION IF EXISTS cdc_source.tell_end(), cdc_source.tell_drop(), cdc_source.tell_rewrite();
 DROP FUNCTION IF EXISTS cdc_source.described(oid, text);
 DROP SCHEMA IF EXISTS cdc_source;

@@ -1,4 +1,4 @@
-"""The catalog as it began: eight tables without foreign keys."""
+"""Create the first eight tables of the catalog, without foreign keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-# Written out, not taken from the models: a revision never changes when they do.
+# Written out, and not taken from the models: a revision must stay the same when the models change.
 TEXT, BIG, JSON, MOMENT = sa.Text(), sa.BigInteger(), sa.JSON(), sa.DateTime(timezone=True)
 IDENTITY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 

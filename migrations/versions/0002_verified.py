@@ -1,4 +1,4 @@
-"""Which ranges of which tables were compared with the source, and when."""
+"""Create the table `verified`: each key range of a table that was compared with the source, with the time."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Revisions of the catalog, oldest first by number."""
+"""Revisions of the catalog's tables; the number in a file's name gives the order."""

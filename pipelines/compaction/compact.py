@@ -1,6 +1,6 @@
 """Compaction of the log: closed segments of `changes` become a run of `compacted`, and small runs are merged.
 
-A run has one row per key: its latest state or its tombstone. Every step is one fenced commit, so a kill leaves the
+A run has one row per key: its latest state or its tombstone. Every step is one fenced commit. So a kill leaves the
 table as it was before or after a step, and the next call continues from there.
 
 The first run has the most keys. It is rewritten only when the later runs together are larger than the first. So each
@@ -40,17 +40,23 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LARGE: Final = 8_000_000
-"""Maximum rows of runs that this process merges, with 150 bytes of memory each; Spark's workers merge more."""
+"""Number of rows above which Spark's workers merge runs; this process needs 150 bytes of memory per row.
+
+On a cluster, Spark's workers also compact segments with more rows.
+"""
 MOST: Final = 4_000_000
-"""Approximate maximum rows of a run; finding the rows of a run needs 150 bytes of memory per row."""
+"""Approximate maximum number of rows of a new run; finding the rows of a run needs 150 bytes of memory per row."""
 PART_ROWS: Final = 1_000_000
-"""Rows of one part, with several hundred bytes of memory each in the process that compacts it."""
+"""Approximate maximum number of log rows in one part of a run; compacting a row needs several hundred bytes."""
 PART_BYTES: Final = 32 << 20
-"""Log bytes of one part of a worker, which needs several times as much memory."""
+"""Approximate maximum log bytes of a part that a Spark worker compacts; this needs several times as much memory."""
 MOST_RUNS: Final = 64
-"""Maximum runs after the first; a read opens each of them. If there are more, the small ones are merged."""
+"""Maximum number of runs after the first run; more runs are merged, because a read opens every run."""
 SMALLER: Final = 4
-"""A run is small if the later runs together are this many times as large, so merging it rewrites few bytes."""
+"""A run counts as small if all later runs together have at least this multiple of its size.
+
+Merging a small run rewrites few bytes.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +64,11 @@ class CompactionLimits:
     """Limits of one compaction."""
 
     large: int = LARGE
-    """Rows above which Spark's workers compact, if there are workers."""
+    """Number of rows above which Spark's workers are used instead of this process, as LARGE describes."""
     most: int = MOST
-    """Approximate maximum rows of one run."""
+    """Approximate maximum number of rows of one new run."""
     parts: int | None = None
-    """Number of parts of a run; None: computed from its rows."""
+    """Number of parts into which a run is divided; None: computed from its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +76,18 @@ class CompactionResult:
     """The result of a compaction."""
 
     rows_in: int = 0
+    """Number of rows in the compacted files of `changes`."""
     rows_out: int = 0
+    """Number of rows in the new runs."""
     bytes_in: int = 0
     """Total bytes of the compacted files of `changes`."""
     bytes_out: int = 0
-    """Total bytes of the new run."""
+    """Total bytes of the new runs."""
     horizon: Position = Position(0)  # noqa: RUF009 - an int, never changed
     merged: int = 0
     """Number of runs that were merged into one."""
     merged_bytes: int = 0
-    """Bytes of the merged run."""
+    """Bytes of the run that replaced the merged runs."""
 
     def then(self, later: CompactionResult) -> CompactionResult:
         """Return the sum of two results; the horizon is the horizon of `later`."""
@@ -89,7 +97,7 @@ class CompactionResult:
 
     @property
     def summary(self) -> str:
-        """Return a description of the result as one line of text."""
+        """The result as one line of text."""
         if not self.rows_in and not self.merged:
             return f"nothing to compact: the log is compacted up to {self.horizon}"
         folded = f"compacted {self.rows_in:,} rows into {self.rows_out:,}, up to {self.horizon}" if self.rows_in else ""
@@ -110,10 +118,10 @@ def compact(
 ) -> CompactionResult:
     """Compact the closed segments of the log under root, and merge runs when they have grown.
 
-    spark: on a cluster, executors compact large ranges and merge large runs. On one machine this process is faster;
-    Spark only merges runs that do not fit into its memory. None: this process does everything.
+    spark: on a cluster, executors compact large ranges and merge large runs. On one machine this process compacts
+    faster, so Spark only merges runs that do not fit into the memory of this process. None: no work is done by Spark.
     upto: compact no segment that ends later. everything: also compact segments that are not closed.
-    Raises LogFenced if another process compacts the same log, LogCorrupt if a file cannot be read.
+    Raises LogFenced if another process compacts the same log, and LogCorrupt if a file cannot be read.
     """
     log = LogReader(root)
     writer = CompactedWriter.open(as_root(root), log.identity, log.log_id)
@@ -209,7 +217,10 @@ class _Compaction:
         )
 
     def merge(self, before: CompactionResult) -> CompactionResult:
-        """Merge the last runs into one if needed; before: the result of the preceding append."""
+        """Merge the last runs into one if needed.
+
+        Returns `before`, the result of the preceding append, with the numbers of the merge.
+        """
         writer = self.writer
         first = first_run_to_merge([run.size for run in writer.runs])
         if first is None:
@@ -271,7 +282,7 @@ class _Compaction:
 
 
 def _sync_read_commit(root: Root, log: LogReader) -> None:
-    """Sync to disk the commit of `changes` that the compaction has read.
+    """Sync to disk the last commit of `changes` that the compaction has read.
 
     Otherwise a crash could lose that commit and keep the new run.
     """

@@ -1,8 +1,8 @@
 """The compacted rows of a log range: the fewest rows that fold to the same result, whatever rows come after them.
 
 For every division of a log into A and the following rows B, fold(compact_rows(A) ∪ B) = fold(A ∪ B). Only truncates and
-generation ends may be missing, if a later row of the same kind and relation makes them superfluous. So a reader that
-begins before the horizon gets compacted rows instead of the changes, and folds them in the same way.
+ends of full copies may be missing, if a later row of the same kind and relation makes them superfluous. So a reader
+that begins before the horizon gets compacted rows instead of the changes, and folds them in the same way.
 
 Narrow columns decide which rows stay; the wide columns are copied once, at the end. Only keys whose last life has a
 partial image are processed row by row in Python.
@@ -42,7 +42,7 @@ def compact_rows(rows: pa.Table, after: int = 0) -> pa.Table:
     rows: log rows of whole transactions, in any order. Rows up to `after` are not part of the result; they only
     complete images of moved rows. The result has one row per key: its latest image, which may stay partial, or its
     tombstone. Rows without a key are unchanged. All schema rows (`s`) stay, and of each relation the last truncate
-    (`t`) and generation end (`g`). Logical messages (`m`) are left out. No row has an address.
+    (`t`) and end of a full copy (`g`). Logical messages (`m`) are left out. No row has an address.
     """
     numbered = rows.select(_IMAGE_COLUMNS).append_column(_NUMBER, pa.arange(0, rows.num_rows))
     is_row = pc.is_in(rows["op"], _ROWS)
@@ -93,8 +93,8 @@ def partial_moves(rows: pa.Table) -> pa.Table:
 def _since_last_life(keyed: pa.Table) -> pa.Table:
     """If any image is partial, drop the rows of each key that precede its last complete image or its last delete.
 
-    If an update with a partial image changed the key of a row, all rows of the old and of the new key stay, because the
-    rows of the old key complete that image.
+    If an update with a partial image changed the key of a row, all rows of the old and of the new key stay. The rows of
+    the old key complete that image.
     """
     return _since_last_full_image(keyed) if pc.any(keyed["partial"]).as_py() else keyed
 
@@ -153,8 +153,8 @@ def _folded_lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
 def _latest_controls(controls: pa.Table, after: int) -> pa.Table:
     """Return the control rows that compacted rows need, if they are after position `after`.
 
-    These are all schema rows. Each relation also needs its last truncate, its last generation end (`g`), and the `g`
-    row of the copy that began last.
+    These are all schema rows. Each relation also needs its last truncate, its last end of a full copy
+    (`g`), and the `g` row of the copy that began last.
     """
     last: dict[tuple[int, str], tuple[int, int, int]] = {}
     latest_copy: dict[int, tuple[int, tuple[int, int, int]]] = {}

@@ -1,7 +1,7 @@
 """The thread of the apply process that compacts the log: at an interval, and for commands from the catalog.
 
-No sink waits for a compaction. Its Spark jobs run in a separate scheduler pool, which gets the capacity that the sinks
-do not use. A failed compaction is logged and tried again.
+No sink waits for a compaction. Spark jobs of a compaction run in a separate scheduler pool, which gets the capacity
+that the sinks do not use. A failed compaction is logged and tried again.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FIRST_AFTER: Final = 60.0
-"""Seconds from the start to the first compaction, so that the sinks catch up first."""
+"""Maximum seconds from the start of the process to its first compaction; meanwhile the sinks catch up."""
 CHECK_EVERY: Final = 1.0
-"""Seconds between two checks for commands."""
+"""Maximum seconds between two checks for compaction commands in the catalog."""
 RETRY_AFTER: Final = 60.0
-"""Seconds until a failed compaction is tried again."""
+"""Maximum seconds until a failed compaction is tried again."""
 
 log = structlog.get_logger("compaction")
 
 Spark = Callable[[], "SparkSession | None"]
+"""Function that waits for the Spark session and returns it; it returns None if the process compacts without Spark."""
 
 
 class CompactionWorker(Thread):
-    """Compacts the log of one pipeline until stop is set; `limits` may be changed before the start."""
+    """Thread that compacts the log of one pipeline until `stop` is set; `limits` may be changed before the start."""
 
     def __init__(
         self, definition: Definition, catalog: Catalog, recorder: metrics.Metrics, spark: Spark, stop: Event
     ) -> None:
-        """spark: function that waits for the session and returns it; None: this process compacts without Spark."""
+        """spark: waits for the Spark session and returns it; if it returns None, the worker compacts without Spark."""
         super().__init__(name="compaction", daemon=True)
         self._root, self._every = definition.log.root, definition.log.compact.every
         self._pipeline, self._catalog, self._metrics = definition.name, catalog, recorder
@@ -71,8 +72,13 @@ class CompactionWorker(Thread):
             answer = {"outcome": result.to_json(), "summary": result.summary}
         try:
             self._catalog.commands.finish(command.id, answer, ok=isinstance(result, CompactionResult))
-        except CdcError as exc:  # the command stays open; a second compaction then finds nothing to do
-            log.warning("cannot record the result of a compaction in the catalog", code=exc.code)
+        except CdcError as exc:  # the repeated compaction finds nothing to do
+            log.warning(
+                "cannot record the result of a compaction in the catalog; the command stays open and runs again",
+                id=command.id,
+                code=exc.code,
+                message=exc.message,
+            )
 
     def _compact(self, *, everything: bool) -> CompactionResult | CdcError:
         began = time.monotonic()
@@ -104,7 +110,12 @@ class CompactionWorker(Thread):
         )
         if not self._stop_event.is_set():  # while stopping, the session may already be closed
             self._metrics.add(metrics.ERRORS, 1, self._pipeline, "apply", error.code)
-            log.warning("cannot compact the log", code=error.code, message=error.message, exc_info=exc)
+            log.warning(
+                "cannot compact the log; the sinks continue, and the next compaction tries again",
+                code=error.code,
+                message=error.message,
+                exc_info=exc,
+            )
         return error
 
     def _record_metrics(self, result: CompactionResult, seconds: float) -> None:
@@ -121,5 +132,9 @@ class CompactionWorker(Thread):
         try:
             return self._catalog.commands.pending(self._pipeline, COMPACT)
         except CdcError as exc:
-            log.warning("cannot read compaction commands from the catalog", code=exc.code)
+            log.warning(
+                "cannot read compaction commands from the catalog; the commands wait until it can be read",
+                code=exc.code,
+                message=exc.message,
+            )
             return []

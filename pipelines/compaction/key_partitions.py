@@ -1,9 +1,9 @@
 """Division of log rows into parts by key, so that the parts of a run can be compacted independently of each other.
 
-A part has all rows of its keys: a hash of relation and key chooses the part. Moves are the exception. A move is an
-update that changes the key; its partial image does not have the unsent columns, which are in a row of the old key.
-If that row is in the same range, old and new key belong to the same part; if it is in an older run, it is read from
-there. Moves with partial images are rare.
+A part has all rows of its keys: a hash of relation and key chooses the part. Moves with partial images are a rare
+exception. A move is an update that changes the key. If its image is partial, the unsent columns are in a row of the old
+key. If that row is in the same range, the old and the new key belong to the same part. Otherwise the row is read from
+an older run.
 
 Spark moves the rows of a part between its workers as Arrow IPC streams in a binary column, so no row reaches the JVM.
 """
@@ -76,7 +76,10 @@ def parts_of_moved_keys(moves: pa.Table, parts: int) -> dict[tuple[int, str], in
 
 
 def part_of_key(relation: int, text: str, parts: int) -> int:
-    """Return the number of the part that contains a key; no move may connect this key with another key."""
+    """Return the number of the part that contains a key, for a key that no move connects with another key.
+
+    text: the key as one text.
+    """
     return crc32(text.encode(), relation & 0xFFFFFFFF) % parts
 
 

@@ -1,4 +1,4 @@
-"""Netting of tables without a key: an added and a removed row with equal images cancel out and leave the log.
+"""Netting of tables without a key: an added and a removed row with equal images cancel out, and the log drops both.
 
 The rows of such a table form a multiset, so only the number of equal rows counts. A pair may be removed if no reader
 has applied only one of its two changes. All readers have passed the floor, so pairs up to the floor are removed. Of
@@ -50,7 +50,7 @@ def find_cancelled_halves(files: Sequence[LogFile], floor: Position) -> pa.Table
 def remove_cancelled_halves(rows: pa.Table, cancelled: pa.Table) -> pa.Table:
     """Remove the row images listed in `cancelled` from the changes in `rows`.
 
-    An update that loses only its removed or only its added image becomes an insert or a delete.
+    An update that loses only its before image becomes an insert; one that loses only its after image, a delete.
     """
     adds, removes = pc.not_equal(rows["op"], Operation.DELETE.value).to_numpy(), pc.is_valid(rows["before"]).to_numpy()
     numbered = rows.select(["position", "ordinal"]).append_column(_NUMBER, pa.arange(0, rows.num_rows))
@@ -108,7 +108,7 @@ def _cancelled_of_table(files: Sequence[LogFile], relation: int, floor: Position
 
 
 def _halves(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yield added and removed images as digests of 16 bytes; truncates and generation ends have a null digest."""
+    """Yield added and removed images with digests of 16 bytes; truncates and ends of full copies have a null digest."""
     fences = rows.filter(pc.is_in(rows["op"], _FENCES))
     yield _with_digests(fences, added=False, digests=pa.nulls(fences.num_rows, pa.binary(16)))
     is_row = pc.and_(pc.is_in(rows["op"], _ROWS), pc.is_null(rows["key"]))

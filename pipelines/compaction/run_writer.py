@@ -1,4 +1,4 @@
-"""Writer of the files of one run from log files, in this process or in Spark's workers.
+"""Writes the files of one run of `compacted` from files of the log, in this process or in Spark's workers.
 
 In this process, narrow columns first decide which rows stay. For most keys this is only the latest row, so most rows
 are never read completely. The memory needed grows with the number of keys, not of changes. Then the live rows are
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPLIT_BYTES: Final = 8 << 20
-"""Log bytes of one task, so small that the other tasks do not wait long for the last one."""
+"""Approximate log bytes that one Spark task reads; with small tasks, the last task ends soon after the others."""
 OWN_FILE: Final = 64 << 20
-"""Minimum Arrow bytes of a relation, over all parts, for which it gets separate files."""
+"""Estimated Arrow bytes of a relation in all parts, from which the relation gets files of its own."""
 STEP: Final = 1_000_000
-"""Rows whose narrow columns are examined at once, with 100 bytes of memory each."""
+"""Number of rows whose narrow columns are examined at once, with 100 bytes of memory per row."""
 READERS: Final = 2
-"""Files that are read at once: one thread decodes while the other selects rows."""
+"""Number of files that are read at once: one thread decodes while the other selects rows."""
 FILE: Final = "file"
-"""Column with the index of a row's file among the given files."""
+"""Name of the column with the index of a row's file in the list of log files."""
 ROW: Final = "row"
-"""Column with the number of a row in the range of its file."""
+"""Name of the column with the number of a row among those rows of its file that are in the range."""
 
 _LIVE_SCHEMA: Final = pa.schema(
     [*(LOG_SCHEMA.field(name) for name in NARROW_COLUMNS), (FILE, pa.int32()), (ROW, pa.int64())]
@@ -70,18 +70,18 @@ class RunPlan:
     """The plan of a run: its folder, its range of the log and its division into parts. Executors get it by pickle."""
 
     folder: str | Root
-    """Folder of the run, which every executor can reach; its name begins the names of the files."""
+    """Folder of the run, which every executor can reach; the written names of files begin with its name."""
     after: int
     upto: int
     parts: int
     moved_parts: Mapping[tuple[int, str], int] = field(default_factory=dict)
-    """(relation, key) → part, of keys that moves connect."""
+    """(relation, key as one text) → part, for the keys that moves connect (see `key_partitions`)."""
     bases: Mapping[int, bytes] = field(default_factory=dict)
-    """Part → base rows of its moves, from older runs, as an Arrow IPC stream."""
+    """Part → base rows for the moves in the part, from older runs, as an Arrow IPC stream."""
     tombstone_floor: int = -1
     """Position up to which tombstones are left out."""
     cancelled: bytes = b""
-    """Cancelled halves of changes that are left out, CANCELLED_SCHEMA as an Arrow IPC stream; empty: none."""
+    """Cancelled halves of changes that are left out: an Arrow IPC stream with CANCELLED_SCHEMA; empty: none."""
 
 
 def find_live_rows(files: Sequence[LogFile], after: Position, upto: Position, most: int) -> tuple[pa.Table, Position]:
@@ -141,7 +141,7 @@ def _select_rows(file: LogFile, row_numbers: np.ndarray, after: Position, upto: 
 
 
 def write_run(files: Sequence[LogFile], live: pa.Table, plan: RunPlan) -> list[WrittenFile]:
-    """Write the run from live rows of the files in this process; memory contains one part at a time.
+    """Write the run from the live rows of the files, in this process; memory contains one part at a time.
 
     A part is a range in the order of the run, so most files are read for one part only.
     """
@@ -152,7 +152,7 @@ def write_run(files: Sequence[LogFile], live: pa.Table, plan: RunPlan) -> list[W
 
 
 def write_run_by_workers(spark: SparkSession, files: Sequence[LogFile], plan: RunPlan) -> list[WrittenFile]:
-    """Write the run in Spark's workers; the memory of a worker contains one part."""
+    """Write the run from the rows of the files, in Spark's workers; the memory of a worker contains one part."""
     groups = split(files, SPLIT_BYTES)
 
     def divide(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -201,7 +201,7 @@ def _read(file: LogFile, plan: RunPlan) -> pa.Table:
 def _split_rows(
     rows: pa.Table, plan: RunPlan, parts_of: Callable[[pa.Table, RunPlan], np.ndarray] | None = None
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Divide rows into parts; truncates and generation ends go to every part, schema rows to the first."""
+    """Divide rows into parts; truncates and ends of full copies go to every part, schema rows to the first part."""
     if plan.parts == 1:
         yield 0, rows
         return
@@ -259,7 +259,7 @@ def _compact_part(part: int, found: Sequence[pa.Table], plan: RunPlan) -> list[W
 def split_into_files(rows: pa.Table, parts: int) -> Iterator[pa.Table]:
     """Divide rows into one table per file: the schema rows, each large relation, and all other rows.
 
-    Schema rows have a separate file because readers search for them alone.
+    Schema rows have a file of their own, because readers often need only schema rows.
     """
     is_schema = pc.equal(rows["op"], Operation.SCHEMA.value)
     yield from _unless_empty(rows.filter(is_schema))

@@ -1,15 +1,15 @@
-"""Parked keys of a table: how a batch changes them. Pure functions on rows.
+"""Parked keys: computes how a batch changes the parked rows of a table. The functions only convert rows, without I/O.
 
-In a target with the latest state, a parked key has one row. Later changes of the key are folded onto it. A full image,
-a delete, a truncate or a generation end replaces it and is offered to the target like any other row. An incomplete
-parked row is not retried, because the target does not have its missing columns: it waits until a backfill reads the
-whole row from the source.
+If the target keeps the latest state, a parked key has one row. A later partial image of the key is overlaid on that
+row. A later full image or delete replaces the parked row, and the target gets it like any other row. A truncate or the
+end of a full copy removes parked rows that are older. A row that is incomplete is not retried, because its unsent
+columns are unknown. It stays parked until a backfill reads the whole row from the source.
 
-In a target with history, a parked key has a queue of all its changes, from the batch with the first refused change on.
-A later change may build on the refused one, and a history without it would be wrong. Truncates and generation ends are
-queued as well. So the target keeps the rows of the key from before the refused change. It gets the queue as a whole
-and in order, once a retry succeeds for all changes in it. A new image from the source does not release the key, because
-the refused change would still be missing in the history.
+If the target keeps history, a parked key has a queue of all its changes since the batch with the first refused change.
+A later change may build on the refused one, and a history without the refused change would be wrong. Truncates and ends
+of full copies are queued as well. So the target keeps the rows of the key from before the refused change. It gets the
+whole queue in order, once a retry succeeds for all changes in the queue. A new full image does not unpark the key,
+because the refused change would still be missing in the history.
 """
 
 from __future__ import annotations
@@ -33,23 +33,26 @@ from pipelines.sinks.contract import RefusedRow, TableBatch
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PARTS: Final = "\0"
-"""Separator of the parts of a key; Postgres text never contains it."""
+"""Separator between the column values of a key that is joined to one text; Postgres text never contains it."""
 
 ParkedByKey = Mapping[Key, ParkedRow]
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedRows:
-    """The rows of a batch that are offered to the target."""
+    """The result of `overlay_parked`: the folded rows for the target, and the rows that stay parked."""
 
     rows: pa.Table
-    """The batch's rows and the new states of parked keys, with the schema FOLDED_ARROW."""
+    """The batch's rows, completed with parked rows, and the parked rows to retry; with the schema FOLDED_ARROW."""
     waiting: dict[Key, ParkedRow]
-    """Rows that stay parked and are not offered to the target."""
+    """Rows that stay parked and are not merged into the target."""
 
 
 def affects_parked(parked_rows: ParkedByKey, batch: TableBatch) -> bool:
-    """Whether a batch changes or removes parked keys."""
+    """Return whether a batch may change or remove parked rows of its table.
+
+    That is the case if it changes a parked key, or if it contains a truncate or the end of a full copy.
+    """
     if not parked_rows:
         return False
     if batch.truncated is not None or batch.generation is not None or batch.endings:
@@ -58,7 +61,11 @@ def affects_parked(parked_rows: ParkedByKey, batch: TableBatch) -> bool:
 
 
 def overlay_parked(parked_rows: ParkedByKey, batch: TableBatch, again: Collection[Key]) -> OfferedRows:
-    """Overlay a batch on the parked rows; again: keys to retry even if the batch does not change them."""
+    """Overlay the partial images of a batch on the parked rows of its table.
+
+    Returns the rows to merge and the rows that stay parked. again: parked keys to retry even if the batch does not
+    change them.
+    """
     rows = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows
     parked_rows = {
         key: row for key, row in parked_rows.items() if batch.truncated is None or row.place > batch.truncated
@@ -78,7 +85,10 @@ def overlay_parked(parked_rows: ParkedByKey, batch: TableBatch, again: Collectio
 def park_refused(
     batch: TableBatch, refusals: Iterable[RefusedRow], parked_rows: ParkedByKey, now: int
 ) -> dict[Key, ParkedRow]:
-    """Convert the refused rows of a batch to parked rows; refused deletes are not parked. now: µs since 1970 UTC."""
+    """Return key → parked row for the refused rows of a batch; refused deletes are not parked.
+
+    parked_rows: the rows that were parked before the batch. now: µs since 1970 UTC.
+    """
     parked: dict[Key, ParkedRow] = {}
     for refusal in refusals:
         assert batch.rows is not None  # noqa: S101 - a refused row implies rows
@@ -106,7 +116,11 @@ def park_refused(
 
 
 def changed_entries(before: ParkedByKey, after: ParkedByKey, upto: int) -> list[DeadLetterEntry]:
-    """Return the dead-letter entries for the rows that changed between `before` and `after`; upto: end of the batch."""
+    """Return the dead-letter entries that record how a batch changed the parked rows.
+
+    A row that is new or different in `after` gets an entry that parks it. A key that only `before` contains gets an
+    entry that unparks it. upto: end of the batch.
+    """
     parked = [DeadLetterEntry(row) for key, row in after.items() if before.get(key) != row]
     return parked + [DeadLetterEntry(replace(row, upto=upto), False) for key, row in before.items() if key not in after]
 
@@ -133,7 +147,11 @@ def _affects(parked_rows: ParkedByKey, rows: pa.Table) -> pa.ChunkedArray:
 
 
 def _overlay_row(parked_rows: ParkedByKey, row: dict[str, Any]) -> dict[str, Any] | ParkedRow:
-    """Overlay a row on its parked base row; return the row to offer to the target, or the row that stays parked."""
+    """Complete a partial image with the parked row of its key, or of its old key if the row moved.
+
+    Returns the row for the target, or a ParkedRow if the parked row is incomplete itself. Any other row is returned
+    unchanged.
+    """
     base = parked_rows.get(tuple(row["base"] or row["key"]))
     if row["op"] == "d" or row["complete"] is not False or base is None:
         return row
@@ -177,14 +195,15 @@ _ENDINGS: Final = (Operation.TRUNCATE.value, Operation.GENERATION.value)
 
 
 def rows_after(rows: pa.Table | None, position: int) -> pa.Table | None:
-    """Return the rows of a batch that are after the given position, up to which an earlier batch was applied."""
+    """Return the rows of a batch after `position`, up to which earlier batches were applied; None if `rows` is None."""
     return None if rows is None else rows.filter(pc.greater(rows["position"], position))
 
 
 def queue_changes_of_parked(parked_rows: ParkedByKey, batch: TableBatch) -> tuple[pa.Table, dict[Key, ParkedRow]]:
     """Append a batch's changes of parked keys to their queues; return (rows of other keys, parked rows by key).
 
-    Raises MissingBase for a partial image of a row that moved from or to a parked key: its other columns are unknown.
+    Raises MissingBase for a partial image that moves a row from or to a parked key, because its unsent columns are
+    unknown.
     """
     rows = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows
     _check_moves(rows, parked_rows, batch.schema)
@@ -195,7 +214,11 @@ def queue_changes_of_parked(parked_rows: ParkedByKey, batch: TableBatch) -> tupl
 
 
 def replay_queues(queues: Iterable[ParkedRow]) -> tuple[pa.Table, tuple[GenerationEnd, ...]]:
-    """Return (all changes, all truncates and generation ends) from queues of parked keys, as fields of a TableBatch."""
+    """Return the contents of queues of parked keys, to be merged with a batch.
+
+    The first result contains all changes, for `TableBatch.unparked`. The second one contains all truncates and ends of
+    full copies, for `TableBatch.earlier_endings`.
+    """
     rows: list[dict[str, Any]] = []
     ended = set[GenerationEnd]()
     for queue in queues:
@@ -213,8 +236,8 @@ def park_refused_keys(
 ) -> tuple[pa.Table, dict[Key, ParkedRow]]:
     """Park the keys of refused rows with all of their changes; return (rows of other keys, new parked rows by key).
 
-    rows: changes of keys that are not parked. now: µs since 1970 UTC. Raises MissingBase for a partial image that moved
-    a row from or to one of the keys to park.
+    rows: the batch's changes of keys that are not parked yet. now: µs since 1970 UTC. Raises MissingBase for a partial
+    image that moves a row from or to one of the keys to park.
     """
     first: dict[Key, tuple[dict[str, Any], RefusedRow]] = {}
     for refusal in refusals:
@@ -232,7 +255,10 @@ def park_refused_keys(
 
 
 def without_refused_changes(row: ParkedRow) -> ParkedRow:
-    """Return a parked row without the refused change and all later changes of the key."""
+    """Return a parked row whose queue has neither the refused change nor later changes of the key.
+
+    Truncates and ends of full copies stay in the queue.
+    """
     kept = (change for change in row.changes if change.place < row.place or change.op in _ENDINGS)
     return replace(row, changes=tuple(kept))
 
@@ -271,7 +297,7 @@ def _check_moves(rows: pa.Table, parked: Container[Key], schema: TableSchema) ->
         if tuple(row["key"]) in parked or tuple(row["base"]) in parked:
             raise MissingBase(
                 f"table {schema.topic!r}: the partial image at {Position(row['position'])} cannot be completed, "
-                "because it changes a key, and the row with the old or the new key is parked",
+                "because it changes the key of its row, and the row with the old or the new key is parked",
                 remedy="find the refused column with 'cdc dlq ls', set its type policy to 'text', then run "
                 "'cdc replay SINK --tables TABLE'",
             )

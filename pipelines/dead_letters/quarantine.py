@@ -3,7 +3,7 @@
 Theory. A batch is merged unchanged while no row of its table is parked and no row fails. Otherwise the quarantine
 overlays the batch on the parked rows and asks the sink which rows it refuses. It then writes the rows to park to the
 sink's dead-letter table, **before** it merges the others. The written rows take effect when the target has reached the
-end of the batch. A crash between the two steps leaves the keys unchanged, and the batch is applied again.
+end of the batch. A crash between the two steps leaves the parked keys unchanged, and the batch is applied again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ from pipelines.dead_letters.parked_keys import (
 from pipelines.sinks.contract import ParkingSink, Sink, TableBatch, TableRecord
 
 RATIO_MIN_KEYS: Final = 100
-"""Minimum keys of a batch for which the ratio of parked keys is limited; in a smaller batch the ratio says little."""
+"""Minimum number of keys in a batch to which the limit `dead_letters.ratio` applies. In a smaller batch, a few refused
+rows would already exceed it.
+"""
 RowKey = tuple[int, Key]
-"""Relation and key."""
+"""(relation, key) of a row."""
 
 log = structlog.get_logger("apply")
 
@@ -65,7 +67,7 @@ class Quarantine:
         self._lock = Lock()
 
     def with_parked_keys(self, tables: Mapping[int, TableRecord]) -> dict[int, TableRecord]:
-        """Add the keys that are parked to the table records of a sink that was just opened; return the new records."""
+        """Return the table records of a sink that was just opened, with the parked keys of each table added."""
         if not isinstance(self._sink, ParkingSink):
             return dict(tables)
         parked_rows = {relation: self._sink.parked.rows_of(relation) for relation in tables}
@@ -74,7 +76,7 @@ class Quarantine:
 
     @property
     def rows(self) -> list[ParkedRow]:
-        """All parked rows, oldest change first."""
+        """All parked rows of the sink, sorted by position and ordinal."""
         if not isinstance(self._sink, ParkingSink):
             return []
         with self._lock:
@@ -84,12 +86,17 @@ class Quarantine:
 
     @property
     def requested_relations(self) -> set[int]:
-        """Relations with a request to retry or discard keys. The next batch also processes these relations."""
+        """Relations with a request to retry or discard parked rows. The loop applies its next batch to these relations
+        too, even if it does not change them.
+        """
         with self._lock:
             return {relation for relation, _ in self._requests}
 
     def request(self, key: RowKey, action: DeadLetterAction) -> None:
-        """Request an action of the next batch; `outcome` returns its result once that batch is published."""
+        """Request that the next batch retries or discards the parked row of this key.
+
+        `outcome` returns the result once that batch is published.
+        """
         with self._lock:
             self._outcomes.pop(key, None)
             self._requests[key] = action
@@ -100,15 +107,16 @@ class Quarantine:
             return self._outcomes.get(key)
 
     def confirm_published(self) -> None:
-        """Record that the batch is published; `outcome` then returns the results of its requests."""
+        """Record that the applied batches are published; `outcome` then returns the results of their requests."""
         with self._lock:
             self._outcomes |= self._unpublished
             self._unpublished = {}
 
     def apply(self, before: TableRecord | None, batch: TableBatch) -> TableRecord:
-        """Apply a batch as Sink.apply does, but park the rows that the target refuses; before: the published record.
+        """Apply a batch as Sink.apply does, but park the rows that the target refuses; return the table's new record.
 
-        Raises DeadLetterLimitExceeded when the sink would have more parked rows than its definition allows.
+        before: the published record of the table; None if it has none. Raises DeadLetterLimitExceeded if more rows of
+        the table would be parked than `dead_letters` in the definition allows.
         """
         sink, relation = self._sink, batch.schema.relation
         if not isinstance(sink, ParkingSink) or batch.frame is not None:
@@ -170,17 +178,19 @@ def _applied_position(sink: ParkingSink, before: TableRecord | None, batch: Tabl
 
 @dataclass(frozen=True, slots=True)
 class _DividedBatch:
-    """A batch of a table with rows to park or with parked rows."""
+    """A batch that cannot be merged unchanged: its table has parked rows, or the target refuses some of its rows."""
 
     sink: ParkingSink
     batch: TableBatch
     parked_rows: ParkedByKey
-    """Parked rows, without those to discard."""
+    """The table's parked rows, without those to discard. With history, a row to discard stays, but without its refused
+    change and the later ones.
+    """
     tried: frozenset[Key]
-    """Keys among them to retry."""
+    """Keys of `parked_rows` to retry."""
     applied: int
     limit: int
-    """Maximum rows that may be parked after the batch."""
+    """Maximum number of rows that may be parked after the batch; a row with history counts once per change."""
 
 
 def _apply_divided(
@@ -208,7 +218,12 @@ def _apply_divided(
     record = sink.apply(merged)
     sink.parked.confirm(relation, left)
     if new := len(left.keys() - parked_rows.keys()):
-        log.warning("parked rows that the target refused", table=batch.schema.topic, keys=new, parked=len(left))
+        log.warning(
+            "parked rows that the target refused; run 'cdc dlq ls' to see the errors",
+            table=batch.schema.topic,
+            keys=new,
+            parked=len(left),
+        )
     return left, record
 
 
@@ -245,24 +260,24 @@ def _divide_history(divided: _DividedBatch) -> tuple[TableBatch, ParkedByKey]:
 def _too_many(divided: _DividedBatch, waiting: ParkedByKey, allowed: DeadLetterSettings) -> str:
     """Return the exceeded dead-letter limit as text for the error; an empty text if no limit is exceeded."""
     if _size(waiting) > divided.limit:
-        return f"{_size(waiting)} or more, but dead_letters.stop_at is {allowed.stop_at}"
+        return f"{_size(waiting)} or more rows would be parked, but dead_letters.stop_at is {allowed.stop_at}"
     wait, keys = count_parked_keys(divided.batch.rows, waiting)
     if keys >= RATIO_MIN_KEYS and wait > allowed.ratio * keys:
-        return f"{wait} of the {keys} keys of a batch, but dead_letters.ratio is {allowed.ratio:g}"
+        return f"{wait} of the {keys} keys of a batch would be parked, but dead_letters.ratio is {allowed.ratio:g}"
     return ""
 
 
 def _remedy(exc: CdcError, sink: str) -> str:
-    """Return the remedy for a table that stopped at a refused row because its sink parks no rows."""
+    """Return the remedy for a table that stopped at a refused row, because its sink parks no rows of the table."""
     if exc.fix != type(exc).remedy:
         return exc.fix
     fix = "correct the value at the source or set the type policy of its column to 'text', then "
     fix = fix if isinstance(exc, ValueNotRepresentable) else ""
-    return f"{fix}run 'cdc replay {sink} --tables TABLE'; sink {sink!r} cannot park rows of this table"
+    return f"{fix}run 'cdc replay {sink} --tables TABLE'; sink {sink!r} parks no rows of this table"
 
 
 def _size(parked_rows: ParkedByKey) -> int:
-    """Number of parked rows; a row with history counts once per change."""
+    """Return the number of parked rows; a row with history counts once per change."""
     return sum(max(1, len(row.changes)) for row in parked_rows.values())
 
 

@@ -1,6 +1,6 @@
-"""Requests about parked keys of one sink: commands from the catalog, and backfills of incomplete rows.
+"""Requests about parked rows: processes commands that retry or discard parked rows of a sink, and requests backfills.
 
-Users request that keys are retried or discarded. The sink itself requests backfills of rows that are incomplete.
+Users send these commands through the catalog. This module itself requests a backfill for each incomplete parked row.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pipelines.dead_letters.quarantine import Quarantine, RowKey
 from pipelines.runtime.progress import SinkFigures
 
 PROCESS_EVERY: Final = 0.5
-"""Seconds between two checks of the catalog."""
+"""Seconds between two searches for new commands in the catalog."""
 AGAIN_AFTER: Final = 60.0
-"""Seconds after which a backfill for a row is requested again, because the first may have failed."""
+"""Seconds after which the backfill of a row that is still incomplete is requested again; the first may have failed."""
 _BUSY_FOR: Final = 5.0
-"""Seconds until a backfill is requested again while another backfill of the table runs."""
+"""Seconds after which a refused request for a backfill is repeated; another backfill of the table may be running."""
 
 log = structlog.get_logger("apply")
 
@@ -42,7 +42,10 @@ class _RowRequest:
 
 
 class DeadLetterCommands:
-    """Processes the commands about parked keys of one sink. If the catalog is unreachable, it tries again later."""
+    """Processes the commands that retry or discard parked rows of one sink, and requests backfills of incomplete rows.
+
+    If the catalog is unreachable, the next call of `process` tries again.
+    """
 
     def __init__(
         self,
@@ -55,14 +58,14 @@ class DeadLetterCommands:
         self._sink = progress.sink
         self._due = 0.0
         self._open: dict[int, dict[str, RowKey | None]] = {}
-        """Command → dead letter → its key; the key is None if the row is not parked."""
+        """Id of an open command → id of a dead letter → (relation, key) of its row; None if the row is not parked."""
         self._row_requests: dict[str, _RowRequest] = {}
         """Topic → requested backfill of incomplete rows."""
 
     def process(self, quarantine: Quarantine) -> None:
-        """Report the parked rows, start and answer commands, request backfills of incomplete rows.
+        """Report the parked rows, start and answer commands, and request backfills of incomplete rows.
 
-        Does nothing if less than PROCESS_EVERY seconds have passed.
+        Does nothing if less than PROCESS_EVERY seconds have passed since the last time.
         """
         if self._clock() < self._due:
             return
@@ -74,7 +77,7 @@ class DeadLetterCommands:
             self._request_backfills(quarantine.rows)
         except CdcError as exc:
             log.warning(
-                "cannot process commands about parked rows; they stay pending",
+                "cannot process commands about parked rows; the commands stay pending",
                 sink=self._sink,
                 code=exc.code,
                 reason=exc.message,
@@ -126,7 +129,7 @@ class DeadLetterCommands:
             # another backfill of the table is running, which may read the rows as well
             if not isinstance(exc, StateConflict):
                 log.warning(
-                    "cannot request a backfill of incomplete parked rows",
+                    "cannot request a backfill of incomplete parked rows; they stay parked until a later attempt",
                     sink=self._sink,
                     table=topic,
                     code=exc.code,

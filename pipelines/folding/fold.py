@@ -43,7 +43,8 @@ position, ordinal and committed_at are those of the latest change. `complete`: `
 otherwise the target's row under `base`, or under the key itself when base is null, has the others. A base of nulls
 names no row: with a row filter, an update that makes a row visible is sent as an insert without unchanged columns, and
 an older row of that key does not have their values. A table without a key is not folded: its rows have a null key,
-`u` adds one row equal to `after`, `d` removes one, and an update does both. `keyless_fold` nets equal rows.
+`u` adds one row equal to `after`, `d` removes one, and an update does both. `keyless_fold` cancels added rows
+against removed rows.
 """
 
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))

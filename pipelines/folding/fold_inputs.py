@@ -22,7 +22,10 @@ _MOVED: Final = ["relation", "key", "old_key", "position", "ordinal"]
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The cutoff of one relation in a range: its latest truncate and latest finished full copy remove older rows."""
+    """The fence of one relation: its latest truncate and its latest finished full copy in a range of the log.
+
+    Rows older than the truncate, or than the start of the copy, are removed.
+    """
 
     position: int = -1
     """Position of the latest truncate; -1 if there is none."""
@@ -32,31 +35,31 @@ class Fence:
     """Start position of the latest full copy that ended in the range; -1 if there is none."""
 
     def with_truncate(self, order: tuple[int, int]) -> Fence:
-        """Return the cutoff with a truncate at (position, ordinal)."""
+        """Return a fence that also excludes all rows before a truncate at `order`, a pair (position, ordinal)."""
         return Fence(*max(order, (self.position, self.ordinal)), self.generation)
 
     def with_generation(self, began: int) -> Fence:
-        """Return the cutoff with a finished full copy that began at the given position."""
+        """Return the fence after the end of a full copy that began at the given position."""
         return Fence(self.position, self.ordinal, max(began, self.generation))
 
     def hides(self, rows: pa.Table) -> pa.ChunkedArray:
         """Return one bool per row: whether the truncate or the full copy removes the row.
 
-        rows: rows of the cutoff's relation, with the columns `position` and `ordinal`.
+        rows: rows of the fence's relation, with the columns `position` and `ordinal`.
         """
         return _is_before(rows, self.position, self.ordinal, self.generation)
 
 
 @dataclass(frozen=True, slots=True)
 class RangeStatistics:
-    """Facts about a range that decide how it is folded."""
+    """Facts about a range of the log that decide how it is folded."""
 
     partial: bool = False
     """Whether the range has partial images; if not, the latest row of a key is its state."""
     moves: bool = False
     """Whether the range has partial images that change the key of their row."""
     fences: Mapping[int, Fence] = field(default_factory=dict)
-    """Relation → its latest truncate and completed full copy, for each relation that has one in the range."""
+    """Relation → its fence, for each relation with a truncate or a finished full copy in the range."""
     links: int | None = None
     """Maximum number of times that partial images changed the key of one row, as in a → b → c; None if not counted."""
     keyless: bool = False
@@ -93,9 +96,9 @@ def fence_rows(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 def add_fences(fences: dict[int, Fence], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Move the cutoff of each relation forward by the given truncates (`t`) and ends of full copies (`g`).
+    """Update the fences of relations with the given truncates (`t`) and ends of full copies (`g`).
 
-    fences: relation → cutoff, changed in place; rows before a cutoff are removed.
+    fences: relation → fence; changed in place.
     """
     for row in rows:
         fence = fences.get(row["relation"], Fence())
@@ -106,7 +109,7 @@ def add_fences(fences: dict[int, Fence], rows: Iterable[Mapping[str, Any]]) -> N
 
 
 def is_fenced(rows: pa.Table, fences: Mapping[int, Fence]) -> pa.ChunkedArray:
-    """Return one bool per row: whether the cutoff of the row's relation removes the row.
+    """Return one bool per row: whether the fence of the row's relation removes the row.
 
     rows: rows with the columns `relation`, `position` and `ordinal`.
     """

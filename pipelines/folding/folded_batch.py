@@ -48,7 +48,7 @@ class FoldedBatch:
     controls: Mapping[int, ControlEvents] = field(default_factory=dict)
     """Relation → its control events in the range."""
     since: int = 0
-    """Targets with history: up to this position `images` has the latest state of each key, after it single changes."""
+    """For targets with history: `images` has the latest states up to this position, and single changes after it."""
 
     @property
     def relations(self) -> list[int]:
@@ -56,7 +56,7 @@ class FoldedBatch:
         return sorted({*self.images["relation"].unique().to_pylist(), *self.controls})
 
     def rows_of(self, relation: int) -> pa.Table:
-        """The images of one relation."""
+        """Return the rows of `images` that belong to one relation."""
         return self.images.filter(pc.equal(self.images["relation"], relation))
 
 

@@ -1,7 +1,7 @@
 """The fold of tables without a key, whose rows form a multiset: a row is identified only by all of its values.
 
 Equal rows may occur more than once, and a delete removes any one of them. So added and removed rows are counted per
-image, and a row of a target is addressed by its position in a file.
+image.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def keep_latest_per_id(rows: pa.Table, ids: np.ndarray, wanted: np.ndarray) -> p
 
 
 def row_ids(columns: Iterable[pa.Array | pa.ChunkedArray], rows: int) -> np.ndarray:
-    """Number the rows; rows get the same number if all of their columns are equal, including nulls."""
+    """Return one number per row; rows get the same number if all of their columns are equal, including nulls."""
     ids = np.zeros(rows, np.int64)
     for column in columns:
         values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -3,16 +3,16 @@
 `fold_table` folds the changes of any table. `collect_parts` sends the result to the driver, in parts that fit into the
 driver's memory.
 
-A table without partial images has a way that is several times as fast, because no row image is sent to Spark and back
-as a map: executors convert the last row of every key to typed columns.
+For a table without partial images there is a second way. Executors convert the last row of
+every key to typed columns. This is several times as fast, because no row image is sent to Spark and back as a map.
 
 - `latest_rows_frame` returns these rows as a frame.
 - `write_latest_files` writes them to Parquet files, if executors can write to the target. It is faster again: Spark
   moves blobs of Arrow from the readers of the log to the writers, and no row enters the JVM. Each writer gets the keys
   of one hash value. Files of a failed task belong to no table, as those of Spark's own writer do.
 
-Both functions also convert rows that a fold would drop first. So they may fail at a value that a later change replaced.
-The caller then folds the table.
+These two functions also convert rows that a fold would drop first. So they may fail at a value that a later change
+replaced. The caller then folds the table.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SPLIT_BYTES: Final = 8 << 20
-"""Log bytes of one task: small enough that the last task does not run alone for long."""
+"""Approximate log bytes that one Spark task reads; with small tasks, the last task ends soon after the others."""
 BATCH_ROWS: Final = 65_536
-"""Number of rows that are converted at once."""
+"""Number of log rows that are converted to typed columns at once."""
 _COLUMNS: Final = ("position", "ordinal", "relation", "topic", "op", "key", "after", "address")
 KEY_TEXT: Final = "_key"
-"""Column: the columns of the key as one text."""
+"""Name of the column with the key of a row as one text."""
 IS_DELETED: Final = "_gone"
-"""Column: whether the row is a delete."""
+"""Name of the column that says whether a row is a delete."""
 _RANK: Final = "_place"
 _PARTITION_SCHEMA: Final = "part int, rows binary"
 _FILE_SCHEMA: Final = "name string, size long, rows long, statistics string"
@@ -67,7 +67,7 @@ _FILE_SCHEMA: Final = "name string, size long, rows long, statistics string"
 
 @dataclass(frozen=True, slots=True)
 class LatestRowsQuery:
-    """The rows that an executor selects from the log; sent to it by pickle."""
+    """Which rows of the log executors read for one table, and how they type them; sent to executors by pickle."""
 
     table: TableContents
     sink: str
@@ -77,7 +77,7 @@ class LatestRowsQuery:
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns of the target, KEY_TEXT and IS_DELETED."""
+        """The columns of the typed rows: the columns of the target, KEY_TEXT and IS_DELETED."""
         columns = self.shape.image_columns
         return columns.append(pa.field(KEY_TEXT, pa.string())).append(pa.field(IS_DELETED, pa.bool_()))
 
@@ -104,7 +104,7 @@ def latest_rows_frame(spark: SparkSession, files: Sequence[LogFile], wanted: Lat
 
 
 def read_typed_rows(file: LogFile, wanted: LatestRowsQuery) -> Iterator[pa.RecordBatch]:
-    """Read the table's rows from one file of the log; rows before a later truncate or full copy are left out."""
+    """Read the table's rows from one log file as typed rows, without rows before a later truncate or full copy."""
     rows = read_file(file, Position(0), Position(wanted.upto), list(_COLUMNS))
     rows = rows.filter(pc.equal(rows["relation"], wanted.table.relation))
     rows = filter_sink_rows(rows, wanted.sink, wanted.globs)
@@ -128,7 +128,7 @@ if TYPE_CHECKING:
 def write_latest_files(
     spark: SparkSession, files: Sequence[LogFile], wanted: LatestRowsQuery, folder: TargetFolder, parts: int
 ) -> list[DataFile]:
-    """Write the rows of the table at `upto` to the folder: at most one file for each of `parts` parts.
+    """Write the rows of the table at `upto` to files in the folder, at most one file for each of `parts` parts.
 
     A part has to fit into the memory of a worker. Raises PySparkException for a value that does not fit its column,
     even if a later change replaced the value.
@@ -201,7 +201,7 @@ def fold_table(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
 
 
 def collect_parts(folded: DataFrame) -> Iterator[pa.Table]:
-    """Yield the partitions of a frame on the driver, one after the other."""
+    """Yield the partitions of a frame of folded rows, one after the other, in the memory of the driver."""
 
     def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         received = list(batches)

@@ -1,4 +1,4 @@
-"""What the log contains of every table up to a position, from one pass over narrow columns.
+"""What the log contains of every table up to a position: rows, bytes and statistics, read from narrow columns.
 
 These numbers decide how a replay builds a table, and a dry run prints them.
 """
@@ -27,37 +27,37 @@ _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 
 @dataclass(frozen=True, slots=True)
 class TableContents:
-    """The part of the log that belongs to one table."""
+    """What the log contains of one table up to a position."""
 
     schema: TableSchema
-    """The version of the table at the position."""
+    """The schema of the table at the position up to which the log was read."""
     rows: int
-    """Number of changes, before any fold."""
+    """Number of changes of the table, before a fold."""
     size: int
-    """Bytes in the files of the log, estimated by the table's share of their rows."""
+    """Estimated bytes of the table in the files of the log, from its share of their rows."""
     statistics: RangeStatistics
 
     @property
     def relation(self) -> int:
-        """The log's number of the table."""
+        """The relation: the log's number of the table."""
         return self.schema.relation
 
     @property
     def topic(self) -> str:
-        """`schema.table` at the position."""
+        """The name `schema.table` that the table has in this schema version."""
         return self.schema.topic
 
     @property
     def generation(self) -> int | None:
-        """The position where the last complete copy began; None if none has ended."""
+        """The start position of the latest finished full copy of the table; None if no full copy has ended."""
         fence = self.statistics.fences.get(self.relation)
         return None if fence is None or fence.generation < 0 else fence.generation
 
 
 def read_contents(log: LogReader, upto: Position, *, sink: str, globs: Sequence[str]) -> list[TableContents]:
-    """Read what the log contains for a sink up to a position; the table with most rows comes first.
+    """Return the contents of every table that the log has for a sink up to a position, largest table first.
 
-    A change belongs to the sink if the name of its table at that time matches a glob, as in the apply process.
+    A change belongs to the sink if the name of its table at the time of the change matches a glob.
     """
     rows: Counter[int] = Counter()
     size: Counter[int] = Counter()
@@ -104,7 +104,7 @@ def _narrow(file: LogFile, upto: Position) -> pa.Table:
 
 
 def filter_sink_rows(rows: pa.Table, sink: str, globs: Sequence[str]) -> pa.Table:
-    """Return the rows of the sink's tables, without rows that are addressed to another sink."""
+    """Return the rows whose topic matches a glob, without rows that are addressed to another sink."""
     topics = [topic for topic in rows["topic"].unique().to_pylist() if topic is not None and matches(topic, globs)]
     wanted = pc.is_in(rows["topic"], pa.array(topics, pa.string()))
     return rows.filter(pc.and_(addressed_to(rows["address"], sink), wanted))

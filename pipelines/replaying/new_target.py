@@ -1,9 +1,9 @@
-"""The new target of a replay: staged targets that replace the old ones, or a directory of its own (`--into`).
+"""The new target of a replay: staged targets that replace the old ones, or a separate directory (`--into`).
 
-A staged target is built next to the old one and replaces it in one step. `split_records` decides which tables are
+A staged target is built next to the old target and replaces it in one step. `split_records` decides which tables are
 replaced, and which tables of the sink keep their targets.
 
-A directory of its own contains a marker file while a replay fills it. After a crash, a second run of the same replay
+A separate directory contains a marker file while a replay fills it. After a crash, a second run of the same replay
 may empty such a directory; any other directory has to be empty or missing.
 """
 
@@ -30,7 +30,7 @@ from pipelines.sinks.search.staged_index import StagedSearch
 from pipelines.sinks.table_outcome import with_progress_state
 
 UNFINISHED: Final = "_unfinished_replay"
-"""Marker file in a directory that a replay is filling; it contains the owner."""
+"""Name of the marker file in a directory that a replay is filling; it contains the log id and the name of the sink."""
 
 
 class StagedTarget(Protocol):
@@ -48,20 +48,20 @@ class StagedTarget(Protocol):
         """Remove the staged targets of earlier processes that ended before they called `put`."""
 
     def open_published(self, log_id: str) -> Published | None:
-        """Return the published record of the sink, None if nothing was published.
+        """Return the published record of the sink; None if nothing was published.
 
-        After this call, another driver either cannot publish, or its publish makes `put` raise SinkFenced.
+        If an apply process publishes after this call, its publish fails, or `put` raises SinkFenced.
         """
 
     def put(self, built: Published, rest: dict[int, TableRecord]) -> Published:
-        """Replace the targets of `built` and publish them with the records of `rest`."""
+        """Replace the old targets of the tables in `built`; publish and return a record of these tables and `rest`."""
 
     def discard(self) -> None:
         """Close the staged sink without replacing the old targets."""
 
 
 def stage_target(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> StagedTarget:
-    """Create the staged targets of a sink; nothing is written yet."""
+    """Return the staged targets of a sink, before anything is written to them."""
     if isinstance(wanted, DeltaSinkDefinition):
         return StagedDelta(delta_settings(wanted))
     return StagedSearch(wanted.name, wanted.path, wanted.fields, wanted.dead_letters)
@@ -72,8 +72,8 @@ def split_records(
 ) -> tuple[Published, dict[int, TableRecord]]:
     """Split a build into the tables whose targets are replaced, and the records of all other tables at the same cut.
 
-    current: the published record of the sink. Raises SinkError if a table would be lost. That is a table that could not
-    be built, although the target with its present rows is replaced.
+    current: the published record of the sink. Raises SinkError if a table would be lost: the table could not be built,
+    but the target with its present rows is replaced.
     """
     good = {r: record for r, record in built.tables.items() if record.state != TargetState.FAILED}
     before = {} if current is None else current.tables
@@ -113,14 +113,14 @@ def _check_no_table_lost(built: Published, replaced: Mapping[int, TableRecord], 
         before = replaced.get(relation)
         if record.state == TargetState.FAILED and before is not None and before.state != TargetState.FAILED:
             raise SinkError(
-                f"the replay does not replace the old target: the new one would lose table {record.topic!r}: "
+                f"the replay did not replace the old target, because the new one would lose table {record.topic!r}: "
                 f"{record.reason}",
-                remedy=f"correct the cause of the failed table and replay again{alternative}",
+                remedy=f"correct the cause of this table's failure, then replay again{alternative}",
             )
 
 
 def build_sink_at(wanted: DeltaSinkDefinition | SearchSinkDefinition, path: str) -> Sink:
-    """Build the sink with a directory of its own, for all of its tables."""
+    """Build the sink so that it writes all of its tables below the directory `path`."""
     if not isinstance(wanted, DeltaSinkDefinition):
         return build_sink(wanted.model_copy(update={"path": absolute_path(path)}))
     # targets whose path comes from a rule are below the directory as well
@@ -140,7 +140,10 @@ def absolute_path(path: str) -> str:
 
 
 def check_directory(path: str, owner: str) -> None:
-    """Raise ConfigError unless the directory is missing, empty, or was left unfinished by a replay of `owner`."""
+    """Raise ConfigError unless the directory is missing, is empty, or has the marker file of an unfinished replay.
+
+    owner: content of the marker file of this replay.
+    """
     system, base = _open_filesystem(path)
     if system.get_file_info(base).type == pafs.FileType.File:
         raise ConfigError(f"--into {path!r} is a file", remedy="name a directory that does not exist yet")
@@ -152,9 +155,9 @@ def check_directory(path: str, owner: str) -> None:
 
 @contextmanager
 def fill_directory(path: str, owner: str) -> Iterator[None]:
-    """Create or empty the directory; it is marked as unfinished until the block ends without an error.
+    """Create or empty the directory, and keep a marker file in it until the block ends without an error.
 
-    Raises ConfigError as check_directory does.
+    owner: content of the marker file. Raises ConfigError as check_directory does.
     """
     check_directory(path, owner)
     system, base = _open_filesystem(path)

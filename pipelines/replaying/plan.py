@@ -1,4 +1,4 @@
-"""The plan of a replay: its options checked against definition, log and sink, before anything is started."""
+"""The plan of a replay: checks the options against definition, log and sink, before anything is started."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class ReplayOptions:
     tables: tuple[str, ...] = ()
     """Globs over `schema.table`; a name without schema means that table in any schema. Empty: all tables."""
     into: str | None = None
-    """Directory for the new target; None: it replaces the old one."""
+    """Directory for the new target; None: the new target replaces the old one."""
     dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """The sink, the tables and the positions of a replay."""
+    """What a replay rebuilds: the sink, the tables and the end position."""
 
     wanted: DeltaSinkDefinition | SearchSinkDefinition
     log: LogReader
@@ -65,7 +65,7 @@ class ReplayPlan:
 
 
 def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
-    """Check the options; raises ConfigError with a remedy for an impossible sink, table, position or path."""
+    """Check the options and return the plan; raises ConfigError for an impossible sink, table, position or path."""
     wanted = next((sink for sink in definition.sinks if sink.name == options.sink), None)
     if wanted is None:
         names = ", ".join(repr(sink.name) for sink in definition.sinks) or "none"
@@ -129,7 +129,7 @@ def _normalize_path(options: ReplayOptions) -> ReplayOptions:
 
 
 def _log_range(log: LogReader) -> tuple[Position, Position]:
-    """Return the oldest and the newest position of the log."""
+    """Return the oldest and the newest position of the log; raises ConfigError for an empty log."""
     durable = log.durable
     files = [] if durable is None else log.files(Position(0), durable)
     if durable is None or not files:
@@ -180,7 +180,7 @@ def _check_state_available(log: LogReader, options: ReplayOptions, upto: Positio
             remedy=f"write --to {horizon} or --to {LATEST}",
         )
     raise ConfigError(
-        f"sink {options.sink!r} is at {upto}, but the log no longer contains the state at {upto}",
+        f"single tables cannot be rebuilt: sink {options.sink!r} is at {upto}, but the log has no state at {upto}",
         remedy=f"wait until the apply process has applied changes up to {horizon}, or omit --tables",
     )
 

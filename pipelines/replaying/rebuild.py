@@ -2,7 +2,7 @@
 
 - Small tables are folded on the driver, several at a time.
 - Spark folds a large table. If the executors can write the target, they do so in one append.
-- Otherwise the folded rows come to the driver in parts, and each part is a batch of its own.
+- Otherwise Spark sends the folded rows to the driver in parts, and each part is a batch of its own.
 - A table with history is applied change by change.
 
 A batch needs an end position, but all rows of a table may be of one transaction. Therefore the parts get the end
@@ -53,26 +53,26 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LARGE: Final = 200_000
-"""Maximum rows of the log that the driver folds at once: about a second, and 200 MB. Spark folds larger tables."""
+"""Maximum log rows of the tables that the driver folds together: a second, 200 MB. Spark folds larger tables."""
 PART: Final = 200_000
-"""Rows of the log in one part that Spark sends to the driver; the fold can only make it smaller."""
+"""Log rows of one part that Spark folds and sends to the driver; the fold can only reduce their number."""
 PART_BYTES: Final = 32 << 20
-"""Bytes of the log in one part that an executor writes; in the memory of a worker it is several times as large."""
+"""Log bytes of one part that an executor writes; a worker needs several times as much memory."""
 _SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
-"""Exceptions for the error of a task: Spark raises the first for a query, and the second for a write."""
+"""Exceptions that Spark raises if a task fails: the first for a query, the second for a write."""
 _REFUSED: Final = re.compile(r"ValueNotRepresentable: ([^\n]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """The part of the log that belongs to one sink."""
+    """The log as the source of one sink: the tables of the sink, and which of them have a history."""
 
     log: LogReader
     sink: str
     """Name of the sink; rows of a backfill can be addressed to it."""
     globs: tuple[str, ...]
     keeps_history: Callable[[str], bool] | None = None
-    """Function of a topic: whether the sink stores every change of the table. None: for no table."""
+    """Function that says for a topic whether the sink keeps the history of the table; None: no table has a history."""
 
     def frame(self, spark: SparkSession, after: Position, upto: Position) -> DataFrame:
         """Return the log rows of the sink's tables in (after, upto]."""
@@ -84,17 +84,17 @@ class RebuildContext:
     """The Spark session, the report of progress and the limits of a rebuild."""
 
     spark: Callable[[], SparkSession]
-    """Returns the session; the first call starts it, which takes seconds. Small tables need none."""
+    """Function that returns the Spark session; its first call takes seconds. Small tables need no session."""
     executors_can_write: Callable[[], bool]
-    """Whether executors can write the target; called for a large table."""
+    """Function that returns whether executors can write the target; called for a large table."""
     report_table: Callable[[TableContents, float], None] = lambda _table, _seconds: None
-    """Called when a table is built, with its seconds. A small table gets its share of the time of its group."""
+    """Called with each built table and its seconds; small tables are built together and share their time."""
     large: int = LARGE
     part: int = PART
 
 
 class Rebuild:
-    """Builds tables in an open, empty sink."""
+    """Builds tables from the log in a sink that is open and empty."""
 
     def __init__(self, source: LogSource, sink: Sink, context: RebuildContext) -> None:
         self._source, self._sink, self._context = source, sink, context

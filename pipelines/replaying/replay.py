@@ -1,8 +1,8 @@
 """Replay: build a new target of a sink from the change log alone, then replace the old target in one step.
 
-The source is not involved. The sink continues while the new target is built next to the old one. A running driver
-closes the sink only for the last changes and the switch, then continues from the position of the new target.
-After a crash at any moment each table has its old or its new target, and a second run repeats the work.
+The source is not involved. The sink continues while the new target is built next to the old one. A running apply
+process closes the sink only for the last changes and the switch, then continues from the position of the new target.
+After a crash at any time each table has its old or its new target, and a second run repeats the work.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from pipelines.sinks.delta.spark_target import has_file_system
 from pipelines.source.data_source import register
 
 MAX_ROWS: Final = 200_000
-"""Approximate maximum rows of one batch of the last changes, as in the apply process."""
+"""Approximate maximum rows of one batch in which a replay applies changes that were logged since it began."""
 
 ReportLine = Callable[[str], None]
-"""Prints one line of progress."""
+"""Function that prints one line about the progress of a replay."""
 
 
 def replay(
     definition: Definition, options: ReplayOptions, report_line: ReportLine = lambda _: None, *, at_once: bool = False
 ) -> ReplayReport:
-    """Build the target and replace the old one, or write it to a directory of its own.
+    """Carry out a replay: build the new target of a sink; then replace the old target, or keep both with `--into`.
 
     at_once: start the Spark session at the beginning, although small tables need none. YARN ends a driver that has no
     session after 100 s.
 
-    Raises ConfigError for options that are not possible, before anything is started. Raises SinkInUse if another
-    process does not close the sink, and SinkError if a table would be lost.
+    Raises ConfigError for impossible options, before anything is started. Raises SinkInUse if another replay of the
+    sink runs, or if the apply process does not close the sink. Raises SinkError if the switch would lose a table.
     """
     began = time.monotonic()
     plan = plan_replay(definition, options)
@@ -89,7 +89,7 @@ def replay(
 
 
 class _LazySession:
-    """The Spark session, started at the first call."""
+    """The Spark session of a replay: the first call starts it, and the end of the block stops it."""
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
@@ -110,7 +110,7 @@ class _LazySession:
 
 
 class _ReplayRun:
-    """Carries out one plan."""
+    """Carries out one replay plan: builds the new target, and writes it to a directory or replaces the old target."""
 
     def __init__(
         self, definition: Definition, plan: ReplayPlan, catalog: Catalog, spark: _LazySession, report_line: ReportLine
@@ -124,7 +124,7 @@ class _ReplayRun:
         self.notes: list[str] = []
 
     def write_into(self, path: str, owner: str) -> Published:
-        """Build the target in a directory of its own."""
+        """Build the target in the directory `path`, and return the published record."""
         with fill_directory(path, owner):
             sink = build_sink_at(self._plan.wanted, path)
             try:
@@ -133,7 +133,7 @@ class _ReplayRun:
                 sink.close()
 
     def replace_target(self) -> Published:
-        """Build the target and replace the old one."""
+        """Build the target, replace the old target by it, and return the published record."""
         staged = stage_target(self._plan.wanted)
         staged.forget_earlier(self._plan.log.schemas())
         try:
@@ -149,7 +149,7 @@ class _ReplayRun:
             staged.discard()
 
     def _switch(self, staged: StagedTarget, built: Published) -> Published:
-        """Apply the last changes and replace the targets, while no driver has the sink open."""
+        """Apply the last changes and replace the old targets, while no apply process has the sink open."""
         self._report_line("built the new target; pausing the sink until the new target replaces the old one")
         with paused(self._catalog, self._definition.name, self._plan.wanted.name):
             current = staged.open_published(self._plan.log.log_id)
@@ -180,9 +180,9 @@ class _ReplayRun:
         self._report_line(f"{done}/{total} {table.topic}: {table.rows:,} rows in {seconds:.1f} s, {rate:,.0f} rows/s")
 
     def _catch_up(self, sink: Sink, built: Published, current: Published | None) -> Published:
-        """Apply changes to the staged sink up to the position of the switch.
+        """Apply changes to the staged sink up to the end of the log, and return the new published record.
 
-        That is the end of the log. With --tables or --to, it is the position of the sink's other tables.
+        With --tables or --to, the changes end at the position of the sink's other tables instead.
         """
         log = self._plan.log
         log.refresh()

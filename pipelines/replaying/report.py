@@ -13,9 +13,12 @@ from pipelines.replaying.plan import ReplayPlan
 from pipelines.replaying.rebuild import LARGE
 
 ROWS_PER_SECOND: Final = {"delta": 200_000, "search": 8_000}
-"""Rows of the log by type of sink, measured on two cores with ten columns; for the estimates of a dry run."""
+"""Type of a sink → rows of the log that a replay applies per second; for the estimates of a dry run.
+
+Measured on two cores, with tables of ten columns.
+"""
 SPARK_SECONDS: Final = 15.0
-"""Estimated start of the Spark session, which a large table needs."""
+"""Estimated seconds until the Spark session has started; only a large table needs a session."""
 
 _COPIES_NOTE: Final = (
     "a rule changes only the targets of its own sink: the change log still contains the hidden values, and other sinks "
@@ -51,7 +54,7 @@ class ReplayReport:
     seconds: float
     tables: tuple[ReplayedTable, ...]
     notes: tuple[str, ...] = ()
-    """Further information for the operator, a sentence each."""
+    """Further information for the operator; each note is one sentence."""
 
     @property
     def ok(self) -> bool:
@@ -60,12 +63,12 @@ class ReplayReport:
 
     @property
     def rows(self) -> int:
-        """Number of rows in the log."""
+        """Number of log rows of all tables, before the fold."""
         return sum(table.rows for table in self.tables)
 
     @property
     def summary(self) -> str:
-        """One line for a person."""
+        """The result as one line of text."""
         what = f"{len(self.tables)} tables of {self.sink}, {self.rows:,} rows of the log up to {self.position}"
         if self.dry_run:
             size = sum(table.bytes for table in self.tables)
@@ -73,16 +76,16 @@ class ReplayReport:
         where = "in place" if self.into is None else f"into {self.into}"
         rate = f"{self.rows / max(self.seconds, 1e-3):,.0f} rows/s"
         copying = sum(table.state == TargetState.SNAPSHOTTING for table in self.tables)
-        rest = f"; the full copy of {copying} has not ended" if copying else ""
+        rest = f"; tables whose full copy has not ended: {copying}" if copying else ""
         return f"built {what}, {where}, in {self.seconds:,.1f} s, {rate}{rest}"
 
     def to_json(self) -> dict[str, Any]:
-        """The result in the JSON envelope."""
+        """Return the content of the JSON envelope."""
         return asdict(self) | {"position": str(self.position), "rows": self.rows}
 
 
 def estimate_report(plan: ReplayPlan) -> ReplayReport:
-    """The report of a dry run."""
+    """Return the report of a dry run."""
     rate = ROWS_PER_SECOND[plan.wanted.type]
     tables = [
         ReplayedTable(topic=table.topic, rows=table.rows, bytes=table.size, seconds=table.rows / rate, state="planned")

@@ -1,6 +1,7 @@
 """The registration of a sink as a consumer of the log. Retention keeps the segments that a consumer has not read.
 
-The registration is a file next to the log and survives the process; only `cdc consumers forget` removes it.
+The registration is a file next to the log and survives the process. Only `cdc consumers forget` removes the
+registration of a sink; a replay removes its own.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 
 MOVED_EVERY: Final = 5.0
-"""Seconds between two reports of a sink whose position changes: each writes and syncs a file."""
+"""Seconds between two reports of a sink whose position changes; each report writes and syncs a file."""
 ALIVE_EVERY: Final = 30.0
-"""Seconds between two reports of an idle sink: a consumer without a report for minutes counts as dead."""
+"""Seconds between two reports of an idle sink; a consumer without a report for minutes counts as dead."""
 REPLAY: Final = ".replay"
 """Suffix of the consumer name of a replay."""
 
@@ -34,7 +35,7 @@ log = structlog.get_logger("apply")
 
 
 class ConsumerRegistration:
-    """The registration of one target as a consumer. Errors are logged and do not stop the sink."""
+    """The registration of one sink as a consumer of the log. Errors are logged and do not stop the sink."""
 
     def __init__(
         self, root: str | Root, log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = ""
@@ -45,9 +46,9 @@ class ConsumerRegistration:
         self._reported_at = 0.0
 
     def report(self, position: Position, pinned: int | None = None, *, at_once: bool = False) -> None:
-        """Report that the target has all changes up to `position`; pinned: the version of `compacted` that it reads.
+        """Report that the sink has all changes up to `position`; pinned: the version of `compacted` that it reads.
 
-        The report is written only if the interval has passed or `at_once` is true.
+        The report is written only if the interval since the last one has passed, or if `at_once` is true.
         """
         moved, age = self._reported != (position, pinned), time.monotonic() - self._reported_at
         if self._reported is not None and not at_once and age < (MOVED_EVERY if moved else ALIVE_EVERY):
@@ -58,18 +59,26 @@ class ConsumerRegistration:
         try:
             consumers.register(self._root, consumer)
         except (OSError, CdcError) as exc:
-            log.warning("cannot register a consumer of the log", consumer=self._name, message=str(exc))
+            log.warning(
+                "cannot register a consumer of the log; it continues, and the next attempt follows",
+                consumer=self._name,
+                message=str(exc),
+            )
 
     def unregister(self) -> None:
-        """Remove the registration."""
+        """Remove the registration, so that retention no longer waits for this consumer."""
         try:
             consumers.forget(self._root, self.uuid)
         except OSError as exc:
-            log.warning("cannot remove a consumer of the log", consumer=self._name, message=str(exc))
+            log.warning(
+                "cannot remove a consumer of the log; run 'cdc consumers forget NAME'",
+                consumer=self._name,
+                message=str(exc),
+            )
 
 
 def target_uuid(log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition, suffix: str = "") -> str:
-    """Return the id of one target of one log. It depends on the target's path and type, not on the sink's name."""
+    """Return the id of a sink as a consumer of a log. It depends on the sink's path and type, not on its name."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"cdc:{log_id}/{wanted.type}/{wanted.path}{suffix}"))
 
 
@@ -82,9 +91,9 @@ def pinned_in(view: LogReader, after: Position) -> int | None:
 def registered_for_replay(
     root: str | Root, view: LogReader, wanted: DeltaSinkDefinition | SearchSinkDefinition
 ) -> Iterator[None]:
-    """Inside the block, retention removes no file that `view` reads.
+    """Register a replay as a consumer of the log: inside the block, retention removes no file that `view` reads.
 
-    If the replay is killed, its registration remains. The next replay of the same target replaces and removes it.
+    If the replay is killed, its registration remains. The next replay of the same sink replaces and removes it.
     """
     registered, done = ConsumerRegistration(root, view.log_id, wanted, REPLAY), Event()
     horizon = Position(0) if view.compacted is None else view.compacted.horizon

@@ -1,4 +1,7 @@
-"""Requests from the catalog that a sink ends a batch at a given position and keeps the cut at that position."""
+"""Requests for cuts: a sink ends a batch at a given position and keeps this cut readable.
+
+Verification posts the requests in the catalog, and the apply process answers them.
+"""
 
 from __future__ import annotations
 
@@ -20,41 +23,42 @@ log = structlog.get_logger("apply")
 
 @dataclass(frozen=True, slots=True)
 class PendingCut:
-    """A request that has not been answered."""
+    """An unanswered request to the apply process: one sink must end a batch at a position and keep this cut."""
 
     command: int
+    """Number of the command in the catalog."""
     sink: str
     position: int
 
 
 class CutRequests:
-    """The open requests for cuts of one pipeline, read at each batch. An unreachable catalog counts as no requests."""
+    """The open requests for cuts of one pipeline; while the catalog is unreachable, none are found."""
 
     def __init__(self, catalog: Catalog, pipeline: str) -> None:
         self._catalog, self._pipeline = catalog, pipeline
 
     def between(self, sink: str, after: int, before: int) -> list[PendingCut]:
-        """Return the requests for positions greater than `after` and less than `before`, in order."""
+        """Return the open requests to a sink for positions above `after` and below `before`, in ascending order."""
         return sorted((c for c in self._open(sink) if after < c.position < before), key=lambda c: c.position)
 
     def due(self, sink: str, position: int) -> list[PendingCut]:
-        """Return the requests for positions up to and including the given one."""
+        """Return the open requests to a sink for positions up to and including `position`."""
         return [c for c in self._open(sink) if c.position <= position]
 
     def has_requests(self, sink: str) -> bool:
-        """Whether a request for any position is open."""
+        """Return whether a sink has an open request for a cut at any position."""
         return bool(self._open(sink))
 
     def answer(self, cut: PendingCut, record: Published, handle: str) -> None:
-        """Answer a request with the published record at its position, and the handle of the kept cut."""
+        """Answer a request: send the published record at its position, and the handle of the kept cut."""
         self._catalog.commands.finish(cut.command, {"record": json.loads(record.to_json()), "handle": handle})
 
     def refuse(self, cut: PendingCut, reason: str) -> None:
-        """Answer that the sink cannot end a batch at the requested position; reason: why it cannot."""
+        """Answer that the sink cannot end a batch at the requested position; reason: why this is impossible."""
         self._catalog.commands.finish(cut.command, {"reason": reason}, ok=False)
 
     def pop_releases(self, sink: str) -> list[str]:
-        """Return the handles of kept cuts that are no longer needed; each handle is returned once."""
+        """Return the handles of kept cuts that the sink may release now; each handle is returned once."""
         try:
             commands = self._catalog.commands.pending(self._pipeline, RELEASE)
         except CdcError:
@@ -68,6 +72,11 @@ class CutRequests:
         try:
             commands = self._catalog.commands.pending(self._pipeline, CUT)
         except CdcError as exc:
-            log.warning("cannot read requests for cuts from the catalog", code=exc.code)
+            log.warning(
+                "cannot read requests for cuts from the catalog; the sink continues, and 'cdc verify' waits",
+                sink=sink,
+                code=exc.code,
+                message=exc.message,
+            )
             return []
         return [PendingCut(c.id, sink, int(c.payload["position"])) for c in commands if c.payload["sink"] == sink]

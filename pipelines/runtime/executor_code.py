@@ -1,4 +1,4 @@
-"""Spark's Python workers: the driver's code that executors get, and errors that workers raised.
+"""Sends the driver's code to the Python workers of executors, and recognises errors that such workers raised.
 
 Executors get the packages cdc and pipelines from the driver, so that both run the same version. Their dependencies,
 such as pyarrow and deltalake, are not sent: they must be installed where executors run.
@@ -42,7 +42,7 @@ def ship(session: SparkSession) -> None:
 
 
 def build_archive(folders: list[Path], archive: Path) -> Path:
-    """Write the packages to an archive that Python imports from; the same files give the same bytes."""
+    """Write the packages to a zip archive from which Python can import; the same files give the same bytes."""
     with ZipFile(archive, "w", ZIP_DEFLATED) as zipped:
         for folder in folders:
             for file in sorted(folder.rglob("*")):
@@ -52,6 +52,6 @@ def build_archive(folders: list[Path], archive: Path) -> Path:
 
 
 def worker_error(exc: BaseException) -> LogCorrupt | None:
-    """Return the LogCorrupt that a worker raised, made from the text that Spark forwards; None for another error."""
+    """Return the LogCorrupt that a worker raised, from its text in Spark's exception `exc`; None for another error."""
     found = _LOG_CORRUPT.search(str(exc))
     return None if found is None else LogCorrupt(found[1])

@@ -26,20 +26,21 @@ log = structlog.get_logger("apply")
 
 @dataclass(frozen=True, slots=True)
 class ExternalCommit:
-    """A commit of another client that changed rows."""
+    """A commit in which another Delta client changed rows of a target."""
 
     version: int
     operation: str
-    """As the client's commit names it, for instance DELETE."""
+    """Operation that the Delta log records for the commit, for instance DELETE."""
 
     def __str__(self) -> str:
         return (
-            f"another client committed version {self.version} ({self.operation}): run 'cdc verify' to find changed rows"
+            f"another client committed version {self.version} of the target ({self.operation}): "
+            "run 'cdc verify' to find changed rows"
         )
 
 
 class ExternalCommitReport:
-    """Commits of other clients since a sink was opened; thread-safe."""
+    """Commits of other Delta clients in the targets of a sink, since the sink was opened; thread-safe."""
 
     def __init__(self) -> None:
         self._last: dict[str, ExternalCommit] = {}
@@ -47,18 +48,18 @@ class ExternalCommitReport:
         self._lock = Lock()
 
     def add(self, topic: str, commits: Sequence[ExternalCommit]) -> None:
-        """Add commits that were found in a table's target, in order."""
+        """Add commits that were found in the target of a table, oldest first."""
         with self._lock:
             self._last[topic] = commits[-1]
             self._uncounted[topic] = self._uncounted.get(topic, 0) + len(commits)
 
     def last(self, topic: str) -> ExternalCommit | None:
-        """Return the last commit of another client in a table; None if there was none since the sink was opened."""
+        """Return the last commit of another client in the target of a table; None if there was none."""
         with self._lock:
             return self._last.get(topic)
 
     def pop_counts(self) -> dict[str, int]:
-        """Number of commits added since the last call, by topic."""
+        """Return the number of commits that were added since the last call, by topic."""
         with self._lock:
             found, self._uncounted = self._uncounted, {}
         return found
@@ -74,7 +75,7 @@ class SinkFigures:
         self._record: Published | None = None
         self._lag = 0.0
         self._pending: tuple[int, float] | None = None
-        """(end of the batch that is not published yet, time of its first attempt)."""
+        """(end of the batch that is not published yet, time of its first attempt); None if no batch has begun."""
         self._rows: dict[int, int] = {}
         self._error: CdcError | None = None
         self._dead_letters: tuple[DeadLetter, ...] | None = None
@@ -85,7 +86,7 @@ class SinkFigures:
         self.external_commits: ExternalCommitReport | None = None
         """Commits of other clients in the targets; None: the sink cannot detect them."""
         self.awaits_spark = False
-        """Whether nothing can be applied until Spark has started."""
+        """Whether the sink can apply nothing until Spark begins the first batch of its query."""
 
     def start_batch(self, end: int) -> None:
         """Record that the batch ending at `end` begins, or begins again. The lag grows until the batch is published."""
@@ -119,13 +120,13 @@ class SinkFigures:
             self._figures.observe(metrics.SINK_LATENCY, lag, *labels)
 
     def record_dead_letters(self, letters: tuple[DeadLetter, ...]) -> None:
-        """Record the rows that the sink has parked."""
+        """Record the rows that the sink has parked at present."""
         with self._lock:
             self._dead_letters = letters
         self._figures.set(metrics.DLQ_RECORDS, len(letters), self._pipeline, self.sink)
 
     def to_dead_letters(self) -> tuple[DeadLetter, ...] | None:
-        """The dead letters for the catalog; None before the first `record_dead_letters`."""
+        """Return the dead letters for the catalog; None before the first call of `record_dead_letters`."""
         with self._lock:
             return self._dead_letters
 
@@ -153,7 +154,7 @@ class SinkFigures:
         self._figures.add(metrics.ERRORS, 1, self._pipeline, "apply", error.code)
 
     def to_sink(self) -> SinkProgress | None:
-        """The row for the catalog's sinks; None while nothing has been published and nothing failed."""
+        """Return the state of the sink for the catalog; None until the sink was opened or failed for the first time."""
         with self._lock:
             record, error, throttle = (
                 self._record,
@@ -176,7 +177,7 @@ class SinkFigures:
             )
 
     def to_tables(self) -> list[TableProgress]:
-        """The rows for the catalog's tables."""
+        """Return the state of each published table of the sink for the catalog."""
         with self._lock:
             tables = self._record.tables.values() if self._record else ()
             return [
@@ -207,7 +208,7 @@ class SinkFigures:
 
 
 class ProgressReporter(Thread):
-    """Writes the progress of every sink to the catalog until the outcome of the process is known."""
+    """Thread that writes the state of the apply process and of its sinks to the catalog, until the process ends."""
 
     def __init__(self, catalog: Catalog, pipeline: str, figures: metrics.Metrics, ended: Event) -> None:
         """ended: set by the caller when `state` and `error` have their final values."""
@@ -222,13 +223,17 @@ class ProgressReporter(Thread):
         self.error: CdcError | None = None
 
     def run(self) -> None:
-        """Report at the interval until `ended` is set, then report once more."""
+        """Report every REPORT_EVERY seconds until `ended` is set, then report once more."""
         while True:
             stopping = self._ended.wait(REPORT_EVERY)
             try:
                 self._report("stopped" if stopping and self.error is None else self.state)
             except CdcError as exc:
-                log.warning("cannot write the progress of sinks to the catalog", code=exc.code)
+                log.warning(
+                    "cannot write the progress of sinks to the catalog; the sinks continue, but 'cdc status' is stale",
+                    code=exc.code,
+                    message=exc.message,
+                )
             if stopping:
                 return
 

@@ -1,4 +1,4 @@
-"""Pauses: a replay makes the running apply process close one sink while it swaps the target.
+"""Pauses: a running apply process closes one sink while a replay replaces the sink's target.
 
 A pause consists of two leases and one command. The `replay` lease keeps a second replay of the sink out. While the
 `pause` lease exists, no apply process opens the sink, not even a process that starts later. The `pause` command asks
@@ -21,9 +21,9 @@ from pipelines.runtime.sink_lease import LEASE, holder, is_dead
 
 PAUSE: Final = "pause"
 SILENT_AFTER: Final = 10.0
-"""Seconds without a report after which an apply process counts as dead; it reports twice a second."""
+"""Seconds without a report after which an apply process counts as dead; a running one reports twice a second."""
 CLOSE_TIMEOUT: Final = 300.0
-"""Seconds for the apply process to finish its batch; the largest take tens of seconds."""
+"""Maximum seconds that a replay waits until the apply process has finished its batch and closed the sink."""
 _POLL: Final = 0.1
 
 
@@ -34,7 +34,7 @@ class ReplayPauses:
         self._catalog, self._pipeline = catalog, pipeline
 
     def is_paused(self, sink: str) -> bool:
-        """Whether a replay has paused the sink."""
+        """Return whether a replay that still runs has paused the sink."""
         try:
             found = self._catalog.leases.holder(_pause_lease(self._pipeline, sink))
         except CdcError:
@@ -49,7 +49,10 @@ class ReplayPauses:
 
 
 def driver_of(catalog: Catalog, pipeline: str) -> ProcessReport | None:
-    """The last report of the apply process; None if it stopped or has not reported for SILENT_AFTER seconds."""
+    """Return the last report of a running apply process.
+
+    None if the process has never run, has stopped, or has not reported for SILENT_AFTER seconds.
+    """
     seen = next((p for p in catalog.processes.ls(pipeline) if p.process == "apply"), None)
     if seen is None or seen.reported_at is None or seen.state == "stopped":
         return None
@@ -58,17 +61,17 @@ def driver_of(catalog: Catalog, pipeline: str) -> ProcessReport | None:
 
 @contextmanager
 def sole_replay(catalog: Catalog, pipeline: str, sink: str) -> Iterator[None]:
-    """Acquire the replay lease of the sink for the block; raise SinkInUse while another replay has it."""
+    """Acquire the replay lease of the sink for the block; raise SinkInUse if another replay has this lease."""
     with leased(catalog, f"replay {pipeline}/{sink}", f"another replay of sink {sink!r} is running"):
         yield
 
 
 @contextmanager
 def paused(catalog: Catalog, pipeline: str, sink: str, timeout: float = CLOSE_TIMEOUT) -> Iterator[None]:
-    """Keep the sink closed inside the block.
+    """Pause the sink: inside the block, no apply process has the sink open.
 
     Raises SinkInUse if a running apply process does not close the sink within `timeout` seconds, or if another process
-    has already paused it.
+    has already paused the sink.
     """
     with leased(catalog, _pause_lease(pipeline, sink), f"sink {sink!r} is paused by another process"):
         command = catalog.commands.post(pipeline, PAUSE, {"sink": sink})
@@ -91,13 +94,15 @@ def _wait(catalog: Catalog, pipeline: str, sink: str, command: int, deadline: fl
         if found is not None and found.result is not None:
             return
         if time.monotonic() >= deadline:
-            raise SinkInUse(f"the running apply process did not close sink {sink!r} in time")
+            raise SinkInUse(
+                f"timeout: the apply process did not close sink {sink!r}, so the replay did not replace its target"
+            )
         time.sleep(_POLL)
 
 
 @contextmanager
 def leased(catalog: Catalog, name: str, conflict: str) -> Iterator[None]:
-    """Acquire a lease for the block; raise SinkInUse with the message `conflict` while another process has it."""
+    """Acquire a lease for the block; raise SinkInUse with the message `conflict` if another process has the lease."""
     own_name, done = holder(), Event()
     before = catalog.leases.holder(name)
     if before is not None and is_dead(before):
@@ -105,7 +110,7 @@ def leased(catalog: Catalog, name: str, conflict: str) -> Iterator[None]:
     if not catalog.leases.acquire(name, own_name, LEASE):
         raise SinkInUse(
             conflict,
-            remedy="wait until the other process ends; the lease of a killed process expires after some seconds",
+            remedy="wait until the other process ends, or up to 15 s if it was killed; then run the command again",
         )
     renewing = Thread(target=_renew, args=(catalog, name, own_name, done), daemon=True)
     renewing.start()

@@ -23,13 +23,13 @@ from cdc.private_files import configured_umask
 from pipelines.runtime.executor_code import ship
 
 NEEDED_JARS: Final = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")
-"""The jars that Delta's create, append, MERGE, DML, OPTIMIZE, history and streaming reads load, found by experiment.
+"""The jars that Spark needs to read and write Delta tables; found by experiment.
 
-PySpark contains the other dependencies of the package, often newer, or they are for Unity Catalog.
+The other dependencies of the Delta package are already in PySpark, often in newer versions, or serve Unity Catalog.
 """
 
 IVY_CACHES: Final = (".ivy2.5.2/jars", ".ivy2/jars")
-"""Directories below the home directory in which `--packages` stores jars: of Spark 4 and of Spark 3."""
+"""Directories below the home directory in which `spark-submit --packages` stores jars, in Spark 4 and in Spark 3."""
 
 _EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -39,7 +39,7 @@ _PLAIN_CHECKPOINTS: Final = (
 )
 
 COMPACTION_POOL: Final = "compaction"
-"""Scheduler pool of compaction jobs; on one machine it gets the capacity that the sinks leave."""
+"""Scheduler pool of compaction jobs; on one machine it gets the capacity that the sinks do not use."""
 
 EVERYWHERE: Final = {
     # values are Postgres text under timezone UTC; a session in local time would shift them at the first cast
@@ -54,7 +54,7 @@ EVERYWHERE: Final = {
     "spark.python.worker.reuse": "true",
     "spark.ui.enabled": "false",
 }
-"""Settings of every session; SparkSettings.conf overrides them."""
+"""Spark settings of every session; SparkSettings.conf overrides them."""
 
 DECISIVE: Final = frozenset(
     {
@@ -64,7 +64,7 @@ DECISIVE: Final = frozenset(
         "spark.sql.parquet.outputTimestampType",
     }
 )
-"""Names of the settings in EVERYWHERE that change results. They also override settings of spark-submit."""
+"""Names of the settings in EVERYWHERE that change results; their values also override settings of spark-submit."""
 
 ON_ONE_MACHINE: Final = {
     # 50 snapshot partitions, the default, make each small Delta read take seconds
@@ -86,24 +86,24 @@ ON_ONE_MACHINE: Final = {
     # not percent-encoded: Hadoop reads %20 as part of the name
     "spark.scheduler.allocation.file": f"file://{Path(__file__).with_name('pools.xml')}",
 }
-"""Settings of `local` masters."""
+"""Additional Spark settings for a `local` master, where driver and executors are one process."""
 
 _TRUST_ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Disable Arrow's checks of each vector access: Spark checks nulls itself, and a row costs a fifth less."""
+"""JVM options without Arrow's checks of each vector access: Spark checks nulls itself, and a row costs a fifth less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSettings:
-    """Spark settings of a definition."""
+    """The settings with which this process creates a Spark session."""
 
     master: str = "local[2]"
     app_name: str = "cdc"
     conf: Mapping[str, str] = field(default_factory=dict)
-    """Spark's own settings; they override ours."""
+    """Spark properties from the definition; they override the settings of this module."""
     delta_jars: tuple[str, ...] = ()
     """Jar files of Delta, or directories of them; if given, no cache is searched and nothing is downloaded."""
     warehouse: str | None = None
-    """Directory of tables without a path; None: Spark's default below the working directory."""
+    """Directory in which Spark stores tables without a path; None: Spark's default below the working directory."""
     download: bool = True
     """Whether a missing Delta jar may be downloaded."""
 
@@ -122,10 +122,10 @@ class SparkSettings:
 def spark_session(settings: SparkSettings) -> SparkSession:
     """Create the session, or return the running one; its attribute `delta` is true if Delta is available.
 
-    Under spark-submit the JVM runs already with its own jars, and submitted settings override `settings`.
-    The executors of a cluster get the code of this process.
-    Raises SparkUnavailable, also for a path in delta_jars that does not exist. If a Delta jar cannot be downloaded, no
-    error is raised: a line on stderr reports it, and delta-rs alone writes the targets.
+    Under spark-submit the JVM already runs with its own jars, and submitted settings override `settings`, except for
+    DECISIVE. The executors of a cluster get the code of this process.
+    Raises SparkUnavailable if Spark does not start, or if a path in delta_jars does not exist. If a Delta jar cannot be
+    downloaded, no error is raised: a line on stderr reports it, and delta-rs alone writes the targets.
     """
     try:
         return _started(settings)
@@ -157,19 +157,19 @@ def _started(settings: SparkSettings) -> SparkSession:
 
 
 def _error_line(exc: Exception) -> str:
-    """The message of an exception without the JVM stack that Py4J appends to it."""
+    """Return the message of an exception without the JVM stack that Py4J appends to it."""
     lines = str(exc).splitlines() or [type(exc).__name__]
     message = next((text for text in lines if text.startswith(": ")), lines[0])
     return message.removeprefix(": ")[:300]
 
 
 def has_delta(session: SparkSession) -> bool:
-    """Return whether the session can read and write Delta tables; it may also be a session that a frame refers to."""
+    """Return whether the session can read and write Delta tables; also works for the `sparkSession` of a frame."""
     return _EXTENSION in (session.conf.get("spark.sql.extensions", "") or "")
 
 
 def delta_jars(settings: SparkSettings, home: Path | None = None) -> tuple[Path, ...]:
-    """The jar files of Delta: the given ones, else those in an Ivy cache below home, else none."""
+    """Return Delta's jar files: those of `settings`, or those of an Ivy cache below `home`; () if neither has any."""
     if settings.delta_jars:
         return tuple(_given(settings.delta_jars))
     for cache in IVY_CACHES:

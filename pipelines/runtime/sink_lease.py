@@ -1,6 +1,6 @@
 """Leases on sinks: if two apply processes have the same sink, the second waits until the first releases it or dies.
 
-A lease is a row in the catalog that a thread renews. A lease of a dead process on this machine is void at once.
+A lease is a row in the catalog that a thread renews. If a process on this machine is dead, its lease is void at once.
 Correctness does not depend on leases: a process that was suspended for longer than its lease and resumes is fenced by
 the published record of the sink.
 """
@@ -21,7 +21,7 @@ from cdc.catalog import Catalog
 from cdc.errors import CdcError
 
 LEASE: Final = 15.0
-"""Seconds until the lease of a dead process expires; it is renewed three times in that period."""
+"""Seconds for which a lease is valid; a running process renews its lease three times in this period."""
 ASK_EVERY: Final = 1.0
 """Seconds between two attempts to acquire the lease of a sink that another process has."""
 
@@ -29,7 +29,7 @@ log = structlog.get_logger("apply")
 
 
 class SinkLeases:
-    """The leases that one process has on its sinks. While the catalog is unreachable, every sink may be filled."""
+    """The leases of one apply process on its sinks. While the catalog is unreachable, the process needs no lease."""
 
     def __init__(self, catalog: Catalog, pipeline: str) -> None:
         self._catalog, self._pipeline = catalog, pipeline
@@ -59,7 +59,12 @@ class SinkLeases:
         try:
             return self._acquire(sink)
         except CdcError as exc:
-            log.warning("cannot check the lease of a sink in the catalog: the sink continues", sink=sink, code=exc.code)
+            log.warning(
+                "cannot check the lease of a sink in the catalog; the sink continues without a lease",
+                sink=sink,
+                code=exc.code,
+                message=exc.message,
+            )
             self._other_holders.pop(sink, None)
             return True
 
@@ -114,12 +119,12 @@ class SinkLeases:
 
 
 def holder() -> str:
-    """A name for this process as a holder of leases: host, process id and a random suffix."""
+    """Return a unique name for this process as the owner of a lease: host, process id and a random suffix."""
     return f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex[:8]}"
 
 
 def is_dead(name: str) -> bool:
-    """Return whether the process that `name` describes ran on this machine and has ended."""
+    """Return whether a lease owner ran on this machine and has ended; name: as `holder` returned it."""
     host, pid, _ = name.split(" ")
     if host != socket.gethostname():
         return False

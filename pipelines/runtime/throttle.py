@@ -1,4 +1,4 @@
-"""Throttle: the delay between two batches of a sink, from the bytes that its tables had to rewrite.
+"""Throttle: the delay between two batches of a sink, computed from the bytes that its tables had to rewrite.
 
 Theory. A merge rewrites every file that contains one of its keys. A huge table with scattered keys is therefore
 rewritten by each batch, even by a small one, and fewer, larger batches write less. A batch covers all tables of a
@@ -15,15 +15,15 @@ from threading import Event
 from typing import Final
 
 LONGEST: Final = 60.0
-"""Maximum seconds between the beginnings of two batches, whatever they rewrite."""
+"""Maximum seconds between the starts of two batches, however much the batches rewrite."""
 ASK_EVERY: Final = 0.5
-"""Seconds between two checks for an urgent batch; each reads the catalog and the log."""
+"""Seconds between two checks whether the next batch is urgent; each check reads the catalog and the log."""
 _STEP: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class BatchThrottle:
-    """The delay of a sink and the table that causes it."""
+    """The delay between batches of a sink, and the table that causes it."""
 
     seconds: float
     """Minimum seconds between the starts of two batches."""
@@ -61,7 +61,7 @@ class CommitRate:
         self._tables[table] = self._tables.get(table, 0) + nbytes
 
     def end_batch(self) -> None:
-        """Record that the batch is published, and compute the delay of the next."""
+        """Record that the batch is published, and compute the delay of the next batch."""
         now = self._clock()
         began, tables = now if self._began is None else self._began, self._tables
         self._began, self._tables, self.rewritten, self.throttle = None, {}, sum(tables.values()), None

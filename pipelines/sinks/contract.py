@@ -1,12 +1,13 @@
 """Sink contract: the methods that the apply loop calls on a derived store, and the types of their arguments.
 
-Theory. The loop cuts the log into ranges (after, upto], folds each to the latest state per key, and passes every table
-its part. A sink **applies** table by table, then **publishes** one record of the position of every table. Applied is
-not published: what `apply` did is durable in the target, but readers and progress rely only on what `publish` returned.
+Theory. The loop divides the log into ranges (after, upto], folds each range to the latest state per key, and passes the
+changes of each table to the sink. A sink **applies** table by table, then **publishes** one record of the position of
+every table. Applied is not published: `apply` may already have changed a target, but readers and progress rely only on
+the published record.
 
-Limit: a target gets each change effectively once, not exactly once. A process may die at any point. The same range then
-comes again, with the same or another end, and must leave the same target. Order comes from the (position, ordinal) of
-each row, never from the order of calls.
+Limit: a target gets each change effectively once, not exactly once. A process may die at any point. The same range is
+then applied again, with the same or another end, and must produce the same target. Order comes from the (position,
+ordinal) of each row, never from the order of calls.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ class TableBatch:
     """The changes of the range (after, upto] to one relation: at most one folded row per key.
 
     Rows come in one of two forms, never in both: `rows` on the driver (pipelines.folding.fold.FOLDED_ARROW, op `u` and
-    `d` only), or `frame`, the same rows on the executors, for a batch that is too large for the driver. A range with
-    control rows only has neither. For a target with history, `rows` are all changes, as
-    pipelines.folding.every_change makes them.
+    `d` only), or `frame`, the same rows on the executors, for a batch that is too large for the driver. A batch has
+    neither if its range contains only truncates, ends of full copies and schema changes of the table. For a target with
+    history, `rows` are all changes, as pipelines.folding.every_change makes them.
     """
 
     schema: TableSchema
-    """The version of the table at upto."""
+    """The schema of the source table at position upto."""
     rows: pa.Table | None
     frame: DataFrame | None
     after: int
@@ -67,15 +68,17 @@ class TableBatch:
     upto: int
     """Position at which the range ends. The range includes this position."""
     truncated: tuple[int, int] | None = None
-    """(position, ordinal) of the last truncate in the range; None without truncate. It removes every older row."""
+    """(position, ordinal) of the last truncate in the range, which removes every older row; None without a truncate."""
     generation: int | None = None
-    """Start position of the last full copy that ended in the range; None if none ended. It removes every older row."""
+    """Start position of the last full copy that ended in the range; None if none ended. Rows older than this position
+    are removed.
+    """
     endings: tuple[GenerationEnd, ...] = ()
-    """Targets with history only: every truncate and end of a full copy in the range, by position."""
+    """Targets with history only: every truncate and end of a full copy in the range, sorted by position."""
     since: int = 0
     """Targets with history only: position up to which the log has only latest states; 0 if it has every change."""
     unparked: pa.Table | None = None
-    """Targets with history only: the changes of keys that are no longer parked; `rows` does not contain them."""
+    """Targets with history only: the queued changes of keys that this batch unparks; `rows` does not contain them."""
     earlier_endings: tuple[GenerationEnd, ...] = ()
     """Truncates and ends of full copies before the range that apply to the keys of `unparked`."""
     parked_keys: tuple[Key, ...] = ()
@@ -106,18 +109,18 @@ class SparkAwaited(Exception):
 
 
 class Sink(Protocol):
-    """A derived store of one source.
+    """A derived store of one source; one driver calls its methods.
 
-    Called by one driver: `open` once and first, then any number of rounds of `apply` (once per table
-    that the range touched, in any order, from up to `parallel` threads, never two for one table) and one
-    `publish` when all of them returned; `pin` and `release` between rounds; `close` once and last,
-    also after a failure. After a crash the only guarantee is that `open` is the first call.
+    The driver calls `open` first and `close` last, also after a failure. Between them it calls any number of rounds. A
+    round calls `apply` once for each table with changes, in any order and from up to `parallel` threads, but never from
+    two threads for one table. When these calls have returned, the round calls `publish` once. `pin` and `release` are
+    called between rounds. After a crash the only guarantee is that `open` is the first call.
     """
 
     name: str
-    """The name in the definition; labels metrics and messages."""
+    """Name of the sink in the definition; metrics and messages contain it."""
     parallel: int
-    """Number of tables that may be applied at once; 1 where the engine has one writer."""
+    """Maximum number of tables to which the driver applies batches at once; 1 if the engine has one writer."""
 
     def open(self, log_id: str) -> Published | None:
         """Attach to the store and return its published record, None when nothing was ever published.
@@ -127,17 +130,18 @@ class Sink(Protocol):
         """
 
     def attach(self, spark: SparkSession) -> None:
-        """Use this Spark session; called between rounds or before `open`, possibly more than once.
+        """Use this Spark session from now on; called between rounds or before `open`, possibly more than once.
 
-        Until then batches come as `rows` only, and a batch that needs Spark raises SparkAwaited.
+        Before the first call, batches have only `rows`, and a batch that needs Spark raises SparkAwaited.
         """
 
     def apply(self, batch: TableBatch) -> TableRecord:
         """Apply a batch to the target of its table and return the table's new record.
 
-        Idempotent: a target that is already at or beyond upto does not change. Truncates and generation ends remove
-        only rows older than themselves. A row is replaced only by a later (position, ordinal). A batch that was
-        interrupted is applied again from its start. The result is durable only once `publish` returned.
+        Idempotent: a target whose position is already at or after upto does not change. A truncate removes only rows
+        before it, and the end of a full copy only rows from before the copy began. A row is replaced only by a later
+        (position, ordinal). A batch that was interrupted is applied again from its start. The result is durable only
+        once `publish` returned.
 
         Errors with the reaction QUARANTINE concern this table alone: a value that does not fit, a missing base row, a
         schema change that the target cannot follow. The target then stays as it was, and the loop records the failure
@@ -146,22 +150,22 @@ class Sink(Protocol):
         While `batch.is_copying`, a partial image without a base row in the target makes no row and is no error. The
         delete of the old key of a row whose key changed is still applied.
 
-        The state is SNAPSHOTTING until a generation end closes the full copy, then STREAMING; it is never FAILED.
+        The state of the returned record is SNAPSHOTTING until a full copy has ended, then STREAMING; never FAILED.
         """
 
     def publish(self, record: Published) -> None:
-        """Make the cut visible in one atomic write; when it returns, the cut is durable.
+        """Make the cut of this record visible to readers in one atomic write; when it returns, the cut is durable.
 
-        `record.tables` has every table of the sink, including those that the range did not touch. Such a table is at
-        the new position without a commit of its own: positions come from the record alone, and the `txn` in a target
-        only prevents a range from being merged twice. Raises SinkFenced, and writes nothing, when another driver
-        published since this one opened or last published.
+        `record.tables` has every table of the sink, also those without changes in the range. Such a table reaches the
+        new position without a commit of its own: positions come from the record alone, and the `txn` in a target only
+        prevents a range from being merged twice. Raises SinkFenced, and writes nothing, if another driver published
+        since this driver opened the sink or last published.
         """
 
     def pin(self, record: Published) -> str:
-        """Keep the cut of a published record readable until `release`; returns its handle.
+        """Keep the cut of a published record readable until `release`; return a handle for `release`.
 
-        Delta: JSON of target → version; search: the path of a copy.
+        The handle of a Delta sink is a JSON text, target → version; that of a search sink is the path of a copy.
         """
 
     def release(self, handle: str) -> None:
@@ -176,7 +180,7 @@ class RefusedRow:
     """A row of a batch that the target refuses, with the error."""
 
     row: int
-    """Index among the batch's rows."""
+    """Index of the row in `batch.rows`; indexes of `batch.unparked` follow those of `batch.rows`."""
     error: CdcError
 
 
@@ -191,8 +195,8 @@ class ParkedRows(Protocol):
 
         The commit replaces all entries with a position later than `after`, such as those of a failed attempt. So the
         caller calls `write` before each merge, even if `entries` is empty. The entries are durable when the call
-        returns, but take effect only once the target reaches the end of the batch. If the batches of a sink become
-        durable in `publish`, it may write the entries there.
+        returns, but take effect only once the target reaches the end of the batch. A sink whose batches become durable
+        in `publish` may write the entries in `publish` instead.
         """
 
     def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
@@ -201,7 +205,7 @@ class ParkedRows(Protocol):
 
 @runtime_checkable
 class ParkingSink(Sink, Protocol):
-    """A sink that can park single rows and apply the others."""
+    """A sink that can park the rows that its target refuses, and merge all other rows."""
 
     @property
     def parked(self) -> ParkedRows:
@@ -211,9 +215,9 @@ class ParkingSink(Sink, Protocol):
         """Return how many rows of a table may be parked; `stop_at` is 0 if the first refused row stops the table."""
 
     def target_position(self, schema: TableSchema) -> int:
-        """Return the position of a table's target.
+        """Return the position up to which the target has all changes of a table.
 
-        If the table was never published, its dead-letter entries up to this position are valid.
+        If the table was never published, its dead-letter entries up to this position are valid, and later ones are not.
         """
 
     def image_mask(self, schema: TableSchema) -> ImageMask:
@@ -225,7 +229,7 @@ class ParkingSink(Sink, Protocol):
     def find_refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
         """Return the rows of a batch that make `apply` fail, without changing the target.
 
-        The list has at most slightly more than `limit` rows. For a target with history, it has only rows with a value
-        that the target cannot store. Row numbers count `batch.rows` first, then `batch.unparked`. If a
-        row of `batch.unparked` is refused, its whole key is refused.
+        The list may be slightly longer than `limit`. For a target with history, it has only rows with a value that the
+        target cannot store. Row numbers count `batch.rows` first, then `batch.unparked`. If a row of `batch.unparked`
+        is refused, its whole key is refused.
         """

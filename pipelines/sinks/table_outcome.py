@@ -1,4 +1,4 @@
-"""Functions that compute the record of a sink's table after a batch or a failure, and the lag of a batch."""
+"""Table outcome: computes the published record of a table after a batch or a failure, and the lag of a batch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NO_LONGER_CAPTURED: Final = (
 
 
 def check_captured(schema: TableSchema) -> None:
-    """Raise SchemaNotApplicable if some changes of the table are not in the log, as its state says."""
+    """Raise SchemaNotApplicable if the state of the table says that some of its changes are not in the log."""
     if schema.state not in CAPTURED:
         copied_again = schema.state == TableState.NEEDS_RESYNC
         raise SchemaNotApplicable(
-            f"table {schema.topic!r} is {schema.state}: {schema.reason}",
+            f"cannot apply changes of table {schema.topic!r}, because its state is {schema.state}: {schema.reason}",
             remedy=RESYNC if copied_again else NO_LONGER_CAPTURED,
         )
 
@@ -33,7 +33,8 @@ def check_captured(schema: TableSchema) -> None:
 def applied_state(batch: TableBatch, before: TableRecord | None, *, complete: bool) -> TargetState:
     """Return the state of a target after a batch was merged.
 
-    before: the last published record of the table. complete: whether at least one full copy has ended in the target.
+    before: the last published record of the table; None if it has none. complete: whether at least one full copy has
+    ended in the target.
     """
     waits = before is not None and before.state == TargetState.SNAPSHOTTING and batch.generation is None
     return TargetState.STREAMING if complete and not waits and not batch.is_copying else TargetState.SNAPSHOTTING
@@ -77,8 +78,6 @@ def failed_record(before: TableRecord | None, schema: TableSchema, exc: CdcError
 
 
 def median_lag(images: pa.Table) -> float | None:
-    """Return the median of the seconds that have passed since the rows of a batch were committed; None for an empty
-    batch.
-    """
+    """Return the median time in seconds since the rows of a batch were committed at the source; None for no rows."""
     middle = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
     return None if middle is None else max(0.0, time.time() - middle / 1e6)

@@ -1,9 +1,9 @@
 """The Spark data source `cdc`: ranges of the change log as frames, batch and streaming.
 
 An offset is `{"position": int}`, the last position that a batch includes. A batch is a range (a, b] of positions, so
-admission control never splits a transaction. The offset of a batch that begins before the oldest change also names the
-version of `compacted` that it reads, so the batch is the same after a restart. Spark plans batches in one Python worker
-process, which keeps the log open between triggers; executors read the Parquet files and send Arrow to the JVM.
+admission control never splits a transaction. If a batch begins before the oldest change, its offset also names
+the version of `compacted` that it reads. So the batch is the same after a restart. Spark plans batches in one Python
+worker process, which keeps the log open between triggers; executors read the Parquet files and send Arrow to the JVM.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class CdcDataSource(DataSource):
         if [(f.name, f.dataType.simpleString()) for f in schema] != [
             (f.name, f.dataType.simpleString()) for f in frame.columns
         ]:
-            raise InvalidDefinition("data source 'cdc' accepts no schema: option 'columns' selects columns")
+            raise InvalidDefinition(
+                "data source 'cdc' accepts no schema: omit it, and select columns with option 'columns'"
+            )
         return frame
 
 
@@ -100,7 +102,7 @@ def rows_between(
 
 
 class LogBatchReader(DataSourceReader):
-    """Reads one range of the log as a batch frame. The range is fixed when the query is planned."""
+    """Reads one range of the log as a batch frame; Spark fixes the range when it plans the query."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame

@@ -44,11 +44,11 @@ _END: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """The options of one Spark frame that is read from the log."""
+    """The options with which a Spark frame is read from the log."""
 
     path: str
     storage: str = "{}"
-    """Access to the object store of the path, as Storage.to_json returns it: without secrets."""
+    """How to reach the object store of the path: the JSON text of Storage.to_json, without secrets."""
     tables: tuple[str, ...] = ()
     """Globs of `schema.table`; empty: all tables, and rows without a table, which are logical messages."""
     table: str | None = None
@@ -63,7 +63,7 @@ class SourceOptions:
     """`latest`, or the last position or commit time that the frame includes. For batch frames only."""
     max_rows: int | None = None
     history: bool = False
-    """Whether the frame has every single change, and older changes as their state at the horizon."""
+    """Whether the frame has every single change; trimmed changes are replaced by their state at the horizon."""
     boundaries: bool = False
 
     @classmethod

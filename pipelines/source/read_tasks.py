@@ -1,11 +1,11 @@
 """Read tasks of a frame: which Spark tasks a range is divided into, and the rows that each task reads.
 
-Changes are divided into groups of neighbouring files. A frame may begin with the baseline, the state at the horizon as
-`r` rows. This is so with the option `history`, and where older changes were trimmed.
+Changes are divided into groups of neighbouring files. If older changes were trimmed, a frame with the option `history`
+begins with the baseline: the state at the horizon as `r` rows.
 
-One run of `compacted` already is that state, with one row per key. Several runs have to be folded together. So they are
-divided into shares of about SHARE_BYTES: by relation, because files are sorted by it. A larger relation is also divided
-by key. Each task of such a relation reads all rows of the relation and keeps only the rows of its own keys.
+One run of `compacted` already is the baseline, with one row per key. Several runs have to be folded together. So they
+are divided into shares of about SHARE_BYTES: by relation, because files are sorted by it. A larger relation is also
+divided by key. Each task of such a relation reads all rows of the relation and keeps only the rows of its own keys.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ BOUNDARY: Final = "b"
 """Operation of the row that ends a batch; it has the batch's last position and the time of that commit."""
 
 LEAST_BYTES: Final = 32 << 20
-"""Minimum Parquet bytes of one partition: below it a second task costs more than it saves."""
+"""Minimum Parquet bytes of one partition; for fewer bytes, a second task costs more than it saves."""
 MOST_BYTES: Final = 64 << 20
-"""Maximum Parquet bytes of one partition of a large range; larger partitions are a twelfth faster there."""
+"""Maximum Parquet bytes of one partition; a large range is read a twelfth faster in such partitions."""
 TASKS: Final = 8
-"""Number of partitions of a range above which the partitions become larger instead of more."""
+"""Usual maximum number of Spark tasks that read one range; a longer range gets larger tasks, not more of them."""
 SHARE_BYTES: Final = 64 << 20
 """Bytes of `compacted` in one share; the task that folds it needs several times as much memory."""
 
@@ -64,7 +64,7 @@ _FENCES: Final = pa.array(["t", "g"])
 
 @dataclass
 class LogPartition(InputPartition):
-    """The input of a task: the files whose rows in (after, upto] it returns, and perhaps a boundary row."""
+    """The input of a Spark task that returns the rows of `files` in (after, upto], and perhaps a boundary row."""
 
     files: Sequence[LogFile]
     after: Position
@@ -91,7 +91,7 @@ class BaselineShare:
 
 @dataclass
 class BaselinePartition(InputPartition):
-    """The input of a task that folds one share of the baseline and returns the rows of the selected tables."""
+    """The input of a Spark task that folds one share of the baseline, and returns its rows of the selected tables."""
 
     share: BaselineShare
     horizon: Position
@@ -108,7 +108,7 @@ class Frame:
 
     @classmethod
     def of(cls, options: SourceOptions) -> Self:
-        """Create the frame for these options. Raises InvalidDefinition if the log has no such table or column."""
+        """Create the frame for the options. Raises InvalidDefinition if the log has no such table or no such column."""
         if options.table is not None:
             log = options.open_log()
             typed = TypedTable.find(log, options.table, options.end(log), options.types, options.columns)
@@ -311,7 +311,8 @@ def fold_share(share: BaselineShare, horizon: Position) -> pa.Table:
 def as_read_rows(rows: pa.Table) -> pa.Table:
     """Convert compacted rows to rows of a snapshot: each key that is not deleted becomes an `r` row.
 
-    Schema rows stay; tombstones, truncates and generation ends are left out. Rows without a key keep their operations.
+    Schema rows stay. Tombstones, truncates and ends of full copies are left out. Rows without a key keep their
+    operations.
     """
     is_keyed = pc.and_(pc.is_valid(rows["key"]), pc.is_in(rows["op"], _IMAGES))
     is_keyless = pc.and_(pc.is_null(rows["key"]), pc.is_in(rows["op"], pa.array(["c", "d", "r", "u"])))
@@ -345,8 +346,8 @@ def _relation_ranges(spans: Sequence[RowSpan], limit: int) -> Iterator[tuple[tup
 def _rows_of_share(rows: pa.Table, share: BaselineShare, moved_parts: dict[tuple[int, str], int]) -> pa.Table:
     """Return the rows that belong to a share.
 
-    Truncates and generation ends belong to every share of their relation. Every other row, with or
-    without a key, belongs to exactly one share.
+    Truncates and ends of full copies belong to every share of their relation. Every other row, with or without a key,
+    belongs to exactly one share.
     """
     if share.parts == 1:
         return rows

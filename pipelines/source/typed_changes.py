@@ -1,4 +1,4 @@
-"""Typed changes: the changes of one table as rows with its own columns, and the columns `_op`, `_position`, … .
+"""Typed changes: the changes of one table as a frame with the table's columns, and with `_op`, `_position` and others.
 
 The frame has the columns of one version of the table. Columns are found by id in every image. So rows of older versions
 appear under the names of that version. The frame fails if a later version adds a column or changes a type.
@@ -57,8 +57,8 @@ class TypedTable:
     def find(cls, log: LogReader, topic: str, upto: Position, policy: TypePolicy, chosen: Sequence[str] = ()) -> Self:
         """Return the table whose name at position upto is `topic`. An existing table is preferred to a dropped one.
 
-        chosen: the option `columns`. Raises InvalidDefinition if the log has no such table, or the table no such
-        column.
+        chosen: the option `columns`. Raises InvalidDefinition if the log has no such table, or if the table does not
+        have one of these columns.
         """
         latest = {schema.relation: (place, schema) for place, schema in log.schema_history(upto)}
         named = [found for found in latest.values() if found[1].topic == topic]

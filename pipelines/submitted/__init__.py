@@ -1,1 +1,1 @@
-"""Scripts that spark-submit runs. They have their own folder, because Python searches the folder of a script first."""
+"""Modules for spark-submit, in a folder of their own: Python searches the folder of a script first at each import."""

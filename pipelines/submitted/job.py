@@ -1,4 +1,4 @@
-"""`spark-submit … pipelines/submitted/job.py VERB -c FILE`: runs `python -m pipelines` in a submitted session."""
+"""The script that spark-submit starts on a cluster: `job.py VERB -c FILE` runs a verb of `python -m pipelines`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipelines.__main__ import main
 
 
 def job() -> None:
-    """Run the verb of the command line. A failure raises SystemExit; a success only returns, as schedulers expect."""
+    """Run the verb of the command line. A failure raises SystemExit; a success returns, as schedulers expect."""
     configure_by_environment()
     if status := main(submitted=True):
         sys.exit(status)

@@ -1,8 +1,8 @@
 """A replay that runs on a cluster, recorded in the catalog as a command with its progress and its result.
 
 The operator sees neither the output nor the death of a driver on a cluster. So the driver posts a command when it
-starts. The payload of the command names a lease, which ends with the driver. A command whose lease has ended belongs to
-a replay that has ended.
+starts. The payload of the command names a lease, which the driver renews. If this lease has expired, the replay of the
+command has ended.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class _ReplayCommand:
         self.result: dict[str, Any] = {}
 
     def record_progress(self, text: str) -> None:
-        """Record a line of progress. If the catalog cannot be reached, the line is lost."""
+        """Record a line of progress in the command. If the catalog cannot be reached, the line is lost."""
         with suppress(CdcError):
             self._catalog.commands.record(self._number, {"summary": text})
 
     def finish(self) -> None:
-        """Record the result. If the catalog cannot be reached, the replay counts as ended when its lease ends."""
+        """Record the result of the replay. If the catalog cannot be reached, the expired lease shows the end."""
         with suppress(CdcError):
             self._catalog.commands.finish(self._number, self.result, ok=self.result["ok"])
 

@@ -1,1 +1,1 @@
-"""The transformations of rows by rules: dropped, renamed, masked and computed columns, filters."""
+"""How the rules of a sink transform rows: they drop, rename, mask and compute columns, and filter rows."""

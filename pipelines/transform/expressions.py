@@ -28,7 +28,7 @@ _KEPT: Final = "_kept"
 _ROW_NUMBER: Final = "_place"
 _SQL_POSITION: Final = re.compile(r"\bline (\d+),? pos(?:ition)? (\d+)")
 _VALUE_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""PySpark's loggers that print the message of an error, with the value of a row, before it is caught."""
+"""PySpark's loggers that print the message of an error, with a value of a row, before our code can catch the error."""
 _ROW_SOURCES: Final = frozenset({"LocalRelation", "LogicalRDD"})
 """Leaves of a plan that reads nothing but the given rows."""
 
@@ -42,11 +42,11 @@ class Expressions:
     """Pairs (name of a computed column, its SQL expression)."""
     where: str | None
     fields: pa.Schema
-    """The computed columns as Spark types them."""
+    """Names and types of the computed columns, as Spark resolved them."""
     reads: tuple[str, ...]
     """Names of the columns that at least one expression reads."""
     decides: tuple[str, ...]
-    """Columns that `where` reads."""
+    """Names of the columns that the filter `where` reads."""
 
     def columns(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns of the target: columns of `schema`, computed columns, then `_position` and `_ordinal`."""
@@ -54,7 +54,7 @@ class Expressions:
         return pa.schema([*list(schema)[: -len(order)], *self.fields, *order])
 
     def apply(self, source: pa.Table, spark: SparkSession) -> pa.Table:
-        """Add the computed columns to merge source rows. Turn upserts that the filter `where` rejects into deletes.
+        """Add the computed columns to the rows of a merge. Turn upserts that the filter `where` rejects into deletes.
 
         Raises TransformFailed if an expression fails on a row.
         """
@@ -70,8 +70,9 @@ class Expressions:
         )
 
     def apply_to_frame(self, source: DataFrame) -> DataFrame:
-        """Do the same as `apply` for a Spark frame. An expression that fails raises its error only when the frame is
-        executed.
+        """Do the same as `apply`, with the rows of a merge as a Spark frame.
+
+        If an expression fails on a row, the error is raised only when Spark executes the frame.
         """
         from pyspark.sql import functions as F
 
@@ -121,8 +122,9 @@ class Expressions:
 
 
 def resolve_expressions(rule: Transform, schema: pa.Schema, topic: str, spark: SparkSession) -> Expressions:
-    """Check the expressions of a rule, and return them for a table with these columns. Raises TransformFailed for an
-    invalid expression.
+    """Check the expressions of a rule, and return them for a table with the columns of `schema`.
+
+    Raises TransformFailed for an invalid expression.
 
     schema: the columns that the expressions may use. topic: the table's name, for errors.
     """
@@ -156,7 +158,7 @@ def _analyse(frame: DataFrame, name: str, sql: str, what: str) -> tuple[pa.Field
     if bare := sorted(
         {word for _, word, _ in named_in(sql) if word.lower() in BARE and word.casefold() not in columns}
     ):
-        raise TransformFailed(f"{what} uses {bare[0]!r}, whose value would differ if the row is applied again")
+        raise TransformFailed(f"{what} uses {bare[0]!r}, whose value would differ if the row were applied again")
     with _raising_analysis_errors(what):
         selected = frame.select(F.expr(sql).alias(name))
         plan = selected._jdf.queryExecution().analyzed()  # noqa: SLF001 - only the plan names the columns that are read

@@ -1,4 +1,4 @@
-"""TableTransform: the drops, renames, masks and Python function of a rule, for one version of a table.
+"""TableTransform: drops, renames and masks columns by a rule, and calls its Python function, for one table version.
 
 The rule changes the schema with which images are typed. A dropped column is not converted at all. A renamed column has
 its new name and its old id. A masked column has type text, so its mask reads the value as Postgres prints it. For an
@@ -50,7 +50,7 @@ class Mask:
         return pc.if_else(is_masked, pc.utf8_slice_codeunits(plain, len(MASKED), None), self._mask(plain))
 
     def over(self, text: str | None) -> str | None:
-        """Mask one text of a row that will be parked, and add the prefix MASKED; None for None.
+        """Mask one text of a row that will be parked, and add the prefix MASKED; return None for None.
 
         The prefix prevents a second masking when the row is applied again.
         """
@@ -109,8 +109,7 @@ class TableTransform:
         return typed if self.rule.python is None else self._call_python(typed.empty_table()).schema
 
     def rows(self, images: pa.Table, policy: Policy) -> pa.Table:
-        """Convert folded upserts to typed rows with the schema `row_schema`: masked, and changed by the Python
-        function.
+        """Convert folded upserts to typed rows with the schema `row_schema`; mask them and apply the Python function.
 
         An unsent column has a placeholder, see `typed_rows`. Raises the errors of `typed_rows`. Raises TransformFailed
         if the Python function fails, or if it changes the number of rows or a key. Also raises it if the function would
@@ -130,7 +129,7 @@ class TableTransform:
         return typed if self.rule.python is None else self._call_python(typed)
 
     def missing(self, column: Column) -> str | None:
-        """Return the text that rows older than a column have in it, masked if the column has a mask; None for NULL."""
+        """Return the text of a column in rows that are older than the column, with its mask applied; None for NULL."""
         mask = self.masks.get(column.id)
         if mask is None or column.missing is None:
             return column.missing
@@ -144,7 +143,7 @@ class TableTransform:
 
     @property
     def fingerprint(self) -> str:
-        """See Transform.fingerprint."""
+        """Hash of the transform, keyed with its salt. If it changes, a replay must rewrite the target."""
         return self.rule.fingerprint
 
     def _call_python(self, rows: pa.Table) -> pa.Table:
@@ -158,18 +157,19 @@ class TableTransform:
             ) from None
         if not isinstance(returned, pa.Table) or returned.num_rows != given.num_rows:
             raise TransformFailed(
-                f"function {self.rule.python!r} must return an Arrow table with one row per row of table {topic!r}"
+                f"function {self.rule.python!r} did not return an Arrow table with one row for each given row of "
+                f"table {topic!r}"
             )
         for key in (column_name(column.name) for column in self.schema.key):
             if key not in returned.column_names or not returned[key].equals(given[key]):
                 raise TransformFailed(
-                    f"function {self.rule.python!r} changed the key column {key!r} of table {topic!r}"
+                    f"function {self.rule.python!r} changed or dropped the key column {key!r} of table {topic!r}"
                 )
         return _with_order(returned, rows)
 
 
 def rename_columns(policy: Policy, names: Mapping[str, str]) -> Policy:
-    """Return the policy with its columns renamed; names: old name → new name."""
+    """Return the policy for a table whose columns a rule renames; names: old name → new name."""
     if not isinstance(policy, ColumnPolicies):
         return policy
     return replace(policy, columns=tuple((names.get(name, name), of) for name, of in policy.columns))

@@ -1,4 +1,4 @@
-"""Postgres types to Arrow types; README.md has the complete table."""
+"""Conversion of Postgres types to Arrow types; README.md has the complete table."""
 
 from __future__ import annotations
 

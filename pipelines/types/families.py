@@ -4,8 +4,9 @@ A family converts an array of texts to an array of its Arrow type. The texts are
 the pinned session settings. The family changes no value: a text that the type cannot represent exactly is an error.
 README.md has the complete table of types.
 
-- A numeric is text if it declares no precision, or a precision that no decimal has. So is every type without a family.
-- A real is read as 32 bits. Reading it as 64 bits first would round it twice.
+- A numeric column is text if it declares no precision, or a precision or scale that no Delta decimal has. A column of
+  a type without a family is text too.
+- The text of a real is parsed to 32 bits. Parsing it to 64 bits first would round it twice.
 - Dates and timestamps have years 1 to 9999. `infinity`, years BC and later years are refused, because neither Delta nor
   its readers have them.
 - `time`, `timetz` and `interval` are text: Delta stores neither `24:00:00` nor months of unknown length.
@@ -49,7 +50,7 @@ class TypePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnPolicies:
-    """The policy of a table, with exceptions for single columns. Executors receive a pickled instance."""
+    """The type policy of a table, with exceptions for single columns. Executors receive a pickled instance."""
 
     table: TypePolicy
     columns: tuple[tuple[str, TypePolicy], ...] = ()
@@ -61,7 +62,7 @@ class ColumnPolicies:
 
 
 Policy = TypePolicy | ColumnPolicies
-"""The policy of every column of a table."""
+"""The type policies of a table: one for all columns, or with exceptions for single columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ EXACT_BY_OID: Final[dict[int, Family]] = {
     1184: cast_family("timestamptz", pa.timestamp("us", tz="UTC")),
     17: Family("bytea", pa.binary(), _convert_bytea),
 }
-"""Families that the type OID alone chooses (pg_type.dat); numeric also needs its modifier."""
+"""Type OID → family, for types whose OID alone decides (pg_type.dat); numeric also needs its modifier."""
 
 MAX_PRECISION: Final = 38
 """Maximum precision of decimals in Delta and Spark; Postgres allows 1,000."""
@@ -198,11 +199,11 @@ ELEMENT_BY_OID: Final = {
     1185: 1184,
     1231: 1700,
 }
-"""OIDs of an array type and of its element, for elements that are not text (pg_type.dat)."""
+"""OID of an array type → OID of its element type, for element types that are not text (pg_type.dat)."""
 TEXT_ARRAYS: Final = frozenset({1002, 1003, 1009, 1014, 1015, 2951})
-"""Arrays of "char", name, text, char(n), varchar and uuid; their OIDs are known, so also those of domains over them."""
+"""OIDs of the arrays of "char", name, text, char(n), varchar and uuid; they also identify domains over these arrays."""
 BOX_ARRAY_OID: Final = 1020
-"""The one array whose elements are separated by semicolons; it stays text."""
+"""OID of box[], the only array type with semicolons between its elements; such a column stays text."""
 
 _ELEMENT: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^{}",\\]+)', re.DOTALL)
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
@@ -214,7 +215,7 @@ _NOT_PLAIN: Final = r'(?s)["\\]|\A\{\}|\A[^{]|.\{|\}.|[^}]\z|\A.?\z'
 def array_family(element: Family) -> Family:
     """Return the family of arrays whose elements have the family `element`. Its type is a list.
 
-    It refuses a value with several dimensions or with its own subscripts.
+    Its `convert` refuses an array with several dimensions, or with a first subscript other than 1.
     """
     arrow = pa.list_(pa.field("element", element.arrow))
 
@@ -317,7 +318,7 @@ ArrayConversion = Callable[[pa.Array], pa.Array]
 
 _DIGITS: Final = {pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 _QUOTED: Final = r'\A\z|(?i)\Anull\z|[{},"\\\s\x0b]'
-"""Elements that Postgres quotes: empty ones, the word NULL, and those with special characters."""
+"""Pattern of array elements that Postgres quotes: empty texts, the word NULL, and texts with special characters."""
 
 
 def widening(before: pa.DataType, after: pa.DataType, *, recast: bool) -> ArrayConversion | None:

@@ -19,14 +19,14 @@ from cdc.target_names import COLUMN_ID_KEY, ORDINAL_COLUMN, POSITION_COLUMN, col
 from pipelines.types.families import Family, Policy, family_of
 
 TYPE_KEY: Final = b"postgres.type"
-"""Field metadata: the type as `format_type` prints it without modifier."""
+"""Key of the field metadata with the Postgres type, as `format_type` prints it without modifier."""
 
 COPY_AGAIN: Final = (
     "copy the table again: 'cdc tables resync TABLE'; after the copy the table continues without a restart"
 )
 """Remedy for a table whose older rows do not fit together with newer ones."""
 MOST_TEXT: Final = 1 << 30
-"""Bytes of images that are converted at once: an Arrow array of text or of maps contains at most 2 GiB."""
+"""Maximum bytes of images that are converted at once; an Arrow array of text or of maps contains at most 2 GiB."""
 _ABSENT: Final = -1
 
 

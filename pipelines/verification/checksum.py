@@ -25,7 +25,7 @@ from cdc.postgres.key_ranges import Digest, DigestColumn, DigestForm
 from cdc.table import Column
 
 BUCKETS: Final = 1 << 16
-"""Number of buckets; two checksums take 3 MB. One wrong row in 10 million leads to about 150 rows compared singly."""
+"""Number of buckets; two checksums take 3 MB. One wrong row in 10 million costs 150 comparisons of single rows."""
 
 _P1: Final = np.uint64(0x9E3779B185EBCA87)
 _P2: Final = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -111,13 +111,13 @@ def buckets_of(keys: Sequence[pa.Array]) -> np.ndarray:
 
 
 class Checksum:
-    """The checksum of one side of a comparison, to which rows are added."""
+    """The checksum of the rows of a source or a target, by bucket of keys; the order of the rows does not matter."""
 
     def __init__(self) -> None:
         self._sums = np.zeros((3, BUCKETS), np.uint64)
 
     def add(self, columns: Sequence[pa.Array], keys: Sequence[pa.Array]) -> None:
-        """Add rows to the checksum. columns: all columns in a fixed order. keys: the key columns."""
+        """Add rows to the checksum. columns: all compared columns in a fixed order. keys: the key columns."""
         if len(columns[0]):
             _add(self._sums, buckets_of(keys), row_hashes(columns), row_hashes(columns, 1))
 
@@ -132,12 +132,12 @@ class Checksum:
         return self._sums[0]
 
     def differing(self, other: Checksum) -> np.ndarray:
-        """Return the numbers of the buckets in which the two sides differ, ascending."""
+        """Return the numbers of the buckets in which two checksums differ, ascending."""
         return np.flatnonzero((self._sums != other._sums).any(axis=0))
 
 
 def digest_of(batches: Iterable[pa.RecordBatch]) -> Digest:
-    """Compute the digest of rows of text columns."""
+    """Compute the digest of rows of text columns, as the source server computes it for its rows."""
     rows, sums = 0, np.zeros(2, np.uint64)
     for batch in batches:
         if not batch.num_rows:

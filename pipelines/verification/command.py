@@ -22,7 +22,7 @@ from pipelines.verification.repair import RepairResult, repair
 from pipelines.verification.verify import VerifyOptions, VerifyReport, verify
 
 MIN_INTERVAL: Final = 1.0
-"""Minimum seconds between the starts of two passes, because each one creates a slot on the source."""
+"""Minimum of `--every` in seconds, because each pass creates a slot on the source."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,7 +63,9 @@ def _schedule(arguments: argparse.Namespace) -> VerificationSchedule | None:
     try:
         every = seconds(arguments.every)
     except PydanticCustomError as error:
-        raise ConfigError(f"--every {arguments.every!r}: {error.message()}", remedy="write 30m or 1h") from None
+        raise ConfigError(
+            f"--every {arguments.every!r}: {error.message()}", remedy="write a duration such as 30m or 1h"
+        ) from None
     if every < MIN_INTERVAL:
         raise ConfigError(f"--every {arguments.every!r}: expected at least {MIN_INTERVAL:.0f}s")
     if arguments.mode == VerifyMode.COUNT:
@@ -147,7 +149,7 @@ def _print_keys(verdict: TableVerdict) -> None:
 
 
 def verdict_text(verdict: TableVerdict) -> str:
-    """Describe a verdict for a person."""
+    """Return a verdict as one line of text, without the sink and the table."""
     parked = f", {verdict.parked:,} keys parked" if verdict.parked else ""
     found = [f"{count:,} {kind}" for kind, count in verdict.counts.items() if count]
     if found:
@@ -157,9 +159,9 @@ def verdict_text(verdict: TableVerdict) -> str:
         return f"{verdict.state}, {complete_remedy(verdict.reason or '', sink=verdict.sink, topic=verdict.topic)}"
     if not verdict.equal:
         reason = f", {verdict.reason}" if verdict.reason else ""
-        return f"{verdict.rows:,} rows and {verdict.target_rows:,} in the target{reason}"
+        return f"{verdict.rows:,} rows expected, {verdict.target_rows:,} in the target{reason}"
     if verdict.mode == VerifyMode.COUNT:
-        return f"{verdict.rows:,} rows on both sides"
+        return f"{verdict.rows:,} rows expected and in the target"
     by_digest = " by digest" if verdict.mode == VerifyMode.CHECKSUM else ""
     reason = f", {verdict.reason}" if verdict.reason else ""
     return f"{verdict.rows:,} rows equal{by_digest}{parked}{reason}"

@@ -1,4 +1,4 @@
-"""Comparison of two sides as multisets of rows: whether they are equal, and if not, which keys and columns differ.
+"""Compares the expected rows of a table with the rows of a target, as multisets: which keys and columns differ.
 
 The first pass over both sides computes checksums per bucket of keys. Further passes read the differing buckets again,
 a limited number of rows at a time, and compare them row by row.
@@ -19,13 +19,13 @@ from pipelines.verification.checksum import BUCKETS, Checksum, buckets_of
 LISTED: Final = 20
 """Default number of keys that a result lists for each kind of mismatch; the counts have no limit."""
 ROWS_AT_ONCE: Final = 500_000
-"""Rows of both sides that one pass keeps as Python tuples: below 1 GB for rows of a few hundred bytes."""
+"""Rows of source and target that one pass keeps as Python tuples: below 1 GB for rows of a few hundred bytes."""
 PASSES: Final = 8
-"""Maximum number of passes over differing buckets; a table that differs nearly everywhere is not read to its end."""
+"""Maximum passes over differing buckets; of a table that differs nearly everywhere, some buckets are not compared."""
 
 Row = tuple[str | None, ...]
 Rows = Callable[[], Iterator[pa.RecordBatch]]
-"""Reads one side from its start: string columns in the order of `ComparedColumns`, in batches of any size."""
+"""Function that reads all rows of source or target, as batches of the string columns of `ComparedColumns`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ComparedColumns:
 
 @dataclass(slots=True)
 class Mismatches:
-    """The mismatches of one table. Each list has a limited length, but the counts include every mismatch found."""
+    """The mismatches of one table. The lists are limited, but the counts include every mismatch that was found."""
 
     missing: list[list[str | None]] = field(default_factory=list)
     extra: list[list[str | None]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Mismatches:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of comparing the rows of one table: the row counts of both sides, and the mismatches."""
+    """The result of comparing the rows of one table: the row counts of source and target, and the mismatches."""
 
     source_rows: int
     target_rows: int
@@ -73,14 +73,14 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether both sides have the same rows."""
+        """Whether source and target have the same rows."""
         return not any(self.mismatches.counts.values()) and self.mismatches.complete
 
 
 def compare(
     source: Rows, target: Rows, shape: ComparedColumns, listed: int = LISTED, excluded: Collection[Row] = frozenset()
 ) -> Comparison:
-    """Compare the rows of both sides. Each side is read once; differing buckets are read again.
+    """Compare the rows of a source with those of a target. Both are read once; differing buckets are read again.
 
     listed: maximum number of keys to list for each kind of mismatch. excluded: keys, as canonical text, whose rows are
     not compared.

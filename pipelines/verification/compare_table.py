@@ -36,6 +36,7 @@ class TableVerdict:
     rows: int = 0
     """Number of expected rows at the cut."""
     target_rows: int = 0
+    """Number of rows in the target."""
     state: str = TargetState.STREAMING.value
     """A TargetState, `absent` when the sink does not list the table, or `unreadable` when its store cannot be read."""
     reason: str | None = None
@@ -51,12 +52,13 @@ class TableVerdict:
     differing: list[dict[str, Any]] = field(default_factory=list)
     """{"key", "columns"} of the first rows with other values."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Number of mismatches by kind; a lower bound unless `complete`."""
+    """Number of mismatches by kind (`missing`, `extra`, `differing`); lower bounds unless `complete`."""
     complete: bool = True
+    """Whether every mismatch was counted."""
     parked: int = 0
     """Number of keys with dead letters. Their rows are older than the cut, so they are not compared."""
     parked_keys: list[list[str]] = field(default_factory=list)
-    """The first of these keys."""
+    """The first keys with dead letters."""
 
     @property
     def mismatched(self) -> int:
@@ -104,7 +106,7 @@ class TableComparison:
         present = [index for index, column in enumerate(sent) if self.kind(column) is not None]
         absent = [column.name for column in sent if column.id in self.expected.names and self.kind(column) is None]
         if not present or not {column.name for column in self.schema.key} <= {sent[index].name for index in present}:
-            return self._refused(f"the target has no key columns {absent!r}")
+            return self._refused(f"rows cannot be compared, because the target does not have the columns {absent!r}")
         kinds = tuple(kind for column in sent if (kind := self.kind(column)) is not None)
         masks = tuple(self.expected.masks.get(sent[index].id) for index in present)
         wanted = ComparedRows(self.schema, tuple(present), kinds, masks)
@@ -127,7 +129,7 @@ class TableComparison:
         return self.target.kind(name) if name is not None and self.target.has(name) else None
 
     def range_column(self, source: Any) -> str | None:
-        """Return the key column that divides both sides into the same ranges of keys; None if no column does so."""
+        """Return the key column that divides source and target into the same ranges of keys; None if no column does."""
         if not self.schema.key or not self.target.ranged or (kind := self.kind(self.schema.key[0])) is None:
             return None
         return self.schema.key[0].name if in_same_order(source, self.schema, kind) else None
@@ -146,7 +148,7 @@ class TableComparison:
         return None if within is None else replace(within, column=self._target_names([within.column])[0])
 
     def _compare_totals(self, mode: VerifyMode, wanted: ComparedRows, within: KeyRange | None) -> TableVerdict | None:
-        """Compare only counts or digests, as the mode says; return None if the rows themselves have to be compared."""
+        """Compare only counts or digests, if `mode` permits; return None if the rows themselves must be compared."""
         if mode is VerifyMode.COUNT:
             return self._compare_counts(mode, wanted, within)
         if mode is not VerifyMode.CHECKSUM or (expected := self.expected_rows.digest(wanted, within)) is None:

@@ -34,16 +34,16 @@ from cdc.table import TableSchema
 ATTEMPTS: Final = 10
 """Maximum number of snapshots for one cut; another is taken if a sink has already passed the snapshot's position."""
 SILENT_AFTER: Final = 10.0
-"""Seconds without a report after which a process counts as stopped; it reports every second."""
+"""Seconds without a report after which a process counts as stopped; a running process reports every second."""
 POLL: Final = 0.05
-"""Seconds between two reads of the commands, which another process answers in the catalog."""
+"""Seconds between two checks whether the apply process has answered the requests for cuts."""
 PASSED: Final = "passed"
-"""Reason of a refused command: the sink had published beyond the cut."""
+"""Reason with which the apply process refuses a request for a cut: the sink has published a later position."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptCutAt:
-    """A sink at the cut. The sink keeps the cut readable until a command releases it."""
+    """The kept cut of one sink. The sink keeps the cut readable until a command releases it."""
 
     record: Published
     handle: str
@@ -103,13 +103,14 @@ def consistent_cut(catalog: Catalog, request: CutRequest) -> Iterator[Consistent
             finally:
                 _release(catalog, request.pipeline, commands)
     raise PositionNotReached(
-        f"each of {ATTEMPTS} snapshots was too old, because a sink had already published a later position",
+        f"none of {ATTEMPTS} snapshots gave a consistent cut: each time a sink had published a later position, "
+        "or a table was truncated",
         remedy="verify again when the load is lower",
     )
 
 
 def require_apply(catalog: Catalog, pipeline: str) -> None:
-    """Raise PositionNotReached if the apply process has not reported recently. This process ends batches at a cut."""
+    """Raise PositionNotReached unless the apply process has reported recently; only this process can keep a cut."""
     seen = next((p.reported_at for p in catalog.processes.ls(pipeline) if p.process == "apply"), None)
     if seen is None:
         raise PositionNotReached(

@@ -1,8 +1,8 @@
 """Continuous verification: compares every table with the source in repeated passes, one range of keys at a time.
 
 A cut is kept for some seconds only, even for a large table: while a cut exists, the source cannot vacuum newer dead
-rows. Each cut compares the next ranges. The catalog records the progress, so a restarted process continues there. A
-mismatch is reported, and repaired if the schedule says so. The passes continue in both cases.
+rows. The next ranges are compared at each cut. The catalog records the progress, so a restarted process continues
+there. A mismatch is reported, and repaired if the schedule says so. The passes continue in both cases.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from pipelines.verification.verify import (
 )
 
 CUT_SECONDS: Final = 30.0
-"""Seconds after which a cut is released: while it is kept, the source cannot vacuum newer rows."""
+"""Seconds after which a cut is released; while a cut is kept, the source cannot vacuum newer dead rows."""
 RANGE_ROWS: Final = 100_000
-"""Rows of one range: the rows that are read again after a mismatch, and the progress that a stop can lose."""
+"""Approximate number of rows in one range of keys; a stopped process loses the progress of at most one range."""
 MIN_RANGE_ROWS: Final = 1_000
-"""Minimum rows of one range under a low rate limit."""
+"""Minimum number of rows in one range of keys, under a low rate limit."""
 RANGE_SECONDS: Final = 10
-"""Approximate seconds for one range under a rate limit."""
+"""Approximate seconds in which a range of keys is read under a rate limit."""
 RETRY_SECONDS: Final = 10.0
-"""Maximum seconds until the next attempt after a failed one."""
+"""Maximum seconds from a failed round to the next attempt."""
 
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -64,7 +64,7 @@ class VerificationSchedule:
 
     @property
     def rows(self) -> int:
-        """Approximate number of rows in one range."""
+        """Approximate number of rows in one range, within `range_rows` and the rate limit."""
         within_rate = self.range_rows if self.rate is None else max(MIN_RANGE_ROWS, self.rate * RANGE_SECONDS)
         return min(self.range_rows, within_rate)
 
@@ -74,8 +74,9 @@ class PassStart:
     """Where the next comparison begins: the pass over a table, and the range in it."""
 
     began: datetime
-    """When the pass began."""
+    """Time at which the pass began."""
     number: int = 0
+    """Number of the range in the pass, from 0."""
     first: str | None = None
     """The first key of the range; None for the first range."""
 
@@ -98,13 +99,13 @@ def next_range(passes: Sequence[Sequence[VerifiedRange]], now: datetime, every: 
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """The verdict for one range, or the error that prevented its comparison."""
+    """The result for one range of keys: its verdict, or the error that prevented the comparison."""
 
     verdict: TableVerdict | None
     found: VerifiedRange | None = None
     """The catalog record of the range; None if nothing was compared."""
     error: CdcError | None = None
-    """Why nothing was compared in this attempt."""
+    """The error that prevented the comparison; None if there was none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the JSON envelope: the verdict, and the bounds, position and time of the range.
@@ -139,18 +140,18 @@ class ContinuousVerification:
         self._options = replace(options, listed=KEYS) if schedule.repair else options
         self._rate_limit = ReadRateLimit(schedule.rate)
         self._refused_at: dict[SinkTable, datetime] = {}
-        """When a table that cannot be compared was last reported."""
+        """Table that cannot be compared → time of its last report."""
         self._tables: list[SinkTable] = []
-        """The tables of the last cut."""
+        """The tables that were selected at the last cut."""
         self._repaired: list[VerifiedRange] = []
         """Ranges whose rows were read again, and which have to be compared again."""
         self._tried: set[tuple[SinkTable, datetime, int]] = set()
         """Ranges that were repaired in this pass; if one still differs, another attempt would not help."""
         self.wrong: set[SinkTable] = set()
-        """Tables with a known mismatch, or that could not be compared."""
+        """Tables that have a known mismatch or could not be compared."""
 
     def run(self) -> None:
-        """Repeat rounds until SIGTERM or SIGINT. Raises errors of usage, because another attempt would fail as well."""
+        """Compare tables in rounds until SIGTERM or SIGINT. Raises errors of usage, which every round would repeat."""
         with _stop_signals(), Catalog.open(self._definition.catalog.url) as catalog:
             try:
                 while True:
@@ -159,12 +160,12 @@ class ContinuousVerification:
                 return
 
     def round(self, catalog: Catalog) -> None:
-        """Compare all ranges that are due."""
+        """Compare ranges until none is due, at as many cuts as needed."""
         while self._compare_at_cut(catalog):
             pass
 
     def _attempt_round(self, catalog: Catalog) -> float:
-        """Compare everything that is due; return the seconds until the next round.
+        """Compare all ranges that are due; return the seconds until the next round.
 
         An error is reported, and the round is attempted again later. Only an error of usage is raised.
         """

@@ -27,7 +27,7 @@ from pipelines.verification.compare_rows import ComparedColumns, Rows
 from pipelines.verification.consistent_cut import ConsistentCut
 
 Masking = Callable[[pa.Array], pa.Array]
-"""Converts an array of text to the masked text, of the same length."""
+"""Function that masks an array of text; the result has the same length."""
 _FILTERED: Final = "the rule filters rows by an expression of Spark SQL, and verify does not evaluate expressions"
 
 
@@ -40,13 +40,13 @@ class ExpectedSchema:
     names: Mapping[int, str]
     """Column id → name in the target, before `column_name` replaces characters; only columns that it should have."""
     masks: Mapping[int, Masking] = field(default_factory=dict)
-    """Column id → mask."""
+    """Column id → mask, for each masked column."""
     refusal: str | None = None
-    """Why the rows cannot be compared; None if they can."""
+    """Why the rows of the table cannot be compared; None if they can be compared."""
     not_compared: str | None = None
-    """Which columns of the target are not compared; None if all are."""
+    """Text that names the columns that are not compared; None if all columns are compared."""
     may_omit_columns: bool = False
-    """Whether the target may be without columns that were added to the source table."""
+    """Whether a missing column is no mismatch, because the sink ignores schema changes of the source."""
 
     @property
     def key(self) -> list[str]:
@@ -57,7 +57,7 @@ class ExpectedSchema:
     def of(cls, sink: DeltaSinkDefinition | SearchSinkDefinition, schema: TableSchema) -> ExpectedSchema:
         """Return the columns that the target should have by the sink's settings and the table's rule.
 
-        schema: the source table.
+        schema: the schema of the source table.
         """
         if isinstance(sink, SearchSinkDefinition):
             return cls(schema, {column.id: column.name for column in schema.sent})
@@ -98,7 +98,7 @@ def _not_compared(rule: Transform) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRows:
-    """The columns of a table that are compared, and their types and masks in the target."""
+    """Which columns of a table are compared, and their types and masks in the target."""
 
     schema: TableSchema
     """The schema of the source table, as the publication sends it."""
@@ -115,7 +115,7 @@ class ComparedRows:
         return tuple(self.schema.sent[index].name for index in self.indices)
 
     def masked(self, texts: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the texts with the masks applied, as the target should have them."""
+        """Return rows of canonical text with the masks applied, as the target should have them."""
         if not any(self.masks):
             return texts
         return text_batch(
@@ -186,7 +186,7 @@ class SourceRows:
 
 
 class ReadRateLimit:
-    """A maximum of rows per second for all reads together; no limit if the rate is None."""
+    """Limits the rows that are read per second, for all tables together; a rate of None is no limit."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class ReadRateLimit:
 
 
 class RateLimitedRows:
-    """Expected rows whose reading is slowed down to a rate limit."""
+    """The expected rows of a table, read no faster than a rate limit allows."""
 
     def __init__(self, expected: ExpectedRows, limit: ReadRateLimit) -> None:
         self._expected, self._limit = expected, limit
@@ -226,13 +226,13 @@ class RateLimitedRows:
         return rows
 
     def count(self, wanted: ComparedRows, within: KeyRange | None = None) -> int:
-        """Return the number of rows. Before that, wait as long as reading them would take at the rate limit."""
+        """Count the rows, wait as long as reading them would take at the rate limit, and return their number."""
         rows = self._expected.count(wanted, within)
         self._limit.wait(rows)
         return rows
 
     def digest(self, wanted: ComparedRows, within: KeyRange | None = None) -> Digest | None:
-        """Return the digest. Before that, wait as long as reading its rows would take at the rate limit."""
+        """Compute the digest, wait as long as reading its rows would take at the rate limit, and return the digest."""
         digest = self._expected.digest(wanted, within)
         if digest is not None:
             self._limit.wait(digest.rows)

@@ -1,4 +1,4 @@
-"""Expected rows from the change log, and a sink at its published position, for `cdc verify --against log`.
+"""For `cdc verify --against log`: the expected rows from the change log, and a sink opened at its published position.
 
 This comparison needs neither the source nor the apply process. A sink is compared at its published position, because
 that state stays readable while apply continues: a version of a Delta table and an opened index do not change.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LARGE: Final = 200_000
-"""Maximum rows of a table in the log that this process folds: about a second, and 200 MB. Spark folds larger tables."""
+"""Maximum log rows of a table that this process folds, in a second and 200 MB; Spark folds larger tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,11 @@ class FoldedLog:
     sink: DeltaSinkDefinition | SearchSinkDefinition
     upto: Position
     spark: Callable[[], SparkSession]
-    """Returns the session, and starts it at the first call; only for a table with more than `large` rows."""
+    """Returns the Spark session and starts it at the first call; used only for a table with more than `large` rows."""
     large: int = LARGE
 
     def tables(self) -> list[TableContents]:
-        """Return the tables that the log has for the sink."""
+        """Return what the log contains of each table of the sink, up to the position."""
         return read_contents(self.log, self.upto, sink=self.sink.name, globs=self.sink.tables)
 
     def folded(self, table: TableContents) -> Iterator[pa.Table]:
@@ -129,8 +129,9 @@ class LogRows:
         self._state, self._table = state, table
 
     def rows(self, wanted: ComparedRows, _within: KeyRange | None = None) -> Rows:
-        """Read the compared columns as canonical text. A row that is older than a column has the column's default or
-        null.
+        """Read the compared columns of all rows as canonical text; a range is ignored.
+
+        A row that is older than a column has the column's default or null.
         """
         columns = [wanted.schema.sent[index] for index in wanted.indices]
 

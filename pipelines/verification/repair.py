@@ -1,8 +1,8 @@
 """Repair of mismatches: the reader reads the differing rows again by key, for the sink in which they differ.
 
-Each repair is a backfill that is addressed to one sink. Its rows replace missing and differing rows, and its deletes
-remove extra rows, because both have a later position than any row in the target. Then the tables are compared again at
-a later cut. The stream continues meanwhile, and no other sink is written.
+Each repair is a backfill that is addressed to one sink. Its rows and deletes have later positions than all rows of the
+target. So its rows replace missing and differing rows, and its deletes remove extra rows. Then the tables are compared
+again at a later cut. The stream continues meanwhile, and no other sink is written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POLL: Final = 0.2
 """Seconds between two reads of the state of a backfill."""
 
 SinkTable = tuple[str, str]
-"""Name of a sink and topic of a table."""
+"""A table in a sink, as (name of the sink, topic)."""
 Key = tuple[str, ...]
 
 
@@ -47,15 +47,17 @@ class RepairResult:
     keys: int = 0
     """Number of keys read again, in all rounds."""
     missing: int = 0
+    """Number of rows that were missing in the target before the repair."""
     extra: int = 0
+    """Number of rows that were only in the target before the repair."""
     differing: int = 0
-    """Number of mismatches of each kind before the repair."""
+    """Number of rows with other values in the target before the repair."""
     backfills: tuple[int, ...] = ()
     """Numbers of the backfills that read rows again."""
     equal: bool = False
     """Whether the table was equal when it was last compared."""
     reason: str | None = None
-    """Why no rows were read again, with the remedy; None if they were."""
+    """Why no rows were read again, or why this failed, with the remedy; None if the rows were read again."""
 
     @property
     def summary(self) -> str:
@@ -68,7 +70,7 @@ class RepairResult:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The result of `cdc verify --repair`: the final verdicts, and what was repaired."""
+    """The result of `cdc verify --repair`: the final verdicts, and a RepairResult for each table that differed."""
 
     report: VerifyReport
     """The last verdict of each table."""
@@ -83,7 +85,7 @@ class Repair:
 
     @property
     def summary(self) -> str:
-        """One line of text with the verdicts and the number of keys that were read again."""
+        """One line of text: how many tables are equal, and how many keys were read again."""
         again = f", {sum(one.keys for one in self.repairs):,} keys read again" if self.repairs else ""
         return f"{self.report.summary}{again}"
 
@@ -131,7 +133,7 @@ def repair(definition: Definition, options: VerifyOptions) -> Repair:
 
 
 class RepairRun:
-    """Requests that the reader reads differing rows again as backfills, and waits for these backfills."""
+    """Requests backfills that read differing rows again, and waits until they end."""
 
     def __init__(self, definition: Definition, timeout: float) -> None:
         self._definition, self._timeout = definition, timeout
@@ -214,7 +216,7 @@ class RepairRun:
                 deadline, last_progress = time.monotonic() + self._timeout, progress
             if time.monotonic() > deadline:
                 raise PositionNotReached(
-                    f"backfill {job} made no progress for {self._timeout:.0f} s",
+                    f"backfill {job}, which repairs mismatches, made no progress for {self._timeout:.0f} s",
                     remedy=f"wait until 'cdc backfill show {job}' shows the end of the backfill, then verify again",
                 )
             _require_reader(catalog, self._definition.name)

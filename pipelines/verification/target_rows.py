@@ -1,4 +1,4 @@
-"""The rows of a table in a sink at one version, as batches of canonical text: a Delta table or a search index."""
+"""Reads the rows of a table in a sink at one version, as batches of canonical text: Delta tables and search indexes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class TargetRows(Protocol):
         """Why the rows of the target cannot be compared; None if they can."""
 
     def has(self, name: str) -> bool:
-        """Whether the target has the column."""
+        """Return whether the target has a column with this name."""
 
     def kind(self, name: str) -> pa.DataType:
-        """The type of the column."""
+        """Return the type that a column has in the target."""
 
     def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:
-        """Read the columns of a range, or of all rows, as canonical text."""
+        """Read the named columns as canonical text; within: a range of keys, None for all rows."""
 
     def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:
         """Return the number of rows in a range of keys, or of all rows.
@@ -63,21 +63,21 @@ class DeltaTargetRows:
         if self._table.unread is not None:
             return f"delta-rs cannot read the target: {self._table.unread}"
         if not self._table.known:
-            return f"the current rows of the target are unknown, because it has the unknown mode {self._table.mode!r}"
+            return f"the target has the unknown history mode {self._table.mode!r}, so its current rows are unknown"
         if self._table.mode == APPEND and not self._key:
-            return "the current rows of the target are unknown, because its history has no key"
+            return "the target has the history of a table without a key, so its current rows are unknown"
         return None
 
     def has(self, name: str) -> bool:
-        """Whether the target has the column."""
+        """Return whether the target has a column with this name."""
         return column_name(name) in self._table.kinds
 
     def kind(self, name: str) -> pa.DataType:
-        """Return the type of the column in the target."""
+        """Return the type that a column has in the target."""
         return self._table.kinds[column_name(name)]
 
     def rows(self, names: Sequence[str], within: KeyRange | None = None) -> Rows:
-        """Read the columns of a range, or of all rows, as canonical text."""
+        """Read the named columns as canonical text; within: a range of keys, None for all rows."""
         columns = [column_name(name) for name in names]
 
         def rows() -> Iterator[pa.RecordBatch]:
@@ -107,7 +107,7 @@ class DeltaTargetRows:
 
 
 class UnreadableTarget:
-    """Placeholder for the target of a table that cannot be opened. It has no rows and no columns."""
+    """Placeholder for a target that cannot be opened. It has no rows and no columns."""
 
     ranged = False
 
@@ -137,9 +137,9 @@ class UnreadableTarget:
 
 
 def delta_target(record: TableRecord, version: int | None, key: Sequence[str]) -> TargetRows:
-    """Open the target of a table in a Delta sink. If it cannot be opened, return an UnreadableTarget with the reason.
+    """Open the target of a table in a Delta sink; return an UnreadableTarget with the reason if this fails.
 
-    So the other tables are still compared.
+    So an unreadable target does not prevent the comparison of other tables.
     """
     try:
         return DeltaTargetRows(record, version, key)
@@ -166,7 +166,7 @@ class SearchTargetRows:
         return None
 
     def has(self, _name: str) -> bool:
-        """Always true: a document stores every column of its table."""
+        """Return True, because a document stores every column of its table."""
         return True
 
     def kind(self, _name: str) -> pa.DataType:
@@ -182,5 +182,5 @@ class SearchTargetRows:
         return rows
 
     def count(self, names: Sequence[str], within: KeyRange | None = None) -> int:  # noqa: ARG002 - as above
-        """Count the documents."""
+        """Return the number of documents of the table."""
         return sum(batch.num_rows for batch in self.rows(names[:1])())

@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 TIMEOUT: Final = 60.0
 """Default maximum seconds to wait until the sinks reach the cut."""
 UNREADABLE: Final = "unreadable"
-"""State in the verdicts of all tables of a sink whose store cannot be read."""
+"""State of a verdict whose table was not compared because the store of its sink cannot be read."""
 
 SelectedTable = tuple[DeltaSinkDefinition | SearchSinkDefinition, int, str]
-"""Sink, OID and topic of a table to compare."""
+"""A table to compare, as (sink, OID at the source, topic)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What to compare, and how. Without table globs all tables are compared, without sink names all sinks."""
+    """The options of `cdc verify`. Without table globs all tables are compared, without sink names all sinks."""
 
     tables: tuple[str, ...] = ()
     """Globs over `schema.table`; a name without schema means that table in any schema."""
@@ -59,7 +59,7 @@ class VerifyOptions:
     mode: VerifyMode = VerifyMode.ROWS
     against: Against = Against.SOURCE
     large: int = LARGE
-    """Against the log: maximum rows of a table in the log that are folded without Spark."""
+    """Maximum log rows of a table that are folded without Spark, in a comparison with the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class VerifyReport:
     """The verdicts of one verification."""
 
     position: Position
-    """The cut. Against the log: the lowest published position of a compared sink."""
+    """The position of the cut; in a comparison with the log, the lowest published position of a compared sink."""
     tables: tuple[TableVerdict, ...]
 
     @property
@@ -90,7 +90,7 @@ class VerifyReport:
 
 
 def verify(definition: Definition, options: VerifyOptions) -> VerifyReport:
-    """Compare the selected tables once.
+    """Compare the selected tables once, and return their verdicts.
 
     The catalog records every table that was compared with the source row by row or by digest.
     Raises PositionNotReached if the sinks do not reach a common position with the source.
@@ -121,14 +121,14 @@ def select_sinks(definition: Definition, options: VerifyOptions) -> list[DeltaSi
     sinks = [sink for sink in definition.sinks if not options.sinks or sink.name in options.sinks]
     if unknown := set(options.sinks) - {sink.name for sink in sinks}:
         names = [sink.name for sink in definition.sinks]
-        raise ConfigError(f"unknown sink {min(unknown)!r}: expected one of {names!r}", remedy="name one of these")
+        raise ConfigError(f"unknown sink {min(unknown)!r}: expected one of {names!r}", remedy="name one of these sinks")
     if not sinks:
         raise ConfigError("the definition has no sink", remedy="add a sink under 'sinks'")
     return sinks
 
 
 def cut_request(definition: Definition, options: VerifyOptions) -> CutRequest:
-    """Return the request for a cut of the selected sinks. Raises PositionNotReached for an empty log.
+    """Return the request for a consistent cut of the selected sinks. Raises PositionNotReached for an empty log.
 
     Also raises ConfigError as `select_sinks` does.
     """
@@ -179,8 +179,14 @@ def _is_selected(topic: str, sink: DeltaSinkDefinition | SearchSinkDefinition, o
 
 
 def _no_table_error(options: VerifyOptions) -> ConfigError:
+    if not options.tables:
+        return ConfigError(
+            "no captured table belongs to a selected sink, so no table can be compared",
+            remedy="run 'cdc status' to list the tables",
+        )
     return ConfigError(
-        f"no captured table matches {list(options.tables)!r}", remedy="run 'cdc status' to list the tables"
+        f"no captured table of a selected sink matches {list(options.tables)!r}",
+        remedy="run 'cdc status' to list the tables",
     )
 
 

@@ -120,7 +120,7 @@ def test_all_codes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_code_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = run(capsys, "explain", "CDC-9999")
     assert outcome.status == 2
-    assert "→ run 'cdc explain' for all codes" in outcome.errors
+    assert "→ run 'cdc explain' to list all codes" in outcome.errors
 
 
 def test_a_pipe_that_closes_early_prints_no_traceback() -> None:

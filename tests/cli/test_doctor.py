@@ -90,7 +90,8 @@ def test_what_lies_in_a_targets_place_is_told_with_place_table_and_fix(
 
     outcome = run(capsys, "doctor", "-c", path, "--json")
     told = {issue["key"]: issue for issue in outcome.envelope["result"]["flaws"]}
-    assert (outcome.status, outcome.envelope["ok"], outcome.envelope["summary"]) == (2, False, "2 to fix, 0 warnings")
+    summary = "2 problems to fix, 0 warnings"
+    assert (outcome.status, outcome.envelope["ok"], outcome.envelope["summary"]) == (2, False, summary)
     assert {(issue["code"], issue["path"]) for issue in told.values()} == {("CDC-3017", str(path))}
     assert told["sinks.0.path"]["message"] == (
         f"table 'shop.orders' cannot be written to its target: the Delta table at {str(theirs)!r} was not "
@@ -109,7 +110,7 @@ def test_what_lies_in_a_targets_place_is_told_with_place_table_and_fix(
     assert (outcome.envelope["error"]["code"], outcome.envelope["error"]["line"]) == ("CDC-1002", 11)
 
     said = run(capsys, "doctor", "-c", path)
-    fix = f"or move what is at this path to another directory, then check with 'cdc doctor -c {path}'"
+    fix = f"or move the files at this path to another directory, then check with 'cdc doctor -c {path}'"
     assert (said.status, said.output.count(fix)) == (2, 2)
     assert f"✗ CDC-3017 {path}:11:5: sinks.0.path: table 'shop.orders'" in said.output
     assert DeltaTable(str(theirs)).version() == 0

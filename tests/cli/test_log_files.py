@@ -39,7 +39,7 @@ def test_verify_names_the_command_and_the_command_says_what_it_gave_up(
     with Catalog.open(load_definition(folder.path).catalog.url) as catalog:
         assert [entry.action for entry in catalog.audit.ls()] == ["log.drop_file"]
     told = run(capsys, "log", "drop-file", broken(folder, 160), "--yes", "-c", folder.path)
-    assert "start the reader, then: cdc tables resync shop.orders" in told.output
+    assert "start the reader, then run: cdc tables resync shop.orders" in told.output
     after = run(capsys, "log", "verify", "-c", folder.path)
     assert after.status == 0
     assert "lost with a damaged file; positions 0/96 to 0/96" in after.output
@@ -51,7 +51,7 @@ def test_nothing_is_done_without_a_yes(tmp_path: Path, capsys: pytest.CaptureFix
     before = LogReader(folder.root).version
     outcome = run(capsys, "log", "drop-file", file, "-c", folder.path)
     assert outcome.status == 2
-    assert "lose 2 rows at 0/96 to 0/96, and mark their tables needs_resync" in outcome.errors
+    assert "lose 2 rows at 0/96 to 0/96, and mark their tables as needs_resync" in outcome.errors
     assert LogReader(folder.root).version == before
 
 
@@ -61,7 +61,7 @@ def test_what_is_compacted_is_trimmed(tmp_path: Path, capsys: pytest.CaptureFixt
     folder.compacted(170)
     outcome = run(capsys, "log", "drop-file", broken(folder, 150), "--yes", "-c", folder.path)
     assert outcome.status == 0, outcome.errors
-    assert "its changes are compacted" in outcome.output
+    assert "whose changes are compacted" in outcome.output
     assert LogReader(folder.root).oldest == 150
 
 

@@ -208,7 +208,10 @@ def test_what_the_engine_cannot_do_is_one_line_with_a_code(
 def test_the_nearest_table_is_named(definition: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = run(capsys, "query", "select * from ordrs", "-c", definition)
 
-    assert "→ did you mean 'shop.orders'? tables are: shop.items, shop.orders" in outcome.errors
+    assert (
+        "→ did you mean 'shop.orders'? correct the statement; the sink has these tables: shop.items, shop.orders"
+        in outcome.errors
+    )
 
 
 UNPARSED = """

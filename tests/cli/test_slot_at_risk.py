@@ -72,7 +72,7 @@ def test_the_page_says_what_is_left_and_for_how_long_at_the_present_rate(
         until(lambda: client.get("/api/v1/status").json()["source"]["slot_forecast"], "the first figures")
         write_wal(limited, 50)
         until(lambda: re.search(FORECAST, client.get("/").text) is not None, "the sentence on the page")
-        assert " left, " in client.get("/").text
+        assert "lost after " in client.get("/").text
         status = client.get("/api/v1/status").json()
         assert status["source"]["slot_seconds_left"] > 0
         assert any(problem["subject"] == f"slot {held.slot}" for problem in status["problems"])

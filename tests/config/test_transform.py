@@ -194,7 +194,7 @@ def test_what_sees_whole_rows_needs_a_target_of_their_latest_state(tmp_path: Pat
     mode = kept.rpartition(" ")[2].replace("2", "scd2")
 
     assert found.key == f"sinks.0.rules.0.transform.{said.partition(':')[0]}"
-    assert found.message == f"conflicts with {mode!r}: it requires a target with the latest state of rows"
+    assert found.message == f"conflicts with {mode!r}: this key requires the latest state of rows"
     assert (
         check_definition(write(tmp_path, ruled("transform: {mask: {a: redact}}", kept)), ENVIRONMENT).definition
         is not None

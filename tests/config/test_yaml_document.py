@@ -29,7 +29,7 @@ def test_values_have_their_line_and_column() -> None:
         ("a:\n\t- 1\n", 2, "indentation by tabs"),
         ("", 1, "the file is empty"),
         ("a: \x01\n", 1, "character U\\+0001 is not allowed"),
-        ("a: &a [*a]\n", 1, "too large"),
+        ("a: &a [*a]\n", 1, "nested too deep"),
     ],
 )
 def test_anything_else_is_an_issue_with_its_line(text: str, line: int, message: str) -> None:

@@ -58,7 +58,7 @@ def test_the_reader_ends_and_is_not_started_again_while_the_server_goes_on(tmp_p
             run.kill()
             run.wait()
     assert "copied" in told_people.output
-    assert "the process is failed" not in told_people.output
+    assert "the process does not run (failed)" not in told_people.output
     assert "restarting" not in output.read_text()
     assert held.folded("t") == sorted(rows_of(database, "SELECT id::text, v FROM t"))
 

@@ -153,7 +153,7 @@ def test_a_file_that_is_not_as_it_was_written_is_not_committed(root: Path):
 
 def test_rows_above_the_horizon_are_not_committed(root: Path):
     writer = open_compactor(root)
-    with pytest.raises(LogCorrupt, match="above the horizon"):
+    with pytest.raises(LogCorrupt, match="at or below the horizon 0/14"):
         writer.commit(run_of(writer, 10, 21), horizon=Position(20), floor=Position(0))
 
 

@@ -153,7 +153,7 @@ def test_a_newer_table_is_refused_by_every_reader_and_writer_and_left_alone(root
     else:
         users += [lambda: CompactedWriter(root, log_id), lambda: read_compacted_state(root, log_id)]
     for use in users:
-        with pytest.raises(LogFormatUnknown, match=f"got {FORMAT + 1}"):
+        with pytest.raises(LogFormatUnknown, match=f"but the log has format {FORMAT + 1}"):
             use()
 
 

@@ -37,7 +37,7 @@ def test_the_age_counts_from_the_vacuum_that_saw_the_files_removed() -> None:
 
 @pytest.mark.parametrize(("table", "path"), [("changes", "../a.parquet"), ("elsewhere", "segment=1/a.parquet")])
 def test_a_record_names_only_data_files_of_the_log(table: str, path: str) -> None:
-    with pytest.raises(ValueError, match="is no data file of the log"):
+    with pytest.raises(ValueError, match="is invalid: expected a table of the log and its data files"):
         RemovedFiles(table, 1, (path,))
 
 

@@ -389,7 +389,7 @@ BEGIN, COMMIT = transaction(600)
         ([Message(True, Lsn(1), "audit", b"", POSTGRES_EPOCH)], "outside a transaction"),
         ([BEGIN, BEGIN], "begins inside another"),
         ([BEGIN, CommitMessage(Lsn(601), Lsn(602), POSTGRES_EPOCH)], "expected the commit of 0/258, got 0/259"),
-        ([BEGIN, Message(False, Lsn(1), "audit", b"", POSTGRES_EPOCH)], "came inside one"),
+        ([BEGIN, Message(False, Lsn(1), "audit", b"", POSTGRES_EPOCH)], "non-transactional message is inside"),
         ([Message(False, Lsn(0), "audit", b"", POSTGRES_EPOCH)], "does not fit a position"),
         ([BeginMessage(Lsn(1 << 52), POSTGRES_EPOCH, 1)], "does not fit a position"),
         ([BEGIN, Insert(1, ("a", ""))], "expected 3 columns of 'shop.orders', got 2"),

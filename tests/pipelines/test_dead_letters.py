@@ -202,7 +202,7 @@ def test_people_list_show_retry_and_discard_what_is_parked(held: Captured, cdc: 
 
         tried = cdc("retry", second["id"])
         assert (tried.status, tried.envelope["result"]["letters"]) == (4, {second["id"]: "parked"})
-        assert tried.envelope["summary"] == "requested to retry 1 of 2 dead letters, 1 refused again"
+        assert tried.envelope["summary"] == "requested to retry 1 of 2 dead letters, the target refused 1 again"
         assert cdc("show", second["id"]).envelope["result"]["attempts"] == 2
         forgotten = cdc("discard", third["id"], "--reason", "a test")
         assert (forgotten.status, forgotten.envelope["result"]["letters"]) == (0, {third["id"]: "discarded"})

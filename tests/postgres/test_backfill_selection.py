@@ -219,7 +219,7 @@ def _schema(conn: psycopg.Connection) -> TableSchema:
 def test_a_predicate_that_cannot_be_planned_is_refused(
     conn: psycopg.Connection, schema: TableSchema, where: str
 ) -> None:
-    with pytest.raises(ConfigError, match="predicate"):
+    with pytest.raises(ConfigError, match="condition"):
         check_predicate(conn, schema, where)
     assert conn.execute("SELECT to_regclass('got_out')").fetchone() == (None,)
 
@@ -247,7 +247,7 @@ def test_a_predicate_without_side_effects_is_accepted(
 
 
 def test_asking_ends_whatever_is_computed_beforehand(conn: psycopg.Connection, schema: TableSchema) -> None:
-    with pytest.raises(ConfigError, match="planning the predicate took too long"):
+    with pytest.raises(ConfigError, match="planning the condition took too long"):
         check_predicate(conn, schema, "endless()", within=0.2)
 
 

@@ -231,7 +231,7 @@ def test_a_paused_backfill_stays_so_when_the_reader_starts_again(held: Captured)
         assert running.ended(job).state == "done"
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_transaction_that_waits_for_a_standby_holds_nothing_up_and_is_not_lost(
     held: Captured, restarted: bool
 ) -> None:
@@ -362,7 +362,7 @@ def test_a_function_that_is_declared_to_read_and_writes_is_stopped_by_the_readin
     assert ended.result is not None
     assert (ended.state, ended.result["error"]["code"]) == ("failed", ConfigError.code)
     assert (
-        "the predicate calls a function that is declared STABLE or IMMUTABLE but writes"
+        "the condition calls a function that is declared STABLE or IMMUTABLE but writes"
         in ended.result["error"]["message"]
     )
     assert rows_of(held.dsn, "SELECT last_value, is_called FROM s") == [(1, False)]

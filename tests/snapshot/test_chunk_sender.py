@@ -13,7 +13,8 @@ from tests.log.rows import schema_of
 
 def test_a_copy_whose_table_needs_a_resync_ends_with_the_command_that_asks_for_it() -> None:
     marked = schema_of(7, "note").flagged(TableState.NEEDS_RESYNC, "rows were lost")
-    with pytest.raises(ConfigError, match=r"'shop\.orders' became needs_resync: rows were lost") as told:
+    says = r"'shop\.orders' cannot be copied: it became needs_resync: rows were lost"
+    with pytest.raises(ConfigError, match=says) as told:
         end_of_copy_chunk(marked, Position(8))
     assert told.value.fix == "copy the table again: cdc tables resync 'shop.orders'"
 

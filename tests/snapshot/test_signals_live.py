@@ -103,7 +103,8 @@ def test_a_filter_that_does_more_than_say_which_rows_is_not_run(running: Running
     assert len(read_rows(running.held)) == before
 
 
-@pytest.mark.parametrize("channel", ["row", pytest.param("message", marks=pytest.mark.slow)])  # others stand alone, so a backfill may be over before the next
+# through other channels a signal stands alone, so a backfill may be over before the next one
+@pytest.mark.parametrize("channel", ["row", pytest.param("message", marks=pytest.mark.slow)])
 def test_a_backfill_rests_goes_on_and_is_ended_as_signals_say(running: Running, channel: str) -> None:
     body, before = {"data-collections": ["public.t"]}, len(read_rows(running.held))
     send(running, ("1", "execute-snapshot", body), ("2", "pause-snapshot", None), channel=channel)

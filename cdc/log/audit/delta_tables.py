@@ -29,7 +29,7 @@ from cdc.log.table_io import is_table, last_commit_info, open_table, parquet_fil
 from cdc.position import Position
 
 RESTORE_REMEDY: Final = (
-    "restore the file from a backup; without one run 'cdc log drop-file FILE', which prints what is lost"
+    "restore the file from a backup; without a backup run 'cdc log drop-file FILE', which prints what is lost"
 )
 FOREIGN_WRITER_REMEDY: Final = "find out which other program writes to the log, then restore the log from a backup"
 _ZERO: Final = Position(0)
@@ -37,7 +37,10 @@ _END: Final = Position((1 << 63) - 1)
 _COMMIT: Final = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\..*)?\.parquet\Z")
 _FOLDER: Final = "_delta_log"
-_TORN: Final = "after a power loss start the reader, which replaces an unconfirmed commit; otherwise restore the file"
+_TORN: Final = (
+    "after a power loss start the reader, which replaces an unconfirmed commit; in other cases restore the file from a "
+    "backup"
+)
 _RESTORE: Final = "restore the file from a backup: only this file records which data files belong to the table"
 
 
@@ -198,11 +201,11 @@ def missing_commits(versions: Sequence[int], checkpoints: Collection[int]) -> li
 def parse_commit(text: str, log_id: str) -> CommitRecord:
     """Parse the text of a commit file.
 
-    Raises ValueError, KeyError, TypeError or AttributeError if the text is not that of a commit.
+    Raises ValueError, KeyError, TypeError or AttributeError if the text is not a valid commit.
     """
     actions = [json.loads(line) for line in text.splitlines() if line.strip()]
     if not actions:
-        raise ValueError("empty")
+        raise ValueError("the commit file is empty")
     metadata: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     positions = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] == log_id]
     added = (action["add"] for action in actions if "add" in action)
@@ -235,19 +238,19 @@ def _position_faults(
     """
     if compacted is None:
         if found.oldest:
-            yield contradiction(f"changes up to {found.oldest!s} were trimmed, and table {COMPACTED!r} is missing")
+            yield contradiction(f"changes up to {found.oldest!s} were trimmed, but table {COMPACTED!r} is missing")
         return
     horizon = found.horizon
     if horizon is None:
         if found.oldest or compacted.delta.get_add_actions().num_rows:
-            yield contradiction(f"{COMPACTED!r} was compacted from another log than {CHANGES!r}")
+            yield contradiction(f"table {COMPACTED!r} belongs to another log than table {CHANGES!r}")
         return
     floor = compacted.version(floor_id(log_id)) or _ZERO
     if not found.oldest <= horizon <= (found.durable or _ZERO) or floor > horizon:
-        positions = f"oldest {found.oldest!s}, floor {floor!s}, horizon {horizon!s}, end {found.durable!s}"
-        yield contradiction(f"the positions of the two tables contradict each other: {positions}")
+        positions = f"oldest {found.oldest!s}, floor {floor!s}, horizon {horizon!s}, durable {found.durable!s}"
+        yield contradiction(f"positions violate oldest ≤ horizon ≤ durable or floor ≤ horizon: {positions}")
     if compacted.identity != changes.identity:
-        yield contradiction(f"{COMPACTED!r} names another source than {CHANGES!r}")
+        yield contradiction(f"table {COMPACTED!r} names another source database than table {CHANGES!r}")
 
 
 def _source_faults(changes: _Table, wanted: str | None) -> Iterator[AuditFinding]:
@@ -255,7 +258,7 @@ def _source_faults(changes: _Table, wanted: str | None) -> Iterator[AuditFinding
     actual = (last.system_id if last is not None else "") or changes.identity.system_id
     if wanted not in {None, actual}:
         message = f"the log was written from cluster {actual}, but source.dsn points at cluster {wanted}"
-        remedy = "point source.dsn at the log's cluster, or log.path at that cluster's log"
+        remedy = "point source.dsn at the log's cluster, or log.path at the log of the cluster in source.dsn"
         yield AuditFinding(damage=DamageKind.SOURCE, message=message, remedy=remedy)
 
 
@@ -269,7 +272,7 @@ def _other_file_faults(root: Root, end: Position) -> Iterator[AuditFinding]:
     for consumer in consumers.list_readable_consumers(root)[0]:
         if consumer.position > end:
             message = f"consumer {consumer.name!r} has read up to {consumer.position!s}, but the log ends at {end!s}"
-            yield contradiction(message, "restore the latest copy of the log if an older copy replaced it")
+            yield contradiction(message, "if an older copy of the log was restored, restore the latest copy instead")
 
 
 def _count(add: Mapping[str, Any]) -> int:

@@ -46,11 +46,11 @@ _LIMITS: Final = SegmentLimits(size=1, age=0.0)
 class RecoveryWay(StrEnum):
     """Way to remove a damaged file from the log."""
 
-    #: Its segment and all before it are trimmed, because their changes are compacted.
+    #: The file's segment and all earlier segments are trimmed, because their changes are compacted.
     TRIMMED = "trimmed"
     #: The log is compacted again from its beginning, because all changes still exist.
     START_OVER = "start_over"
-    #: Its rows are lost, and its tables are marked for a resync.
+    #: The file's rows are lost, and its tables are marked for a resync.
     GIVEN_UP = "given_up"
 
 
@@ -150,8 +150,8 @@ class DamagedFile:
     def _trimmable(self) -> tuple[list[int], Position] | None:
         """Return the segments up to the file's segment, and the last position in these segments.
 
-        Return None if a segment is not compacted, if a running copy needs a segment, or if the file is in
-        the newest segment.
+        Return None if a segment is not compacted, if a running copy needs a segment, or if the file is in the newest
+        segment.
         """
         segments = [segment for segment in self.log.segments() if segment.segment <= self.file.segment]
         upto = max(one.last for one in segments)
@@ -173,12 +173,15 @@ class DamagedFile:
             self._compactor().give_up(self.name)
 
     def _fence_reader(self) -> None:
-        """Make an empty commit, so that a running reader cannot commit a trim that it has planned."""
+        """Make an empty commit, so that a running reader cannot commit a trim that it has planned.
+
+        Raises LogFenced if the log is already trimmed.
+        """
         fenced = FencedTable(self.root / CHANGES)
         fenced.commit([], int(fenced.position or 0), _latest_info(fenced).to_metadata())
         if oldest := LogReader(self.root).oldest:
             raise LogFenced(
-                f"the file cannot be removed: changes up to {oldest!s} were trimmed while the command ran",
+                f"the damaged file cannot be removed: changes up to {oldest!s} were trimmed while the command ran",
                 remedy="stop the reader, and run the command again",
             )
 
@@ -194,7 +197,8 @@ def position_behind(last: Position) -> Position:
     """
     if int(last) % WAL_ALIGNMENT >= WAL_ALIGNMENT - 2:
         raise LogCorrupt(
-            f"the loss cannot be recorded: no position is free between the log's end {last!s} and the next transaction",
+            f"the loss cannot be recorded: its record needs a position of its own after the log's end {last!s}, but "
+            "the next transaction may begin directly there",
             remedy="start the reader, wait until it has captured a transaction or a heartbeat, stop it, and repeat "
             "the command",
         )

@@ -11,7 +11,7 @@ from cdc.position import Position
 
 
 class DamageKind(StrEnum):
-    """Kind of damage."""
+    """Kind of damage that an audit of the log reports."""
 
     #: A file that a table lists does not exist.
     MISSING = "missing"
@@ -51,7 +51,7 @@ HARMLESS: Final = frozenset({DamageKind.FOREIGN, DamageKind.LOST, DamageKind.UNC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFinding:
-    """One finding of an audit."""
+    """One finding of an audit: what is wrong, in which file, positions and tables, and the remedy."""
 
     damage: DamageKind
     message: str

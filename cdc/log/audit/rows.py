@@ -140,13 +140,13 @@ class FileContents:
         least, greatest = self.bounds.get("position", (claim.upto, claim.upto))
         if least <= claim.after or greatest > claim.upto:
             allowed = f"its commit may contain only positions above {claim.after!s} and up to {claim.upto!s}"
-            yield DamageKind.RANGE, f"the file contains {_place(least)} to {_place(greatest)}, but {allowed}"
+            yield DamageKind.RANGE, f"the file contains positions {_place(least)} to {_place(greatest)}, but {allowed}"
         if self.repeated_at is not None:
-            yield DamageKind.DUPLICATE, f"the file contains {_text(self.repeated_at)} twice"
+            yield DamageKind.DUPLICATE, f"the file contains row {_text(self.repeated_at)} twice"
         if self.unsorted_at is not None:
             yield (
                 DamageKind.ORDER,
-                f"the file is not sorted by relation, position and ordinal: {_text(self.unsorted_at)} comes too late",
+                f"row {_text(self.unsorted_at)} comes too late: rows must be sorted by relation, position and ordinal",
             )
 
     def _bound(self, rows: pa.Table) -> None:
@@ -230,15 +230,15 @@ class Gap(NamedTuple):
     damage: DamageKind
     """DamageKind.HOLE for missing rows, DamageKind.DUPLICATE for repeated rows."""
     file: int
-    """Number of the file that contains the row after the missing rows, or a repeated row."""
+    """Number, as passed to `Transactions.add`, of the file with the row after the missing rows, or a repeated row."""
     first: int
-    """Position of the first of these transactions."""
+    """Position of the first transaction of the group."""
     ordinal: int
-    """Ordinal in the first transaction: the one after the missing rows, or the repeated one."""
+    """Ordinal in the first transaction of the group: that of the row after the missing rows, or of the repeated row."""
     last: int
-    """Position of the last of these transactions."""
+    """Position of the last transaction of the group."""
     transactions: int
-    """Number of these transactions."""
+    """Number of transactions in the group."""
 
 
 class Transactions:
@@ -265,10 +265,10 @@ class Transactions:
         self._open = np.concatenate((self._open, numbered))
 
     def check_below(self, below: int | None = None, unseen: Iterable[tuple[int, int]] = ()) -> list[Gap]:
-        """Check the transactions below a position (default: all), and remove them from memory.
+        """Check the transactions below a position (default: all), and return the gaps, sorted by first position.
 
-        `unseen` contains position ranges (first, last) whose rows were lost or not read. Missing rows inside these
-        ranges are not reported.
+        The checked transactions are removed from memory. `unseen` contains position ranges (first, last) whose rows
+        were lost or not read. Missing rows inside these ranges are not reported.
         """
         complete = np.ones(len(self._open), bool) if below is None else self._open[:, 0] < below
         own, self._open = self._open[complete], self._open[~complete]

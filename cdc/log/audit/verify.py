@@ -99,9 +99,15 @@ class AuditReport:
 
 
 def verify(root: Root, scope: AuditScope | None = None, progress: Progress = lambda _done, _all: None) -> AuditReport:
-    """Audit the log under `root`. Raises LogError if there is no log, LogFormatUnknown for a newer format."""
+    """Audit the log under `root`, and return a report; `progress` is called after each file.
+
+    Raises LogError if there is no log, LogFormatUnknown for a newer format.
+    """
     if not is_table(root / CHANGES) and not (root / CHANGES / "_delta_log").is_dir():
-        raise LogError(f"no change log at {str(root)!r}", remedy="check log.path, and that the reader has run once")
+        raise LogError(
+            f"there is no change log at {str(root)!r}",
+            remedy="correct log.path, or start the reader, which creates a log",
+        )
     return _Verification(root, scope or AuditScope(), progress).run()
 
 
@@ -118,7 +124,7 @@ def orphan_findings(orphans: Sequence[OrphanFile]) -> Iterator[AuditFinding]:
 
 
 class _Verification:
-    """One audit of one log."""
+    """One audit of one log: the checks, and the results collected so far."""
 
     def __init__(self, root: Root, scope: AuditScope, progress: Progress) -> None:
         self._root, self._scope, self._progress = root, scope, progress
@@ -269,9 +275,9 @@ class _Verification:
         if horizon is not None and self._schemas_are_whole:
             lost = {place for place in self._places[CHANGES] if place[0] <= horizon} - self._places[COMPACTED]
             if lost:
-                message = f"{COMPACTED!r} contains rows of {len(lost):,} table versions but not their schema rows"
+                message = f"{COMPACTED!r} does not contain {len(lost):,} schema rows of the changes up to its horizon"
                 found.append(
-                    delta_tables.contradiction(f"{message}: the first such version is at {Position(min(lost)[0])!s}")
+                    delta_tables.contradiction(f"{message}: the first missing one is at {Position(min(lost)[0])!s}")
                 )
         if self._unchecked:
             message = f"{self._unchecked:,} files have no page checksums: an older version of cdc wrote these files"
@@ -296,8 +302,8 @@ class _Verification:
             self._tables.findings.append(replace(found, first=first, tables=self._names([relation]), remedy=remedy))
 
     def _report_gap(self, gap: Gap, claim: CommitClaim) -> None:
-        more = f", and {gap.transactions - 1:,} more" if gap.transactions > 1 else ""
-        what = "has no rows before" if gap.damage is DamageKind.HOLE else "has two rows with"
+        more = f"; {gap.transactions - 1:,} more transactions have the same damage" if gap.transactions > 1 else ""
+        what = "has missing rows before" if gap.damage is DamageKind.HOLE else "has two rows with"
         first, last = Position(gap.first), Position(gap.last)
         found = self._file_finding(claim, gap.damage, f"transaction {first!s} {what} ordinal {gap.ordinal}{more}")
         self._tables.findings.append(replace(found, first=first, last=last, remedy=FOREIGN_WRITER_REMEDY))

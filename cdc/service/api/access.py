@@ -2,12 +2,12 @@
 
 If the definition has a token, every request must contain it. Exceptions are the paths of probes and Prometheus, the two
 pages without data, and their static files. The token's file is read for every request and for every event of a stream.
-So a removed or changed token ends the event streams that were opened with it.
+So the removal or change of a token ends the event streams that were opened with the token.
 
-Without a token only this machine can use the service: it listens on a loopback address (`ServiceUnprotected`
-otherwise). The Host header must name a loopback address, because another site may point its own host name at this
-address. A request for a change must not have the Origin of another site. Its body must be JSON, which no HTML form of
-another site can send.
+Without a token only this machine can use the service. The service then must listen on a loopback address; with another
+address the server does not start (`ServiceUnprotected`). The Host header must name a loopback address, because another
+site may resolve its own host name to this address. A request for a change must not have the Origin of another site. The
+body of such a request must be JSON, which no HTML form of another site can send.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Access:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI request."""
+        """Pass an allowed request to the app, or answer a refused request with status 401 or 403."""
         error = refusal(scope, self._service) if scope["type"] == "http" else None
         if error is None:
             is_guarded = scope["type"] == "http" and self._service.token is not None and not _is_public(scope["path"])
@@ -66,7 +66,7 @@ class Access:
 
 
 def refusal(scope: MutableMapping[str, Any], service: Service) -> CdcError | None:
-    """Return the error with which a request is refused; None if the request is allowed."""
+    """Return the error to answer a refused request with; None if the request is allowed."""
     headers = Headers(scope=scope)
     if service.is_local and not is_loopback(_host_of(headers.get("host", ""))):
         return RequestRefused(f"the Host header {headers.get('host', '')!r} does not name this machine")
@@ -81,7 +81,7 @@ def may_change(service: Service) -> bool:
 
 
 def has_token(headers: Headers, service: Service) -> bool:
-    """Return True if the request has the current token; the comparison takes constant time."""
+    """Return True if these request headers contain the service's current token; the comparison takes constant time."""
     token = service.current_token()
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return (
@@ -108,8 +108,8 @@ def _without_token(path: str, headers: Headers, service: Service) -> CdcError | 
 def _refuse_cross_site(headers: Headers, service: Service) -> CdcError | None:
     if not service.is_local:
         return RequestRefused(
-            f"the service on {service.host!r} is read-only because it has no token",
-            remedy="set service.token in the definition, or let service.host be 127.0.0.1",
+            f"the service on {service.host!r} refuses requests that change something, because service.token is not set",
+            remedy="set service.token in the definition, or set service.host to 127.0.0.1",
         )
     if (origin := headers.get("origin")) is not None and urlsplit(origin).netloc != headers.get("host"):
         return RequestRefused(f"the request comes from another site: Origin {origin!r}")

@@ -1,6 +1,6 @@
-"""The web application: routes, the status sampler behind them, security headers and error responses.
+"""The web application of the server process: routes, status sampler, security headers and error responses.
 
-Every error response is {code, message, suggestion}; the class of the error determines the HTTP status.
+The body of every error response is {code, message, suggestion}; the class of the error determines the HTTP status.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from cdc.service.status import PipelineStatus, SinkStatus
 from cdc.service.table_status import TableStatus
 
 # for the OpenAPI description only; Access checks the token
-_BEARER: Final = Security(HTTPBearer(auto_error=False, description="Where service.token is set."))
+_BEARER: Final = Security(HTTPBearer(auto_error=False, description="Token of service.token; needed if it is set."))
 SAMPLE_INTERVAL: Final = 1.0
-"""Seconds between two samples."""
+"""Seconds between two samples of the pipeline's status."""
 POLL_INTERVAL: Final = 0.1
-"""Seconds between two checks for a new sample: the maximum delay of an event and of a stop."""
+"""Seconds between two checks of an event stream for a new sample; an event is late by at most this time."""
 MAX_STREAMS: Final = 64
 """Maximum number of event streams that are open at once; each sends some KiB per second."""
 _POLICY: Final = (
@@ -65,7 +65,7 @@ _POLICY: Final = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _DOCS_POLICY: Final = _POLICY.replace("img-src 'self'", "img-src 'self' data:")
-"""Content policy of the API's page; it allows the inline icons in the style sheet of Swagger UI."""
+"""Content security policy of the page `/docs`; it allows the inline icons in the style sheet of Swagger UI."""
 _HEADERS: Final = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
@@ -82,36 +82,36 @@ _STATUSES: Final = (
     (SourceError, 503),
     (LogError, 503),
 )
-"""HTTP status by error class; the first match counts."""
+"""HTTP status by error class; the first entry whose class matches the error applies."""
 _SERVER_ERROR: Final = 500
 _NO_JSON: Final = "json_invalid"
-_SEE_OPENAPI: Final = "GET /api/v1/openapi.json describes every request"
+_SEE_OPENAPI: Final = "correct the request as GET /api/v1/openapi.json describes it"
 
 
 class ErrorResponse(BaseModel):
-    """The form of every error."""
+    """Body of every error response."""
 
     code: str = Field(examples=["CDC-1006"], description="Error code; `cdc explain` explains it.")
     message: str
-    suggestion: str = Field(description="Next step.")
+    suggestion: str = Field(description="What the operator does next.")
 
 
 class ErrorExplanation(ErrorResponse):
-    """What `cdc explain` prints about a code."""
+    """Explanation of one error code, as `cdc explain` prints it."""
 
-    reaction: str = Field(description="How a process reacts: retry, halt or quarantine.")
+    reaction: str = Field(description="How a process reacts to the error: retry, halt or quarantine.")
 
 
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     400: {"model": ErrorResponse, "description": "the body is not JSON"},
     401: {"model": ErrorResponse, "description": "the token is missing or wrong"},
-    403: {"model": ErrorResponse, "description": "the service does not allow this request, or not from its origin"},
+    403: {"model": ErrorResponse, "description": "the service does not allow this request, or not from this origin"},
     404: {"model": ErrorResponse, "description": "there is no object with that name or number"},
     409: {"model": ErrorResponse, "description": "the request conflicts with a running or finished job"},
     422: {"model": ErrorResponse, "description": "the request is invalid"},
     503: {"model": ErrorResponse, "description": "the catalog, the log or the source does not answer"},
 }
-"""Error responses that every path may return in addition to its own responses."""
+"""Error responses that every path below `/api/v1` may return in addition to its own responses."""
 
 
 def create_app(
@@ -186,18 +186,18 @@ def _process_routes(sampler: StatusSampler) -> APIRouter:
 
     @routes.get("/healthz")
     def healthz() -> dict[str, str]:
-        """200 while the server answers; nothing else is checked."""
+        """Return 200 while the server process answers; no other process is checked."""
         return {"status": "ok"}
 
     @routes.get("/readyz")
     def readyz() -> JSONResponse:
-        """200 while reader and apply run, otherwise 503 with the state."""
+        """Return the state of the pipeline: with status 503 if reader or apply does not run, otherwise with 200."""
         status = sampler.status()
         return JSONResponse({"status": status.state}, 503 if status.state == "down" else 200)
 
     @routes.get("/metrics")
     def metrics() -> Response:
-        """Prometheus text."""
+        """Return the metrics of all processes of the pipeline in the text format of Prometheus."""
         status = sampler.full_status()
         reports = sampler.catalog.processes.ls(sampler.name)
         figures = reported_values(status, reports)
@@ -211,41 +211,41 @@ def _status_routes(sampler: StatusSampler) -> APIRouter:
 
     @routes.get("/status", response_model=LiveStatus)
     def status() -> dict[str, Any]:
-        """The whole status of this server's pipeline, with rates and lags of the last minutes."""
+        """Return the whole status of this server's pipeline, with rates and lags of the last minutes."""
         return _live_status(sampler)
 
     @routes.get("/events")
     async def events() -> Response:
-        """The same once a second, as server-sent events named `status`."""
+        """Send the result of `GET /status` once a second, as server-sent events named `status`."""
         return _stream(sampler, "status", lambda: _live_status(sampler))
 
     @routes.get("/pipelines")
     def pipelines() -> list[PipelineState]:
-        """Every pipeline of the catalog with its state."""
+        """Return every pipeline of the catalog with its state."""
         names = sorted({sampler.name, *(pipeline.name for pipeline in sampler.catalog.pipelines.ls())})
         return [PipelineState(name, sampler.status_of(name).state) for name in names]
 
     @routes.get("/pipelines/{name}")
     def pipeline(name: str) -> PipelineStatus:
-        """One pipeline."""
+        """Return the status of one pipeline of the catalog."""
         return _status_by_name(sampler, name)
 
     @routes.get("/pipelines/{name}/tables")
     def tables(name: str) -> list[TableStatus]:
-        """Its tables, at the source (`sink` empty) and in every sink."""
+        """Return the status of each table of a pipeline, at the source (`sink` is empty) and in every sink."""
         return list(_status_by_name(sampler, name).tables)
 
     @routes.get("/pipelines/{name}/sinks")
     def sinks(name: str) -> list[SinkStatus]:
-        """Its sinks."""
+        """Return the progress of each sink of a pipeline."""
         return list(_status_by_name(sampler, name).sinks)
 
     @routes.get("/errors/{code}")
     def error(code: str) -> ErrorExplanation:
-        """What an error code means, what the process does about it, and what an operator does next."""
+        """Return what an error code means, how a process reacts to the error, and what an operator does next."""
         found = next((kind for kind in all_error_classes() if kind.code == code.upper()), None)
         if found is None:
-            raise UnknownName(f"there is no error with the code {code!r}")
+            raise UnknownName(f"no error has the code {code!r}", remedy="run 'cdc explain' to list all codes")
         meaning = (found.__doc__ or "").strip().splitlines()[0]
         return ErrorExplanation(**found(meaning).to_json(), reaction=found.reaction.value)
 
@@ -273,7 +273,7 @@ def _page_routes(sampler: StatusSampler, service: Service) -> APIRouter:
 
 def _status_by_name(sampler: StatusSampler, name: str) -> PipelineStatus:
     if name != sampler.name and sampler.catalog.pipelines.get(name) is None:
-        raise UnknownName(f"this server has no pipeline called {name!r}")
+        raise UnknownName(f"the catalog of this server has no pipeline called {name!r}")
     return sampler.status_of(name)
 
 
@@ -283,7 +283,7 @@ def _live_status(sampler: StatusSampler) -> dict[str, Any]:
 
 def _stream(sampler: StatusSampler, event: str, content: Callable[[], dict[str, Any]]) -> Response:
     if sampler.streams >= MAX_STREAMS:
-        message = f"more than {MAX_STREAMS} event streams are open"
+        message = f"the server cannot open another event stream: {MAX_STREAMS} are open already"
         exceeded = RequestLimitExceeded(message, remedy="close event streams, or read GET /api/v1/status instead")
         return JSONResponse(exceeded.to_json(), 503)
     return StreamingResponse(event_stream(sampler, event, content), media_type="text/event-stream")
@@ -333,7 +333,7 @@ def _known_error(_: Request, error: Exception) -> JSONResponse:
 def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
     message = f"{request.method} {request.url.path!r}: {str(error.detail).lower()}"
-    return JSONResponse(UnknownName(message).to_json(), error.status_code)
+    return JSONResponse(UnknownName(message, remedy=_SEE_OPENAPI).to_json(), error.status_code)
 
 
 def _validation_error(_: Request, error: Exception) -> JSONResponse:
@@ -343,4 +343,4 @@ def _validation_error(_: Request, error: Exception) -> JSONResponse:
         return JSONResponse(ConfigError("the request body is not JSON", remedy=_SEE_OPENAPI).to_json(), 400)
     # the message does not repeat the input, which may contain row values
     problems = ", ".join(f"{'.'.join(map(str, field['loc']))!r}: {field['msg'].lower()}" for field in invalid)
-    return JSONResponse(ConfigError(f"malformed request: {problems}", remedy=_SEE_OPENAPI).to_json(), 422)
+    return JSONResponse(ConfigError(f"the request is malformed: {problems}", remedy=_SEE_OPENAPI).to_json(), 422)

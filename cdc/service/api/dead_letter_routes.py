@@ -25,14 +25,14 @@ class RetryBody(RequestBody):
     """Body of a request to retry dead letters."""
 
     ids: Annotated[list[Text], Field(max_length=10_000)] | None = None
-    """Ids of dead letters; null means every one of the pipeline."""
+    """Ids of the dead letters to retry; null means all dead letters of the pipeline."""
 
 
 class DiscardBody(RequestBody):
     """Body of a request to discard a dead letter."""
 
     reason: Text
-    """Reason, which is written to the audit."""
+    """Why the dead letter is discarded; the reason is written to the audit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +55,33 @@ class DeadLetterLine:
 
 @dataclass(frozen=True, slots=True)
 class RequestedDeadLetters:
-    """Commands for the apply process, which executes them with its next batch."""
+    """Accepted commands to retry or discard dead letters; the apply process executes them with its next batch."""
 
     commands: list[int]
     """Numbers of the commands, one for each sink."""
     ids: list[str]
+    """Ids of the dead letters."""
 
 
 def dead_letter_routes(context: RouteContext) -> APIRouter:
-    """Return a router with every route of this module."""
+    """Return a router with the routes about dead letters."""
     routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["dead letters"])
 
     @routes.get("/dlq")
     def letters(pipeline: PipelinePath) -> list[DeadLetterLine]:
-        """Every dead letter, oldest change first (`cdc dlq ls`)."""
+        """Return every dead letter of the pipeline, oldest change first (`cdc dlq ls`)."""
         context.check_pipeline(pipeline)
         return [_to_line(letter) for letter in context.catalog.dead_letters.ls(pipeline)]
 
     @routes.get("/dlq/{letter}")
     def letter_of(pipeline: PipelinePath, letter: LetterPath) -> DeadLetterLine:
-        """One dead letter."""
+        """Return one dead letter."""
         context.check_pipeline(pipeline)
         return _to_line(find_dead_letters(context.catalog, pipeline, [letter])[0])
 
     @routes.post("/dlq/retry", status_code=ACCEPTED)
     def retry(pipeline: PipelinePath, body: RetryBody, request: Request) -> RequestedDeadLetters:
-        """Retry rows (`cdc dlq retry`)."""
+        """Ask the apply process to merge the rows of dead letters again (`cdc dlq retry`)."""
         context.check_pipeline(pipeline)
         known = context.catalog.dead_letters.ls(pipeline)
         wanted = known if body.ids is None else find_dead_letters(context.catalog, pipeline, body.ids)
@@ -90,7 +91,7 @@ def dead_letter_routes(context: RouteContext) -> APIRouter:
     def retry_one(
         pipeline: PipelinePath, letter: LetterPath, _body: EmptyBody, request: Request
     ) -> RequestedDeadLetters:
-        """Retry one row (`cdc dlq retry`)."""
+        """Ask the apply process to merge the row of one dead letter again (`cdc dlq retry`)."""
         context.check_pipeline(pipeline)
         return _post_request(
             context,
@@ -102,7 +103,7 @@ def dead_letter_routes(context: RouteContext) -> APIRouter:
     def discard(
         pipeline: PipelinePath, letter: LetterPath, body: DiscardBody, request: Request
     ) -> RequestedDeadLetters:
-        """Discard a row (`cdc dlq discard`): the target keeps its old row for the key, which verify reports."""
+        """Discard one dead letter (`cdc dlq discard`); the target keeps its old row, which `cdc verify` reports."""
         context.check_pipeline(pipeline)
         wanted = DeadLetterRequest(DeadLetterAction.DISCARD, actor_of(request), body.reason)
         return _post_request(context, find_dead_letters(context.catalog, pipeline, [letter]), wanted)

@@ -35,66 +35,66 @@ from cdc.snapshot.backfill_status import BackfillStatus, find_backfill, list_bac
 from cdc.table import exact_glob
 from cdc.verify_and_replay_options import Against, VerifyMode
 
-EndedQuery = Annotated[int, Query(description="Number of ended backfills to list at most.", ge=0, le=1000)]
+EndedQuery = Annotated[int, Query(description="Maximum number of ended backfills to list.", ge=0, le=1000)]
 
 
 class BackfillBody(RequestBody):
-    """Rows to read again."""
+    """Body of a request for a backfill: the rows to read again, and how to read them."""
 
     tables: Annotated[list[Text], Field(min_length=1, max_length=1000)]
-    """Globs of `schema.table`."""
+    """Tables to read, as globs of `schema.table`."""
     where: Text | None = None
-    """SQL condition of the source; it runs in a read-only transaction."""
+    """SQL condition that selects the rows; Postgres evaluates it in a read-only transaction."""
     first: list[str] | None = None
-    """First key to read, one text per column, included."""
+    """First key of the range to read, as one text per key column; the range includes this key."""
     last: list[str] | None = None
-    """Last key to read, included."""
+    """Last key of the range to read, as one text per key column; the range includes this key."""
     keys: Annotated[list[list[str]], Field(max_length=backfill_requests.KEYS)] | None = None
-    """Keys to read in one table, one text per column; keys without a row are deleted from the sinks."""
+    """Keys to read in one table, as one text per key column; the sinks delete keys that have no row at the source."""
     sink: str | None = None
-    """Write the rows to this sink only."""
+    """Name of the only sink that gets the rows; null means all sinks."""
     rate: Annotated[int, Field(ge=1)] | None = None
-    """Rows per second to read at most."""
+    """Maximum number of rows to read per second."""
 
 
 class ResyncBody(RequestBody):
-    """Options of a full copy of a table."""
+    """Body of a request for a resync: options of the full copy of a table."""
 
     rate: Annotated[int, Field(ge=1)] | None = None
-    """Rows per second to read at most."""
+    """Maximum number of rows to read per second."""
 
 
 class ReplayBody(RequestBody):
-    """What to rebuild from the log; only the command line may choose another target path."""
+    """Body of a request for a replay: what to rebuild from the log. Only `cdc replay` can write to another path."""
 
     start: Text = Field(default="beginning", alias="from")
-    """A position, an ISO 8601 time, or `beginning`."""
+    """Start of the range of the log: a position, an ISO 8601 time, or `beginning`."""
     end: Text = Field(default="latest", alias="to")
-    """A position, an ISO 8601 time, or `latest`."""
+    """End of the range of the log: a position, an ISO 8601 time, or `latest`."""
     tables: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
-    """Globs of `schema.table`; empty means all."""
+    """Tables to rebuild, as globs of `schema.table`; empty means all tables."""
     dry_run: bool = False
-    """Report rows, bytes and expected time, and change nothing."""
+    """True to report rows, bytes and expected time of the replay, and to change nothing."""
 
 
 class VerifyBody(RequestBody):
-    """What to compare, and how; `{}` means every row of every sink."""
+    """Body of a request for a verification; `{}` compares every row of every sink with the source."""
 
     tables: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
-    """Globs of `schema.table`; empty means all."""
+    """Tables to compare, as globs of `schema.table`; empty means all tables."""
     sinks: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
-    """Names of sinks; empty means all."""
+    """Names of the sinks to compare; empty means all sinks."""
     mode: VerifyMode = VerifyMode.ROWS
-    """rows | checksum | count."""
+    """What to compare: rows | checksum | count."""
     against: Against = Against.SOURCE
-    """source | log."""
+    """Where the expected rows come from: source | log."""
     repair: bool = False
-    """Read rows that differ again by key, then compare again."""
+    """True to read differing rows from the source again by key, and then to compare these rows once more."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkipRequest:
-    """An accepted request to skip a table."""
+    """An accepted request to mark a table as complete without a copy."""
 
     id: int
     """Number of the command."""
@@ -103,16 +103,16 @@ class SkipRequest:
 
 @dataclass(frozen=True, slots=True)
 class VerificationBody:
-    """Verification results."""
+    """Verification results of the pipeline's tables, and the newest verification job."""
 
     tables: tuple[VerifiedStatus, ...]
-    """Every table of a sink that was compared with the source at least once."""
+    """Result of each table in a sink that was compared with the source at least once."""
     last: VerifyStatus | None
-    """The newest verification that was started over the API."""
+    """The newest verification that was started over the API; null if there is none."""
 
 
 def job_routes(context: RouteContext) -> APIRouter:
-    """Return a router with every route of this module."""
+    """Return a router with the routes about backfills, resyncs, replays and verifications."""
     routes = APIRouter(prefix="/pipelines/{pipeline}")
     for group in (_backfill_routes, _backfill_action_routes, _replay_routes, _verification_routes):
         routes.include_router(group(context))
@@ -124,7 +124,7 @@ def _backfill_routes(context: RouteContext) -> APIRouter:
 
     @routes.post("/backfills", status_code=ACCEPTED)
     def backfill(pipeline: PipelinePath, body: BackfillBody, request: Request) -> BackfillStatus:
-        """Read rows again and merge them into the stream (`cdc backfill`); 409 if another one has a table of it."""
+        """Start a backfill (`cdc backfill`); 409 if a pending backfill already has one of the tables."""
         context.check_pipeline(pipeline)
         wanted = backfill_requests.BackfillRequest(
             tables=tuple(body.tables),
@@ -139,28 +139,29 @@ def _backfill_routes(context: RouteContext) -> APIRouter:
 
     @routes.get("/backfills")
     def backfills(pipeline: PipelinePath, ended: EndedQuery = 100) -> list[BackfillStatus]:
-        """Running backfills and the newest ended ones, newest first (`cdc backfill ls`)."""
+        """Return the pending backfills and the backfills that ended last, newest first (`cdc backfill ls`)."""
         context.check_pipeline(pipeline)
         return list_backfills(context.catalog, pipeline, ended)
 
     @routes.get("/backfills/{job}")
     def backfill_of(pipeline: PipelinePath, job: JobPath) -> BackfillStatus:
-        """Progress of a backfill, table by table (`cdc backfill show`)."""
+        """Return the progress of a backfill, table by table (`cdc backfill show`)."""
         context.check_pipeline(pipeline)
         return find_backfill(context.catalog, pipeline, job)
 
     @routes.post("/tables/{table:path}/resync", status_code=ACCEPTED)
     def resync(pipeline: PipelinePath, table: TablePath, body: ResyncBody, request: Request) -> BackfillStatus:
-        """Copy a whole table again (`cdc tables resync`); sinks also delete rows that the source deleted unseen."""
+        """Copy a whole table again (`cdc tables resync`); sinks also delete rows that the source no longer has."""
         context.check_table(pipeline, table)
         whole = backfill_requests.BackfillRequest((exact_glob(table),), rate=body.rate, resync=True)
         return _request_backfill(context, whole, actor_of(request))
 
     @routes.post("/tables/{table:path}/skip", status_code=ACCEPTED)
     def skip(pipeline: PipelinePath, table: TablePath, _body: EmptyBody, request: Request) -> SkipRequest:
-        """Mark a table as complete without a copy (`cdc tables skip`); 409 if it is live or being copied.
+        """Mark a table as complete without a copy (`cdc tables skip`); 409 if the table is live or being copied.
 
-        The definition says which tables are captured. `cdc tables add` and `remove` edit that file; the API does not.
+        The definition file determines which tables are captured. Only `cdc tables add` and `cdc tables remove` edit
+        that file.
         """
         context.check_table(pipeline, table)
         request_skip = import_module("cdc.snapshot.reader_commands").request_skip
@@ -175,17 +176,17 @@ def _backfill_action_routes(context: RouteContext) -> APIRouter:
 
     @routes.post("/pause", status_code=ACCEPTED)
     def pause(pipeline: PipelinePath, job: JobPath, _body: EmptyBody, request: Request) -> BackfillStatus:
-        """Pause a backfill after its current chunk (`cdc backfill pause`); 409 once it has ended."""
+        """Pause a backfill after its current chunk (`cdc backfill pause`); 409 if the backfill has ended."""
         return _send_action(context, pipeline, job, "pause", actor_of(request))
 
     @routes.post("/resume", status_code=ACCEPTED)
     def resume(pipeline: PipelinePath, job: JobPath, _body: EmptyBody, request: Request) -> BackfillStatus:
-        """Resume a paused backfill (`cdc backfill resume`); 409 once it has ended."""
+        """Resume a paused backfill (`cdc backfill resume`); 409 if the backfill has ended."""
         return _send_action(context, pipeline, job, "resume", actor_of(request))
 
     @routes.post("/cancel", status_code=ACCEPTED)
     def cancel(pipeline: PipelinePath, job: JobPath, _body: EmptyBody, request: Request) -> BackfillStatus:
-        """Cancel a backfill after its current chunk; rows already sent stay (`cdc backfill cancel`)."""
+        """Cancel a backfill after its current chunk (`cdc backfill cancel`); rows that it already sent stay."""
         return _send_action(context, pipeline, job, "cancel", actor_of(request))
 
     return routes
@@ -196,19 +197,20 @@ def _replay_routes(context: RouteContext) -> APIRouter:
 
     @routes.post("/replay", status_code=ACCEPTED)
     def replay(pipeline: PipelinePath, sink: SinkPath, body: ReplayBody, request: Request) -> ReplayStatus:
-        """Rebuild the sink's target from the log in a child process (`cdc replay`); 409 while one runs."""
+        """Rebuild a sink from the log in a child process (`cdc replay`); 409 while another replay runs."""
         context.check_sink(pipeline, sink)
         wanted = ReplayRequest(sink=sink, start=body.start, end=body.end, tables=body.tables, dry_run=body.dry_run)
         return context.replays.start(wanted, actor_of(request))
 
     @routes.get("/replay")
     def replay_of(pipeline: PipelinePath, sink: SinkPath) -> ReplayStatus:
-        """The last replay of the sink, started here or submitted to a cluster; 404 without one."""
+        """Return the last replay of a sink, started over the API or submitted to a cluster; 404 without one."""
         context.check_sink(pipeline, sink)
         last = context.replays.last(sink)
         if last is None:
             raise UnknownName(
-                f"the API has started no replay of sink {sink!r}", remedy="POST to the same path to start a replay"
+                f"no replay of sink {sink!r} was started over the API or submitted to a cluster",
+                remedy="send POST to the same path to start a replay",
             )
         return last
 
@@ -220,12 +222,15 @@ def _verification_routes(context: RouteContext) -> APIRouter:
 
     @routes.post("/verify", status_code=ACCEPTED)
     def verify(pipeline: PipelinePath, body: VerifyBody, request: Request) -> VerifyStatus:
-        """Compare sinks with the source or the log in a child process (`cdc verify`); 409 while one runs."""
+        """Compare sinks with source or log in a child process (`cdc verify`); 409 while a verification runs."""
         context.check_pipeline(pipeline)
         for sink in body.sinks:
             context.check_sink(pipeline, sink)
         if body.repair and body.against is Against.LOG:
-            raise ConfigError("repair needs the source, but a verification against 'log' does not read the source")
+            raise ConfigError(
+                "'repair' reads rows from the source, but a verification against 'log' does not read the source",
+                remedy="set 'against' to 'source', or set 'repair' to false",
+            )
         wanted = VerifyRequest(
             tables=body.tables,
             sinks=body.sinks,
@@ -237,7 +242,7 @@ def _verification_routes(context: RouteContext) -> APIRouter:
 
     @routes.get("/verify")
     def verified(pipeline: PipelinePath) -> VerificationBody:
-        """Up to when each table is verified (`cdc status`), and the last verification that was started here."""
+        """Return the time up to which each table is verified (`cdc status`), and the last verification job."""
         context.check_pipeline(pipeline)
         return VerificationBody(verified_statuses(context.catalog.verified.ls(pipeline)), context.verifications.last())
 

@@ -28,7 +28,7 @@ from cdc.service.api.route_context import (
 from cdc.service.log_status import ConsumerLine, FileLine, LogCheck, LogStatus, SegmentLine, Transaction, VacuumReport
 
 MAX_BYTES: Final = 1 << 28
-"""Maximum number of bytes of data files that one check reads; it takes a few seconds."""
+"""Maximum number of bytes of data files that one check reads; reading them takes a few seconds."""
 MAX_ROWS: Final = 10_000
 """Maximum number of rows of a transaction in one response."""
 
@@ -37,30 +37,30 @@ RunPath = Annotated[int, Path(description="Number of the run.", ge=0)]
 PositionQuery = Annotated[
     str, Query(description="Position as 16/B374D848, or 2:16/B374D848 in epoch 2.", max_length=40)
 ]
-RowsQuery = Annotated[int, Query(description="Number of rows to return, the first ones.", ge=0, le=MAX_ROWS)]
-MostQuery = Annotated[int, Query(description="Bytes of data files to read, the newest ones.", ge=0, le=MAX_BYTES)]
+RowsQuery = Annotated[int, Query(description="Maximum number of rows to return.", ge=0, le=MAX_ROWS)]
+MostQuery = Annotated[int, Query(description="Maximum bytes to read from the newest data files.", ge=0, le=MAX_BYTES)]
 
 
 ConsumerPath = Annotated[str, Path(description="UUID of the consumer.")]
 
 
 class CompactBody(RequestBody):
-    """What to compact."""
+    """Body of a request to compact the log."""
 
     everything: bool = False
-    """Also compact the segment that is being written, up to the log's end."""
+    """True to compact also the segment that is being written, up to the end of the log."""
 
 
 class GcBody(RequestBody):
-    """Options of a vacuum."""
+    """Body of a request for a vacuum of the log."""
 
     dry_run: bool = False
-    """Report what would be removed, and remove nothing."""
+    """True to report what would be removed, and to remove nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionJob:
-    """A requested compaction."""
+    """A requested compaction of the log, pending or ended."""
 
     id: int
     state: str
@@ -73,14 +73,14 @@ class CompactionJob:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerForgotten:
-    """A forgotten consumer: the log is trimmed without it."""
+    """A forgotten consumer: retention no longer waits for it."""
 
     uuid: str
     name: str
 
 
 def log_routes(context: RouteContext) -> APIRouter:
-    """Return a router with every route of this module."""
+    """Return a router with the routes about the log."""
     routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["log"])
     for add in (_add_status, _add_inspect, _add_verify, _add_compact, _add_gc, _add_consumers):
         add(routes, context)
@@ -90,7 +90,7 @@ def log_routes(context: RouteContext) -> APIRouter:
 def _add_status(routes: APIRouter, context: RouteContext) -> None:
     @routes.get("/log")
     def log(pipeline: PipelinePath) -> LogStatus:
-        """Bytes before and after compaction, segments, runs, horizon, floor, oldest change, consumers."""
+        """Return the status of the log: sizes, segments, runs, positions, last compaction and consumers."""
         context.check_pipeline(pipeline)
         root, log = context.definition.log.root, _open_log(context)
         status: LogStatus = _status_reader().log_status(root, log, datetime.now(UTC))
@@ -98,21 +98,21 @@ def _add_status(routes: APIRouter, context: RouteContext) -> None:
 
     @routes.get("/log/segments")
     def segments(pipeline: PipelinePath) -> list[SegmentLine]:
-        """Every segment of single changes, oldest first (`cdc log ls`)."""
+        """Return every segment of single changes, oldest first (`cdc log ls`)."""
         context.check_pipeline(pipeline)
         lines: list[SegmentLine] = _contents().segment_lines(_open_log(context))
         return lines
 
     @routes.get("/log/segments/{segment}/files")
     def files_of_segment(pipeline: PipelinePath, segment: SegmentPath) -> list[FileLine]:
-        """The data files of a segment, in order of position (`cdc log ls --files`)."""
+        """Return the data files of a segment, in order of position (`cdc log ls --files`)."""
         context.check_pipeline(pipeline)
         lines: list[FileLine] = _contents().files_of_segment(_open_log(context), segment)
         return lines
 
     @routes.get("/log/runs/{run}/files")
     def files_of_run(pipeline: PipelinePath, run: RunPath) -> list[FileLine]:
-        """The data files of a run of the compacted log (`cdc log ls --files`)."""
+        """Return the data files of a run of the compacted log (`cdc log ls --files`)."""
         context.check_pipeline(pipeline)
         lines: list[FileLine] = _contents().files_of_run(context.definition.log.root, _open_log(context), run)
         return lines
@@ -121,7 +121,7 @@ def _add_status(routes: APIRouter, context: RouteContext) -> None:
 def _add_inspect(routes: APIRouter, context: RouteContext) -> None:
     @routes.get("/log/inspect")
     def inspect(pipeline: PipelinePath, position: PositionQuery, most: RowsQuery = 1_000) -> Transaction:
-        """The rows of one transaction without their values (`cdc log inspect POSITION`); 404 if there is none."""
+        """Return the rows of a transaction without values (`cdc log inspect POSITION`); 404 if the log has none."""
         context.check_pipeline(pipeline)
         found: Transaction = _contents().read_transaction(_open_log(context), position, most)
         return found
@@ -130,7 +130,7 @@ def _add_inspect(routes: APIRouter, context: RouteContext) -> None:
 def _add_compact(routes: APIRouter, context: RouteContext) -> None:
     @routes.post("/log/compact", status_code=ACCEPTED)
     def compact(pipeline: PipelinePath, body: CompactBody, request: Request) -> CompactionJob:
-        """Let the apply process compact the log now (`cdc log compact`); 409 while none runs."""
+        """Ask the apply process to compact the log now (`cdc log compact`); 409 if no apply process runs."""
         context.check_pipeline(pipeline)
         number: int | None = _maintenance().request_compaction(context.catalog, pipeline, everything=body.everything)
         if number is None:
@@ -143,7 +143,7 @@ def _add_compact(routes: APIRouter, context: RouteContext) -> None:
 
     @routes.get("/log/compact/{job}")
     def compaction(pipeline: PipelinePath, job: JobPath) -> CompactionJob:
-        """State of a requested compaction."""
+        """Return the state of a requested compaction."""
         context.check_pipeline(pipeline)
         return _compaction(context, pipeline, job)
 
@@ -151,7 +151,7 @@ def _add_compact(routes: APIRouter, context: RouteContext) -> None:
 def _add_gc(routes: APIRouter, context: RouteContext) -> None:
     @routes.post("/log/gc")
     def gc(pipeline: PipelinePath, body: GcBody, request: Request) -> VacuumReport:
-        """Delete files whose grace is over, and let the reader drop segments (`cdc log gc`)."""
+        """Delete orphan files, and removed files after their grace period; ask the reader to trim (`cdc log gc`)."""
         context.check_pipeline(pipeline)
         collected: VacuumReport = _maintenance().vacuum_log(context.definition, dry_run=body.dry_run)
         if not body.dry_run:
@@ -162,7 +162,7 @@ def _add_gc(routes: APIRouter, context: RouteContext) -> None:
 def _add_verify(routes: APIRouter, context: RouteContext) -> None:
     @routes.get("/log/verify")
     def verify(pipeline: PipelinePath, most: MostQuery = MAX_BYTES // 4) -> LogCheck:
-        """Whether commits, files and the newest rows are as they were written (`cdc log verify` reads all of them)."""
+        """Check all commits and files, and the rows of the newest files (`cdc log verify` reads all rows)."""
         context.check_pipeline(pipeline)
         check: LogCheck = _maintenance().check_log(context.definition, most)
         return check
@@ -171,7 +171,7 @@ def _add_verify(routes: APIRouter, context: RouteContext) -> None:
 def _add_consumers(routes: APIRouter, context: RouteContext) -> None:
     @routes.get("/consumers")
     def consumers(pipeline: PipelinePath) -> list[ConsumerLine]:
-        """Who reads the log, how far, and when each was last heard of (`cdc consumers ls`)."""
+        """Return each consumer of the log with its position and the time of its last report (`cdc consumers ls`)."""
         context.check_pipeline(pipeline)
         lines: tuple[ConsumerLine, ...] = _status_reader().consumer_lines(
             context.definition.log.root, datetime.now(UTC)
@@ -180,7 +180,7 @@ def _add_consumers(routes: APIRouter, context: RouteContext) -> None:
 
     @routes.post("/consumers/{uuid}/forget", status_code=ACCEPTED)
     def forget(pipeline: PipelinePath, uuid: ConsumerPath, _body: EmptyBody, request: Request) -> ConsumerForgotten:
-        """Let the log be trimmed without regard to a consumer (`cdc consumers forget`); one that runs comes back."""
+        """Remove the registration of a consumer (`cdc consumers forget`); a running consumer registers again."""
         context.check_pipeline(pipeline)
         return _forget(context, uuid, actor_of(request))
 
@@ -189,7 +189,7 @@ def _compaction(context: RouteContext, pipeline: str, number: int) -> Compaction
     found = context.catalog.commands.get(number)
     if found is None or found.kind != COMPACT or found.pipeline != pipeline:
         raise UnknownName(
-            f"there is no compaction with the number {number}", remedy="POST to /log/compact to start a compaction"
+            f"the pipeline has no compaction with the number {number}", remedy="send POST to /log/compact to start one"
         )
     result = found.result or {}
     return CompactionJob(number, found.state.value, result.get("summary"), result.get("error"))
@@ -203,7 +203,7 @@ def _forget(context: RouteContext, uuid: str, actor: str) -> ConsumerForgotten:
     if uuid not in known_by_uuid:
         raise UnknownName(
             f"the log has no consumer with the UUID {uuid!r}",
-            remedy=f"GET /api/v1/pipelines/{context.definition.name}/consumers lists the consumers",
+            remedy=f"choose a UUID that GET /api/v1/pipelines/{context.definition.name}/consumers returns",
         )
     name, position = known_by_uuid[uuid]
     consumers.forget(root, uuid)

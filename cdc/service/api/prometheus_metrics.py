@@ -1,4 +1,4 @@
-"""Prometheus exposition: the metrics that processes reported to the catalog, corrected for silent processes."""
+"""Prometheus exposition: metrics that processes reported to the catalog, and values that the server measured."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _REPORTED: Final = frozenset(
     if name not in READ_AT_SOURCE
     for suffix in ((BUCKET, SUM) if metric.kind is Kind.HISTOGRAM else ("",))
 )
-"""Names that a process may report; values that the server reads at the source are not taken from reports."""
+"""Names of the metrics that are taken from reports; metrics that the server measures at the source are not."""
 
 
 class MetricFamilies(Collector):
@@ -98,7 +98,7 @@ class MetricFamilies(Collector):
                 yield _family(metric, values)
 
     def _overlay(self, status: PipelineStatus) -> None:
-        """Replace the values that processes reported by values of the status.
+        """Replace values that processes reported with values of the status.
 
         The status is correct even if a process has stopped reporting: for example, its lags continue to grow.
         """
@@ -196,7 +196,7 @@ class MetricFamilies(Collector):
                 self._set_known(metric, value, status.name, table.sink, table.topic)
 
     def _overlay_backfill(self, pipeline: str, backfill: BackfillStatus) -> None:
-        """Set the progress of a backfill's tables from the catalog, where it survives a restart of the reader."""
+        """Set the progress of a backfill's tables from the catalog, which keeps it when the reader restarts."""
         for topic, progress in backfill.tables.items():
             if progress.state == "done" or (progress.state == "queued" and len(backfill.tables) > MAX_TABLES):
                 continue

@@ -1,8 +1,8 @@
-"""Limits of a request: size, time to arrive, and the number of connections.
+"""Limits of the server: size of a request, time for a request to arrive, and number of connections.
 
 uvicorn has only one time-out, for connections that are idle after a response. Without the limits of this module, a
-client may open connections and send nothing, or send a body without end. LimitedProtocol sets limits before the app is
-called and after it has answered. BodyLimit reads the body for the app, and limits the body's size and time.
+client may open connections and send nothing, or send a body without end. LimitedProtocol applies limits before the app
+is called and after the app has answered. BodyLimit reads the body for the app, and limits the body's size and time.
 
 An event stream is a response, which has no time limit as long as the client reads it.
 """
@@ -42,9 +42,9 @@ class RequestLimits:
     unread: float = 60.0
     """Maximum time for which a client does not read its response; the page reads its stream every second."""
     linger: float = 2.0
-    """Time from a response that was sent before the end of the request to the end of the connection."""
+    """Time for which a connection stays open after a response that was sent before the whole request arrived."""
     connections: int = 256
-    """Maximum number of open connections; a process may have 1024 files by default, and the log needs some."""
+    """Maximum number of open connections; a process may open 1024 files by default, and the log needs some of them."""
 
 
 class LimitedProtocol(H11Protocol):
@@ -60,7 +60,7 @@ class LimitedProtocol(H11Protocol):
         """Start the timer for the request headers, or refuse the connection if too many connections are open."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
-            message = f"more than {self.limits.connections} connections are open"
+            message = f"the server refuses the connection: more than {self.limits.connections} connections are open"
             self._answer(
                 _OVERLOADED, RequestLimitExceeded(message, remedy="close connections, or send the request again later")
             )
@@ -68,7 +68,7 @@ class LimitedProtocol(H11Protocol):
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timers."""
+        """Cancel the timers of the connection."""
         for timer in (self._head_timer, self._write_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
@@ -89,8 +89,8 @@ class LimitedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Wait for the next request on this connection.
 
-        If the response was sent before the whole request had arrived, send nothing more instead, and close the
-        connection after `limits.linger` seconds.
+        If the response was sent before the whole request had arrived, no next request can follow. The connection then
+        sends nothing more, and is closed after `limits.linger` seconds.
         """
         is_early = self.conn.their_state is h11.SEND_BODY
         super().on_response_complete()
@@ -112,13 +112,13 @@ class LimitedProtocol(H11Protocol):
         self._write_timer = self.loop.call_later(self.limits.unread, self._drop)
 
     def resume_writing(self) -> None:
-        """Stop the timer of `pause_writing`, because the client has read."""
+        """Stop the timer that `pause_writing` started, because the client reads again."""
         if self._write_timer is not None:
             self._write_timer.cancel()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request that is not valid HTTP, in the API's error form."""
+        """Refuse a request that is not valid HTTP with an error response of the API."""
         remedy = "send HTTP/1.1 with at most 64 KiB of path and headers"
         self._answer(400, RequestRefused(msg.rstrip(".").lower(), remedy=remedy))
 
@@ -168,7 +168,7 @@ class BodyLimit:
         self._app, self._limits = app, limits or RequestLimits()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI request."""
+        """Read the body of an HTTP request and call the app, or answer with status 413 or 408."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -196,7 +196,7 @@ class BodyLimit:
                 return None
             body += message.get("body", b"")
             if len(body) > limit:
-                raise RequestLimitExceeded(f"the request body has too many bytes: expected at most {limit}")
+                raise RequestLimitExceeded(f"the request body is too large: expected at most {limit} bytes")
             more = message.get("more_body", False)
         return bytes(body)
 

@@ -15,7 +15,7 @@ from cdc.errors import UnknownName
 from cdc.service.background_jobs import ReplayJobs, VerificationJobs
 
 ACCEPTED: Final = 202
-"""HTTP status of an accepted request; the reader, the apply process or a child process does the work."""
+"""HTTP status of an accepted request, which the reader, the apply process or a child process carries out later."""
 
 Text = Annotated[str, Field(min_length=1, max_length=10_000)]
 PipelinePath = Annotated[str, Path(description="Name of the pipeline in the definition.")]
@@ -25,13 +25,13 @@ JobPath = Annotated[int, Path(description="Number of the job.", ge=0, lt=2**63)]
 
 
 class RequestBody(BaseModel):
-    """Base of every body: unknown fields are refused."""
+    """Base class of every request body; a body with unknown fields is refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class EmptyBody(RequestBody):
-    """An empty body: `{}`."""
+    """An empty request body: `{}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RouteContext:
         """Raise UnknownName if this server does not serve the pipeline."""
         if pipeline != self.definition.name:
             raise UnknownName(
-                f"this server serves {self.definition.name!r}, not {pipeline!r}",
+                f"this server serves the pipeline {self.definition.name!r}, not {pipeline!r}",
                 remedy="send the request to the server of that pipeline",
             )
 
@@ -65,10 +65,10 @@ class RouteContext:
         if table not in import_module("cdc.service.log_contents").tables_by_topic(self.definition.log.root):
             raise UnknownName(
                 f"the log has no table called {table!r}",
-                remedy=f"GET /api/v1/pipelines/{pipeline}/tables lists the tables",
+                remedy=f"choose a table that GET /api/v1/pipelines/{pipeline}/tables returns",
             )
 
 
 def actor_of(request: Request) -> str:
-    """Return the name of the client for the audit."""
+    """Return the name to write to the audit for the client of a request: `api from ADDRESS`."""
     return "api" if request.client is None else f"api from {request.client.host}"

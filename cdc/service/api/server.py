@@ -18,7 +18,7 @@ from cdc.service.api.app import create_app
 from cdc.service.api.request_limits import RequestLimits, limited
 
 PORTS_TO_TRY: Final = 20
-"""Number of ports after the configured one that are tried."""
+"""Number of ports that are tried after the configured port, if that port is in use."""
 LAST_PORT: Final = 65535
 SHUTDOWN_TIMEOUT: Final = 2
 """Seconds that open responses get to finish; event streams end within a tenth of a second."""
@@ -41,7 +41,9 @@ def main(definition: Definition, file: Path, *, strict_port: bool = False) -> in
         app = create_app(catalog, definition, definition.log.path, file=file)
         port = listener.getsockname()[1]
         if service.port not in {0, port}:
-            log.warning("the port is in use, so the server uses the next free port", asked=service.port, port=port)
+            log.warning(
+                "the configured port is in use, so the server uses the next free port", asked=service.port, port=port
+            )
         log.info("the server accepts requests", url=f"http://{_url_host(service.host)}:{port}")
         serve(app, listener)
     return 0
@@ -75,7 +77,7 @@ def server_config(app: Callable[..., object], limits: RequestLimits | None = Non
 
 
 def bind(host: str, port: int, *, neighbours: int = PORTS_TO_TRY) -> socket.socket:
-    """Return a listening socket on the port; if it is in use, on the first free of the next `neighbours` ports.
+    """Return a listening socket on `port`, or on the first free one of the `neighbours` ports that follow it.
 
     Raises PortTaken if none of these ports is free.
     """

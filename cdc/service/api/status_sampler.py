@@ -1,6 +1,7 @@
 """StatusSampler: takes one status of the pipeline per second and shares it with all clients.
 
-It keeps the row counts and lags of the last minutes in memory, so that rates and curves need no Prometheus.
+The sampler keeps the row counts and lags of the last minutes in memory, so the page shows rates and curves without
+Prometheus.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ from cdc.service.source_sampler import SourceSampler
 from cdc.service.status import PipelineStatus, pipeline_status, with_delays, with_source
 
 SAMPLES: Final = 600
-"""Number of samples in memory: ten minutes at one sample per second, which need 100 kB."""
+"""Number of samples in memory: those of ten minutes at one sample per second, about 100 kB."""
 RATE_SPAN: Final = 10.0
-"""Seconds over which rates are computed; over fewer seconds they jump with each batch, over more they hide a stop."""
+"""Seconds over which rates are computed.
+
+Over a shorter time the rates jump with each batch; over a longer time they hide a stop.
+"""
 MEASURE_EVERY: Final = 2
-"""Number of samples between two measurements of the machine's load; each reads a file per process."""
+"""Number of samples between two measurements of the machine's load; a measurement reads one file per process."""
 LOCAL: Final = "local socket"
 # quoted values whole: a password may contain 'host='
 _PAIR: Final = re.compile(r"([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|\S*)")
@@ -49,7 +53,7 @@ log = structlog.get_logger("server")
 
 @dataclass(frozen=True, slots=True)
 class LagSample:
-    """Row counts and lags at one time; the keys (edges) are `source` and `sink:NAME`."""
+    """Row counts and lags of the pipeline at one time; their keys, called edges, are `source` and `sink:NAME`."""
 
     at: datetime
     rows: Mapping[str, float]
@@ -64,7 +68,7 @@ class RateHistory:
         self._lock = Lock()
 
     def add(self, status: PipelineStatus, at: datetime) -> None:
-        """Add a sample of the status."""
+        """Add a sample with the row counts and lags of a status."""
         edges = {"source": (status.source.rows, status.source.lag_seconds)}
         edges |= {f"sink:{sink.name}": (sink.rows, sink.lag_seconds) for sink in status.sinks}
         sample = LagSample(
@@ -76,7 +80,10 @@ class RateHistory:
             self._samples.append(sample)
 
     def rates(self) -> dict[str, float]:
-        """Return the rows per second by edge (source or sink) over RATE_SPAN seconds; a counter may restart at 0."""
+        """Return the rows per second over RATE_SPAN seconds, by edge (source or sink).
+
+        A row count that starts again at 0, because its process restarted, does not make the rate negative.
+        """
         samples = self._read()
         if not samples:
             return {}
@@ -121,18 +128,18 @@ class StatusSampler:
         self.name = definition.name
         self.history = RateHistory()
         self.samples = 0
-        """Number of samples so far, from which event streams detect a new sample."""
+        """Number of samples taken so far; an event stream detects a new sample by a new number."""
         self.is_stopping = False
-        """Set when the server stops, so that event streams end."""
+        """True when the server stops, so that event streams end."""
         self.streams = 0
         """Number of open event streams."""
         self._clock = clock
         self._file = None if file is None else str(file)
         definition_name = "FILE" if file is None else shlex.quote(str(file))
         self.log = LogSampler(definition.log.root, definition_name, clock)
-        """Sampler of the log; it samples only on request."""
+        """Sampler of the log; it reads the log only while clients request the status."""
         self.source = SourceSampler(definition)
-        """Sampler of the source; it samples all the time, because a rate needs earlier samples."""
+        """Sampler of the source; it queries the source all the time, because a rate needs earlier samples."""
         self._heartbeat = definition.source.heartbeat or 0.0
         self._durable = PositionHistory()
         self._meter = LoadMeter()
@@ -146,11 +153,14 @@ class StatusSampler:
         )
         self._latest: PipelineStatus | None = None
         self._rendered: tuple[PipelineStatus, dict[str, Any]] | None = None
-        """The last sample with the sections rendered from it."""
+        """Status of the last rendered sample, with the title and the sections that were rendered from it."""
         self._lock = Lock()
 
     def sample(self) -> None:
-        """Report that the server is alive and take one sample; skip the sample if the catalog does not answer."""
+        """Report to the catalog that the server runs, and take one sample.
+
+        If the catalog does not answer, no sample is taken.
+        """
         try:
             self.source.refresh()
             report = ProcessReport(self.name, "server", os.getpid(), "running", figures=self._source_metrics())
@@ -158,7 +168,9 @@ class StatusSampler:
             reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.current, file=self._file)
         except CdcError as error:
             log.warning(
-                "cannot report to the catalog or read the status from it", code=error.code, message=error.message
+                "the server cannot use the catalog, so page and status show no newer values until the catalog answers",
+                code=error.code,
+                message=error.message,
             )
             return
         self._record_positions(reported)
@@ -175,14 +187,24 @@ class StatusSampler:
         try:
             self.catalog.processes.report(ProcessReport(self.name, "server", os.getpid(), "stopped"))
         except CdcError as error:
-            log.warning("cannot report to the catalog that the server stopped", code=error.code, message=error.message)
+            log.warning(
+                "cannot report to the catalog that the server stopped, so the status will show the server as stale",
+                code=error.code,
+                message=error.message,
+            )
 
     def status(self) -> PipelineStatus:
-        """Return the present status from the catalog alone. Raises CatalogUnavailable."""
+        """Return the present status from the catalog alone, without samples of log and source.
+
+        Raises CatalogUnavailable.
+        """
         return pipeline_status(self.catalog, self.name, self._clock(), file=self._file)
 
     def full_status(self) -> PipelineStatus:
-        """Return the present status, with the last samples of log and source. Raises CatalogUnavailable."""
+        """Return the present status from the catalog, with the last samples of log and source.
+
+        Raises CatalogUnavailable.
+        """
         reported = pipeline_status(self.catalog, self.name, self._clock(), self.log.refresh(), file=self._file)
         self.source.refresh()
         return self._add_measurements(reported)
@@ -197,9 +219,9 @@ class StatusSampler:
         return self.full_status() if name == self.name else pipeline_status(self.catalog, name, self._clock())
 
     def latest(self) -> PipelineStatus:
-        """Return the status of the last sample; before the first sample, read the present status.
+        """Return the status of the last sample; before the first sample, return the present status from the catalog.
 
-        The call also starts a sample of the log if one is due.
+        The method also starts a sample of the log if one is due.
         """
         self.log.refresh()
         return self._latest or self.status()
@@ -214,14 +236,14 @@ class StatusSampler:
             self._durable.forget(min(applied, default=Position(0)))
 
     def _add_measurements(self, status: PipelineStatus) -> PipelineStatus:
-        """Replace reported values of the status by values that the server process measures itself."""
+        """Return the status with values that the server process measures itself, in place of reported values."""
         with self._lock:
             delayed = with_delays(status, self._durable, self._clock().timestamp())
         loaded = replace(delayed, load=self._load)
         return with_source(loaded, self.source.current, self._heartbeat, file=self._file)
 
     def _measure_load(self, status: PipelineStatus) -> None:
-        """Measure the load of the machine, but only every few samples, because it is expensive."""
+        """Measure the load of the machine, but only every MEASURE_EVERY samples, because a measurement is slow."""
         if self.samples % MEASURE_EVERY == 0:
             running = {p.process: p.pid for p in status.processes if p.pid is not None and p.state == "running"}
             self._load = self._meter.measure(time.monotonic(), running | {"server": os.getpid()})
@@ -238,7 +260,7 @@ class StatusSampler:
         return page(self.full_status(), self._context, self.history.to_json())
 
     def sections(self) -> dict[str, Any]:
-        """Return title and sections of the page, which are rendered once per sample for all clients."""
+        """Return title and sections of the page; they are rendered once per sample for all clients."""
         status = self.latest()
         with self._lock:
             if self._rendered is None or self._rendered[0] is not status:
@@ -263,9 +285,9 @@ def _total_increase(values: list[float]) -> float:
 
 
 def _downsample(values: list[float], most: int = 120) -> list[float]:
-    """Reduce the values to at most `most` values: the highest of each group of neighbouring values.
+    """Divide the values into at most `most` groups of neighbours, and return the highest value of each group.
 
-    So spikes stay visible.
+    So short peaks stay visible in the curve.
     """
     share = -(-len(values) // most) or 1
     return [round(max(values[i : i + share]), 3) for i in range(0, len(values), share)]

@@ -1,4 +1,4 @@
-"""Renders the page of one pipeline's status as HTML: first the whole document, then its sections again and again.
+"""Renders the page of one pipeline's status as HTML: the whole document once, and its sections after each sample.
 
 Jinja2 renders the files of `templates/` and escapes every value, so no value from the catalog becomes markup. Only the
 server renders sections; the browser's script replaces the sections whose HTML changed.
@@ -20,7 +20,7 @@ from cdc.service.page import drawings, section_values
 from cdc.service.status import PipelineStatus
 
 SECTIONS: Final = ("headline", "problems", "totals", "flow", "log", "tables", "backfills", "processes")
-"""Ids of the sections that `render` returns; each has a template of that name."""
+"""Ids of the sections that `render` returns; the name of a section's template is its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ def page(status: PipelineStatus, context: PageContext, history: Mapping[str, Map
 
 
 def locked_page() -> str:
-    """Return the HTML document without data; its script asks for the token and then loads the sections."""
+    """Return the page without data; its script asks for the token and then loads the sections."""
     empty = dict.fromkeys(SECTIONS, "")
     return _TEMPLATES.get_template("page.html").render(title="cdc", state="locked", is_locked=True, sections=empty)
 
 
 def docs_page() -> str:
-    """Return the HTML document that shows the API's description.
+    """Return the HTML document of `/docs`, which shows the description of the API.
 
-    The document's script loads that description, with the token if there is one.
+    The document's script loads the description, and sends the token if the browser has one.
     """
     return files(__package__).joinpath("static", "docs.html").read_text(encoding="utf-8")
 

@@ -12,9 +12,9 @@ from typing import Final
 CURVE_WIDTH: Final = 168
 CURVE_HEIGHT: Final = 36
 _MARGIN: Final = 3
-"""Space above and below the curve, so that its stroke is not clipped."""
+"""Space above and below a curve, so that the curve's stroke is not clipped."""
 MIN_SCALE_SECONDS: Final = 1.0
-"""Lowest value for the top of the scale; with it a curve between 10 and 20 ms looks flat."""
+"""Minimum lag at the top of a curve's scale; because of it, lags between 10 and 20 ms look flat."""
 BAR_WIDTH: Final = 1000
 MIN_PART_WIDTH: Final = 6.0
 """Minimum width of a bar part whose size is not 0."""

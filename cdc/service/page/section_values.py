@@ -46,15 +46,15 @@ TONES: Final[Mapping[str, str]] = {
 TABLES_SHOWN: Final = 500
 """Maximum number of tables on the page; the API lists all tables."""
 ENDED_BACKFILLS_SHOWN: Final = 5
-"""Maximum number of ended backfills on the page; the command and the API list more."""
+"""Maximum number of ended backfills on the page; `cdc backfill ls` and the API list more."""
 _ACTIONS: Final = {"paused": ("resume", "cancel")}
-"""Actions that a backfill accepts, by its state; in every other pending state it accepts _RUNNING_ACTIONS."""
+"""Actions that a pending backfill accepts, by its state; in other states it accepts _RUNNING_ACTIONS."""
 _RUNNING_ACTIONS: Final = ("pause", "cancel")
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number on the page, with its name, unit and note."""
+    """One number on the page, with its name and unit, and a note that explains it."""
 
     name: str
     value: str
@@ -94,8 +94,9 @@ class BackfillView:
 
     status: BackfillStatus
     subject: str
-    """Text that names the kind, the tables and the sink of the backfill."""
+    """Text with the kind, the tables and the sink of the backfill."""
     command: str
+    """The `cdc` command that starts the same backfill."""
     reason: str
     """Why the backfill failed or waits; empty without a reason."""
     actions: tuple[BackfillButton, ...]
@@ -107,7 +108,7 @@ class BackfillButton:
 
     action: str
     path: str
-    """URL path of the request."""
+    """URL path of the request that the button sends."""
     command: str
     """The `cdc` command that sends the same action."""
     question: str
@@ -163,7 +164,7 @@ def table_rows(tables: Iterable[TableStatus], sinks: Sequence[str]) -> list[Tabl
 
 
 def backfill_rows(status: PipelineStatus, definition: str, *, may_change: bool) -> list[BackfillView]:
-    """Return the pending backfills, followed by the backfills that ended last.
+    """Return the pending backfills of a pipeline, followed by the backfills that ended last.
 
     `definition` is the path of the definition file for the commands that the page shows.
     """
@@ -173,12 +174,12 @@ def backfill_rows(status: PipelineStatus, definition: str, *, may_change: bool) 
 
 
 def copy_words(progress: CopyProgress) -> str:
-    """Return the progress of a copy in words; empty before the first rows."""
+    """Return the progress of a copy in words, such as rows, rate and time left; empty before the first rows."""
     return progress_text(progress).replace(",", number_format.THIN_SPACE)
 
 
 def log_sizes(log: LogStatus) -> list[Figure]:
-    """Return the sizes of the parts of the log, and its last compaction."""
+    """Return the size of each part of the log, and the time of the last compaction."""
     changes = f"{_quantity(log.row_count, 'row')} in {_quantity(log.segment_count, 'segment')}"
     rows = sum(run.rows for run in log.runs)
     compacted = f"{_quantity(rows, 'row')} in {_quantity(len(log.runs), 'run')}" if log.runs else "nothing yet"
@@ -194,18 +195,18 @@ def log_sizes(log: LogStatus) -> list[Figure]:
 def log_positions(log: LogStatus) -> list[Figure]:
     """Return the floor, the oldest position, the horizon and the end of the log, in this order."""
     behind = number_format.format_lag(log.horizon_behind_bytes, log.horizon_behind_seconds)
-    floor_note = "a sink below must be rebuilt" if log.floor else "every tombstone is kept"
+    floor_note = "a sink below this and the next position must be rebuilt" if log.floor else "every tombstone is kept"
     horizon_note = f"{behind} before the end" if log.horizon else ""
     return [
         Figure("Tombstones removed up to", log.floor or "none", "", floor_note),
-        Figure("Single changes above", log.oldest or "the beginning", "", _segment(log, log.oldest_segment)),
+        Figure("Single changes after", log.oldest or "the beginning", "", _segment(log, log.oldest_segment)),
         Figure("Compacted up to", log.horizon or number_format.UNKNOWN, "", horizon_note),
         Figure("End", log.durable or number_format.UNKNOWN, "", _segment(log, log.newest_segment)),
     ]
 
 
 def consumer_lag(line: ConsumerLine) -> str:
-    """Return in words how far a consumer is behind the end of the log."""
+    """Return a text about how far a consumer is behind the end of the log, in bytes, time and segments."""
     if not line.behind_segments:
         return "at the end"
     segments = f", {_quantity(line.behind_segments, 'segment')}" if line.behind_segments > 1 else ""
@@ -213,7 +214,7 @@ def consumer_lag(line: ConsumerLine) -> str:
 
 
 def process_age(seconds: float | None) -> str:
-    """Return in words how long ago a process last reported."""
+    """Return how long ago a process last reported, such as `12 s ago`."""
     return number_format.UNKNOWN if seconds is None else f"{number_format.format_duration(seconds)} ago"
 
 
@@ -224,10 +225,10 @@ def _slot_note(source: SourceStatus) -> str:
         return "the source does not answer"
     if observed is None or observed.safe_bytes is None:
         return "WAL retained by Postgres"
-    left = f"{number_format.format_size(observed.safe_bytes)} left"
+    left = f"lost after {number_format.format_size(observed.safe_bytes)} more"
     if observed.seconds_left is None:
         return left
-    return f"{left}, {number_format.format_duration(observed.seconds_left)} at the present rate"
+    return f"{left}, in {number_format.format_duration(observed.seconds_left)} at the present rate"
 
 
 def _curve(lags: object, label: str) -> LagCurve:
@@ -235,7 +236,7 @@ def _curve(lags: object, label: str) -> LagCurve:
 
 
 def _stall(seconds: float | None) -> str | None:
-    """Return the text that replaces the outdated lag during a stall; None without a stall."""
+    """Return the text to show in place of an outdated lag; None if the reader or sink is not stalled."""
     return None if seconds is None else f"no new value for {number_format.format_age(seconds)}"
 
 

@@ -55,5 +55,5 @@ Crashes
 =======
 The last commit of each merged range contains a `txn` with the end position of the range, so a range is merged once.
 After a crash between merge and publish, a target contains changes beyond the published record. When a driver opens the
-sink, resume_after_crash.py compares both. Base rows are then read from the published version.
+sink, resume_after_crash.py compares the targets with that record. Base rows are then read from the published version.
 """

@@ -41,17 +41,23 @@ class StoredRows:
     """The rows of a target that complete the partial images of a range, at most one row for each key."""
 
     rows: pa.Table
-    """The rows, with at least the columns of the target's RowShape, in its order."""
+    """The rows, with at least the columns of the target's RowShape, in the order of that shape."""
     exists: np.ndarray
     """One bool per row: whether the row exists at the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowStates:
-    """The states of one table (see the module), sorted by key, then position; every field has one entry per state."""
+    """The states of the rows of one table, sorted by key, then position; every field has one entry per state.
+
+    A state is the row in the target before the range, the row after a change, or no row after a truncate or the end of
+    a full copy.
+    """
 
     rows: pa.Table
-    """The row of each state: null after an ending; after a delete only the key and the columns that Postgres sent."""
+    """The row of each state. It is null after a truncate or the end of a copy. After a delete, only the key and the
+    columns that Postgres sent are not null.
+    """
     key: np.ndarray
     """The number of each state's key; equal keys have equal numbers."""
     exists: np.ndarray
@@ -59,9 +65,9 @@ class RowStates:
     committed_at: np.ndarray
     """Commit time of each state in µs since 1970 UTC; 0 for a row that was in the target before the range."""
     stored: np.ndarray
-    """Index of each state's row in StoredRows.rows; -1 for a state that the range made."""
+    """Index of each state's row in StoredRows.rows; -1 for a state that comes from a change, a truncate or a copy."""
     change: np.ndarray
-    """Index of each state's change in the table of row images; -1 for a stored row and for an ending."""
+    """Index of each state's change in the table of row images; -1 for a stored row, a truncate or the end of a copy."""
 
     @property
     def position(self) -> np.ndarray:
@@ -136,11 +142,16 @@ class _KeyStates:
     base: np.ndarray
     """Number of the key that the row had before its change moved it to another key; -1 for other states."""
     value: np.ndarray
-    """Index of the state's own values in a table of the stored rows and then the changes; -1 for an ending."""
+    """Index of the state's own values in a table of the stored rows, followed by the changes; -1 for a state after a
+    truncate or the end of a copy.
+    """
 
     @classmethod
     def of(cls, images: pa.Table, typed: pa.Table, stored: StoredRows, shape: RowShape) -> Self:
-        """Make one state for each stored row and for each change. `with_ending` later adds the states of endings."""
+        """Make one state for each stored row and for each change.
+
+        `with_ending` later adds the states after truncates and ends of copies.
+        """
         changes, count = images.num_rows, stored.rows.num_rows
         key, base = _numbered_keys(images, typed, stored, shape)
         upserts = pc.not_equal(images["op"], Operation.DELETE.value).to_numpy()
@@ -224,7 +235,7 @@ def _numbered_keys(
 
 
 def _base_states(key_states: _KeyStates) -> np.ndarray:
-    """Return, for each of the sorted states, the index of the state that is its base row.
+    """Return, for each of the sorted states, the index of the state that contains its base row.
 
     The index is -1 for a complete state, and for a partial state without a base row.
     """
@@ -298,7 +309,10 @@ def _check_bases(missing: np.ndarray, key_states: _KeyStates, shape: RowShape) -
 
 
 def _complete_rows(values: pa.Table, key_states: _KeyStates, cells: Sequence[np.ndarray], sent: np.ndarray) -> pa.Table:
-    """Return the row of each state; cells are null after an ending, and where a delete does not contain the column."""
+    """Return the row of each state.
+
+    Cells are null after a truncate or the end of a copy, and where a delete does not contain the column.
+    """
     value_of = np.append(key_states.value, _NONE)
     columns = []
     for number, at in enumerate(cells):

@@ -25,9 +25,9 @@ from pipelines.sinks.delta.table_plan import RowShape
 from pipelines.types.typed_rows import typed_keys
 
 STALE: Final = 500
-"""Minimum number of superseded entries before the table is rewritten without them."""
+"""Minimum number of superseded entries at which `compact` rewrites the dead-letter table without them."""
 _KEPT_FOR: Final = 1
-"""Hours for which files that were removed from the table stay on disk for its readers."""
+"""Hours for which files that `compact` removed from the dead-letter table stay on disk for its readers."""
 _PROPERTIES: Final = {
     "delta.checkpointInterval": "100",
     "delta.enableExpiredLogCleanup": "true",
@@ -37,14 +37,19 @@ _PROPERTIES: Final = {
 
 
 class DeadLetterTable:
-    """Implements pipelines.sinks.contract.ParkedRows; the Delta table is created when the first row is parked."""
+    """Implements pipelines.sinks.contract.ParkedRows with one Delta table of entries for all tables of a sink.
+
+    The Delta table is created when the first row is parked.
+    """
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._table: DeltaTable | None = None
         self._parked: dict[int, Mapping[Key, ParkedRow]] = {}
         self._unlisted: dict[int, list[DeadLetterEntry]] = {}
-        """Relation → entries of its table, for tables that were never published and are not loaded yet."""
+        """Relation → dead-letter entries of its source table, for tables that were never published. `load_unpublished`
+        removes them from here.
+        """
         self._entries = 0
         self._unconfirmed: set[int] = set()
         self._lock = Lock()
@@ -67,7 +72,7 @@ class DeadLetterTable:
                 self._unlisted.setdefault(entry.row.relation, []).append(entry)
 
     def load_unpublished(self, relation: int, position: int) -> None:
-        """Read the parked rows of a table that was never published; position: that of its target."""
+        """Read the parked rows of a table that was never published; position: the position of its target."""
         entries = self._unlisted.pop(relation, [])
         self._parked |= parked_at(entries, Published(0, 0), {relation: position})
         self._delete_after(relation, position, entries)
@@ -106,7 +111,10 @@ class DeadLetterTable:
             self._parked[relation] = rows
 
     def compact(self) -> None:
-        """Rewrite the table without superseded entries if they are the majority; call this between two batches."""
+        """Rewrite the dead-letter table without superseded entries, if they are the majority and at least STALE.
+
+        Call this method only between two batches.
+        """
         live = [row for rows in self._parked.values() for row in rows.values()]
         if self._table is None or self._unconfirmed or self._unlisted or self._entries <= STALE + 2 * len(live):
             return
@@ -117,9 +125,9 @@ class DeadLetterTable:
         self._entries = len(rows)
 
     def rewrite(self, record: Published) -> None:
-        """Keep only the entries of rows that are parked according to `record`.
+        """Keep only the entries of rows that are parked according to `record`, and of tables that it does not contain.
 
-        All other entries are removed, and older versions of the table are erased.
+        All other entries are removed, and older versions of the dead-letter table are erased.
         """
         self.load(record, {})
         if self._table is None:
@@ -131,7 +139,7 @@ class DeadLetterTable:
         erase_earlier(self._uri, DeltaTable(self._uri).version())
 
     def add_rebuilt(self, rows: Iterable[ParkedRow], upto: int, instead_of: Collection[int] = ()) -> None:
-        """Add the rows that a replay up to position `upto` parked; call it before the new targets replace the old.
+        """Add the rows that a replay up to position `upto` parked; call this before the new targets replace the old.
 
         instead_of: relations of the tables whose earlier entries are removed.
         """

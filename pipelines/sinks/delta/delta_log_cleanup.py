@@ -114,8 +114,8 @@ def expired_log_files(paths: Iterable[str], oldest: int) -> list[str]:
 ERASE: Final = "cdc.erase"
 """Table property that marks a target whose earlier versions have to be erased.
 
-Its value is the retention of removed files that the target had before. Until the erasure that retention is zero, so
-that no checkpoint lists removed files. Their paths contain values of partition columns.
+Its value is the retention of removed files that the target had before the mark. Until the erasure, the target has a
+retention of zero, so that no checkpoint lists removed files: their paths contain values of partition columns.
 """
 _RETENTION: Final = "delta.deletedFileRetentionDuration"
 _NONE: Final = "interval 0 seconds"
@@ -127,12 +127,12 @@ log = structlog.get_logger("apply")
 
 
 def is_marked(table: DeltaTable) -> bool:
-    """Whether earlier versions of the table are to be erased."""
+    """Return whether earlier versions of the table are to be erased, because `mark_to_erase` marked the table."""
     return bool(table.metadata().configuration.get(ERASE))
 
 
 def mark_to_erase(table: DeltaTable) -> None:
-    """Mark the table, so that its earlier versions are erased."""
+    """Mark the table, so that this replay, or after a crash the next replay or driver, erases earlier versions."""
     if not is_marked(table):
         before = str(table.metadata().configuration.get(_RETENTION) or _DEFAULT)
         table.alter.set_table_properties({ERASE: before, _RETENTION: _NONE}, raise_if_not_exists=False)

@@ -21,8 +21,8 @@ from pipelines.runtime.progress import ExternalCommit, ExternalCommitReport
 from pipelines.sinks.delta.target import APP_ID, DeltaTarget
 
 MISSING: Final = "UNKNOWN"
-"""Operation that is reported for a commit without a known operation, or whose file was removed from `_delta_log`. About
-the last hundred commits are kept there.
+"""Operation that is reported for a commit if the commit names none, or if its file was removed from `_delta_log`.
+Maintenance keeps about the last hundred commits.
 """
 
 log = structlog.get_logger("apply")
@@ -58,8 +58,8 @@ class ExternalCommitWatch:
         self._check(target, topic)
 
     def forget(self) -> None:
-        """Forget the checked versions of all targets, because another driver may fill them after
-        the sink was closed.
+        """Forget up to which version each target was checked. Called when the sink is closed, because another driver
+        may fill the targets from then on.
         """
         self._known.clear()
 
@@ -68,7 +68,7 @@ class ExternalCommitWatch:
         if target.version > known and (found := list(_foreign(target, known))):
             self.report.add(topic, found)
             log.warning(
-                "another client changed a target",
+                "another client changed rows of a target, which may now differ from the source",
                 table=topic,
                 target=target.uri,
                 last_own_version=known,

@@ -57,7 +57,7 @@ def _refusal(uri: str, text: str) -> TargetUnusable | None:
         return TargetUnusable(f"target {uri!r} has table features that its writer does not support: {features}")
     if _APPEND_ONLY.search(text):
         return TargetUnusable(
-            f"target {uri!r} is append-only (delta.appendOnly), but its rows must change",
-            remedy="set delta.appendOnly to false by ALTER TABLE … SET TBLPROPERTIES and start again",
+            f"target {uri!r} is append-only (delta.appendOnly), but the sink must change or delete its rows",
+            remedy="set delta.appendOnly to false with ALTER TABLE … SET TBLPROPERTIES, then restart the apply process",
         )
     return None

@@ -19,16 +19,16 @@ class DataFile:
     """A Parquet file that no commit has added to a table yet."""
 
     name: str
-    """Path in the table's directory."""
+    """Path of the file relative to the table's directory."""
     size: int
-    """Bytes."""
+    """Size of the file in bytes."""
     rows: int
     statistics: str
 
 
 @dataclass(frozen=True, slots=True)
 class TargetFolder:
-    """Sent to executors by pickle: the directory of a target, and the columns for which executors return bounds."""
+    """The directory of a target, and the columns for which executors return bounds. Executors get pickled instances."""
 
     path: str
     """A directory that every executor can write."""

@@ -32,7 +32,9 @@ from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.target_layout import double_quoted
 
 OLDER_THAN_COLUMN: Final = "/older/"
-"""Suffix of a `txn` application id, followed by a column id; its version is the last position without the column."""
+"""Suffix of a `txn` application id, followed by a column id. Rows up to the version of this `txn`, which is a position,
+are older than the column.
+"""
 
 log = structlog.get_logger("apply")
 
@@ -87,7 +89,7 @@ def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> Table
     rows = batch.rows.filter(pc.greater_equal(batch.rows["position"], batch.generation))
     if dropped := batch.rows.num_rows - rows.num_rows:
         log.warning(
-            "skipped changes that identify their row by an earlier key of the table",
+            "the key of a table changed: the history will not contain the changes before its full copy",
             table=batch.schema.topic,
             changes=dropped,
         )
@@ -112,9 +114,9 @@ def record_older_rows(target: DeltaTarget, columns: pa.Schema, names: Collection
 
 
 def record_rows_before_columns(target: DeltaTarget, columns: pa.Schema, upto: int) -> None:
-    """Record that rows up to position `upto` are older than the target's columns that `columns` does not have.
+    """Record that rows up to position `upto` are older than those columns of the target that `columns` does not have.
 
-    An attempt before a crash added such columns: its range of the log ended later than the present range.
+    An attempt before a crash added these columns, for a range of the log that ended later than the present range.
     """
     later = sorted(ids_only_in(target.columns, columns))
     _record_positions(target, [OLDER_THAN_COLUMN + column.decode() for column in later], upto)
@@ -123,7 +125,8 @@ def record_rows_before_columns(target: DeltaTarget, columns: pa.Schema, upto: in
 def fill_older_rows(target: DeltaTarget, defaults: Mapping[str, str], mode: HistoryMode) -> None:
     """Set each new column to its default in the rows that are older than the column.
 
-    defaults: Delta column → SQL expression. In mode `changes` the rows of deletes stay null.
+    defaults: Delta column → SQL expression. In mode `changes`, the column stays null in rows of deletes, of truncates
+    and of ends of copies.
     """
     images = f" AND {OP_COLUMN} IN ('c', 'u', 'r')" if mode is HistoryMode.CHANGES else ""
     for name, expression in defaults.items():

@@ -94,9 +94,9 @@ class HistoryMerge:
         self.writers.merge(self.target, source, find_columns, marker, writer)
 
     def _close(self, endings: Sequence[GenerationEnd], batch: TableBatch) -> None:
-        """Mark the open rows that are older than an ending as closed, in one commit per ending.
+        """Close the open rows that the truncates and ends of full copies of a batch remove, in one commit per ending.
 
-        endings: truncates and ends of full copies. The last commit contains the `txn` of the batch.
+        endings: these truncates and ends of copies, sorted. The last commit contains the `txn` of the batch.
         """
         not_parked = self.rows.not_parked(batch.parked_keys)
         for ending in endings:
@@ -118,7 +118,7 @@ def _without_earlier_deletes(images: pa.Table, since: int) -> pa.Table:
 
 
 def _older(ending: GenerationEnd) -> str:
-    """Return SQL that is true for target rows older than the ending.
+    """Return SQL that is true for target rows older than a truncate, or than the start of a full copy that has ended.
 
     It is also true for rows without a position, which another client wrote.
     """

@@ -1,4 +1,4 @@
-"""History modes: which rows a target with history has, how a change finds a row, and how a truncate or copy closes it.
+"""History modes: define which rows a target with history has, how a change finds a row, and which changes close a row.
 
 `versions` keeps every version of a row, with the positions between which it was in force (slowly changing dimension,
 type 2). `marked` keeps the latest row of each key and marks it when it is deleted. `changes` appends every change.
@@ -48,7 +48,7 @@ class HistoryRows(ABC):
 
     mode: HistoryMode
     open_rows: str | None
-    """SQL condition that is true for target rows that exist at the source; None if the mode never closes rows."""
+    """SQL condition that is true for target rows that still exist at the source; None if the mode closes no rows."""
 
     def __init__(self, target: DeltaTarget, shape: RowShape, settings: TableSettings) -> None:
         self.target, self.shape, self.settings = target, shape, settings
@@ -63,10 +63,10 @@ class HistoryRows(ABC):
     def new_rows(
         self, states: RowStates, stored: StoredRows, batch: TableBatch, images: pa.Table, done: int
     ) -> pa.Table:
-        """Return the complete rows that a batch adds to the target, or replaces there.
+        """Return the complete rows that a batch adds to the target, or replaces in it.
 
-        states: the states that the images and the stored rows make. stored: the rows that the target has of these keys.
-        done: the position up to which the target has every truncate and end of a copy.
+        states: the states of each key, computed from `images` and `stored`. stored: the rows that the target has of
+        these keys. images: the changes. done: the position up to which the target has every truncate and end of a copy.
         """
 
     def stored(self, images: pa.Table) -> StoredRows:
@@ -77,7 +77,10 @@ class HistoryRows(ABC):
         return self._read(typed_keys(keys, self.shape.schema, self.shape.policy))
 
     def stored_before(self, images: pa.Table) -> StoredRows:
-        """Return the target's rows that complete the changes of keys that were parked until now."""
+        """Return the target's rows from before the changes of keys that were parked until now.
+
+        images: these changes.
+        """
         return self.stored(images)
 
     def without_parked(self, stored: StoredRows, parked: Sequence[Key]) -> StoredRows:  # noqa: ARG002 - see MarkedRows
@@ -85,7 +88,7 @@ class HistoryRows(ABC):
         return stored
 
     def not_parked(self, parked: Sequence[Key]) -> str:  # noqa: ARG002 - see MarkedRows
-        """Return SQL that is true for the target rows that a truncate or a generation end may close.
+        """Return SQL that is true for the target rows that a truncate or the end of a full copy may close.
 
         In mode `marked` it is false for the rows of parked keys.
         """
@@ -125,7 +128,8 @@ class VersionRows(HistoryRows):
     def stored_before(self, images: pa.Table) -> StoredRows:
         """Return, for each key of the images, the version that was in force before the first change of the key.
 
-        This version counts as open. An ending may have closed it while the changes of the key were parked.
+        This version counts as open. A truncate or the end of a full copy may have closed it while the changes of the
+        key were parked.
         """
         if not self.target.files()[0]:
             return self.stored(images)

@@ -1,8 +1,9 @@
 """History rows: makes the rows of each history mode from the states of a table, without I/O.
 
-A state is a row after one change, after a truncate or copy removed it, or as the target had it before (see
-pipelines.sinks.delta.complete_changes). The rows are the same however the log is divided into batches. The key and the
-start identify a version, the key identifies a marked row, and the position identifies a change.
+A state of a key is one of: the row in the target before the batch, the row after a change, or no row after a truncate
+or the end of a copy (see pipelines.sinks.delta.complete_changes). The rows are the same however the log is divided into
+batches. The key and the start position identify a version, the key identifies a marked row, and the position identifies
+a change.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _TIME: Final = pa.timestamp("us", tz="UTC")
 def tracked_columns(shape: RowShape, schema: TableSchema, settings: TableSettings) -> list[str]:
     """Return the Delta names of the columns whose changes begin a new version of a row.
 
-    settings: names columns as the source does. schema: the schema of the source table.
+    settings: the settings of the table; they name columns as the source does. schema: the schema of the source table.
     """
     wanted, unwanted = set(settings.track_history_column_list), set(settings.track_history_except_column_list)
     source_name = {column.id: column.name for column in schema.columns}
@@ -110,7 +111,7 @@ def marked_rows(states: RowStates) -> pa.Table:
 def change_rows(states: RowStates, ops: pa.ChunkedArray, endings: Sequence[GenerationEnd]) -> pa.Table:
     """Return one row for each change, and for each truncate or end of a copy in `endings`.
 
-    ops: the operation of each image, by the index that `states.change` contains.
+    ops: the operation of each image; `states.change` contains indexes into it.
     """
     changes = states.filter(states.change >= 0)
     added = {

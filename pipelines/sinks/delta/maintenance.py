@@ -29,11 +29,11 @@ from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.target_layout import partition_text
 
 COMPACT_ABOVE: Final = 64
-"""Number of files that a target gains between two OPTIMIZE runs. Each merge of a batch adds a file
-and opens all files.
+"""Number of new files after which a target needs an OPTIMIZE. Each merge of a batch adds a file and opens all files of
+the target.
 """
 SMALL: Final = 16 << 20
-"""Bytes. OPTIMIZE merges only files smaller than this, unless more than COMPACT_ABOVE files are left; then it merges
+"""Bytes. OPTIMIZE first merges only files smaller than this. If more than COMPACT_ABOVE files are left, it then merges
 larger files too.
 """
 URGENT: Final = 4
@@ -41,12 +41,12 @@ URGENT: Final = 4
 the time.
 """
 SHARE: Final = 10
-"""Divisor of the time: maintenance may use 1/SHARE of it. After each job it waits as long as that limit requires."""
+"""Maintenance may use 1/SHARE of the time. After each job it waits as long as that limit requires."""
 PINNED_FOR: Final = 86_400.0
 """Seconds after which a pin of versions expires, because the reader that pinned them was probably killed."""
 FIRST_AFTER: Final = 60.0
-"""Maximum number of seconds from the first sight of a target in this process to the first search
-for its unused files.
+"""Maximum number of seconds until a target's unused files are first searched, counted from the first publish with this
+target in this process.
 """
 AT_ONCE: Final = 1_000
 """Maximum number of unused files that one call of `turn` removes; later calls remove the rest."""
@@ -64,12 +64,12 @@ commit that another client has not made yet.
 
 ORDERED: Final = "cdc.ordered"
 """Name of a target's property with JSON about its last sorting. `by` has the columns. `upto` maps each file group to
-the time of its newest file.
+the time of its newest file when the group was last sorted.
 """
 MAX_PARTS: Final = 1_000
 """Maximum number of partitions of a target that is sorted, because the property ORDERED names each partition."""
 MEMORY: Final = 256 << 20
-"""Maximum bytes of memory for sorting one file group, apart from its widest rows; further rows are spilled to disk."""
+"""Maximum bytes of memory for sorting one file group; further rows are spilled to disk. Wide rows may need more."""
 
 _PARTED: Final = f"{RELATION_COLUMN}="
 """Prefix of the name of a partition directory in a shared target. Other names with a leading underscore are not
@@ -83,19 +83,19 @@ log = structlog.get_logger("upkeep")
 
 @dataclass(frozen=True, slots=True)
 class ZOrdering:
-    """The sizes that decide which file groups of a target are sorted; in bytes."""
+    """The sizes that decide which file groups of a target are sorted. A file group has the files of one partition."""
 
     least: int = 16 << 20
-    """Minimum size of a group that is sorted. A smaller group has one or two files, so queries could not skip any of
+    """Minimum bytes of a group that is sorted. A smaller group has one or two files, so queries could not skip any of
     them.
     """
     most: int = 128 << 20
-    """Maximum size of a group that is sorted. The merges of the sink wait while a group is sorted, about a second per
+    """Maximum bytes of a group that is sorted. The merges of the sink wait while a group is sorted, about a second per
     15 MiB.
     """
     file: int = 32 << 20
-    """Target size of a sorted file. It exceeds SMALL, so that the first step of OPTIMIZE does not
-    rewrite sorted files.
+    """Bytes that a sorted file should have. This exceeds SMALL, so that the first step of OPTIMIZE does not rewrite
+    sorted files.
     """
     fresh: int = 4
     """Divisor of the group's size: a group is sorted when at least 1/fresh of its bytes are not sorted yet."""
@@ -149,8 +149,8 @@ class TableFiles:
     A file is unused if neither the newest version nor a version of a kept cut contains it. It may be removed once it
     was unused for some time without interruption. That time is only in memory, so a new process counts from zero.
 
-    A file that this process never saw in the table is removed only if it is also a day old: another client may still
-    have to commit it. Otherwise a killed writer left it.
+    A file that this process never saw in the table is removed only if it is also a day old. A younger file may belong
+    to a commit that another client has not made yet. An older one was probably left by a killed writer.
     """
 
     marks: dict[str, float] = field(default_factory=dict)
@@ -181,10 +181,10 @@ class TableFiles:
         return found if len(fresh) == len(unread) else None
 
     def removable(self, present: Mapping[str, float], needed: frozenset[str], now: float, after: float) -> list[str]:
-        """Return the files that have been unused for at least `after` seconds, and mark the files that are newly
-        unused.
+        """Return the files that may be removed, because they have been unused for at least `after` seconds.
 
-        present: file → its age in seconds. needed: the files that are in use.
+        Also updates the time since which each file has been unused. present: file → its age in seconds. needed: the
+        files that are in use.
         """
         self.marks = {path: self.marks.get(path, now) for path in present if path not in needed}
         self.known &= present.keys()
@@ -242,9 +242,9 @@ class TargetMaintenance:
     def turn(self, cuts: Sequence[KeptCut], targets: Mapping[str, DeltaTarget]) -> None:
         """Do at most one job, on the target that has waited longest. Never raises; errors are logged.
 
-        Only targets in the newest cut get jobs. The caller makes sure that no merge runs. cuts: the kept cuts, newest
-        last.
-        targets: URI → open target. A job that commits to an open target also updates that object to the new version.
+        Only targets in the newest cut get jobs. The caller makes sure that no merge runs. A job that commits to an open
+        target also updates that DeltaTarget to the new version. cuts: the kept cuts, newest last. targets: URI → open
+        target.
         """
         if not self._settings.every or not cuts:
             return
@@ -260,7 +260,11 @@ class TargetMaintenance:
             turn.due = began + self._settings.every
             if (refused := f"{type(exc).__name__}: {str(exc)[:300]}") != turn.refused:
                 turn.refused = refused
-                log.warning("maintenance of a target failed", target=uri, reason=refused)
+                log.warning(
+                    "maintenance of a target failed; its small and unused files stay until a later attempt succeeds",
+                    target=uri,
+                    reason=refused,
+                )
         if worked:
             self._rest_until = self._clock() + (self._clock() - began) * (SHARE - 1)
 
@@ -330,7 +334,7 @@ class TargetMaintenance:
         if (large := len(ordering.too_large(target))) != turn.too_large:
             turn.too_large = large
             log.warning(
-                "maintenance skips partitions that are too large to be sorted",
+                "maintenance skips partitions that are too large to be sorted; queries skip fewer files in them",
                 target=target.uri,
                 partitions=large,
             )
@@ -361,7 +365,7 @@ class TargetMaintenance:
         present = dict(_data_files(store))
         if missing := needed.difference(present):
             raise DeltaError(
-                f"cannot remove unused files of target {target.uri!r}: {len(missing)} files that it needs are missing"
+                f"cannot remove unused files of target {target.uri!r}: {len(missing)} files that it needs do not exist"
             )
         if "://" in target.uri:
             present |= dict.fromkeys(expired_log_files(_names(store), min(versions)), UNKNOWN_FILE_AGE)
@@ -401,7 +405,7 @@ def _versions(cut: KeptCut, uri: str) -> list[int]:
 def _compact(target: DeltaTarget, ordering: ZOrdering) -> int:
     """Merge small files with OPTIMIZE, and also larger files if there are many; return the number of files left.
 
-    The second step leaves out file groups that are small enough to be sorted, because OPTIMIZE would undo the sorting.
+    Larger files of a file group that is small enough to be sorted are not merged: OPTIMIZE would undo the sorting.
     """
     target.table.optimize.compact(target_size=SMALL)
     hit("delta_upkeep_compacted")
@@ -415,8 +419,8 @@ def _compact(target: DeltaTarget, ordering: ZOrdering) -> int:
 def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
     """Set properties of a target, so that other clients do not remove files too early.
 
-    No other writer cleans up its `_delta_log`, and a VACUUM by another client spares recently removed files. If the
-    target already has a retention of removed files, this retention stays as it is.
+    Another writer then does not clean up the `_delta_log` of the target, and a VACUUM by another client spares recently
+    removed files. If the target already has a retention of removed files, this retention stays as it is.
     """
     if unsupported_features(target.table):
         return
@@ -489,8 +493,8 @@ class FileGroup:
 def file_groups(target: DeltaTarget) -> list[FileGroup]:
     """Return the file groups of a target with `cluster_by`.
 
-    The list is empty if the target has no `cluster_by`, does not have all of its columns, or has more than MAX_PARTS
-    partitions.
+    The list is empty if the target has no `cluster_by`, does not have all columns that `cluster_by` names, or has more
+    than MAX_PARTS partitions.
     """
     if not target.cluster_by or not set(target.cluster_by) <= set(target.columns.names):
         return []

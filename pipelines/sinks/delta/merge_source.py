@@ -59,8 +59,8 @@ class BaseLookup:
     table: DeltaTable | None
     """The target at the version to read; None if there was no target before the batch."""
     exact: bool = True
-    """False if the target already contains some changes of the batch's range. Its row of the same key is then still a
-    valid base row. Its row of the old key of a moved row may be a different row.
+    """False if the target already contains some changes of the batch's range. A row found by the same key is then still
+    a valid base row. A row found by the old key of a row that moved may be another row.
     """
     truncated: tuple[int, int] | None = None
     """(position, ordinal) of a truncate in the batch's range; rows older than it are not used as base rows."""
@@ -113,7 +113,7 @@ def keyless_source(
     Raises MissingBase for such a delete if not lenient, SchemaNotApplicable for rows with a key.
     """
     if images["key"].null_count < images.num_rows:
-        raise SchemaNotApplicable(f"table {shape.schema.topic!r} lost its key within a batch")
+        raise SchemaNotApplicable(f"the key of table {shape.schema.topic!r} was dropped within a batch")
     net = net_changes(images, shape.schema)
     inserted, deleted = (net.filter(pc.equal(net["op"], op)) for op in ("u", "d"))
     rows = as_upserts(shape.rows(inserted), shape)
@@ -372,7 +372,7 @@ def _keyless_deletes(typed: pa.Table, rows: pa.Table, shape: RowShape, *, lenien
     """Return merge source rows that delete, for each row of `typed`, one equal row of the target.
 
     Each merge source row has position and ordinal of the row to delete. rows: rows of the target. If the target has too
-    few equal rows, MissingBase is raised, unless lenient.
+    few equal rows, MissingBase is raised; if `lenient` is true, the surplus deletes are ignored instead.
     """
     names = [name for name in shape.columns.names if name not in (POSITION_COLUMN, ORDINAL_COLUMN)]
     both = pa.concat_tables([typed, rows])

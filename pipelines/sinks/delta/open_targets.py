@@ -53,7 +53,8 @@ class OpenTargets:
     def shape(self, schema: TableSchema) -> RowShape:
         """Return the columns and types of a table's target.
 
-        Raises the errors of TablePlans.of and with_selected_columns.
+        Raises SchemaNotApplicable if a key column is not selected, TransformFailed for a transform that does not fit
+        the table, and SparkAwaited if the rule has expressions and Spark has not started.
         """
         selected = with_selected_columns(schema, self._settings.of(schema.topic))
         return self._plans.of(selected, self._settings.types_of(schema.topic))
@@ -106,7 +107,7 @@ class OpenTargets:
         return self._writers.writable(target, layout)
 
     def check_columns(self, target: DeltaTarget, batch: TableBatch, *, replaced: bool) -> None:
-        """Check the columns of the target against those of the batch, and set the key columns of the target.
+        """Check the columns of the target against those of the batch, and record the key columns in the target.
 
         replaced: the batch ends a full copy that replaces every row. Raises SchemaNotApplicable for a schema change
         that needs a full copy. Raises TargetRulesChanged if the target has a column that the rules leave out.
@@ -165,7 +166,7 @@ class OpenTargets:
         return named
 
     def _shared_part(self, whole: DeltaTarget, schema: TableSchema, layout: TargetLayout) -> DeltaTarget:
-        """Return the rows of one table in a shared target as a target; add the table to `whole` if it is new."""
+        """Return a DeltaTarget for the rows of one table in the shared target `whole`; add the table if it is new."""
         whole.check_log(self.log_id)
         whole.check_layout(layout)
         self.by_uri[whole.uri] = self._writers.writable(whole, layout)

@@ -1,4 +1,4 @@
-"""Published record of a Delta sink: a Delta table with one row per published cut, which also excludes a second driver.
+"""Published record of a Delta sink: a Delta table with one row per published cut. A second driver cannot publish.
 
 Every publish adds one row, in a commit with the sink's `txn` action. The newest row is the sink's current cut. From
 time to time one more commit removes the rows of cuts that are no longer kept. The driver remembers the table version
@@ -54,7 +54,7 @@ class KeptCut:
     """One row of the table of published cuts."""
 
     published_at: int
-    """When the cut was published, in unique µs since 1970 UTC; 0 for a row of an older version of cdc."""
+    """Time of the publish in µs since 1970 UTC, unique per cut; 0 for a row that an older version of cdc wrote."""
     record: Published
     """The published record; only the record of the newest cut may contain the schemas of its tables."""
     text: str
@@ -101,7 +101,7 @@ class PublishedTable:
 
     @classmethod
     def open(cls, uri: str, log_id: str, retain: float | None = None) -> Self:
-        """Open or create the table; raises SinkOfAnotherLog when it belongs to another log."""
+        """Open or create the table of published cuts at uri; raises SinkOfAnotherLog if it belongs to another log."""
         if not DeltaTable.is_deltatable(uri):
             _create(uri, log_id)
         table = DeltaTable(uri)
@@ -198,7 +198,7 @@ class PublishedTable:
 class LastPublished:
     """The record that this driver published last, or read when it opened the sink.
 
-    Batches that were applied and not yet published change nothing here.
+    Batches that were applied and not yet published do not change this object.
     """
 
     def __init__(self) -> None:
@@ -257,6 +257,6 @@ def _create(uri: str, log_id: str) -> None:
             raise_if_key_not_exists=False,
         )
     except DeltaError:
-        # another driver created it at the same moment; the fence refuses one of the two
+        # another driver created it at the same moment; `check` later refuses one of the two drivers
         if not DeltaTable.is_deltatable(uri):
             raise

@@ -118,7 +118,7 @@ def _by_rules(record: TableRecord, rules: TargetRules, position: int) -> TableRe
 def _continued(
     record: TableRecord, target: DeltaTarget | None, schema: TableSchema | None, position: int
 ) -> TableRecord:
-    """Return the record of a table that continues: its stop came from changed rules, which were restored."""
+    """Return the record of a table that continues, because the rules whose change had stopped it were restored."""
     copying = schema is not None and schema.state is TableState.SNAPSHOTTING
     whole = target is not None and target.part_of(record.relation).is_complete and not copying
     state = TargetState.CATCHING_UP if whole else TargetState.SNAPSHOTTING

@@ -29,7 +29,7 @@ from pipelines.types.typed_rows import COPY_AGAIN, TYPE_KEY
 
 @dataclass(frozen=True, slots=True)
 class FilledColumn:
-    """A column as it is read or rewritten: its new field, and the present column or value that fills it."""
+    """A column of a target as it is read or rewritten: its new field, and the present column that fills it."""
 
     field: pa.Field
     source: str | None = None
@@ -67,8 +67,8 @@ class EvolutionPlan:
 def plan(present: pa.Schema, change: ColumnChange) -> EvolutionPlan:
     """Return the plan that changes a target's columns from `present` to `change.wanted`.
 
-    Columns that only the target has stay. Raises SchemaNotApplicable for a change that the policy forbids, or that
-    needs a full copy.
+    Columns that only the target has stay, except those in `change.dropped`. Raises SchemaNotApplicable for a change
+    that the policy forbids, or that needs a full copy.
     """
     if change.policy is SchemaChanges.TRY_EVOLVE:
         try:
@@ -78,8 +78,8 @@ def plan(present: pa.Schema, change: ColumnChange) -> EvolutionPlan:
     found = _PlanBuilder(present, change).plan()
     if change.policy is SchemaChanges.IGNORE and found.steps:
         raise SchemaNotApplicable(
-            f"table {change.topic!r}: 'schema_changes: ignore' ignores only changes at the source, but the target also "
-            f"needs other changes of columns ({'; '.join(found.steps)})",
+            f"table {change.topic!r}: 'schema_changes: ignore' forbids changes of the target's columns, but the batch "
+            f"needs them ({'; '.join(found.steps)})",
             remedy="rebuild the table: 'cdc replay SINK --tables TABLE'; or set another schema_changes policy",
         )
     if change.policy is SchemaChanges.EXCEPTION and (steps := (*found.steps, *_dropped(present, change.wanted))):
@@ -194,7 +194,7 @@ def sources(present: pa.Schema, wanted: pa.Schema) -> dict[str, str]:
 
 
 def read_plan(present: pa.Schema, wanted: pa.Schema) -> tuple[FilledColumn, ...]:
-    """Return how to read rows of a target with the columns `present` as rows with the columns `wanted`.
+    """Return how each column of `wanted` is filled when rows of a target with the columns `present` are read.
 
     A column whose type has no exact conversion to the wanted type is read as nulls.
     """
@@ -303,7 +303,7 @@ class _PlanBuilder:
         return FilledColumn(field)
 
     def _kept(self, field: pa.Field) -> list[FilledColumn]:
-        """Return a list with the present column as a rewrite of all rows keeps it; an empty list drops the column.
+        """Return the present column as it stays in the target after a rewrite; an empty list if it is dropped.
 
         field: a column without a matching wanted column, or one that stays in addition to its wanted column. If a
         wanted column has the same name, the present column is renamed or dropped.

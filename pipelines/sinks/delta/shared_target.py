@@ -42,8 +42,8 @@ KEYLESS: Final = "cdc.keyless"
 table has no key.
 """
 SHARED_TABLE: Final = "cdc.shard."
-"""Prefix of a metadata name of the field `_relation`. The relation follows; the value is that table's `SharedTable` as
-JSON.
+"""Prefix of names in the metadata of the column `_relation`. The name is the prefix and a relation; the value is the
+`SharedTable` of that relation as JSON.
 """
 RowReader = Callable[[int, Sequence[str], str | None, pa.Array], pa.RecordBatchReader]
 """Function that reads rows of one version of a target. Arguments: version, columns to read, key column, values of the
@@ -116,8 +116,9 @@ class TargetPart(Protocol):
         """
 
     def is_replaced_by(self, target: TargetTable, batch: TableBatch) -> bool:
-        """Return whether a full copy replaces every row of the part. Then present values need no conversion to new
-        types.
+        """Return whether a full copy replaces every row of the part, when this batch is merged.
+
+        Then present values need no conversion to new types.
         """
 
     def plan_columns(self, target: TargetTable, change: ColumnChange) -> EvolutionPlan:
@@ -188,7 +189,7 @@ class WholeTarget:
         return batch.is_copying or batch.ends_copy
 
     def plan_columns(self, target: TargetTable, change: ColumnChange) -> EvolutionPlan:
-        """See TargetPart.plan_columns. Columns that only the target has stay."""
+        """See TargetPart.plan_columns. Columns that only the target has stay, except those in `change.dropped`."""
         return plan(target.all_columns, change)
 
     def record_columns(self, target: TargetTable, change: ColumnChange) -> None:
@@ -197,7 +198,7 @@ class WholeTarget:
 
 @dataclass(frozen=True, slots=True)
 class SharedTable:
-    """What a shared target records about one of its source tables."""
+    """The record of one source table in the metadata of a shared target."""
 
     topic: str
     """The name `schema.table` that the source table had when it was last recorded."""
@@ -376,7 +377,10 @@ def columns_of_part(columns: pa.Schema, relation: int | None) -> pa.Schema:
 
 
 def with_ids(columns: pa.Schema, ids: Mapping[str, int]) -> pa.Schema:
-    """Return the columns; each column that `ids` names has its id in its metadata."""
+    """Return the columns with column ids in their metadata; a column that `ids` does not name is unchanged.
+
+    ids: column name → column id.
+    """
     return pa.schema(
         [
             one.with_metadata({**(one.metadata or {}), COLUMN_ID_KEY: str(ids[one.name]).encode()})

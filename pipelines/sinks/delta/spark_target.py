@@ -31,7 +31,7 @@ _TXN_APP: Final = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION: Final = "spark.databricks.delta.write.txnVersion"
 _WANTED: Final = "_wanted"
 _AGAIN: Final = "/again"
-"""Suffix of a `txn` application id, whose version is the target's version when a deletion was repeated."""
+"""Suffix of a `txn` application id for a repeated deletion. Its version is the target's version before the deletion."""
 
 
 @contextmanager
@@ -76,7 +76,9 @@ def has_file_system(spark: SparkSession, path: str) -> bool:
 def require_delta(spark: SparkSession | None) -> SparkSession:
     """Return the session if it can write Delta, otherwise raise DeltaJarMissing."""
     if spark is None or not can_write_delta(spark):
-        raise DeltaJarMissing("writer 'spark' cannot write Delta tables, because the Spark session has no Delta jar")
+        raise DeltaJarMissing(
+            "writer 'spark' cannot write Delta tables, because Spark has not started, or its session has no Delta jar"
+        )
     return spark
 
 
@@ -122,7 +124,7 @@ class SparkTarget(DeltaTarget):
             self.read_rows = SparkRowReader(spark, self.uri)
 
     def fill_defaults(self, defaults: Mapping[str, str], upto: int) -> None:
-        """Raise an error if a new column has a default, because the columns of this target cannot change."""
+        """Raise TargetUnusable if the target has rows and a new column has a default: its columns cannot change."""
         if defaults and self.files()[0]:
             steps = tuple(f"rows get the default of column {name!r}" for name in defaults)
             self._change_columns(EvolutionPlan(steps), upto)

@@ -63,11 +63,11 @@ _NTZ: Final = "timestampNtz"
 
 
 class StagedDelta:
-    """The new targets of a Delta sink, until `put` replaces the old targets or `discard` is called.
+    """The new targets that a replay fills through the attribute `sink`; `put` replaces the old targets by them.
 
-    Only one process may use them at a time. The replay writes to them through the attribute `sink`. After a crash
-    before `put` the old targets are unchanged. After a crash during `put` each target is either old or new, and the
-    published record still names the old cut. The replay can then be repeated.
+    Only one process may use an instance. After a crash before `put` the old targets are unchanged. After a
+    crash during `put` each target is either old or new, and the published record still names the old cut. The replay
+    can then be repeated.
     """
 
     def __init__(self, settings: DeltaSettings) -> None:
@@ -87,7 +87,7 @@ class StagedDelta:
         self.sink = DeltaSink(staged)
 
     def forget_earlier(self, schemas: Mapping[int, TableSchema]) -> None:
-        """Remove what earlier replays staged for these tables and did not put in place."""
+        """Remove the targets that earlier replays built for these tables and did not put in place."""
         for name in [entry.base_name for entry in _entries(self._records) if entry.base_name.startswith(STAGED)]:
             for schema in schemas.values():
                 _remove_staged(self._settings.uri_of(schema), name)
@@ -206,9 +206,9 @@ def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
     configuration = target.table.metadata().configuration
     mapped = configuration.get("delta.columnMapping.mode", "none") != "none"
     if mapped or target.layout.partition_by != staged.layout.partition_by:
+        cause = "it uses column mapping" if mapped else "its rule names other partition columns than the target"
         raise SchemaNotApplicable(
-            f"target {target.uri!r} cannot be overwritten in one step, because it uses column mapping, or because it "
-            "is not partitioned as its rule says",
+            f"target {target.uri!r} cannot be overwritten in one step, because {cause}",
             remedy="replay with --into PATH, then move the new tables to the sink's path by hand",
         )
 
@@ -301,7 +301,7 @@ def _at(bounds: Mapping[str, list[Any]], number: int) -> dict[str, Any]:
 
 
 class BulkLoad:
-    """Fills targets of one open sink that have no rows yet."""
+    """Fills empty targets of one open sink."""
 
     def __init__(self, sink: DeltaSink) -> None:
         self._sink, self._targets = sink, sink.parts.targets
@@ -309,8 +309,8 @@ class BulkLoad:
     def fill(self, batch: TableBatch, rows: DataFrame) -> TableRecord:
         """Write all rows of a source table with Spark; return the table's record.
 
-        rows: each row of the table once, with the target's own columns. The Spark session must support Delta. An error
-        while the frame is read is raised, and the target is then still empty.
+        rows: each row of the table once, with the target's columns except computed ones. The Spark session must support
+        Delta. An error while the frame is read is raised, and the target is then still empty.
         """
         target, shape = self._targets.open(batch.schema), self._targets.shape(batch.schema)
         source = shape.finished_frame(rows.selectExpr("*", f"'u' AS {OP}"))
@@ -327,8 +327,9 @@ class BulkLoad:
         return TargetFolder(target.uri, target.statistics_columns)
 
     def adopt(self, batch: TableBatch, files: Sequence[DataFile]) -> TableRecord:
-        """Add files that are already in the target's directory; they become all rows of the target. Return the table's
-        record.
+        """Add files that executors wrote into the directory of an empty target, in one commit.
+
+        Returns the table's record.
         """
         target = self._targets.open(batch.schema)
         target.add(files, batch.upto)

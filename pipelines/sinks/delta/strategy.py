@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class KeepingStrategy(Protocol):
-    """Merges batches into targets and decides what they keep of each row. The caller has the lock of the table."""
+    """Merges batches into targets, and decides what a target keeps of each row. The caller has the table lock."""
 
     replaced_by_copy: bool
     """Whether a full copy replaces every row of the target."""
@@ -47,7 +47,7 @@ class KeepingStrategy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeltaSinkParts:
-    """The objects that the keeping strategies of one Delta sink share; any thread may use them."""
+    """The objects that a Delta sink and its keeping strategies share; any thread may use them."""
 
     settings: DeltaSettings
     plans: TablePlans
@@ -79,6 +79,6 @@ class DeltaSinkParts:
         self.writers.attach(spark)
 
     def close(self) -> None:
-        """Forget the open targets, and up to which version the commits of each target were checked."""
+        """Remove the open targets, and the versions up to which their commits were checked, from these objects."""
         self.targets.close()
         self.external_commits.forget()

@@ -225,7 +225,7 @@ class TablePlans:
             return PLAIN
         text = "text, a whole number, a date or a boolean"
         partitions = _columns("partition_by", rule.partition_by, shape, is_partition_type, text)
-        ordered = _columns("cluster_by", rule.cluster_by, shape, has_bounds, "a type for which files have bounds")
+        ordered = _columns("cluster_by", rule.cluster_by, shape, has_bounds, "a type other than float, list or binary")
         if both := sorted(set(partitions) & set(ordered)):
             raise TransformFailed(
                 f"the rule of table {shape.schema.topic!r} names column {both[0]!r} in both cluster_by and partition_by"
@@ -281,9 +281,9 @@ def _columns(
 ) -> tuple[str, ...]:
     """Return the target's columns that one key of the rule names, such as `cluster_by`.
 
-    key: the name of this key of the rule, for errors. names_in_rule: its value. fits: whether a type is allowed.
-    expected: description of the allowed types. Raises TransformFailed for a column that is unknown or has a type that
-    is not allowed.
+    key: this key, for errors. names_in_rule: its value in the rule. fits: function that returns whether a type is
+    allowed. expected: description of the allowed types. Raises TransformFailed for a column that is unknown or has a
+    type that is not allowed.
     """
     names = tuple(
         dict.fromkeys(column_name(name) if name not in shape.columns.names else name for name in names_in_rule)
@@ -325,7 +325,7 @@ def _raise_first(found: Iterator[KeyConflict]) -> None:
 
 
 def rules_in_subdirectory(rules: Sequence[SinkRule], name: str) -> tuple[SinkRule, ...]:
-    """Return the rules with /name appended to each path. Their targets are in a subdirectory of the original ones."""
+    """Return the rules with `/name` appended to each path, so that each target is below its old directory."""
     return tuple(
         rule if rule.path is None else rule.model_copy(update={"path": f"{rule.path}/{name}"}) for rule in rules
     )

@@ -83,8 +83,9 @@ log = structlog.get_logger("apply")
 
 
 class DeltaTarget:
-    """A Delta table that a sink fills, opened with delta-rs. `table` is the newest version that
-    this process has read.
+    """A Delta table that a sink fills, opened with delta-rs.
+
+    `table` is the newest version that this process has read.
     """
 
     def __init__(self, uri: str, table: DeltaTable, part: TargetPart | None = None) -> None:
@@ -290,7 +291,10 @@ class DeltaTarget:
         return all(self.transaction(suffix) is None for suffix in ("", ROWS, ERASED, COLUMNS))
 
     def is_replaced_by(self, batch: TableBatch) -> bool:
-        """Whether a full copy replaces every row. Then present values need no conversion to new types."""
+        """Return whether a full copy replaces every row of the part, when this batch is merged.
+
+        Then present values need no conversion to new types.
+        """
         return self.part.is_replaced_by(self, batch)
 
     @property
@@ -406,10 +410,11 @@ class DeltaTarget:
         self.table.delete(condition, commit_properties=self.commit(upto, suffix))
 
     def evolve_columns(self, change: ColumnChange, upto: int) -> None:
-        """Change the columns of the target to the wanted ones, in one commit; columns that only the target has stay.
+        """Change the columns of the target to the wanted ones, in one commit.
 
-        upto: end of the range that needs the columns. Raises SchemaNotApplicable for a change that the policy forbids,
-        that needs a full copy, or that Delta refuses.
+        Columns that only the target has stay, except those in `change.dropped`. upto: end of the range that needs the
+        columns. Raises SchemaNotApplicable for a change that the policy forbids, that needs a full copy, or that Delta
+        refuses.
         """
         self._change_columns(self.part.plan_columns(self, change), upto)
         self.part.record_columns(self, change)

@@ -57,7 +57,7 @@ _TOO_LONG: Final = "a text that is too long for a directory name, but each parti
 _NAME_BYTES: Final = 255
 """Maximum bytes of a directory name `column=text`: NAME_MAX of the file systems of Linux and macOS."""
 _ESCAPED: Final = r"[^A-Za-z0-9._~-]"
-"""Pattern of the characters that delta-rs percent-encodes in a directory name, with three bytes for each byte."""
+"""Pattern of the characters that delta-rs percent-encodes in a directory name. Each of their bytes becomes three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class TargetLayout:
             if configuration.get(name) != wanted:
                 raise TransformFailed(
                     f"target {uri!r} was created with another value of table property {name!r} than its rule has now",
-                    remedy=f"{rebuild}; or set it with ALTER TABLE … SET TBLPROPERTIES",
+                    remedy=f"{rebuild}; or set the property with ALTER TABLE … SET TBLPROPERTIES",
                 )
 
 
@@ -199,4 +199,4 @@ def backticked(name: str) -> str:
 
 
 PLAIN: Final = TargetLayout()
-"""The layout of a table without a rule."""
+"""The layout of a target whose source table has no rule."""

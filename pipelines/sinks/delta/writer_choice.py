@@ -25,7 +25,7 @@ SPARK_FIXED: Final = 1.4
 LEARNS_FROM: Final = 0.1
 """Minimum estimated seconds of a merge whose real time changes the factors; shorter merges are mostly the commit."""
 SWITCHES_AT: Final = 1.3
-"""Minimum ratio of the costs of the two writers at which a table changes to the cheaper writer."""
+"""Minimum ratio of the costs of the two writers at which the batches of a target change to the cheaper writer."""
 _DELTA_RS_FIXED: Final = 0.01
 _DELTA_RS_PER_ROW: Final = 1e-6
 _DELTA_RS_PER_BYTE: Final = 1.0e-8
@@ -36,14 +36,16 @@ _SPARK_PER_BYTE_WRITTEN: Final = 4e-8
 _OWN_SHARE: Final = 0.25
 """Exponent with which a merge moves its writer's factor towards the measured ratio: 0 keeps it, 1 replaces it."""
 _OTHER_SHARE: Final = 0.02
-"""The exponent of `_OWN_SHARE`, for the writer that did not merge. A writer with a high factor is thus tried again."""
+"""Exponent with which a merge by one writer moves the factor of the other writer towards its own. So a writer that was
+slow for a while is tried again.
+"""
 _AT_MOST: Final = 8.0
 """Maximum ratio of measured to estimated time that is learned; the minimum is 1 / 8."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeWork:
-    """The size of one merge."""
+    """The numbers of rows and bytes from which the duration of one merge is estimated."""
 
     rows: int
     """Rows of the batch."""

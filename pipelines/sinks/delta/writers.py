@@ -104,7 +104,7 @@ class Writers:
             raise unsupported(
                 whole.uri,
                 features,
-                "Spark can write only targets with the latest rows of a single table",
+                "Spark can write only targets with the latest state of a single table",
                 remedy=MOVE_AND_REBUILD,
             )
         if self.by_spark and self._spark is not None:
@@ -249,8 +249,8 @@ class MergeSpec:
 
     @property
     def condition(self) -> str:
-        """SQL that is true for a source row and a target row with the same key. In a shared target, both relations are
-        equal too.
+        """SQL that is true for a source row and a target row with the same key. In a shared target, the target row must
+        also have the relation of the merged table.
 
         Key columns are never NULL, because they form a primary key or a replica identity index. The relation is a
         literal, so that the engine skips the files of other tables.

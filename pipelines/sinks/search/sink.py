@@ -78,23 +78,28 @@ class PendingTable:
     schema: TableSchema
     upto: int
     erase_all: bool
+    """Whether a truncate deletes all documents of the table."""
     erase_below: int | None
+    """Start of a full copy that has ended, which deletes documents of the table below this position; otherwise None."""
     rows: pa.Table
     """The rows of the batch that the index does not have yet, with the schema FOLDED_ARROW."""
     completed: Mapping[int, Mapping[int, str | None] | None] = field(default_factory=dict)
-    """Row number → complete image, for rows with a partial image; None if the row is not written."""
+    """Row number → complete image, for rows with a partial image. None instead of an image: the row is not written,
+    because a running full copy has not copied its base row yet.
+    """
 
 
 class SearchSink:
     """Implements pipelines.sinks.contract.ParkingSink; the target of all tables is one tantivy index.
 
     Applying a batch twice has the same effect as applying it once. The sink refuses tables without a key, because each
-    document needs an id. It parks only partial images without a base row. fields: names of the columns whose words can
-    be searched; empty means every column of a text type. dead_letters: how many rows of a table may be parked.
+    document needs an id. The only rows that it parks are partial images without a base row. fields: names of the
+    columns whose words can be searched; empty means every column of a text type. dead_letters: how many rows of a table
+    may be parked.
     """
 
     parallel = 1
-    """An index has one writer."""
+    """1, because a tantivy index has one writer."""
 
     def __init__(
         self, name: str, path: str | Path, fields: Sequence[str] = (), dead_letters: DeadLetterSettings = NONE_PARKED
@@ -124,7 +129,7 @@ class SearchSink:
         try:
             self._index = tantivy.Index(layout(), str(self._path))
         except ValueError as error:
-            raise SinkOfAnotherLog(f"search index {str(self._path)!r} was created with another layout") from error
+            raise SinkOfAnotherLog(f"search index {str(self._path)!r} cannot be opened for writing: {error}") from error
         self._writer = self._take_writer(self._index)
         try:
             self._claim(log_id)
@@ -206,7 +211,9 @@ class SearchSink:
         writer = self._open_writer()
         self._open_index().reload()
         if self._stored(PUBLISHED_ID) != self._record:
-            raise SinkFenced(f"another process published to the search index {str(self._path)!r}")
+            raise SinkFenced(
+                f"another process published to search index {str(self._path)!r} after this process last read it"
+            )
         content = record.to_json()
         with self._undone_on_error(writer):
             written = [pending for pending in self._pending.values() if _is_listed(record, pending)]
@@ -223,7 +230,7 @@ class SearchSink:
         self._record, self._published = content.encode(), record
 
     def pin(self, record: Published) -> str:
-        """Keep the published cut readable; return the path of a directory with hard links to the index's files."""
+        """Keep the published cut readable; return the path of a directory with hard links to the files of the index."""
         cut = self._cuts / str(record.position)
         shutil.rmtree(cut, ignore_errors=True)
         for _ in range(KEEP_ATTEMPTS):
@@ -232,8 +239,8 @@ class SearchSink:
             if _linked(self._path, cut):
                 return str(cut)
         raise SinkUnavailable(
-            f"search index {str(self._path)!r} cannot keep the cut at {Position(record.position)!s}: "
-            "its files change too often"
+            f"search index {str(self._path)!r} cannot keep the cut at {Position(record.position)!s} readable: "
+            "in each attempt to link its files, tantivy removed one of them"
         )
 
     def release(self, handle: str) -> None:
@@ -260,7 +267,8 @@ class SearchSink:
             return index.writer(heap_size=WRITER_BYTES, num_threads=1)
         except ValueError as error:
             raise SinkUnavailable(
-                f"the search index {str(self._path)!r} cannot be written: another process may be writing to it",
+                f"cannot lock search index {str(self._path)!r} for writing; another process probably has the lock: "
+                f"{error}",
                 remedy="stop the other apply process; this one then continues without a restart",
             ) from error
 
@@ -282,7 +290,7 @@ class SearchSink:
             writer.commit()
             self._open_index().reload()
         elif owner.decode() != log_id:
-            raise SinkOfAnotherLog(f"search index {str(self._path)!r} was written from another log, {owner.decode()!r}")
+            raise SinkOfAnotherLog(f"search index {str(self._path)!r} was written from another log: {owner.decode()!r}")
 
     def _stored(self, identity: str) -> bytes | None:
         index = self._open_index()
@@ -359,7 +367,10 @@ class SearchSink:
             yield
         except (ValueError, OSError) as error:
             writer.rollback()
-            raise SinkUnavailable(f"the search index {str(self._path)!r} could not be written") from error
+            raise SinkUnavailable(
+                f"cannot commit to search index {str(self._path)!r}: {error}",
+                remedy="check free space and permissions of the index directory; the sink retries until it can commit",
+            ) from error
 
     def _write(self, writer: tantivy.IndexWriter, pending: PendingTable) -> None:
         schema, relation = self._open_index().schema, pending.schema.relation
@@ -475,8 +486,9 @@ class DeadLetterDocuments:
         self._parked[relation] = rows
 
     def put(self, writer: tantivy.IndexWriter, relation: int) -> None:
-        """Add and delete documents through the writer, so that the index gets the parked rows of a table as they are
-        now.
+        """Add and delete documents through the writer, until the index has exactly the parked rows of a table.
+
+        The caller commits.
         """
         stored, parked = self._stored.get(relation, {}), self.rows_of(relation)
         for key in stored.keys() | parked.keys():

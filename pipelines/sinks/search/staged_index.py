@@ -33,7 +33,7 @@ _LOCKS: Final = (".tantivy-writer.lock", ".tantivy-meta.lock")
 
 
 class StagedSearch:
-    """A new index of a search sink, until `put` replaces the old index or `discard` is called.
+    """The new index that a replay fills through the attribute `sink`; `put` replaces the old index by it.
 
     Only one process may use an instance. `put` replaces the index by one rename. After a crash before this rename the
     old index is unchanged; after the rename the new index is in place.
@@ -44,7 +44,7 @@ class StagedSearch:
     ) -> None:
         self._path = Path(path)
         self.erased: dict[str, int] = {}
-        """Always empty: all files of the old index are removed, so none is reported."""
+        """Always empty: every file of the old index is removed anyway, so no files with hidden values are reported."""
         self._staged = self._path.with_name(f"{self._path.name}.replay")
         self.sink = SearchSink(f"{name} (replay)", self._staged, fields, dead_letters)
         self._old = SearchSink(name, path, fields)

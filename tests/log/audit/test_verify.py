@@ -243,11 +243,11 @@ def test_what_a_writer_has_staged_and_what_left_a_table_belong_to_somebody(root:
 @pytest.mark.parametrize(
     ("rows", "damage", "words"),
     [
-        ([row(110, 0), row(110, 2)], DamageKind.HOLE, "0/6E has no rows before ordinal 2"),
-        ([row(110, 1), row(120, 0)], DamageKind.HOLE, "0/6E has no rows before ordinal 1"),
+        ([row(110, 0), row(110, 2)], DamageKind.HOLE, "0/6E has missing rows before ordinal 2"),
+        ([row(110, 1), row(120, 0)], DamageKind.HOLE, "0/6E has missing rows before ordinal 1"),
         ([row(110, 0), row(110, 1), row(110, 1)], DamageKind.DUPLICATE, "0/6E#1 twice"),
         ([row(110, 1), row(110, 0)], DamageKind.ORDER, "0/6E#0 comes too late"),
-        ([row(110), row(130)], DamageKind.RANGE, "contains 0/6E to 0/82"),
+        ([row(110), row(130)], DamageKind.RANGE, "contains positions 0/6E to 0/82"),
         ([item_row(110, 0)], DamageKind.VERSION, "the first row of a table comes before the schema row"),
         ([row(110, 0, after=[(1, "1"), (7, "x")])], DamageKind.VERSION, "no schema row of the table has: ids [7]"),
     ],
@@ -310,7 +310,7 @@ def test_a_log_of_a_newer_format_is_refused(root: Path):
     newer = text.replace(rf"\"format\": {FORMAT}", rf"\"format\": {FORMAT + 1}")
     assert newer != text
     commit.write_text(newer)
-    with pytest.raises(LogFormatUnknown, match=f"expected {FORMAT}, got {FORMAT + 1}"):
+    with pytest.raises(LogFormatUnknown, match=f"formats 1 to {FORMAT}, but the log has format {FORMAT + 1}"):
         verify(root)
 
 

@@ -161,7 +161,8 @@ def test_a_function_is_not_called_with_partial_images() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("shortened", "one row per row"), ("keyless", "the key column 'id'"), ("failing", "ValueError")]
+    ("name", "words"),
+    [("shortened", "one row for each given row"), ("keyless", "the key column 'id'"), ("failing", "ValueError")],
 )
 def test_the_error_of_a_wrong_function_contains_no_value(name: str, words: str) -> None:
     with pytest.raises(TransformFailed, match=words) as refused:

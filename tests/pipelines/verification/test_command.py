@@ -54,10 +54,10 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(capsys: pytest.CaptureFi
             {"equal": True, "compared": True, "rows": 3, "mode": "checksum", "parked": 1},
             "3 rows equal by digest, 1 keys parked",
         ),
-        ({"equal": True, "compared": True, "rows": 3, "mode": "count"}, "3 rows on both sides"),
+        ({"equal": True, "compared": True, "rows": 3, "mode": "count"}, "3 rows expected and in the target"),
         (
             {"equal": False, "compared": True, "rows": 3, "target_rows": 2, "mode": "count"},
-            "3 rows and 2 in the target",
+            "3 rows expected, 2 in the target",
         ),
         (
             {

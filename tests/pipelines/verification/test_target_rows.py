@@ -75,7 +75,7 @@ def test_rows_before_a_truncate_or_a_full_copy_are_not_current(
 def test_a_target_of_an_unknown_mode_is_refused(pipeline: VerifiedPipeline) -> None:
     verdict = pipeline.kept("guesses", typed())
     assert (verdict.equal, verdict.compared) == (False, False)
-    assert verdict.reason == "the current rows of the target are unknown, because it has the unknown mode 'guesses'"
+    assert verdict.reason == "the target has the unknown history mode 'guesses', so its current rows are unknown"
 
 
 def test_a_target_with_features_that_delta_rs_does_not_read_is_refused_and_the_others_are_compared(

@@ -30,7 +30,7 @@ def test_known_names_pass(context: RouteContext) -> None:
 
 
 def test_unknown_names_are_refused_with_those_that_exist(context: RouteContext) -> None:
-    with pytest.raises(UnknownName, match="this server serves 'shop', not 'other'"):
+    with pytest.raises(UnknownName, match="this server serves the pipeline 'shop', not 'other'"):
         context.check_pipeline("other")
     with pytest.raises(UnknownName, match="the pipeline has no sink called 'pond'") as unknown:
         context.check_sink(NAME, "pond")

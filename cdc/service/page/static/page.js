@@ -112,7 +112,7 @@ unlock.querySelector("form").addEventListener("submit", (event) => {
 
 setInterval(() => {
   const silent = Math.round((Date.now() - lastEventAt) / 1000);
-  if (lastEventAt && silent > SILENT_AFTER) showLinkState("lost", `not live: last seen ${silent} s ago`);
+  if (lastEventAt && silent > SILENT_AFTER) showLinkState("lost", `not live: last update ${silent} s ago`);
 }, 1000);
 
 async function sendRequest(button) {

@@ -38,7 +38,7 @@ def test_a_strangers_delta_table_stays_as_it_is_and_stops_one_table(ground: Shop
     assert stopped.state == TargetState.FAILED
     assert stopped.reason == (
         f"CDC-3017 the Delta table at {place!r} was not created by cdc: it has no property 'cdc.log_id' → "
-        "set another path in the sink or in a rule for the table, or move what is at this path to another directory"
+        "set another path in the sink or in a rule for the table, or move the files at this path to another directory"
     )
     assert published_record(ground, ITEMS).state == TargetState.STREAMING
     assert DeltaTable(place).version() == 0

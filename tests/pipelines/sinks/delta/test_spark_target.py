@@ -93,5 +93,5 @@ def held(spark, uri: str) -> dict[int, tuple[str, str]]:
 
 def test_without_a_session_nothing_is_written_by_spark() -> None:
     assert not can_write_delta(None)
-    with pytest.raises(DeltaJarMissing, match="the Spark session has no Delta jar"):
+    with pytest.raises(DeltaJarMissing, match="its session has no Delta jar"):
         require_delta(None)
