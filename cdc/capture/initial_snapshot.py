@@ -94,7 +94,7 @@ class Continuation:
     """Tables that the first commit of an epoch records: captured, dropped and no longer captured tables."""
 
     copied: list[TableSchema]
-    """Captured tables with their relation numbers."""
+    """Tables that are captured from now on, with their relation numbers in the log."""
     dropped: list[TableSchema]
     """Tables of the log that the source no longer has; targets delete the rows of these tables."""
     uncaptured: list[TableSchema]

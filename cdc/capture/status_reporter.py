@@ -190,7 +190,7 @@ class StatusReporter(Thread):
                 return
             self._in_use_message, self._in_use_due = exc.message, time.monotonic() + SLOT_IN_USE_EVERY
         log.warning(
-            "capture stopped; in state waiting the reader tries again",
+            "capture stopped; the reader tries again only if its state is waiting",
             state=state,
             code=exc.code,
             message=exc.message,

@@ -40,7 +40,9 @@ _OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 
 def _referenced(secret: Secret) -> Secret:
     if secret.reference == HIDDEN:
-        raise invalid("the file contains a key: write ${VAR}, {env: VAR} or {file: PATH}")
+        raise invalid(
+            "an access key is in plain text in the definition: write ${VAR}, {env: VAR} or {file: PATH} instead"
+        )
     return secret
 
 

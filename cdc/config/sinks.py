@@ -274,8 +274,8 @@ def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -
     groups = {} if found is None else found.groupdict()
     if found is None or not all(groups.values()):
         raise TransformFailed(
-            f"the rule's pattern {rule.pattern!r} does not match table {schema.topic!r} with text in every group, "
-            "so the table has no path"
+            f"the rule's pattern {rule.pattern!r} does not match table {schema.topic!r}, or a group of it is empty: "
+            "the table has no path"
         )
     return target_uri(rule.path, schema.schema, schema.name, groups)
 

@@ -29,7 +29,7 @@ class LostRange(NamedTuple):
     """Position of the `s` rows that record the loss. A read that includes these rows gives correct results."""
 
     def cuts(self, after: Position, upto: Position) -> bool:
-        """Return True if (after, upto] overlaps this lost range, but ends before the record of the loss."""
+        """Return True if (after, upto] overlaps this lost range, and ends before the position that records the loss."""
         return after < min(self.last, upto) and self.first <= upto < self.recorded_at
 
 

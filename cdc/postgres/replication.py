@@ -43,7 +43,7 @@ from cdc.postgres.sqlstate import classify_message, map_errors
 READ_DELAY: Final = 0.001
 """Seconds between the first input and the read, so that one read gets all messages of a small transaction."""
 LONG_READ_DELAY: Final = 0.010
-"""Seconds between the first input and the read while the reader is behind."""
+"""Seconds that a reader that is behind waits after input has arrived, so that one read receives more."""
 BEHIND_BYTES: Final = 16 << 10
 """Minimum size in bytes of a batch that shows that the reader is behind.
 

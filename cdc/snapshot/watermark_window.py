@@ -260,7 +260,7 @@ class WatermarkWindows:
                     if self._is_streaming
                     else "no replication session is streaming"
                 )
-                raise SnapshotInvalidated(f"no chunk of a table can be read now: {reason}; the reader tries again")
+                raise SnapshotInvalidated(f"chunks cannot be read now, of any table: {reason}; the reader tries again")
             window = _Window(relation, self._received, _distinct_of_all(self._xids), keyless, outlives_copies)
             for batch in self._open_transaction.batches:
                 window.add(batch)

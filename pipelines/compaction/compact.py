@@ -262,7 +262,8 @@ class _Compaction:
     def _with_parts(self, plan: RunPlan, parts: int, moves: pa.Table | None) -> RunPlan:
         """Return a copy of the plan that divides the run into `parts` parts.
 
-        With `moves`, the copy also contains the part of each moved key, and base rows from older runs.
+        moves: the updates that changed a row's key, with partial images. The copy then also says in which part each old
+        key is folded, and it has the base rows that come from older runs.
         """
         plan = replace(plan, parts=parts)
         if moves is None:  # runs have no moves

@@ -153,8 +153,8 @@ def _folded_lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
 def _latest_controls(controls: pa.Table, after: int) -> pa.Table:
     """Return the control rows that compacted rows need, if they are after position `after`.
 
-    These are all schema rows. Each relation also needs its last truncate, its last end of a full copy
-    (`g`), and the `g` row of the copy that began last.
+    These are all schema rows and, for each relation, the last truncate and up to two ends of full copies (`g`): the
+    last one, and that of the copy that began last. They differ if copies overlap.
     """
     last: dict[tuple[int, str], tuple[int, int, int]] = {}
     latest_copy: dict[int, tuple[int, tuple[int, int, int]]] = {}

@@ -42,7 +42,10 @@ def read_partial_moves(files: Iterable[LogFile], after: Position, upto: Position
 
 
 def moves_as_texts(rows: pa.Table) -> pa.Table:
-    """Return the moves with partial images in `rows`; each key is one text, as in `read_partial_moves`."""
+    """Return the updates in `rows` that change the key and have a partial image.
+
+    The old and the new key are one text each, in the form that `read_partial_moves` returns.
+    """
     moves = partial_moves(rows)
     return pa.table(
         [moves["relation"], pc.binary_join(moves["key"], "\0"), pc.binary_join(moves["old_key"], "\0")],

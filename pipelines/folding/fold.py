@@ -189,7 +189,7 @@ class Life:
     """The key that the row had in the target before the range; None: the key did not change."""
 
     def with_partial(self, row: Mapping[str, Any]) -> Life:
-        """Return the life after a partial image of the same key."""
+        """Return this life of the key, with a partial image as overlay over its row."""
         return Life(row, False, {**self.image, **_image(row)}, self.complete and not self.is_deleted, self.base)
 
     def with_move(self, row: Mapping[str, Any]) -> Life:

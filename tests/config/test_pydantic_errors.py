@@ -209,7 +209,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     ),
     "key of a store in the file": (
         changed("path: log", "path: s3://lake/log\n  storage: {secret_access_key: abcdef}") + REMOTE,
-        "8:13: log.storage.secret_access_key: the file contains a key: write ${VAR}, {env: VAR} or {file: PATH}",
+        "8:13: log.storage.secret_access_key: an access key is in plain text in the definition",
     ),
     "port out of range": (SOUND + "service: {port: 70000}\n", "12:11: service.port: expected at most 65535"),
     "true for a port": (SOUND + "service: {port: true}\n", "12:11: service.port: expected a whole number"),

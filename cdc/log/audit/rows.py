@@ -234,7 +234,7 @@ class Gap(NamedTuple):
     first: int
     """Position of the first transaction of the group."""
     ordinal: int
-    """Ordinal in the first transaction of the group: that of the row after the missing rows, or of the repeated row."""
+    """Ordinal of the first row after the missing rows, or of the repeated row, in the first transaction of the gap."""
     last: int
     """Position of the last transaction of the group."""
     transactions: int
