@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, table_settings
 from cdc.config.sinks import HistoryMode, settings_with_rule
@@ -13,10 +14,10 @@ from pipelines.sinks.delta.sink import DeltaSink as DeltaTarget
 from pipelines.sinks.search.sink import SearchSink as SearchTarget
 
 
-def build_sink(sink: DeltaSinkDefinition | SearchSinkDefinition) -> Sink:
-    """Build the sink that a definition describes."""
+def build_sink(sink: DeltaSinkDefinition | SearchSinkDefinition, index_folder: str | None = None) -> Sink:
+    """Build the sink that a definition describes. index_folder: see DeltaSettings."""
     if isinstance(sink, DeltaSinkDefinition):
-        return DeltaTarget(delta_settings(sink))
+        return DeltaTarget(replace(delta_settings(sink), index_folder=index_folder))
     return SearchTarget(sink.name, sink.path, sink.fields, sink.dead_letters)
 
 

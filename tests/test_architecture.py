@@ -56,6 +56,7 @@ LAYERS = (
     ("pipelines.source", "the Spark data source"),
     ("pipelines.transform", "rules of a definition"),
     ("pipelines.sinks", "the contract of a sink"),
+    ("pipelines.sinks.delta.indexed", "index, deletion vectors and commits of the indexed writer"),
     ("pipelines.sinks.delta", "Delta targets"),
     ("pipelines.sinks.search", "search targets"),
     ("pipelines.dead_letters", "rows that a target refuses"),

@@ -44,8 +44,10 @@ _FEATURED: Final = (
 class WriterChoice(StrEnum):
     """Which engine merges changes into a Delta table."""
 
-    #: The faster one by the measured cost of earlier merges; Spark's MERGE if delta-rs would need too much memory.
+    #: The indexed writer where the table allows it; otherwise delta-rs or Spark, whichever is expected to be faster.
     AUTO = "auto"
+    #: The indexed writer on the driver, and delta-rs for tables that it cannot write.
+    INDEXED = "indexed"
     #: delta-rs on the driver, always.
     DELTA_RS = "delta-rs"
     #: Spark's MERGE, always.
@@ -206,6 +208,9 @@ class SinkRule(TableSettings):
     path: Annotated[Location, AfterValidator(_routed_path)] | None = None
     """Directory of the target, instead of the sink's `path`; `{schema}`, `{table}` and the groups of `pattern` are
     replaced."""
+    writer: WriterChoice | None = None
+    """Engine that merges changes into these tables, for example `delta-rs` if a reader does not support deletion
+    vectors; default `writer` of the sink."""
     merge_tables: Switch = False
     """Whether tables with the same resulting `path` share one target, as the shards of one table do. The key of a row
     then includes its table. Only for tables with a key and the latest state."""
@@ -315,7 +320,7 @@ class DeltaSinkDefinition(TableSettings):
     """Settings for single tables. The first rule that matches a table applies; settings that it leaves out are those of
     the sink."""
     writer: WriterChoice = WriterChoice.AUTO
-    """Engine that merges changes: `auto`, `delta-rs` or `spark`."""
+    """Engine that merges changes: `auto`, `indexed`, `delta-rs` or `spark`."""
     max_rewrite: Bytes = 128 * 2**20
     """Bytes of one table's files that merges may rewrite per second; above this rate batches become larger and fewer.
     Default 128 MiB; 0 means no limit."""

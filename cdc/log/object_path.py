@@ -113,6 +113,17 @@ class BucketPath:
         with self._client() as store:
             obstore.put(store, self.key, obstore.Bytes(memoryview(content).cast("B")))
 
+    def create_bytes(self, content: bytes) -> None:
+        """Create the file with the content, atomically and durably; raises FileExistsError if it exists."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with self._client() as store:
+            try:
+                obstore.put(store, self.key, content, mode="create")
+            except AlreadyExistsError:
+                raise FileExistsError(str(self)) from None
+
     def write_text(self, content: str, encoding: str = "utf-8") -> None:
         """Create or replace the file with the text, atomically and durably."""
         self.write_bytes(content.encode(encoding))

@@ -30,7 +30,7 @@ from pipelines.sink_stream import MAX_ROWS
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.source.data_source import register, rows_between
-from tests.benchmarks import apply_large, apply_random
+from tests.benchmarks import apply_indexed, apply_large, apply_random
 from tests.benchmarks.apply_input import Changes
 from tests.benchmarks.apply_peer import Peer, rows_of
 from tests.benchmarks.figures import Figure
@@ -38,7 +38,7 @@ from tests.benchmarks.figures import Figure
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PARTS = ("throughput", "peer", "large", "random")
+PARTS = ("throughput", "peer", "large", "random", "indexed")
 CHANGES, KEYS, RUNS = 5_000_000, 500_000, 3
 QUICK_CHANGES, QUICK_KEYS = 100_000, 10_000
 ROWS, QUICK_ROWS = 50_000_000, 200_000
@@ -46,7 +46,7 @@ PARTIAL = 0.2
 BATCHES = {"batch_10k": (10_000, 20), "batch_2m": (2_000_000, 1)}
 """(changes, how many) of those that the peer is compared by."""
 QUICK_BATCHES = {"batch_10k": (1_000, 1), "batch_2m": (10_000, 1)}
-WRITERS = {"delta_rs": Writer.DELTA_RS, "spark": Writer.SPARK}
+WRITERS = {"indexed": Writer.INDEXED, "delta_rs": Writer.DELTA_RS, "spark": Writer.SPARK}
 _TABLES = ("*.*",)
 
 
@@ -57,9 +57,9 @@ def run(
     changes, keys = changes or (QUICK_CHANGES if quick else CHANGES), keys or (QUICK_KEYS if quick else KEYS)
     rows, runs = rows or (QUICK_ROWS if quick else ROWS), runs or (1 if quick else RUNS)
     figures = _figures()
-    if "large" in parts:
-        for seed in range(runs):
-            apply_large.measure(np.random.default_rng(seed), rows, figures)
+    for part, alone in (("large", apply_large), ("indexed", apply_indexed)):
+        for seed in range(runs if part in parts else 0):
+            alone.measure(np.random.default_rng(seed), rows, figures)
     if {"throughput", "peer", "random"} & set(parts):
         with _spark() as session:
             if "random" in parts:  # which is reported only: once, whatever the runs
@@ -98,6 +98,7 @@ def _figures() -> dict[str, Figure]:
         **{f"{who}_seconds.{size}": Figure("s") for who in ("batch", "foreachbatch_merge") for size in BATCHES},
         **apply_large.figures(),
         **apply_random.figures(),
+        **apply_indexed.figures(),
     }
 
 

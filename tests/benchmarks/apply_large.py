@@ -70,9 +70,9 @@ def measure(random: np.random.Generator, rows: int, noted: dict[str, Figure]) ->
     noted["random_written_mib.plain"].values.append(anywhere["50m"].mib)
 
 
-def chosen(random: np.random.Generator, least: int, rows: int) -> np.ndarray:
+def chosen(random: np.random.Generator, least: int, rows: int, size: int = BATCH) -> np.ndarray:
     """The keys of one batch, from `least` on."""
-    return np.sort(random.choice(rows - least, min(BATCH, rows - least), replace=False) + least)
+    return np.sort(random.choice(rows - least, min(size, rows - least), replace=False) + least)
 
 
 @dataclass(frozen=True, slots=True)

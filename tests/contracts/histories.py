@@ -44,7 +44,7 @@ class Lake:
         self,
         path: str,
         table: TableSettings,
-        writer: Writer = Writer.DELTA_RS,
+        writer: Writer = Writer.INDEXED,
         spark: Any = None,
         rules: tuple[SinkRule, ...] = (),
     ) -> None:

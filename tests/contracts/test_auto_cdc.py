@@ -53,7 +53,7 @@ def people(*more: tuple[Any, ...]) -> list[Row]:
     return found
 
 
-@pytest.fixture(name="writing", params=["delta-rs", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.fixture(name="writing", params=["indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow)])
 def _writing(request: pytest.FixtureRequest) -> tuple[Writer, Any]:
     """Who writes, and the session if that is Spark."""
     return Writer(request.param), request.getfixturevalue("spark") if request.param == "spark" else None

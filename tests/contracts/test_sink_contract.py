@@ -1,4 +1,4 @@
-"""What every sink promises, checked on every sink and both Delta writers; targets are read back as plain rows.
+"""What every sink promises, checked on every sink and all Delta writers; targets are read back as plain rows.
 
 A round is `apply` and `publish`, as the loop calls them. A test that needs a promise which not every sink makes names
 it with `Store.require`; the sink that does not make the promise says why.
@@ -81,7 +81,7 @@ def index_rows(record: TableRecord) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.fixture(params=["delta-rs", pytest.param("spark", marks=pytest.mark.slow), "search"])
+@pytest.fixture(params=["indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow), "search"])
 def store(request, tmp_path: Path) -> Store:
     if request.param == "search":
         index = f"{tmp_path}/find"
@@ -454,6 +454,7 @@ def test_rows_on_executors_give_what_rows_on_the_driver_give(spark, tmp_path):
     ]
     found: list[list[dict[str, Any]]] = []
     for writer, shaped in [
+        (Writer.INDEXED, lambda b: b),
         (Writer.DELTA_RS, lambda b: b),
         (Writer.SPARK, lambda b: as_frame(spark, b)),
         (Writer.SPARK, lambda b: b),

@@ -36,7 +36,7 @@ class Lake:
         return sink
 
 
-@pytest.fixture(params=["delta-rs", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.fixture(params=["indexed", "delta-rs", pytest.param("spark", marks=pytest.mark.slow)])
 def lake(request, spark, tmp_path: Path) -> Lake:
     return Lake(tmp_path / "lake", Writer(request.param), spark)
 

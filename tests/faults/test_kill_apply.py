@@ -12,7 +12,15 @@ from cdc.demo.shop_workload import Workload
 from tests.faults.test_kill_reader import KILLED, prepare
 from tests.fixtures.pipeline import Pipeline
 
-FAILPOINTS = ["after_fold:2", "after_table_merge:3", "before_publish:2"]
+FAILPOINTS = [
+    "after_fold:2",
+    "delta_indexed_after_files:2",
+    "delta_indexed_before_commit:3",
+    "delta_indexed_after_commit:2",
+    "delta_indexed_after_index:3",
+    "after_table_merge:3",
+    "before_publish:2",
+]
 
 
 @pytest.fixture(name="shop")

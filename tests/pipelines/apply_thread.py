@@ -109,7 +109,7 @@ def spoil_lake(captured: Captured) -> None:
     t = DeltaTable(str(captured.folder / "lake" / "public" / "t"))
     t.delete("id IN (7, 8, 300)")
     t.update(updates={"v": "'bad'"}, predicate="id = 9 OR id = 301")
-    row = t.to_pyarrow_table(filters=[("id", "=", 10)])
+    row = pa.table(t.scan(predicate="id = 10"))
     for number, position in ((-1, 5), (-2, None)):
         stray = row.set_column(0, "id", pa.array([number], pa.int32()))
         place = stray.schema.get_field_index("_position")

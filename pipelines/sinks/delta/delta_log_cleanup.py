@@ -30,11 +30,15 @@ from cdc import atomic_file
 from cdc.failpoint import hit
 from cdc.log.checkpoint import HINT, checkpoint_at, version_of
 from cdc.log.disk_format import commit_file
+from pipelines.sinks.delta.indexed.live_files import LiveFiles, vector_paths
+from pipelines.sinks.delta.indexed.table_storage import storage_of
 
 _LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d{10}\.\d{10})?\.parquet)\Z")
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
 
 _LOG: Final = "_delta_log"
+DELETION_VECTORS_FEATURE: Final = "deletionVectors"
+"""Name of the table feature in the Delta protocol."""
 CHECKPOINTS_AT_ONCE: Final = 20
 """Maximum number of checkpoints that one call of remove_old_commits creates; each takes about 20 ms."""
 
@@ -94,10 +98,23 @@ def _create_checkpoint(table: Path, version: int) -> set[int]:
     return set()
 
 
-def paths_of(table: DeltaTable) -> frozenset[str]:
+def data_paths_of(table: DeltaTable) -> frozenset[str]:
     """Return the paths of the live data files of a table, relative to its directory."""
     root = table.table_uri.removeprefix("file://").rstrip("/") + "/"
     return frozenset(uri.removeprefix("file://").removeprefix(root) for uri in table.file_uris())
+
+
+def paths_of(table: DeltaTable) -> frozenset[str]:
+    """Return the paths of the live data files of a table, and of the files with their deletion vectors.
+
+    The paths are relative to the directory of the table.
+    """
+    paths = data_paths_of(table)
+    if DELETION_VECTORS_FEATURE not in (table.protocol().writer_features or ()):
+        return paths
+    storage = storage_of(table.table_uri.removeprefix("file://").rstrip("/"))
+    files = LiveFiles.read(storage, table.version(), with_vectors=False)
+    return paths | vector_paths(files.by_path.values())
 
 
 def expired_log_files(paths: Iterable[str], oldest: int) -> list[str]:

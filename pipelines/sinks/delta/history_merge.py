@@ -26,9 +26,9 @@ from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.complete_changes import StoredRows, complete_changes
 from pipelines.sinks.delta.history_modes import HistoryRows
 from pipelines.sinks.delta.table_plan import OP
-from pipelines.sinks.delta.target import ROWS, DeltaTarget
+from pipelines.sinks.delta.target import ROWS, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.target_layout import check_partition_values, double_quoted
-from pipelines.sinks.delta.writers import TxnMarker, Writers
+from pipelines.sinks.delta.writers import Writers
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from pipelines.sinks.delta.merge_source import BaseLookup, frame_source, keyless
 from pipelines.sinks.delta.schema_evolution import ColumnChange, columns_to_drop
 from pipelines.sinks.delta.strategy import DeltaSinkParts
 from pipelines.sinks.delta.table_plan import RowShape
-from pipelines.sinks.delta.target import ERASED, DeltaTarget
-from pipelines.sinks.delta.writers import TxnMarker
+from pipelines.sinks.delta.target import ERASED, DeltaTarget, TxnMarker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -23,9 +23,20 @@ from deltalake.fs import DeltaStorageHandler
 from cdc.failpoint import hit
 from cdc.stores.table_features import unsupported_features
 from cdc.target_names import RELATION_COLUMN
-from pipelines.sinks.delta.delta_log_cleanup import expired_log_files, paths_of, remove_old_commits
+from pipelines.sinks.delta.delta_log_cleanup import (
+    DELETION_VECTORS_FEATURE,
+    data_paths_of,
+    expired_log_files,
+    paths_of,
+    remove_old_commits,
+)
+from pipelines.sinks.delta.indexed.deletion_vectors import FOLDER as VECTORS
+from pipelines.sinks.delta.indexed.live_files import LiveFiles
+from pipelines.sinks.delta.indexed.table_storage import storage_of
+from pipelines.sinks.delta.indexed_writer import refusal
 from pipelines.sinks.delta.published_table import KeptCut
-from pipelines.sinks.delta.target import DeltaTarget
+from pipelines.sinks.delta.purge import files_to_purge, purge
+from pipelines.sinks.delta.target import APP_ID, DeltaTarget
 from pipelines.sinks.delta.target_layout import partition_text
 
 COMPACT_ABOVE: Final = 64
@@ -203,6 +214,8 @@ class _Turn:
     """Clock time of the next search for unused files."""
     order_due: float
     """Clock time of the next search for file groups that need sorting."""
+    purge_due: float
+    """Clock time of the next search for data files with many deleted rows."""
     files: TableFiles = field(default_factory=TableFiles)
     version: int = -1
     """Version of the table at which its files were last added to `files.known`."""
@@ -275,7 +288,7 @@ class TargetMaintenance:
         present = dict.fromkeys(table.target for table in newest.record.tables.values() if table.version is not None)
         first = self._clock() + min(self._settings.every, FIRST_AFTER)
         kept = {uri: turn for uri, turn in self._turns.items() if uri in present}
-        self._turns = kept | {uri: _Turn(first, first) for uri in present if uri not in kept}
+        self._turns = kept | {uri: _Turn(first, first, first) for uri in present if uri not in kept}
 
     def _next(self) -> str | None:
         """Return the URI of the target that has waited longest, and move it to the end of the queue.
@@ -292,7 +305,7 @@ class TargetMaintenance:
         for uri, target in targets.items():
             turn = self._turns.get(uri)
             if turn is not None and turn.version != target.version:
-                turn.files.known |= paths_of(target.table)
+                turn.files.known |= data_paths_of(target.table)
                 turn.version = target.version
 
     def _run_job(self, uri: str, turn: _Turn, cuts: Sequence[KeptCut], opened: DeltaTarget | None) -> bool:
@@ -310,7 +323,7 @@ class TargetMaintenance:
         elif opened is not None and self._is_long(opened, turn):
             remove_old_commits(uri, opened.version, self._listed(uri, cuts), kept=self._settings.keep_commits)
             turn.shortened = opened.version
-        elif opened is not None and turn.order_due <= now and turn.order_due < turn.due and self._order(opened, turn):
+        elif opened is not None and self._rewrite(opened, turn, now):
             pass
         elif now < turn.due:
             return False
@@ -322,6 +335,28 @@ class TargetMaintenance:
 
     def _is_long(self, target: DeltaTarget, turn: _Turn) -> bool:
         return "://" not in target.uri and target.version - turn.shortened > self._settings.keep_commits
+
+    def _rewrite(self, target: DeltaTarget, turn: _Turn, now: float) -> bool:
+        """Purge or sort some files of the target if that is due; return whether there was anything to do."""
+        if turn.purge_due <= now and self._purge(target, turn):
+            return True
+        return turn.order_due <= now and turn.order_due < turn.due and self._order(target, turn)
+
+    def _purge(self, target: DeltaTarget, turn: _Turn) -> bool:
+        """Rewrite the data files with the greatest share of deleted rows; return whether any file was due."""
+        turn.purge_due = self._clock() + self._settings.every
+        if DELETION_VECTORS_FEATURE not in (target.table.protocol().writer_features or ()):
+            return False
+        storage = storage_of(target.uri)
+        files = LiveFiles.read(storage, with_vectors=False)
+        due = [] if refusal(files, target.all_columns) is not None else files_to_purge(files)
+        if not due:
+            return False
+        purged = purge(storage, files, due, {APP_ID: target.identity})
+        target.refresh()
+        turn.purge_due = self._clock()
+        log.info("removed deleted rows from data files of a target", target=target.uri, files_due=len(due), done=purged)
+        return True
 
     def _order(self, target: DeltaTarget, turn: _Turn) -> bool:
         """Sort the file group with the most unsorted bytes; return whether a group needed sorting.
@@ -363,6 +398,7 @@ class TargetMaintenance:
         needed = kept | paths_of(target.table)
         store = pafs.PyFileSystem(DeltaStorageHandler(target.uri))
         present = dict(_data_files(store))
+        files.known |= {path for path in present if path.startswith(f"{VECTORS}/")}
         if missing := needed.difference(present):
             raise DeltaError(
                 f"cannot remove unused files of target {target.uri!r}: {len(missing)} files that it needs do not exist"
@@ -434,7 +470,7 @@ def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
 
 
 def _data_files(store: pafs.FileSystem, folder: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the path and the age in seconds of each Parquet file below a folder of the table.
+    """Yield the path and the age in seconds of each data file and file of deletion vectors below a folder of the table.
 
     A subfolder that is itself a Delta table is skipped.
     """
@@ -443,11 +479,11 @@ def _data_files(store: pafs.FileSystem, folder: str = "") -> Iterator[tuple[str,
         return
     for info in infos:
         name = info.path.rpartition("/")[2]
-        if name.startswith(("_", ".")) and not name.startswith(_PARTED):
+        if name.startswith(("_", ".")) and not (name.startswith(_PARTED) or info.path == VECTORS):
             continue
         if info.type == pafs.FileType.Directory:
             yield from _data_files(store, info.path)
-        elif info.path.endswith(".parquet"):
+        elif info.path.endswith((".parquet", ".bin")):
             yield info.path, time.time() - info.mtime.timestamp()
 
 

@@ -92,7 +92,11 @@ class OpenTargets:
         Raises TargetUnusable, SchemaNotApplicable, TransformFailed or TargetRulesChanged if it cannot be used.
         """
         uri, shape = self._uri(schema), self.shape(schema)
-        layout = replace(self._plans.layout(shape), history_mode=self._settings.of(schema.topic).history_mode)
+        layout = replace(
+            self._plans.layout(shape),
+            history_mode=self._settings.of(schema.topic).history_mode,
+            has_vectors=self._settings.has_vectors(schema.topic),
+        )
         target = self.by_uri.get(uri)
         self._plans.claim_path(uri, schema)
         if target is None:

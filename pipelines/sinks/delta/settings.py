@@ -18,8 +18,11 @@ from pipelines.types import ColumnPolicies, Policy, TypePolicy
 class Writer(StrEnum):
     """The engine that writes the targets."""
 
-    #: delta-rs while it is faster and has the memory, or if Spark has no Delta; otherwise Spark.
+    #: The indexed writer where it can write the target. Otherwise delta-rs while it is faster and has the memory, or
+    #: if Spark has no Delta; otherwise Spark.
     AUTO = "auto"
+    #: The indexed writer on the driver; delta-rs for targets that it cannot write.
+    INDEXED = "indexed"
     #: delta-rs on the driver, whatever the size.
     DELTA_RS = "delta-rs"
     #: Spark, whatever the size.
@@ -41,6 +44,12 @@ class DeltaSettings:
     """Directory of the published record; None means `_cdc/published` next to the targets."""
     upkeep: UpkeepSettings = field(default_factory=UpkeepSettings)
     """How long published cuts are kept, and when the targets are maintained."""
+    is_staged: bool = False
+    """Whether a replay builds the targets, whose files it then adds to the targets of the sink. Such targets have no
+    deletion vectors, because delta-rs cannot add a file with its vector.
+    """
+    index_folder: str | None = None
+    """Local directory for the key indexes of the targets; None means a temporary directory."""
     max_rewrite: int = 0
     """Maximum bytes per second that merges may rewrite in one target before its batches wait; 0 means no limit."""
 
@@ -81,6 +90,16 @@ class DeltaSettings:
     def target_rules(self) -> TargetRules:
         """The settings and rules that decide which values the targets may contain."""
         return TargetRules(self.table, self.rules)
+
+    def writer_of(self, topic: str) -> Writer:
+        """Return the writer that the rule of a table sets, or that of the sink."""
+        rule = rule_of(topic, self.rules)
+        return self.writer if rule is None or rule.writer is None else Writer(rule.writer.value)
+
+    def has_vectors(self, topic: str) -> bool:
+        """Return whether the target of a table is created with deletion vectors, which the indexed writer needs."""
+        changes_rows = self.of(topic).history_mode is not HistoryMode.CHANGES
+        return self.writer_of(topic) in {Writer.AUTO, Writer.INDEXED} and not self.is_staged and changes_rows
 
     @property
     def record_uri(self) -> str:

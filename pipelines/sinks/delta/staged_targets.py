@@ -51,9 +51,9 @@ from pipelines.sinks.delta.shared_target import (
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.spark_target import ONE_SPARK_WRITE
 from pipelines.sinks.delta.table_plan import OP, rules_in_subdirectory
-from pipelines.sinks.delta.target import COLUMNS, ERASED, ROWS, STATISTICS, DeltaTarget
-from pipelines.sinks.delta.target_layout import partition_text
-from pipelines.sinks.delta.writers import TxnMarker, merge_with_spark
+from pipelines.sinks.delta.target import COLUMNS, ERASED, ROWS, STATISTICS, DeltaTarget, TxnMarker
+from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
+from pipelines.sinks.delta.writers import merge_with_spark
 from pipelines.transform.expressions import raising_transform_failed
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class StagedDelta:
             path=f"{settings.path}/{self._name}",
             rules=rules_in_subdirectory(settings.rules, self._name),
             record=f"{self._records}/{self._name}",
+            is_staged=True,
         )
         self.sink = DeltaSink(staged)
 
@@ -156,12 +157,13 @@ class StagedDelta:
         schema = TableSchema.from_json(records[0].schema or "")
         uri = self._settings.uri_of(schema)
         staged = DeltaTarget(records[0].target, DeltaTable(records[0].target))
-        target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, schema, staged.columns, staged.layout)
+        layout = replace(staged.layout, has_vectors=self._settings.has_vectors(schema.topic))
+        target = DeltaTarget.open(uri) or DeltaTarget.create(uri, log_id, schema, staged.columns, layout)
         target.check_log(log_id)
         _check_replaceable(target, staged)
         if staged.is_shared:  # a table whose rebuild failed may have some rows
             delete_other_tables(staged, {record.relation for record in records})
-        _make_ready(target, staged)
+        _make_ready(target, staged, has_vectors=layout.has_vectors)
         _overwrite(target, staged, self._name, _positions(target, records))
         _copy_properties(target, staged)
         return {record.relation: replace(record, target=uri, version=target.version) for record in records}
@@ -213,12 +215,17 @@ def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
         )
 
 
-def _make_ready(target: DeltaTarget, staged: DeltaTarget) -> None:
-    """Prepare the old target for the overwriting commit: add the table features that the new columns need."""
+def _make_ready(target: DeltaTarget, staged: DeltaTarget, *, has_vectors: bool) -> None:
+    """Prepare the old target for the overwriting commit: add the table features that the new columns need.
+
+    has_vectors: whether the target gets deletion vectors, unless it has a value for this property.
+    """
     wanted, present = (table.protocol().writer_features or [] for table in (staged.table, target.table))
     if _NTZ in wanted and _NTZ not in present:
         feature = TableFeatures.TimestampWithoutTimezone
         target.table.alter.add_feature(feature, allow_protocol_versions_increase=True)
+    if has_vectors and target.read_property(DELETION_VECTORS) is None:
+        target.set_property(DELETION_VECTORS, "true")
     described, other = (table.metadata().configuration.get(STATISTICS) for table in (staged.table, target.table))
     if described is not None and described != other:
         # columns that only one of the two has must not be named while the schema changes

@@ -61,7 +61,8 @@ class DeltaSinkParts:
     @classmethod
     def of(cls, settings: DeltaSettings) -> Self:
         """Create the objects for a sink that is not open yet."""
-        plans, writers, published = TablePlans(settings.rules), Writers(settings.writer, settings.path), LastPublished()
+        plans, published = TablePlans(settings.rules), LastPublished()
+        writers = Writers(settings)
         return cls(
             settings=settings,
             plans=plans,
@@ -81,4 +82,5 @@ class DeltaSinkParts:
     def close(self) -> None:
         """Remove the open targets, and the versions up to which their commits were checked, from these objects."""
         self.targets.close()
+        self.writers.indexed.close()
         self.external_commits.forget()

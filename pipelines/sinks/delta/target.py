@@ -15,6 +15,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar, cast
 
 import pyarrow as pa
@@ -42,7 +43,7 @@ from pipelines.sinks.delta.schema_evolution import (
     without_ids,
 )
 from pipelines.sinks.delta.shared_target import KEYLESS, RELATION, RowReader, SharedPart, TargetPart, WholeTarget
-from pipelines.sinks.delta.target_layout import PLAIN, SHARED, TargetLayout
+from pipelines.sinks.delta.target_layout import DELETION_VECTORS, PLAIN, SHARED, TargetLayout
 
 APP_ID: Final = "cdc.app_id"
 
@@ -80,6 +81,27 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _T = TypeVar("_T")
 
 log = structlog.get_logger("apply")
+
+
+@dataclass(frozen=True, slots=True)
+class TxnMarker:
+    """The `txn` action of a commit: an application id and the position that the commit reaches.
+
+    A sink skips a range that ends at or before this position, because the range was merged already.
+    """
+
+    app_id: str
+    version: int
+
+    @property
+    def action(self) -> dict[str, Any]:
+        """This `txn` action as `_delta_log` spells it."""
+        return {"txn": {"appId": self.app_id, "version": int(self.version), "lastUpdated": int(time.time() * 1000)}}
+
+    @property
+    def properties(self) -> CommitProperties:
+        """The commit properties with which delta-rs writes this `txn` action."""
+        return CommitProperties(app_transactions=[Transaction(self.app_id, self.version)])
 
 
 class DeltaTarget:
@@ -199,7 +221,9 @@ class DeltaTarget:
     def layout(self) -> TargetLayout:
         """The layout with which the target was created, as read from the metadata of the Delta table."""
         metadata = self.table.metadata()
-        return TargetLayout.of(metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS})
+        return TargetLayout.of(
+            metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS, DELETION_VECTORS}
+        )
 
     def check_layout(self, layout: TargetLayout) -> None:
         """Check that the target has the layout that its rule demands; remember the rule's `cluster_by` for maintenance.
@@ -326,6 +350,16 @@ class DeltaTarget:
         """
         if self.version == since + 1:  # otherwise the commits of other clients in between are not known
             self._cached_version, self._cache = self.version, {application: int(position)}
+
+    def read_own_commit(self, application: str, position: int, since: int) -> None:
+        """Read the newest version, after this process committed a `txn` without delta-rs.
+
+        Arguments: see record_commit.
+        """
+        self.table.update_incremental()
+        if self.version != since + 1:
+            self._last_column_change = None
+        self.record_commit(application, position, since)
 
     @property
     def is_complete(self) -> bool:

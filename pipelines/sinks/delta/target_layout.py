@@ -32,6 +32,8 @@ from cdc.target_names import (
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
+DELETION_VECTORS: Final = "delta.enableDeletionVectors"
+"""Property of a Delta table: `true` if its writers may mark rows as deleted instead of rewriting their files."""
 SHARED: Final = "cdc.merged"
 """Property of a target: `true` if several tables share it; each row then has its relation in `_relation`."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -74,6 +76,8 @@ class TargetLayout:
     """Delta names of the columns by which maintenance sorts the rows in files; not a property of the target."""
     is_shared: bool = False
     """Whether several tables share the target."""
+    has_vectors: bool = False
+    """Whether the target is created with deletion vectors; a property in `properties` overrides it."""
 
     @classmethod
     def of(cls, configuration: Mapping[str, str | None], partitions: Sequence[str], other: Collection[str]) -> Self:
@@ -88,11 +92,23 @@ class TargetLayout:
         return cls(tuple(partitions), properties, known.get(TRANSFORM, ""), mode, is_shared=shared)
 
     @property
+    def has_latest_rows_of_one_table(self) -> bool:
+        """Whether the target belongs to a single table and keeps the latest state of its rows."""
+        return not self.is_shared and self.history_mode is HistoryMode.LATEST
+
+    @property
     def configuration(self) -> dict[str, str]:
         """The Delta table properties that this layout sets, by name."""
         mode = {} if self.history_mode is HistoryMode.LATEST else {MODE: self.history_mode.value}
         shared = {SHARED: "true"} if self.is_shared else {}
-        return {**self.properties, **({TRANSFORM: self.transform} if self.transform else {}), **mode, **shared}
+        vectors = {DELETION_VECTORS: "true"} if self.has_vectors else {}
+        return {
+            **vectors,
+            **self.properties,
+            **({TRANSFORM: self.transform} if self.transform else {}),
+            **mode,
+            **shared,
+        }
 
     def check(self, uri: str, configuration: Mapping[str, str | None], partitions: Sequence[str]) -> None:
         """Raise an error if an existing target, with this configuration and these partitions, has another layout.

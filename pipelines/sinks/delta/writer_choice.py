@@ -1,4 +1,5 @@
-"""Writer choice: chooses delta-rs or Spark for the merge of a batch, by the estimated seconds of each writer.
+"""Writer choice: chooses delta-rs or Spark for the merge of a batch that the indexed writer cannot merge, by the
+estimated seconds of each writer.
 
 delta-rs merges on the driver, with several copies of the batch in memory. It rewrites the files that may contain a key
 of the batch. Spark rewrites the same files on all of its cores, but it reads the keys of every file. Starting its jobs
@@ -15,6 +16,8 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from pipelines.sinks.delta.settings import Writer
 
 MAX_BATCH_BYTES: Final = 64 << 20
 """Maximum size, in bytes of Arrow rows, of a batch that delta-rs merges; it needs about six times as much memory."""
@@ -75,7 +78,8 @@ class MergeWork:
 class WriterDecision:
     """The choice of the writer that merges one batch."""
 
-    spark: bool
+    writer: Writer
+    """Never AUTO."""
     seconds: float = 0.0
     """Estimated seconds of the merge; 0 if the choice needed no estimate."""
 
@@ -128,13 +132,15 @@ class WriterCosts:
         with self._lock:
             spark = not work.fits or self.factors.prefer_spark(work, cores, before=uri in self._by_spark)
             (self._by_spark.add if spark else self._by_spark.discard)(uri)
-        return WriterDecision(spark, work.by_spark(cores) if spark else work.by_delta_rs())
+        if spark:
+            return WriterDecision(Writer.SPARK, work.by_spark(cores))
+        return WriterDecision(Writer.DELTA_RS, work.by_delta_rs())
 
     def learn(self, choice: WriterDecision, seconds: float) -> None:
         """Adjust the factors by the measured seconds of a merge. A merge with a short estimate changes nothing."""
         if choice.seconds >= LEARNS_FROM:
             with self._lock:
-                self.factors = self.factors.learned(seconds / choice.seconds, spark=choice.spark)
+                self.factors = self.factors.learned(seconds / choice.seconds, spark=choice.writer is Writer.SPARK)
 
 
 def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
@@ -156,16 +162,3 @@ def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
             continue  # bounds in another type than the column's
         may = pc.and_(may, pc.fill_null(meets, fill_value=True))
     return pc.sum(files["size_bytes"].filter(may)).as_py() or 0
-
-
-def rewritten_bytes(before: pa.Table, after: pa.Table) -> int:
-    """Return how many bytes of rows were rewritten between two listings of a table's live files.
-
-    The result is the smaller of two sums: the bytes of the files that only `after` lists, and of those that only
-    `before` lists.
-    """
-    if before is after:
-        return 0
-    came = after["size_bytes"].filter(pc.invert(pc.is_in(after["path"], before["path"])))
-    went = before["size_bytes"].filter(pc.invert(pc.is_in(before["path"], after["path"])))
-    return min(pc.sum(came).as_py() or 0, pc.sum(went).as_py() or 0)

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, Transaction, write_deltalake
+from deltalake import write_deltalake
 
-from cdc.config.sinks import HistoryMode
 from cdc.errors import DeltaJarMissing
 from cdc.stores.table_features import unsupported_features
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.contract import SparkAwaited, TableBatch
 from pipelines.sinks.delta.feature_refusals import MOVE_AND_REBUILD, unsupported
-from pipelines.sinks.delta.settings import Writer
+from pipelines.sinks.delta.indexed_targets import IndexedTargets
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.spark_target import (
     ONE_SPARK_WRITE,
     SparkTarget,
@@ -38,7 +38,7 @@ from pipelines.sinks.delta.spark_target import (
     transaction,
 )
 from pipelines.sinks.delta.table_plan import OP, POSITION_KEY
-from pipelines.sinks.delta.target import DeltaTarget
+from pipelines.sinks.delta.target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.target_layout import TargetLayout, backticked, double_quoted
 from pipelines.sinks.delta.writer_choice import LEARNS_FROM, MergeWork, WriterCosts, WriterDecision, candidates
 
@@ -49,29 +49,14 @@ SOURCE: Final = "s"
 TARGET: Final = "t"
 
 
-@dataclass(frozen=True, slots=True)
-class TxnMarker:
-    """The `txn` action of a commit: an application id and the position that the commit reaches.
-
-    A sink skips a range that ends at or before this position, because the range was merged already.
-    """
-
-    app_id: str
-    version: int
-
-    @property
-    def properties(self) -> CommitProperties:
-        """The commit properties with which delta-rs writes this `txn` action."""
-        return CommitProperties(app_transactions=[Transaction(self.app_id, self.version)])
-
-
 class Writers:
-    """Chooses delta-rs or Spark for each merge of one sink, and merges; any thread may use it."""
+    """Chooses the writer of each merge of one sink, and merges; any thread may use it."""
 
-    def __init__(self, wanted: Writer, path: str) -> None:
-        """wanted: the writer that the definition sets. path: the path template of the sink's targets."""
-        self.wanted, self._path = wanted, path
+    def __init__(self, settings: DeltaSettings) -> None:
+        """settings: those of the sink, which say which writer each table has."""
+        self.wanted, self._path, self._writer_of = settings.writer, settings.path, settings.writer_of
         self.costs = WriterCosts()
+        self.indexed = IndexedTargets(settings.index_folder)
         self.by_spark = False
         """Whether a Spark session is attached, can write the targets, and is not excluded by the definition."""
         self._spark: SparkSession | None = None
@@ -100,7 +85,7 @@ class Writers:
         """
         if not (features := unsupported_features(whole.table)):
             return whole
-        if layout.is_shared or layout.history_mode is not HistoryMode.LATEST:
+        if not layout.has_latest_rows_of_one_table:
             raise unsupported(
                 whole.uri,
                 features,
@@ -118,25 +103,36 @@ class Writers:
     def choose(
         self, target: DeltaTarget, batch: TableBatch, source: pa.Table | DataFrame, key: tuple[str, ...]
     ) -> WriterDecision:
-        """Return which writer, delta-rs or Spark, merges `source` into `target`.
+        """Return which writer merges `source` into `target`.
 
         key: the columns by which source rows find target rows; empty if the rows are only appended. Raises SparkAwaited
         if the merge needs Spark and Spark has not started yet.
         """
-        if not isinstance(source, pa.Table) or self.wanted is not Writer.AUTO:
-            return WriterDecision(spark=self.wanted is not Writer.DELTA_RS)
-        if isinstance(target, SparkTarget):
-            return WriterDecision(spark=True)
+        wanted = self._writer_of(batch.schema.topic)
+        if not isinstance(source, pa.Table) or isinstance(target, SparkTarget):
+            return WriterDecision(Writer.DELTA_RS if wanted is Writer.DELTA_RS else Writer.SPARK)
+        if key and wanted in {Writer.AUTO, Writer.INDEXED} and self.indexed.can_merge(target, key):
+            return WriterDecision(Writer.INDEXED)
+        if wanted is Writer.SPARK and self.wanted is not Writer.SPARK and self._spark is None:
+            raise SparkAwaited(f"a rule sets writer 'spark' for table {batch.schema.topic!r}: waiting for Spark")
+        if wanted is not Writer.AUTO:
+            return WriterDecision(Writer.SPARK if wanted is Writer.SPARK else Writer.DELTA_RS)
+        return self._cheaper(target, batch, source, key)
+
+    def _cheaper(
+        self, target: DeltaTarget, batch: TableBatch, source: pa.Table, key: tuple[str, ...]
+    ) -> WriterDecision:
+        """Return which of delta-rs and Spark merges `source` at the lower cost."""
         size = target.files()[1] if key else 0
         work = MergeWork(source.num_rows, source.nbytes, size, size)
         if work.by_delta_rs() >= LEARNS_FROM:
             work = replace(work, candidates=candidates(target.actions, source, key) if key else 0)
         if self.costs.is_small(work) or (self._spark is not None and not self.by_spark):
-            return WriterDecision(spark=False, seconds=work.by_delta_rs())
+            return WriterDecision(Writer.DELTA_RS, work.by_delta_rs())
         if self._spark is not None:
             return self.costs.choose(target.uri, work, self._spark.sparkContext.defaultParallelism)
         if work.fits:
-            return WriterDecision(spark=False, seconds=work.by_delta_rs())
+            return WriterDecision(Writer.DELTA_RS, work.by_delta_rs())
         raise SparkAwaited(
             f"the batch of table {batch.schema.topic!r}, or the changed part of its target, is too large for delta-rs: "
             "waiting for Spark"
@@ -154,9 +150,11 @@ class Writers:
 
         key: the columns by which source rows find target rows; empty: append the rows.
         """
-        with ONE_SPARK_WRITE if choice.spark else nullcontext():
+        with ONE_SPARK_WRITE if choice.writer is Writer.SPARK else nullcontext():
             began = time.monotonic()
-            if choice.spark:
+            if choice.writer is Writer.INDEXED:
+                self.indexed.merge(target, source, key, marker)
+            elif choice.writer is Writer.SPARK:
                 spark = require_delta(self._spark)
                 frame = frame_of(spark, source) if isinstance(source, pa.Table) else source
                 merge_with_spark(target, frame, key, marker)

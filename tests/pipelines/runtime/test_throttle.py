@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from cdc import metrics
 from cdc.catalog import Catalog
+from cdc.config import WriterChoice
 from cdc.position import Position
 from cdc.stores.published_record import Published, TargetState
 from pipelines.runtime.cut_requests import CUT, CutRequests
@@ -134,8 +135,11 @@ def test_a_table_that_slows_its_sink_down_is_told_and_no_more_when_it_does_not()
 
 @pytest.fixture(name="ground")
 def _ground(tmp_path: Path) -> ShopPipeline:
-    """With a lake that has all of the log, and one transaction more in it."""
+    """With a lake that has all of the log, and one transaction more in it; delta-rs rewrites files."""
     ground = make_shop(tmp_path / "shop")
+    lake, *others = ground.definition.sinks
+    rewriting = lake.model_copy(update={"writer": WriterChoice.DELTA_RS})
+    ground.definition = ground.definition.model_copy(update={"sinks": (rewriting, *others)})
     ground.drive("lake")
     put(ground, 1)
     return ground

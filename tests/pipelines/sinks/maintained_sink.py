@@ -11,7 +11,7 @@ from cdc.stores.published_record import Published, TableRecord
 from cdc.target_names import published_uri
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published_table import PublishedTable
-from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target import DeltaTarget
 from tests.contracts.folded import ORDERS, batch, put
@@ -37,11 +37,13 @@ class MaintainedSink:
     settings: UpkeepSettings
     clock: Clock = field(default_factory=Clock)
     rounds: int = 0
+    writer: Writer = Writer.DELTA_RS
+    """delta-rs replaces the file of the first row in every round; the indexed writer keeps it."""
 
     def __post_init__(self) -> None:
         self.path = f"{self.folder}/{{schema}}/{{table}}"
         self.uri = f"{self.folder}/shop/orders"
-        self.sink = DeltaSink(DeltaSettings("lake", self.path, upkeep=UpkeepSettings(every=0)))
+        self.sink = DeltaSink(DeltaSettings("lake", self.path, self.writer, upkeep=UpkeepSettings(every=0)))
         self.sink.open(LOG)
         self.upkeep = TargetMaintenance(self.settings, self.clock)
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -95,7 +96,7 @@ def test_equal_tables_request_nothing_and_what_cannot_be_repaired_is_reported_wi
         assert (status, found["result"]["repaired"]) == (0, {"position": None, "tables": []})
         with applying.resting():
             t, u = (str(captured.folder / "lake" / "public" / name) for name in "tu")
-            row = DeltaTable(t).to_pyarrow_table(filters=[("id", "=", 10)])
+            row = pa.table(DeltaTable(t).scan(predicate="id = 10"))
             write_deltalake(t, row, mode="append")  # a key twice: both are replaced, none goes
             DeltaTable(u).delete()
             spoil_index(captured, {("x", "1.00"): "bad"})

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
 from cdc.stores.published_record import Published, TableRecord
+from pipelines.sinks.delta.indexed.deletion_vectors import FOLDER
 from pipelines.sinks.delta.maintenance import (
     AT_ONCE,
     COMPACT_ABOVE,
@@ -25,7 +26,7 @@ from pipelines.sinks.delta.maintenance import (
     UpkeepSettings,
 )
 from pipelines.sinks.delta.published_table import KeptCut
-from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target import APP_ID, DeltaTarget
 from tests.contracts.folded import ORDERS, batch, put
@@ -146,6 +147,23 @@ def test_what_no_kept_cut_needs_goes_and_every_kept_cut_stays_whole(tmp_path: Pa
     assert len(upkept.files()) == 10
 
 
+def test_vectors_that_no_kept_cut_needs_are_removed_and_every_kept_cut_stays_whole(tmp_path: Path) -> None:
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=10, vacuum_after=AFTER), writer=Writer.INDEXED)
+    for _ in range(5):
+        upkept.clock.now += 20
+        upkept.round()
+        upkept.applied()
+    vectors, cuts = set(Path(upkept.uri, FOLDER).iterdir()), upkept.assert_every_kept_cut_is_whole()
+    for _ in range(6):
+        upkept.clock.now += AFTER
+        upkept.look()
+    left = {path for path in vectors if path.exists()}
+
+    assert upkept.assert_every_kept_cut_is_whole() == cuts
+    assert upkept.items() == upkept.expected(10)
+    assert set() < left < vectors
+
+
 def test_a_table_that_is_being_made_inside_it_is_left_alone(tmp_path: Path):
     upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
     upkept.round()
@@ -253,7 +271,8 @@ def test_after_a_job_the_next_one_waits_nine_times_as_long_as_it_took(tmp_path: 
 def test_of_a_target_of_many_tables_what_no_cut_needs_is_removed_and_nothing_else(tmp_path: Path):
     """Its folders have names that are hidden elsewhere; one of its tables has not changed since an early version."""
     rule = SinkRule.model_validate({"match": "shop.*", "path": f"{tmp_path}/all", "merge_tables": True})
-    sink, clock = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=(rule,))), Clock()
+    settings = DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", Writer.DELTA_RS, rules=(rule,))
+    sink, clock = DeltaSink(settings), Clock()
     sink.open("log-1")
     other = replace(ORDERS, relation=2, oid=2, name="items")
     records = {2: sink.apply(batch([put(1, "still", 10)], 0, 10, other))}

@@ -1,10 +1,14 @@
-"""Delta target: changes of its columns, files that it describes, bytes that a merge wrote again."""
+"""Delta target: changes of its columns, files that it describes, bytes that a merge wrote again, `txn` markers."""
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -15,10 +19,11 @@ from cdc.errors import SchemaNotApplicable, TargetUnusable
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.target import DeltaTarget, described_columns, rewritten_bytes
+from pipelines.sinks.delta.target import DeltaTarget, TxnMarker, described_columns, rewritten_bytes
 from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import target_schema
 from tests.contracts.folded import ID, ORDERS, PRICE, batch, put
+from tests.pipelines.sinks.added_features import commit
 from tests.pipelines.sinks.test_delta_schema_changes import ARTICLE, having, publish, rows
 
 
@@ -113,3 +118,33 @@ def test_a_target_names_its_log_and_its_table(tmp_path: Path) -> None:
     target.complete_generation(5)
     assert target.is_complete
     assert DeltaTarget.open(f"{tmp_path}/other") is None
+
+
+ONE_ROW = pa.table({"n": [1]})
+
+
+def test_both_forms_of_a_marker_are_read_as_the_version_of_the_application(tmp_path: Path) -> None:
+    uri = str(tmp_path)
+    write_deltalake(uri, ONE_ROW, commit_properties=TxnMarker("first", 20).properties)
+    commit(uri, TxnMarker("second", 1 << 40).action)
+
+    table = DeltaTable(uri)
+    assert (table.transaction_version("first"), table.transaction_version("second")) == (20, 1 << 40)
+
+
+def test_a_later_marker_replaces_an_earlier_one_of_the_other_form(tmp_path: Path) -> None:
+    uri = str(tmp_path)
+    write_deltalake(uri, ONE_ROW, commit_properties=TxnMarker("app", 20).properties)
+    commit(uri, TxnMarker("app", 40).action)
+    assert DeltaTable(uri).transaction_version("app") == 40
+    write_deltalake(uri, ONE_ROW, mode="append", commit_properties=TxnMarker("app", 60).properties)
+
+    assert DeltaTable(uri).transaction_version("app") == 60
+
+
+def test_the_action_of_a_marker_is_json_with_the_time_in_milliseconds() -> None:
+    before = time.time() * 1000
+    action = json.loads(json.dumps(TxnMarker("app", cast("int", np.int64(7))).action))["txn"]
+
+    assert (action["appId"], action["version"]) == ("app", 7)
+    assert before - 1 <= action["lastUpdated"] <= time.time() * 1000

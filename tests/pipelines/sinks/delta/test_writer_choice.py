@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.writer_choice import (
     LEARNS_FROM,
     MAX_BATCH_BYTES,
@@ -53,7 +54,7 @@ def test_what_delta_rs_has_no_memory_for_is_sparks_whatever_was_learned(
     assert work.fits is not too_large
     if too_large:
         assert not costs(factors).is_small(work)
-        assert costs(factors).choose("t", work, cores).spark
+        assert costs(factors).choose("t", work, cores).writer is Writer.SPARK
 
 
 @given(works(), FACTORS, CORES, st.booleans())
@@ -100,39 +101,43 @@ def test_what_merges_take_is_learned_in_some_twenty_of_them(speed: float, spark:
 
 @pytest.mark.parametrize(("cores", "by_spark"), [(1, False), (64, True)])
 def test_a_large_target_goes_to_spark_where_it_has_the_cores(cores: int, by_spark: bool) -> None:
-    assert WriterCosts().choose("t", LARGE, cores) == WriterDecision(
-        by_spark, LARGE.by_spark(cores) if by_spark else LARGE.by_delta_rs()
+    assert WriterCosts().choose("t", LARGE, cores) == (
+        WriterDecision(Writer.SPARK, LARGE.by_spark(cores))
+        if by_spark
+        else WriterDecision(Writer.DELTA_RS, LARGE.by_delta_rs())
     )
 
 
 def test_a_batch_of_the_newest_keys_of_a_huge_table_stays_with_delta_rs() -> None:
-    assert not WriterCosts().choose("t", MergeWork(1_000, 100_000, target=50 << 30, candidates=20 * MIB), 64).spark
+    work = MergeWork(1_000, 100_000, target=50 << 30, candidates=20 * MIB)
+
+    assert WriterCosts().choose("t", work, 64).writer is Writer.DELTA_RS
 
 
 def test_a_slow_merge_of_one_writer_hands_over_and_the_other_is_not_kept_for_ever() -> None:
     mine, cores, work = WriterCosts(), 8, replace(LARGE, candidates=130 * MIB, target=130 * MIB)
-    assert not mine.choose("t", work, cores).spark
+    assert mine.choose("t", work, cores).writer is Writer.DELTA_RS
     for _ in range(8):
         choice = mine.choose("t", work, cores)
-        mine.learn(choice, choice.seconds * (1 if choice.spark else 6))
-    assert mine.choose("t", work, cores).spark
+        mine.learn(choice, choice.seconds * (1 if choice.writer is Writer.SPARK else 6))
+    assert mine.choose("t", work, cores).writer is Writer.SPARK
     assert mine.factors.delta_rs > SWITCHES_AT
 
     writers = []
     for _ in range(200):  # the machine has calmed down, which only a merge by delta-rs can show
         choice = mine.choose("t", work, cores)
         mine.learn(choice, choice.seconds)
-        writers.append(choice.spark)
-    assert not writers[-1]
+        writers.append(choice.writer)
+    assert writers[-1] is Writer.DELTA_RS
     assert sum(one != other for one, other in pairwise(writers)) == 1
 
 
 def test_short_merges_teach_nothing() -> None:
     mine = WriterCosts()
-    mine.learn(WriterDecision(spark=False, seconds=LEARNS_FROM / 2), 5.0)
-    mine.learn(WriterDecision(spark=True), 5.0)
+    mine.learn(WriterDecision(Writer.DELTA_RS, seconds=LEARNS_FROM / 2), 5.0)
+    mine.learn(WriterDecision(Writer.SPARK), 5.0)
     assert mine.factors == Factors()
-    mine.learn(WriterDecision(spark=False, seconds=SPARK_FIXED), 5.0)
+    mine.learn(WriterDecision(Writer.DELTA_RS, seconds=SPARK_FIXED), 5.0)
     assert mine.factors != Factors()
 
 

@@ -10,20 +10,21 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from cdc.config import SinkRule
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.delta.file_statistics import DataFile, statistics
 from pipelines.sinks.delta.merge_source import source_rows
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table_plan import POSITION_KEY, RowShape
-from pipelines.sinks.delta.target import DeltaTarget
-from pipelines.sinks.delta.target_layout import double_quoted
+from pipelines.sinks.delta.target import DeltaTarget, TxnMarker
+from pipelines.sinks.delta.target_layout import TargetLayout, double_quoted
 from pipelines.sinks.delta.writer_choice import (
     LEARNS_FROM,
     MAX_CANDIDATE_BYTES,
     Factors,
 )
-from pipelines.sinks.delta.writers import MergeSpec, TxnMarker, Writers, merge_with_delta_rs
+from pipelines.sinks.delta.writers import MergeSpec, Writers, merge_with_delta_rs
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ORDERS, Row, batch, folded, gone, put
 from tests.pipelines.sinks.added_features import add_features, filled_sink
@@ -39,9 +40,15 @@ def test_a_table_with_features_waits_for_spark_where_that_may_come(tmp_path: Pat
 MIB = 1 << 20
 
 
+def without_vectors(folder: Path) -> DeltaSettings:
+    """Settings under which the indexed writer cannot write, so that delta-rs or Spark is chosen by cost."""
+    rule = SinkRule.model_validate({"match": "*.*", "properties": {"delta.enableDeletionVectors": "false"}})
+    return DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}", rules=(rule,))
+
+
 def test_a_huge_target_needs_no_spark_for_keys_of_its_small_files_alone(tmp_path: Path) -> None:
     """A file that is not there, and is said to be huge, tells which ones delta-rs opens."""
-    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
+    sink = DeltaSink(without_vectors(tmp_path))
     sink.open("log-1")
     record = sink.apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20))
     huge = statistics(pa.table({"id": pa.array([1_000, 9_000], pa.int64())}), ["id"])
@@ -57,7 +64,7 @@ def test_a_huge_target_needs_no_spark_for_keys_of_its_small_files_alone(tmp_path
 
 
 def test_what_a_merge_took_is_learned_of_the_writer_that_made_it(tmp_path: Path) -> None:
-    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
+    sink = DeltaSink(without_vectors(tmp_path))
     sink.open("log-1")
     sink.apply(batch([put(1, "a", 10)], 0, 20))
     assert sink.parts.writers.costs.factors == Factors()
@@ -72,7 +79,7 @@ def test_what_a_merge_took_is_learned_of_the_writer_that_made_it(tmp_path: Path)
 def test_auto_merges_by_the_writer_that_was_the_quicker_one(
     tmp_path: Path, spark: SparkSession, factors: Factors, writes: str
 ) -> None:
-    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"), spark)
+    sink = DeltaSink(without_vectors(tmp_path), spark)
     sink.open("log-1")
     sink.apply(batch([put(1, "a", 10)], 0, 20))
     sink.parts.writers.costs.factors = factors
@@ -117,9 +124,42 @@ def test_a_row_is_replaced_by_a_later_or_an_equal_one_and_deleted_by_a_later_one
     assert target.applied == 60
 
 
+def writers(wanted: Writer) -> Writers:
+    """The writers of a sink with this setting."""
+    return Writers(DeltaSettings("lake", "/nowhere/{schema}/{table}", wanted))
+
+
+def test_the_writer_of_a_rule_is_chosen_for_its_tables(tmp_path: Path) -> None:
+    rule = SinkRule.model_validate({"match": "shop.orders", "writer": "delta-rs"})
+    settings = DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=(rule,))
+    sink = DeltaSink(settings)
+    sink.open("log-1")
+    record = sink.apply(batch([put(1, "a", 10)], 0, 20))
+    sink.close()
+
+    assert not settings.has_vectors("shop.orders")
+    assert settings.has_vectors("shop.items")
+    assert "deletionVectors" not in (DeltaTable(record.target).protocol().writer_features or [])
+
+
 def test_a_wanted_writer_is_chosen_whatever_the_size(tmp_path: Path) -> None:
     target = DeltaTarget.create(str(tmp_path / "target"), "log-1", ORDERS, SHAPE.columns)
     work, source = batch(None, 0, 20), source_rows(folded([put(1, "a", 10)]), SHAPE)
-    chosen = {writer: Writers(writer, "").choose(target, work, source, SHAPE.key).spark for writer in Writer}
+    chosen = {wanted: writers(wanted).choose(target, work, source, SHAPE.key).writer for wanted in Writer}
 
-    assert chosen == {Writer.AUTO: False, Writer.DELTA_RS: False, Writer.SPARK: True}
+    # the target has no deletion vectors
+    assert chosen == {
+        Writer.AUTO: Writer.DELTA_RS,
+        Writer.INDEXED: Writer.DELTA_RS,
+        Writer.DELTA_RS: Writer.DELTA_RS,
+        Writer.SPARK: Writer.SPARK,
+    }
+
+
+def test_the_indexed_writer_is_chosen_for_a_target_with_deletion_vectors(tmp_path: Path) -> None:
+    layout = TargetLayout(has_vectors=True)
+    target = DeltaTarget.create(str(tmp_path / "target"), "log-1", ORDERS, SHAPE.columns, layout)
+    work, source = batch(None, 0, 20), source_rows(folded([put(1, "a", 10)]), SHAPE)
+    chosen = {wanted: writers(wanted).choose(target, work, source, SHAPE.key).writer for wanted in Writer}
+
+    assert chosen == {wanted: wanted for wanted in Writer} | {Writer.AUTO: Writer.INDEXED}

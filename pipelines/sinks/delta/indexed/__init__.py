@@ -1,0 +1,1 @@
+"""Index, deletion vectors and commits of the indexed writer; see how-a-row-is-updated.md."""

@@ -1,0 +1,454 @@
+"""Key index: finds the data file and the row number of every row with one of some keys, without reading the target.
+
+Theory. The index is a set of entries (key, place). A key is a hash of 128 bits, a place is the number of a data file
+and a row of it. Entries are never changed and never deleted one by one: an entry counts only while its file is live and
+its row is not deleted, which the caller checks. So the index may contain too much without harm, and the order in which
+entries were added does not matter. It must not contain too little: `files` names every file of which it has all rows,
+deleted or not, and the caller adds the live files that are not named.
+
+Entries are kept in *runs*, each sorted by key. A run is merged with the run before it once that one is less than
+GROWTH times as large, so there are few runs, and an entry is merged only a few times. Hashes are evenly distributed,
+so a search in a run begins where the key is expected, and needs few pages of memory. Runs of at least ON_DISK entries
+are files that are mapped into memory; a thread merges and writes them.
+
+The files are a cache. They are not synced: each run has a checksum, and the manifest has one too. Whatever is missing,
+damaged or of another table is removed when the index is opened, and the caller adds the files again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import uuid
+import zlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from cdc.numba_cache import cached_njit
+from cdc.private_files import make_private_directory
+
+GROWTH: Final = 3
+"""A run is at least this many times as large as the next one; smaller runs are merged."""
+ON_DISK: Final = 1 << 16
+"""Number of entries from which a run is a file, written by a thread so that no batch waits for it. After a crash, the
+entries of smaller runs are read from the target again.
+"""
+ENTRY_BYTES: Final = 24
+"""Bytes of an entry: two words of the key's hash and the place."""
+MANIFEST: Final = "manifest.json"
+"""Name of the file with the runs and the indexed files."""
+_FORMAT: Final = 1
+_LOCK: Final = "lock"
+_ROW_BITS: Final = 32
+_ROW_MASK: Final = (1 << _ROW_BITS) - 1
+
+log = structlog.get_logger("apply")
+
+
+class KeyHashes(NamedTuple):
+    """The hashes of some keys: two 64-bit words per key."""
+
+    high: np.ndarray
+    low: np.ndarray
+
+
+class FoundRows(NamedTuple):
+    """Entries that have one of the wanted keys: three arrays of equal length."""
+
+    wanted: np.ndarray
+    """Index of the key among the wanted ones."""
+    files: np.ndarray
+    """Number of the data file."""
+    rows: np.ndarray
+    """Row in the data file, from 0."""
+
+
+@cached_njit
+def _search(
+    run: tuple[np.ndarray, np.ndarray, np.ndarray],
+    wanted: tuple[np.ndarray, np.ndarray],
+    out: tuple[np.ndarray, np.ndarray],
+) -> int:
+    """Search all wanted keys in one run; return the number of entries found, also of those that the output is too
+    small for.
+    """
+    high, low, places = run
+    wanted_high, wanted_low = wanted
+    out_wanted, out_places = out
+    size, found = high.size, 0
+    scale = size / 18446744073709551616.0
+    reach = int(size**0.5) + 1
+    for number in range(wanted_high.size):
+        key = wanted_high[number]
+        guess = min(max(int(np.float64(key) * scale), 0), size - 1)
+        # afterwards every hash up to `below` is smaller than the key, and every hash from `above` on is not
+        step = reach
+        if high[guess] < key:
+            below, above = guess, min(guess + step, size)
+            while above < size and high[above] < key:
+                below, step = above, step * 2
+                above = min(above + step, size)
+        else:
+            above, below = guess, max(guess - step, -1)
+            while below >= 0 and high[below] >= key:
+                above, step = below, step * 2
+                below = max(below - step, -1)
+        while above - below > 1:
+            middle = (above + below) // 2
+            if high[middle] < key:
+                below = middle
+            else:
+                above = middle
+        while above < size and high[above] == key:
+            if low[above] == wanted_low[number]:
+                if found < out_wanted.size:
+                    out_wanted[found] = number
+                    out_places[found] = places[above]
+                found += 1
+            above += 1
+    return found
+
+
+@cached_njit
+def _merge_sorted(first: np.ndarray, second: np.ndarray, order: np.ndarray) -> None:
+    """Fill `order` with the indices that sort the concatenation of two sorted arrays."""
+    left, right, size = 0, 0, first.size
+    for at in range(order.size):
+        if right >= second.size or (left < size and first[left] <= second[right]):
+            order[at] = left
+            left += 1
+        else:
+            order[at] = size + right
+            right += 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRun:
+    """Entries, sorted by the high word of their keys' hashes."""
+
+    high: np.ndarray
+    low: np.ndarray
+    places: np.ndarray
+    files: frozenset[int] = frozenset()
+    """Numbers of the data files with an entry; empty for a run that was loaded from a file."""
+    name: str = ""
+    """Name of the file with the entries; empty while they are in memory only."""
+    checksum: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return int(self.high.size)
+
+    @classmethod
+    def of(cls, hashes: KeyHashes, places: np.ndarray, files: Iterable[int]) -> KeyRun:
+        """Return a run with one entry per hash, in memory. files: the numbers of the files of the places."""
+        order = np.argsort(hashes.high)
+        return cls(hashes.high[order], hashes.low[order], places[order], frozenset(files))
+
+    def merged(self, other: KeyRun, live: np.ndarray | None = None) -> KeyRun:
+        """Return a run with the entries of both runs.
+
+        live: one bool per file number; entries of other files are left out. None: no entry is left out.
+        """
+        order = np.empty(self.size + other.size, np.int64)
+        _merge_sorted(self.high, other.high, order)
+        places = np.concatenate([self.places, other.places])[order]
+        if live is not None:
+            kept = live[(places >> np.uint64(_ROW_BITS)).astype(np.int64)]
+            order, places = order[kept], places[kept]
+        high, low = np.concatenate([self.high, other.high])[order], np.concatenate([self.low, other.low])[order]
+        return KeyRun(high, low, places, self._numbers() | other._numbers() if live is None else frozenset())
+
+    def _numbers(self) -> frozenset[int]:
+        return self.files or frozenset(np.unique(self.places >> np.uint64(_ROW_BITS)).tolist())
+
+    def write(self, folder: Path) -> KeyRun:
+        """Write the entries to a new file of the folder, and return the same run, mapped from that file."""
+        name, content = f"{uuid.uuid4().hex}.run", np.concatenate([self.high, self.low, self.places])
+        try:
+            content.tofile(folder / name)
+        except OSError:
+            with suppress(OSError):
+                (folder / name).unlink(missing_ok=True)
+            raise
+        return self.load(folder, name, self.size, zlib.crc32(content.data))
+
+    @classmethod
+    def load(cls, folder: Path, name: str, size: int, checksum: int) -> KeyRun:
+        """Map the file of a run into memory."""
+        content = np.memmap(folder / name, np.uint64, "r")
+        high, low, places = content[:size], content[size : 2 * size], content[2 * size :]
+        return cls(high, low, places, name=name, checksum=checksum)
+
+    def is_intact(self) -> bool:
+        """Whether the file has the content that was written. Reads the whole file, so that it then is in memory."""
+        content = self.high.base if isinstance(self.high.base, np.memmap) else self.high
+        return self.places.size == self.low.size == self.high.size and zlib.crc32(content.data) == self.checksum
+
+    def find(self, wanted: KeyHashes) -> tuple[np.ndarray, np.ndarray]:
+        """Return two arrays, an element per entry with a wanted key: index among the wanted keys, and place."""
+        room = wanted.high.size + 16
+        while True:
+            numbers, places = np.empty(room, np.int64), np.empty(room, np.uint64)
+            found = _search((self.high, self.low, self.places), (wanted.high, wanted.low), (numbers, places))
+            if found <= room:
+                return numbers[:found], places[:found]
+            room = found
+
+
+@dataclass(frozen=True, slots=True)
+class _Merging:
+    """A merge of two runs in the thread."""
+
+    first: KeyRun
+    second: KeyRun
+    result: Future[KeyRun]
+
+
+class KeyIndex:
+    """The index of one target. Only one thread at a time uses it."""
+
+    def __init__(self, folder: Path | None, table: str, on_disk: int = ON_DISK) -> None:
+        """Open the index in a folder, and remove what is damaged or belongs to another table.
+
+        folder: None, or the folder of an index that another process uses: the index then lives in a temporary folder.
+        table: identifies the target and its key columns. on_disk: number of entries from which a run is a file.
+        """
+        self._table, self._on_disk = table, on_disk
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._lock = _locked(folder)
+        if folder is None or self._lock is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="cdc-key-index-")
+            folder = Path(self._temporary.name)
+        self._folder = folder
+        self._runs: list[KeyRun] = []
+        self._next = 0
+        self.secret = os.urandom(16)
+        """Key of the hash function, so that nobody can construct two keys with the same hash."""
+        self._thread = ThreadPoolExecutor(1, "key-index")
+        self._merging: _Merging | None = None
+        self._is_refused = False
+        """Whether the last attempt to write failed, so that the next failure is not logged again."""
+        self.files: dict[str, int] = {}
+        """Path of a data file → its number, for every file of which the index has all rows with a key."""
+        self._read()
+
+    def add(self, hashes: Mapping[str, tuple[KeyHashes, np.ndarray]]) -> None:
+        """Add data files. hashes: path → (keys, their rows in the file). The index then has these files in `files`."""
+        if not hashes:
+            return
+        parts, first = [], self._next
+        for path, (_, rows) in hashes.items():
+            parts.append((np.uint64(self._next) << np.uint64(_ROW_BITS)) | rows.astype(np.uint64))
+            self.files[path] = self._next
+            self._next += 1
+        keys = [found for found, _ in hashes.values()]
+        whole = KeyHashes(np.concatenate([key.high for key in keys]), np.concatenate([key.low for key in keys]))
+        if whole.high.size:
+            self._runs.append(KeyRun.of(whole, np.concatenate(parts), range(first, self._next)))
+            self._merge_runs()
+
+    def forget(self, path: str) -> None:
+        """Forget a file that left the table. Its number is never used again, so its entries no longer count."""
+        self.files.pop(path, None)
+
+    def find(self, wanted: KeyHashes) -> FoundRows:
+        """Return every entry with a wanted key, also entries of rows that no longer exist."""
+        # a search in the order of the keys reads neighbouring pages
+        order = np.argsort(wanted.high)
+        ordered = KeyHashes(wanted.high[order], wanted.low[order])
+        found = [run.find(ordered) for run in self._runs]
+        numbers = np.concatenate([number for number, _ in found] or [np.empty(0, np.int64)])
+        places = np.concatenate([place for _, place in found] or [np.empty(0, np.uint64)])
+        return FoundRows(
+            order[numbers],
+            (places >> np.uint64(_ROW_BITS)).astype(np.int64),
+            (places & np.uint64(_ROW_MASK)).astype(np.int64),
+        )
+
+    @property
+    def entries(self) -> int:
+        """Number of entries."""
+        return sum(run.size for run in self._runs)
+
+    def close(self) -> None:
+        """Write what is in memory only, and release the folder."""
+        if self._merging is not None:
+            self._merging.result.cancel()
+        self._thread.shutdown(cancel_futures=True)
+        self._end_merge()
+        if self._temporary is not None:
+            self._runs = []
+            self._temporary.cleanup()
+        else:
+            try:
+                self._write_all()
+            except OSError as exc:
+                self._report(exc)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _merge_runs(self) -> None:
+        """Merge the last runs until each is GROWTH times as large as the next; begin a large merge in the thread."""
+        self._end_merge(wait=False)
+        while len(self._runs) > 1 and self._runs[-2].size < GROWTH * self._runs[-1].size:
+            first, second = self._runs[-2], self._runs[-1]
+            if self._merging is not None and first is self._merging.second:
+                return
+            if first.size + second.size < self._on_disk:
+                self._runs[-2:] = [first.merged(second)]
+                continue
+            if self._merging is None:
+                live = np.zeros(self._next, np.bool_)
+                live[list(self.files.values())] = True
+                result = self._thread.submit(_merge_to_file, first, second, live, self._folder)
+                self._merging = _Merging(first, second, result)
+            return
+
+    def _end_merge(self, *, wait: bool = True) -> None:
+        """Replace two runs by their merged run, if the thread has finished it; with `wait`, wait for it."""
+        found = self._merging
+        if found is None or not (wait or found.result.done()):
+            return
+        self._merging = None
+        try:
+            merged = found.result.result()
+            runs = [merged if run is found.first else run for run in self._runs if run is not found.second]
+            self._runs = [run for run in runs if run.size]
+            self._save()
+        except CancelledError:
+            return
+        except OSError as exc:  # the entries are still in memory; the next merge of runs tries again
+            self._report(exc)
+
+    def _report(self, exc: OSError) -> None:
+        """Log an error of writing, unless the attempt before it failed too."""
+        if not self._is_refused:
+            log.warning(
+                "the key index of a target cannot be written; it continues in memory",
+                folder=str(self._folder),
+                reason=str(exc),
+            )
+        self._is_refused = True
+
+    def _write_all(self) -> None:
+        """Write the runs that are in memory only as one file, and save the manifest."""
+        small = [run for run in self._runs if not run.name]
+        if small:
+            whole = small[0]
+            for run in small[1:]:
+                whole = whole.merged(run, None)
+            self._runs = [*(run for run in self._runs if run.name), whole.write(self._folder)]
+        self._save()
+
+    def _save(self) -> None:
+        """Save the manifest; then remove the files of runs that it does not name."""
+        on_disk = [run for run in self._runs if run.name]
+        # a file is complete on disk only if no run in memory has entries of it
+        missing = frozenset[int]().union(*(run.files for run in self._runs if not run.name))
+        content = json.dumps(
+            {
+                "format": _FORMAT,
+                "table": self._table,
+                "secret": self.secret.hex(),
+                "next": self._next,
+                "files": {path: number for path, number in self.files.items() if number not in missing},
+                "runs": [[run.name, run.size, run.checksum] for run in on_disk],
+            }
+        )
+        draft = self._folder / f".{MANIFEST}.tmp"
+        draft.write_text(f"{zlib.crc32(content.encode()):08x}\n{content}", encoding="utf-8")
+        draft.replace(self._folder / MANIFEST)
+        named = {run.name for run in on_disk}
+        for file in self._folder.glob("*.run"):
+            if file.name not in named:
+                file.unlink(missing_ok=True)
+        self._is_refused = False
+
+    def _read(self) -> None:
+        """Load what the folder contains; if anything there is damaged, begin with an empty index."""
+        try:
+            manifest = _manifest(self._folder / MANIFEST)
+        except FileNotFoundError:
+            self._clear()
+            return
+        except (OSError, ValueError) as exc:
+            self._begin_again(str(exc))
+            return
+        if manifest.get("format") != _FORMAT or manifest.get("table") != self._table:
+            self._begin_again("it belongs to another table, key or version")
+            return
+        try:
+            runs = [KeyRun.load(self._folder, name, size, checksum) for name, size, checksum in manifest["runs"]]
+            self.secret = bytes.fromhex(manifest["secret"])
+        except (OSError, ValueError) as exc:
+            self._begin_again(str(exc))
+            return
+        if not all(run.is_intact() for run in runs):
+            self._begin_again("a file has another content than was written")
+            return
+        self._runs, self._next, self.files = (
+            sorted(runs, key=lambda run: -run.size),
+            manifest["next"],
+            manifest["files"],
+        )
+
+    def _begin_again(self, reason: str) -> None:
+        log.warning(
+            "the key index of a target is damaged and will be built again from the target",
+            folder=str(self._folder),
+            reason=reason,
+        )
+        self._clear()
+
+    def _clear(self) -> None:
+        for file in self._folder.iterdir():
+            if file.name != _LOCK:
+                with suppress(OSError):
+                    shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+
+def _merge_to_file(first: KeyRun, second: KeyRun, live: np.ndarray, folder: Path) -> KeyRun:
+    merged = first.merged(second, live)
+    return merged.write(folder) if merged.size else merged
+
+
+def _locked(folder: Path | None) -> IO[str] | None:
+    """Create the folder and lock it; return None if another process or object has the lock, or it cannot be written."""
+    if folder is None:
+        return None
+    try:
+        make_private_directory(folder)
+        lock = (folder / _LOCK).open("w")
+    except OSError as exc:
+        log.warning(
+            "the key index of a target cannot be kept; it is built again at each start",
+            folder=str(folder),
+            reason=str(exc),
+        )
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    checksum, _, content = path.read_text(encoding="utf-8").partition("\n")
+    if checksum != f"{zlib.crc32(content.encode()):08x}":
+        raise ValueError("the manifest has another content than was written")
+    return dict(json.loads(content))

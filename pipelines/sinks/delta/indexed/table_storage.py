@@ -1,0 +1,149 @@
+"""Table storage: the files below a Delta table's directory, on a disk or in an object store, by their relative paths.
+
+On a disk a file is not synced, as delta-rs does not sync it either: after a power loss the log is applied again.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake.fs import DeltaStorageHandler
+
+from cdc.log.object_path import BucketPath
+
+
+class TableStorage(ABC):
+    """Reads and creates files of one table."""
+
+    file_system: pafs.FileSystem
+    """A file system whose root is the table's directory, for pyarrow."""
+
+    @abstractmethod
+    def read(self, path: str) -> bytes:
+        """Return the content of a file; raises FileNotFoundError."""
+
+    @abstractmethod
+    def write(self, path: str, content: bytes | pa.Buffer) -> None:
+        """Write a new file with a name that nothing else uses."""
+
+    @abstractmethod
+    def create(self, path: str, content: bytes) -> None:
+        """Write a file atomically, unless it exists; raises FileExistsError if it exists."""
+
+    @abstractmethod
+    def list(self, folder: str) -> Iterator[str]:
+        """Yield the paths of the files of a folder, without those of its folders."""
+
+    def open(self, path: str) -> Any:
+        """Open a file for pyarrow."""
+        return self.file_system.open_input_file(path)
+
+
+class LocalStorage(TableStorage):
+    """A table's directory on a disk."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.file_system = pafs.SubTreeFileSystem(str(root), pafs.LocalFileSystem(use_mmap=True))
+
+    def read(self, path: str) -> bytes:
+        """See TableStorage.read."""
+        return (self._root / path).read_bytes()
+
+    def write(self, path: str, content: bytes | pa.Buffer) -> None:
+        """See TableStorage.write."""
+        try:
+            file = (self._root / path).open("wb")
+        except FileNotFoundError:
+            (self._root / path).parent.mkdir(exist_ok=True)
+            file = (self._root / path).open("wb")
+        with file:
+            file.write(content)
+
+    def create(self, path: str, content: bytes) -> None:
+        """See TableStorage.create."""
+        file = self._root / path
+        draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            draft.write_bytes(content)
+            os.link(draft, file)
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+    def list(self, folder: str) -> Iterator[str]:
+        """See TableStorage.list."""
+        with suppress(FileNotFoundError), os.scandir(self._root / folder) as found:
+            for entry in found:
+                if entry.is_file():
+                    yield f"{folder}/{entry.name}"
+
+
+class BucketStorage(TableStorage):
+    """A table's directory in an object store; access is configured by the environment, as for delta-rs."""
+
+    def __init__(self, root: BucketPath) -> None:
+        self._root = root
+        self.file_system = pafs.PyFileSystem(DeltaStorageHandler(str(root)))
+
+    def read(self, path: str) -> bytes:
+        """See TableStorage.read."""
+        return (self._root / path).read_bytes()
+
+    def write(self, path: str, content: bytes | pa.Buffer) -> None:
+        """See TableStorage.write."""
+        (self._root / path).write_bytes(content)
+
+    def create(self, path: str, content: bytes) -> None:
+        """See TableStorage.create. After a lost reply the file may be this writer's own."""
+        try:
+            (self._root / path).create_bytes(content)
+        except FileExistsError:
+            if self.read(path) != content:
+                raise
+
+    def list(self, folder: str) -> Iterator[str]:
+        """See TableStorage.list."""
+        for file in (self._root / folder).iterdir():
+            yield f"{folder}/{file.name}"
+
+
+def storage_of(uri: str) -> TableStorage:
+    """Return the storage of the table at `uri`."""
+    if "://" not in uri:
+        return LocalStorage(Path(uri))
+    scheme, _, rest = uri.partition("://")
+    bucket, _, key = rest.partition("/")
+    # obstore reads the credentials and the endpoint from the environment, as delta-rs does, but not this option
+    allowed = os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true", "yes", "on"}
+    options = (("allow_http", "true"),) if allowed else ()
+    return BucketStorage(BucketPath(f"{scheme}://{bucket}", key.strip("/"), options))
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without view types, which delta-rs writes into files and which pyarrow cannot filter."""
+    return pa.schema([field.with_type(_plain(field.type)) for field in schema])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(
+            kind.key_field.with_type(_plain(kind.key_type)), kind.item_field.with_type(_plain(kind.item_type))
+        )
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    return kind

@@ -1,0 +1,365 @@
+"""Indexed writer: merges a batch into a Delta target at the cost of the batch, whatever the size of the target.
+
+A merge takes four steps. The key index finds the old rows of the batch's keys. The new rows become one Parquet file per
+partition. The old rows become deletion vectors, all in one file. One commit names both, with the `txn` of the batch.
+Then the index gets the new rows. A process that is killed before the commit leaves files that no commit names; one that
+is killed after it leaves an index without the new file, whose keys are then read from the target.
+
+Another client may commit at the same time. Then the merge reads that commit, adds the new files to the index and plans
+again; the Parquet files stay the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake.exceptions import CommitFailedError
+from pyroaring import BitMap
+
+from cdc.failpoint import hit
+from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
+from pipelines.sinks.delta.file_statistics import statistics
+from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
+from pipelines.sinks.delta.indexed.key_hashes import hash_keys
+from pipelines.sinks.delta.indexed.key_index import FoundRows, KeyHashes, KeyIndex
+from pipelines.sinks.delta.indexed.live_files import Action, LiveFile, LiveFiles, MetadataChanged
+from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
+from pipelines.sinks.delta.table_plan import OP, POSITION_KEY
+from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
+
+ATTEMPTS: Final = 5
+"""Number of attempts to commit; each but the first follows a commit of another client."""
+FEATURES: Final = frozenset(
+    {"appendOnly", "invariants", "deletionVectors", "timestampNtz", "changeDataFeed", "variantType"}
+)
+"""Table features that the writer knows. `appendOnly` and `changeDataFeed` must not be switched on in the properties."""
+_COMPRESSION: Final = "snappy"
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """The rows of a batch for one target."""
+
+    source: pa.Table
+    """Rows with the columns of the target and `_op`, at most one per key."""
+    key: tuple[str, ...]
+    hashes: KeyHashes
+    numbers: np.ndarray
+    """Rows of `source` that have a hash: those without NULL in their key."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A Parquet file that no commit has added yet."""
+
+    file: LiveFile
+    hashes: KeyHashes
+    rows: np.ndarray
+
+
+def refusal(files: LiveFiles, schema: pa.Schema) -> str | None:
+    """Return why this writer cannot write a table, as a clause; None if it can. schema: the columns of the table."""
+    if unknown := sorted(files.features - FEATURES):
+        return f"the table has features {', '.join(unknown)}"
+    if "deletionVectors" not in files.features or files.configuration.get(DELETION_VECTORS) != "true":
+        return "deletion vectors are not enabled"
+    for name in ("delta.enableChangeDataFeed", "delta.appendOnly"):
+        if files.configuration.get(name) == "true":
+            return f"the table has property {name}"
+    if any(not column.nullable for column in schema) or "delta.invariants" in str(files.metadata.get("schemaString")):
+        return "the table has columns with constraints"
+    return None
+
+
+class IndexedTable:
+    """One target of the indexed writer: its live files and its key index. Only one thread at a time uses it."""
+
+    def __init__(
+        self,
+        storage: TableStorage,
+        files: LiveFiles,
+        folder: Path | None,
+        key: Sequence[str],
+        relation: int | None = None,
+    ) -> None:
+        """Open the index of a table.
+
+        folder: directory of the index; None: a temporary one. key: its columns. relation: the relation whose rows are
+        indexed, if several tables share the target.
+        """
+        self._storage, self.files, self.key, self._relation = storage, files, tuple(key), relation
+        self.index = KeyIndex(folder, json.dumps([files.metadata.get("id"), self.key, relation]))
+
+    def merge(self, source: pa.Table, marker: Action, columns: pa.Schema, described: Sequence[str]) -> None:
+        """Merge rows into the table, in one commit with the action `marker`.
+
+        source: as in writers.merge_with_delta_rs. columns: the columns of the table. described: the columns that get
+        file statistics. Raises CommitFailedError if other clients commit all the time, or changed columns.
+        """
+        hashes, numbers = hash_keys([source[name] for name in self.key], self.index.secret)
+        rows = NewRows(source, self.key, hashes, numbers)
+        written: tuple[pa.Table, list[NewFile]] | None = None
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self._read_conflict()
+            self.index_new_files()
+            found = self._live_matches(self.index.find(hashes), numbers)
+            found, stays = self._later_matches(rows, found)
+            upserts = self._upserts(rows, stays)
+            table = self._new_table(rows.source, upserts, found, columns)
+            if written is None or not written[0].equals(table):
+                written = table, self._write_files(rows, upserts, table, described)
+                hit("delta_indexed_after_files")
+            if self._commit(found, written[1], marker):
+                self.index.add({new.file.add["path"]: (new.hashes, new.rows) for new in written[1]})
+                hit("delta_indexed_after_index")
+                return
+        raise CommitFailedError("other clients committed to the table during each attempt")
+
+    def read_commits(self, version: int = -1) -> None:
+        """Read the commits of other writers, at least up to `version`. Raises LogNotReadable and DamagedVector."""
+        self.files.advance()
+        if self.files.version < version:  # commits in between were removed from `_delta_log`
+            self.files = LiveFiles.read(self._storage)
+
+    def index_new_files(self) -> None:
+        """Add the live files that the index does not contain yet."""
+        own = self._own_files()
+        for path in [path for path in self.index.files if path not in own]:
+            self.index.forget(path)
+        if unknown := [path for path in own if path not in self.index.files]:
+            self._index_files(unknown)
+
+    def _own_files(self) -> Mapping[str, LiveFile]:
+        """Return the live files with rows of the indexed table."""
+        if self._relation is None:
+            return self.files.by_path
+        own = str(self._relation)
+        return {
+            path: file
+            for path, file in self.files.by_path.items()
+            if (file.add.get("partitionValues") or {}).get(RELATION_COLUMN) == own
+        }
+
+    def close(self) -> None:
+        """Save the index."""
+        self.index.close()
+
+    def _read_conflict(self) -> None:
+        """Read the commit of another client that came first; raises MetadataChanged if it changed the columns."""
+        known = self.files.metadata, self.files.protocol
+        self.read_commits()
+        if (self.files.metadata, self.files.protocol) != known:
+            raise MetadataChanged("another client changed columns, properties or features of the table")
+
+    def _index_files(self, paths: Sequence[str]) -> None:
+        """Add data files to the index, with all rows, because a RESTORE can undelete some."""
+        files = [(path, self.read_rows(self.files.by_path[path], self.key)) for path in paths]
+        self.index.add({path: hash_keys(rows.columns, self.index.secret) for path, rows in files})
+
+    def read_rows(self, file: LiveFile, names: Sequence[str]) -> pa.Table:
+        """Read columns of all rows of a data file, also of deleted ones."""
+        partitions = self.files.partition_columns
+        stored = [name for name in names if name not in partitions]
+        with self._storage.open(file.path) as opened:
+            content = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+            present = content.schema_arrow.names
+            rows = content.read(columns=[name for name in stored if name in present])
+            rows = rows.cast(plain_schema(rows.schema))
+            count = content.metadata.num_rows
+        values = file.add.get("partitionValues") or {}
+        columns = [
+            rows[name] if name in rows.column_names else pa.repeat(pa.scalar(values.get(name), pa.string()), count)
+            for name in names
+        ]
+        return pa.Table.from_arrays(columns, names=list(names))
+
+    def _live_matches(self, found: FoundRows, numbers: np.ndarray) -> FoundRows:
+        """Return the matches whose file is live and whose row is not deleted, with the numbers of their source rows."""
+        path_of = {number: path for path, number in self.index.files.items()}
+        keep = np.zeros(found.files.size, bool)
+        for number in np.unique(found.files).tolist():
+            if (path := path_of.get(number)) is None:
+                continue
+            here = np.flatnonzero(found.files == number)
+            rows = found.rows[here]
+            gone = self.files.by_path[path].deleted & BitMap(rows.astype(np.uint32))
+            keep[here] = ~np.isin(rows, rows_of(gone)) if gone else True
+        return FoundRows(numbers[found.wanted[keep]], found.files[keep], found.rows[keep])
+
+    def _later_matches(self, rows: NewRows, found: FoundRows) -> tuple[FoundRows, np.ndarray]:
+        """Return the matches that their source rows replace or delete, and the source rows whose match stays.
+
+        A target row is later than a source row only if a batch is merged again after a crash. So the positions of a
+        file are read only if its statistics say that it may have such rows.
+        """
+        # a row of a table without a key is deleted by its own position
+        if self.key == POSITION_KEY or not found.files.size:
+            return found, np.empty(0, np.int64)
+        position, ordinal = rows.source[POSITION_COLUMN].to_numpy(), rows.source[ORDINAL_COLUMN].to_numpy()
+        first = int(position.min())
+        path_of = {number: path for path, number in self.index.files.items()}
+        applies = np.ones(found.files.size, bool)
+        deletes = pc.equal(rows.source[OP], "d").to_numpy()
+        for number in np.unique(found.files).tolist():
+            file = self.files.by_path[path_of[number]]
+            greatest = file.greatest(POSITION_COLUMN)
+            if greatest is not None and int(greatest) < first:
+                continue
+            here = np.flatnonzero(found.files == number)
+            stored = self.read_rows(file, (POSITION_COLUMN, ORDINAL_COLUMN)).take(pa.array(found.rows[here]))
+            unpositioned = pc.is_null(stored[POSITION_COLUMN]).to_numpy()
+            there = pc.fill_null(stored[POSITION_COLUMN], 0).to_numpy()
+            within = pc.fill_null(stored[ORDINAL_COLUMN], 0).to_numpy()
+            mine, own = position[found.wanted[here]], ordinal[found.wanted[here]]
+            later = np.where(deletes[found.wanted[here]], own > within, own >= within)
+            applies[here] = unpositioned | (mine > there) | ((mine == there) & later)
+        stays = np.unique(found.wanted[~applies])
+        return FoundRows(*(values[applies] for values in found)), stays
+
+    def _upserts(self, rows: NewRows, stays: np.ndarray) -> np.ndarray:
+        """Return the numbers of the source rows that become rows of the target."""
+        wanted = pc.equal(rows.source[OP], "u").to_numpy().copy()
+        wanted[stays] = False
+        return np.flatnonzero(wanted)
+
+    def _new_table(self, source: pa.Table, upserts: np.ndarray, found: FoundRows, columns: pa.Schema) -> pa.Table:
+        """Return the new rows of the target. A column that the source does not have keeps the value of the old row.
+
+        Columns without any value are left out.
+        """
+        table = source.select([field.name for field in columns if field.name in source.column_names])
+        if upserts.size < table.num_rows:
+            table = table.take(pa.array(upserts))
+        partitions = self.files.partition_columns
+        absent = [field for field in columns if field.name not in {*source.column_names, *partitions}]
+        if not absent or not found.files.size:
+            return table
+        kept = self._old_values(found, pa.schema(absent))
+        place_of = np.full(source.num_rows, -1, np.int64)
+        place_of[found.wanted[np.argsort(found.files, kind="stable")]] = np.arange(found.files.size)
+        places = place_of[upserts]
+        for field, values in zip(absent, kept.take(pa.array(places, mask=places < 0)).columns, strict=True):
+            if values.null_count < len(values):
+                table = table.append_column(field, values)
+        return table
+
+    def _old_values(self, found: FoundRows, schema: pa.Schema) -> pa.Table:
+        """Read columns of the found rows, in the order of the numbers of their files."""
+        path_of = {number: path for path, number in self.index.files.items()}
+        parts = []
+        for number in np.unique(found.files).tolist():
+            numbers = pa.array(found.rows[found.files == number])
+            rows = self.read_rows(self.files.by_path[path_of[number]], schema.names).take(numbers)
+            columns = [
+                pa.nulls(len(values), field.type) if values.null_count == len(values) else values.cast(field.type)
+                for field, values in zip(schema, rows.columns, strict=True)
+            ]
+            parts.append(pa.Table.from_arrays(columns, schema=schema))
+        return pa.concat_tables(parts)
+
+    def _write_files(
+        self, rows: NewRows, upserts: np.ndarray, table: pa.Table, described: Sequence[str]
+    ) -> list[NewFile]:
+        """Write the new rows to one Parquet file per partition. table: the rows of the source numbers `upserts`."""
+        if not upserts.size:
+            return []
+        place_of = np.full(rows.source.num_rows, -1, np.int64)
+        place_of[rows.numbers] = np.arange(rows.numbers.size)
+        written = []
+        for values, numbers in self._partitions(table):
+            part = table if numbers is None else table.take(pa.array(numbers))
+            own = upserts if numbers is None else upserts[numbers]
+            places = place_of[own]
+            known = np.flatnonzero(places >= 0)
+            file = self._write_file(part.drop_columns(list(values)), values, described)
+            hashes = KeyHashes(rows.hashes.high[places[known]], rows.hashes.low[places[known]])
+            written.append(NewFile(file, hashes, known))
+        return written
+
+    def _partitions(self, rows: pa.Table) -> list[tuple[dict[str, str | None], np.ndarray | None]]:
+        """Return the values of each partition that rows belong to, and their numbers; None: all rows."""
+        names = self.files.partition_columns
+        if not names:
+            return [({}, None)]
+        distinct = rows.select(list(names)).append_column("_number", pa.array(np.arange(rows.num_rows)))
+        groups = distinct.group_by(list(names), use_threads=False).aggregate([("_number", "list")]).to_pylist()
+        return [
+            ({name: partition_text(group[name]) for name in names}, np.array(group["_number_list"], np.int64))
+            for group in groups
+        ]
+
+    def _write_file(self, rows: pa.Table, values: Mapping[str, str | None], described: Sequence[str]) -> LiveFile:
+        path = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+        sink = pa.BufferOutputStream()
+        pq.write_table(rows.replace_schema_metadata(None), sink, compression=_COMPRESSION)
+        content = sink.getvalue()
+        self._storage.write(path, content)
+        add: Action = {
+            "path": path,
+            "partitionValues": dict(values),
+            "size": content.size,
+            "modificationTime": int(time.time() * 1000),
+            "dataChange": True,
+            "stats": statistics(rows, described),
+        }
+        return LiveFile(add)
+
+    def _commit(self, found: FoundRows, new: Sequence[NewFile], marker: Action) -> bool:
+        """Write the deletion vectors and commit; return False if another client committed first."""
+        changed, removed, actions = self._with_deleted(found)
+        actions += [{"add": file.add} for file in changed] + [{"add": one.file.add} for one in new]
+        hit("delta_indexed_before_commit")
+        info = {
+            "operation": "MERGE",
+            "operationParameters": {},
+            "timestamp": int(time.time() * 1000),
+            "engineInfo": "cdc",
+        }
+        try:
+            self.files.commit(
+                [{"commitInfo": info}, marker, *actions], [*removed, *changed, *(one.file for one in new)]
+            )
+        except FileExistsError:
+            return False
+        for path in removed:  # a RESTORE may bring the file back after a merge of runs dropped its entries
+            self.index.forget(path)
+        hit("delta_indexed_after_commit")
+        return True
+
+    def _with_deleted(self, found: FoundRows) -> tuple[list[LiveFile], list[str], list[Action]]:
+        """Delete rows: return files with new vectors, paths of files without any row left, and all remove actions."""
+        path_of = {number: path for path, number in self.index.files.items()}
+        kept, removed, actions = list[tuple[LiveFile, BitMap]](), list[str](), list[Action]()
+        for number in np.unique(found.files).tolist():
+            gone = found.rows[found.files == number].astype(np.uint32)
+            file = self.files.by_path[path_of[number]]
+            deleted = file.deleted | BitMap(gone)
+            actions.append(file.remove())
+            if len(deleted) == self._rows_in(file):
+                removed.append(file.add["path"])
+            else:
+                kept.append((file, deleted))
+        if not kept:
+            return [], removed, actions
+        path, content, vectors = encode([deleted for _, deleted in kept])
+        self._storage.write(path, content)
+        changed = [file.without(deleted, vector) for (file, deleted), vector in zip(kept, vectors, strict=True)]
+        return changed, removed, actions
+
+    def _rows_in(self, file: LiveFile) -> int:
+        """Return the number of rows of a file, also of the deleted ones."""
+        if file.rows is None:
+            with self._storage.open(file.path) as opened:
+                file.stats["numRecords"] = pq.ParquetFile(opened).metadata.num_rows
+        return int(file.stats["numRecords"])

@@ -1,0 +1,399 @@
+"""Key index: finds what a dict finds, with merges by its thread, after crashes, with damaged files, without room."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from pipelines.sinks.delta.indexed.key_index import MANIFEST, KeyHashes, KeyIndex
+from tests.fixtures.disk import small_file_system
+from tests.fixtures.examples import examples
+
+Key = tuple[int, int]
+"""The two words of a hash."""
+ON_DISK = 4
+"""Entries from which a run is a file: few, so that the thread merges often."""
+TABLE = "table 1"
+KEYS: list[Key] = [(high, low) for high in (0, 1, 2, 1 << 63, (1 << 64) - 2, (1 << 64) - 1) for low in (0, 7)]
+
+
+def hashes(keys: Sequence[Key]) -> KeyHashes:
+    """Return hashes with these words."""
+    return KeyHashes(*(np.array([key[word] for key in keys], np.uint64) for word in (0, 1)))
+
+
+def random_keys(count: int, seed: int = 1) -> list[Key]:
+    """Return distinct keys whose high words are evenly distributed."""
+    words = np.random.default_rng(seed).integers(0, 1 << 64, (count, 2), np.uint64)
+    return [(int(high), int(low)) for high, low in words]
+
+
+def add(index: KeyIndex, path: str, keys: Sequence[Key]) -> None:
+    """Add a file whose rows have these keys, in this order."""
+    index.add({path: (hashes(keys), np.arange(len(keys)))})
+
+
+def found_in(index: KeyIndex, keys: Sequence[Key]) -> list[tuple[Key, str, int]]:
+    """Return the entries of the files of the index that have one of the keys: key, path and row, sorted."""
+    matches, path_of = index.find(hashes(keys)), {number: path for path, number in index.files.items()}
+    wanted, files, rows = (values.tolist() for values in matches)
+    entries = zip(wanted, files, rows, strict=True)
+    return sorted((keys[number], path_of[file], row) for number, file, row in entries if file in path_of)
+
+
+def run_files(folder: Path) -> list[Path]:
+    """Return the files of runs."""
+    return sorted(folder.glob("*.run"))
+
+
+class Modelled:
+    """An index, and the entries that it must find."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.copies = folder, 0
+        self.index = KeyIndex(folder / "0", TABLE, ON_DISK)
+        self.files: dict[str, list[Key]] = {}
+        """Path → the key of each row."""
+        self.added = 0
+
+    def add(self, files: list[list[Key]]) -> None:
+        """Add files."""
+        new = {f"file {self.added + number}": keys for number, keys in enumerate(files)}
+        self.added += len(new)
+        self.files |= new
+        self.index.add({path: (hashes(keys), np.arange(len(keys))) for path, keys in new.items()})
+
+    def forget(self, choice: int) -> None:
+        """Forget one file."""
+        if self.files:
+            path = sorted(self.files)[choice % len(self.files)]
+            self.index.forget(path)
+            del self.files[path]
+
+    def wait(self, _: int) -> None:
+        """Wait for the thread."""
+        self.index._end_merge()
+
+    def reopen(self, _: int) -> None:
+        """Close the index and open it again: it then still has all of its files."""
+        self.index.close()
+        folder = self.folder / str(self.copies)
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8").partition("\n")[2])
+        assert [file.name for file in run_files(folder)] == sorted(name for name, _, _ in manifest["runs"])
+        self.index = KeyIndex(folder, TABLE, ON_DISK)
+        assert set(self.index.files) == set(self.files)
+
+    def crash(self, _: int) -> None:
+        """Continue with the files as a killed process leaves them; what the manifest does not name is lost."""
+        source, self.copies = self.folder / str(self.copies), self.copies + 1
+        shutil.copytree(source, self.folder / str(self.copies))
+        self.index.close()
+        self.index = KeyIndex(self.folder / str(self.copies), TABLE, ON_DISK)
+        self.files = {path: keys for path, keys in self.files.items() if path in self.index.files}
+        for path in self.index.files.keys() - self.files.keys():  # forgotten after the manifest was written
+            self.index.forget(path)
+
+    def expected(self) -> list[tuple[Key, str, int]]:
+        """Return the entries of all files."""
+        return sorted((key, path, row) for path, keys in self.files.items() for row, key in enumerate(keys))
+
+    def found(self) -> list[tuple[Key, str, int]]:
+        """Return the entries that the index finds."""
+        return found_in(self.index, KEYS)
+
+
+FILES = st.lists(st.lists(st.sampled_from(KEYS), max_size=6), min_size=1, max_size=2)
+STEPS = st.one_of(
+    st.tuples(st.just("add"), FILES),
+    st.tuples(st.sampled_from(["forget", "wait", "reopen", "crash"]), st.integers(0, 9)),
+)
+
+
+@examples(60)
+@given(st.lists(STEPS, max_size=20))
+def test_an_index_finds_what_a_dict_finds(steps: list[tuple[str, object]]) -> None:
+    with TemporaryDirectory() as folder:
+        model = Modelled(Path(folder))
+        for action, choice in steps:
+            # an add without files to add: one that the thread merges
+            given_choice = [KEYS[:5]] if (action, type(choice)) == ("add", int) else choice
+            getattr(model, action)(given_choice)
+            assert model.found() == model.expected()
+        model.reopen(0)
+        assert model.found() == model.expected()
+        model.index.close()
+
+
+def test_a_merge_to_a_file_drops_the_entries_of_forgotten_files_and_no_others(tmp_path: Path) -> None:
+    index, first, second = KeyIndex(tmp_path, TABLE, ON_DISK), random_keys(8), random_keys(6, seed=2)
+    add(index, "a", first)
+    index.forget("a")
+    add(index, "b", second)
+    index._end_merge()
+
+    assert index.entries == 6
+    assert found_in(index, first) == []
+    assert found_in(index, second) == sorted((key, "b", row) for row, key in enumerate(second))
+    index.close()
+    assert KeyIndex(tmp_path, TABLE, ON_DISK).entries == 6
+
+
+def test_a_small_run_that_the_thread_merges_is_not_merged_twice(tmp_path: Path) -> None:
+    index, keys, is_added = KeyIndex(tmp_path, TABLE, on_disk=100), random_keys(150), Event()
+    index._thread.submit(is_added.wait, 60)  # the thread merges after that
+    add(index, "large", keys[:90])
+    add(index, "medium", keys[90:130])
+    add(index, "small", keys[130:])
+    is_added.set()
+    index._end_merge()
+
+    assert index.entries == len(keys)
+    assert len(found_in(index, keys)) == len(keys)
+    index.close()
+
+
+def test_a_killed_process_leaves_an_index_with_every_entry_of_the_files_that_it_names(tmp_path: Path) -> None:
+    keys, before = random_keys(186), KeyIndex(tmp_path / "index", TABLE, on_disk=100)
+    add(before, "a", keys[:60])
+    before.close()
+    index = KeyIndex(tmp_path / "index", TABLE, on_disk=100)
+    add(index, "b", keys[60:81])  # is merged with the first run in memory
+    add(index, "c", keys[81:101])
+    add(index, "d", keys[101:])  # is merged with the run before it by the thread, which saves the manifest
+    index._end_merge()
+    shutil.copytree(tmp_path / "index", tmp_path / "copy")
+    copy = KeyIndex(tmp_path / "copy", TABLE, on_disk=100)
+
+    found = found_in(copy, keys)
+    assert {path: sum(entry[1] == path for entry in found) for path in copy.files} == {"c": 20, "d": 85}
+    index.close()
+
+
+def test_keys_with_equal_high_words_differ_by_their_low_words(tmp_path: Path) -> None:
+    index, keys = KeyIndex(tmp_path, TABLE), [(1 << 40, low) for low in range(200)]
+    add(index, "a", keys)
+
+    assert found_in(index, [keys[150], (1 << 40, 200)]) == [(keys[150], "a", 150)]
+
+
+def test_more_matches_than_wanted_keys_are_all_found(tmp_path: Path) -> None:
+    index, key = KeyIndex(tmp_path, TABLE), (5, 6)
+    add(index, "a", [key] * 1_000)
+
+    assert [row for _, _, row in found_in(index, [key])] == list(range(1_000))
+
+
+def test_each_of_many_random_keys_is_found_once_and_an_absent_one_is_not() -> None:
+    index, keys = KeyIndex(None, TABLE, on_disk=1_000), random_keys(20_000)
+    for first in range(0, len(keys), 2_500):
+        add(index, str(first), keys[first : first + 2_500])
+
+    assert [key for key, _, _ in found_in(index, keys)] == sorted(keys)
+    assert found_in(index, random_keys(1_000, seed=2)) == []
+    index.close()
+
+
+def test_an_empty_index_finds_nothing() -> None:
+    index = KeyIndex(None, TABLE)
+    assert found_in(index, KEYS) == []
+    index.add({})
+    add(index, "without rows", [])
+
+    assert found_in(index, KEYS) == found_in(index, []) == []
+    assert set(index.files) == {"without rows"}
+    index.close()
+
+
+def _cut(folder: Path) -> None:
+    file = run_files(folder)[0]
+    file.write_bytes(file.read_bytes()[:-24])
+
+
+def _flip(at: int) -> Callable[[Path], None]:
+    def flip(folder: Path) -> None:
+        file = run_files(folder)[0]
+        content = bytearray(file.read_bytes())
+        content[at % len(content)] ^= 1
+        file.write_bytes(content)
+
+    return flip
+
+
+def _lose(folder: Path) -> None:
+    run_files(folder)[0].unlink()
+
+
+def _swap(folder: Path) -> None:
+    with TemporaryDirectory() as elsewhere:
+        other = KeyIndex(Path(elsewhere), TABLE)
+        add(other, "a", random_keys(10, seed=3))
+        other.close()
+        shutil.copy(run_files(Path(elsewhere))[0], run_files(folder)[0])
+
+
+def _rewrite_manifest(change: Callable[[str], str]) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        manifest = folder / MANIFEST
+        manifest.write_text(change(manifest.read_text(encoding="utf-8")), encoding="utf-8")
+
+    return rewrite
+
+
+def _with_checksum(**changed: object) -> Callable[[str], str]:
+    def rewritten(text: str) -> str:
+        content = json.dumps(json.loads(text.partition("\n")[2]) | changed)
+        return f"{zlib.crc32(content.encode()):08x}\n{content}"
+
+    return rewritten
+
+
+def _no_text(folder: Path) -> None:
+    (folder / MANIFEST).write_bytes(b"\xff\xfe\n{}")
+
+
+def _manifest_folder(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+    (folder / MANIFEST / "below").mkdir(parents=True)
+
+
+DAMAGES = {
+    "truncated run": _cut,
+    "flipped first byte": _flip(0),
+    "flipped low word": _flip(90),
+    "flipped last byte": _flip(-1),
+    "missing run": _lose,
+    "run of another index": _swap,
+    "truncated manifest": _rewrite_manifest(lambda text: text[:-3]),
+    "empty manifest": _rewrite_manifest(lambda _: ""),
+    "altered manifest": _rewrite_manifest(lambda text: text.replace('"a"', '"b"')),
+    "manifest of another table": _rewrite_manifest(_with_checksum(table="table 2")),
+    "manifest of another format": _rewrite_manifest(_with_checksum(format=2)),
+    "manifest that is no text": _no_text,
+    "manifest that is a folder": _manifest_folder,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_index_begins_again_and_leaves_no_file(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    keys, index = random_keys(10), KeyIndex(tmp_path, TABLE)
+    add(index, "a", keys)
+    index.close()
+    damage(tmp_path)
+    with capture_logs() as logs:
+        opened = KeyIndex(tmp_path, TABLE)
+
+    assert [entry["log_level"] for entry in logs] == ["warning"]
+    assert (opened.files, opened.entries) == ({}, 0)
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+    add(opened, "a", keys[:5])
+    opened.close()
+    assert len(found_in(KeyIndex(tmp_path, TABLE), keys)) == 5
+
+
+def test_files_without_a_manifest_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "a.run").write_bytes(bytes(48))
+    (tmp_path / f".{MANIFEST}.tmp").write_text("{")
+    index = KeyIndex(tmp_path, TABLE)
+
+    assert index.files == {}
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_second_index_of_a_folder_works_in_a_temporary_folder(tmp_path: Path) -> None:
+    first, keys = KeyIndex(tmp_path, TABLE, ON_DISK), random_keys(12)
+    add(first, "a", keys[:6])
+    second = KeyIndex(tmp_path, TABLE, ON_DISK)
+    before = sorted(file.name for file in tmp_path.iterdir())
+    for number in range(2):
+        add(second, str(number), keys[number * 6 : number * 6 + 6])
+    second.close()
+
+    assert sorted(file.name for file in tmp_path.iterdir()) == before
+    assert not second._folder.exists()
+    first.close()
+    assert set(KeyIndex(tmp_path, TABLE, ON_DISK).files) == {"a"}
+
+
+def test_an_index_without_a_folder_leaves_nothing_behind() -> None:
+    index, keys = KeyIndex(None, TABLE, ON_DISK), random_keys(12)
+    for number in range(2):
+        add(index, str(number), keys[number * 6 : number * 6 + 6])
+    index._end_merge()
+    assert run_files(index._folder) != []
+    index.close()
+
+    assert not index._folder.exists()
+
+
+def test_an_index_whose_folder_vanishes_finds_everything_and_warns_once(tmp_path: Path) -> None:
+    folder, keys = tmp_path / "index", random_keys(60)
+    index = KeyIndex(folder, TABLE, ON_DISK)
+    shutil.rmtree(folder)
+    folder.write_text("a file", encoding="utf-8")
+    with capture_logs() as logs:
+        for number in range(10):
+            add(index, str(number), keys[number * 6 : number * 6 + 6])
+            index._end_merge()
+        assert len(found_in(index, keys)) == len(keys)
+        index.close()
+
+    assert [entry["log_level"] for entry in logs] == ["warning"]
+
+
+def test_an_index_whose_folder_cannot_be_made_works_in_a_temporary_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
+    index, keys = KeyIndex(tmp_path / "file", TABLE, ON_DISK), random_keys(6)
+    add(index, "a", keys)
+
+    assert len(found_in(index, keys)) == len(keys)
+    index.close()
+
+
+@pytest.fixture(name="full")
+def _full(tmp_path: Path) -> Iterator[Path]:
+    """A full file system with the folder of a closed index, of which file "a" has the first 6 random keys."""
+    with small_file_system(tmp_path / "small") as place:
+        index = KeyIndex(place / "index", TABLE, ON_DISK)
+        add(index, "a", random_keys(6))
+        index.close()
+        with (place / "ballast").open("wb", buffering=0) as ballast:
+            ballast.truncate(0)
+            while _writes(ballast.write):
+                pass
+        yield place
+
+
+def _writes(write: Callable[[bytes], int]) -> bool:
+    try:
+        return write(bytes(1 << 16)) > 0
+    except OSError:
+        return False
+
+
+def test_an_index_on_a_full_disk_finds_everything_and_later_begins_with_what_was_written(full: Path) -> None:
+    keys = random_keys(10_000)
+    index = KeyIndex(full / "index", TABLE, ON_DISK)
+    for number in range(1, 4):
+        add(index, str(number), keys[number * 2_000 : number * 2_000 + 2_000])
+        index._end_merge()
+    assert len(found_in(index, keys)) == 6 + 6_000
+    index.close()
+    assert len(run_files(full / "index")) == 1
+    (full / "ballast").unlink()
+    reopened = KeyIndex(full / "index", TABLE, ON_DISK)
+
+    assert found_in(reopened, keys) == sorted((key, "a", row) for row, key in enumerate(keys[:6]))
+    add(reopened, "b", keys[6:20])
+    reopened.close()
+    assert len(run_files(full / "index")) <= 2
