@@ -50,6 +50,8 @@ class SinkLoop:
         self._schemas: dict[int, TableSchema] = {}
         self._lock = RLock()
         self._drained = False
+        self.batch_began = 0.0
+        """Time at which the last batch began, on the monotonic clock."""
         self.needs_reopen = False
         """Whether a stopped table can continue. The runner then reopens the sink, and the table catches up."""
 
@@ -84,13 +86,18 @@ class SinkLoop:
     def advance(self) -> None:
         """Apply the next changes of the log in this process.
 
-        The method does nothing if these changes need Spark, or if a table is behind the sink's position.
+        The method does nothing if these changes need Spark, if a table is behind the sink's position, or if
+        another thread applies a batch.
         """
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             self._log.refresh()
             end = self._log.latest_boundary(self.position, SMALL)
             if not self.lagging_tables and self._fold.is_small(self.position, end):
                 self(None, end)
+        finally:
+            self._lock.release()
 
     def __call__(self, rows: DataFrame | None, end: Position) -> None:
         """Apply the rows of the log from the sink's position to `end`, usually as one batch.
@@ -137,7 +144,7 @@ class SinkLoop:
         self._pool.shutdown()
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
-        began = time.monotonic()
+        began = self.batch_began = time.monotonic()
         concerned = sorted({*batch.relations, *self.quarantine.requested_relations})
         affected = [relation for relation in concerned if not self._is_failed(relation)]
         self.needs_reopen = self.needs_reopen or any(self._can_resume(r, batch.controls[r]) for r in batch.controls)

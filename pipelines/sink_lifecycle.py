@@ -1,7 +1,8 @@
 """The runner of a sink: a state machine that opens the sink, applies the log to it, and opens it again after a failure.
 
-A sink does not wait for Spark. Until the first batch of its streaming query begins, the runner itself applies ranges of
-the log. Such a range must be small enough to be folded and merged in this process.
+A sink does not wait for Spark: the runner itself applies ranges of the log that are small enough to be folded and
+merged in this process. The streaming query looks for larger ranges at an interval. A batch of the query whose range was
+applied meanwhile does nothing.
 
     state            sink     what a step does
     ---------------  -------  ------------------------------------------------------------------------
@@ -13,7 +14,7 @@ the log. Such a range must be small enough to be folded and merged in this proce
     AWAITING_SPARK   open     start the query when the session is there: the next range needs it
     WARMING          open     apply small ranges until the first batch of the query begins
     AWAITING_BATCH   open     nothing: the next range needs Spark, and the first batch has not begun
-    STREAMING        open     nothing: Spark calls the loop
+    STREAMING        open     apply small ranges; Spark applies larger ones
 
                       OPENED             RANGE_NEEDS_SPARK
       CLOSED ───────────────▶ DIRECT ───────────────────▶ AWAITING_SPARK
@@ -106,7 +107,7 @@ OPEN: Final = frozenset({State.DIRECT, State.AWAITING_SPARK, State.WARMING, Stat
 """States in which the sink is open."""
 WITH_QUERY: Final = frozenset({State.WARMING, State.AWAITING_BATCH, State.STREAMING})
 """States in which a streaming query has been started."""
-_APPLIES_DIRECTLY: Final = frozenset({State.DIRECT, State.WARMING})
+_APPLIES_DIRECTLY: Final = frozenset({State.DIRECT, State.WARMING, State.STREAMING})
 _BEFORE_FIRST_BATCH: Final = frozenset({State.WARMING, State.AWAITING_BATCH})
 _AWAITS_SPARK: Final = frozenset({State.AWAITING_SPARK, State.AWAITING_BATCH})
 
@@ -225,16 +226,13 @@ class SinkRunner:
             self._step_open()
 
     def apply_small_range(self) -> bool:
-        """Apply the next range of the log, unless it needs Spark or the streaming query has begun its first batch.
-
-        Returns whether the position advanced.
-        """
+        """Apply the next range, unless the range needs Spark; return whether the position advanced."""
         opened = self._opened
         if opened is None:
             return False
         if opened.has_first_batch and self._state in _BEFORE_FIRST_BATCH:
             self._fire(Event.FIRST_BATCH)
-        if self._state not in _APPLIES_DIRECTLY or opened.is_throttled:
+        if self._state not in _APPLIES_DIRECTLY or opened.is_throttled or not opened.is_batch_due:
             return False
         before = opened.loop.position
         self._attempt(lambda: self._advance(opened))
@@ -322,7 +320,8 @@ class SinkRunner:
         try:
             opened.loop.advance()
         except SparkAwaited:
-            self._fire(Event.RANGE_NEEDS_SPARK)
+            if self._state is not State.STREAMING:  # otherwise the next batch of the query applies the range
+                self._fire(Event.RANGE_NEEDS_SPARK)
 
     def _attempt(self, act: Callable[[], None]) -> None:
         """Call `act`. If it fails, close the sink and delay the next attempt; after a final error, halt."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +90,14 @@ class SinkParts:
         return self.starting.done() and self.starting.exception() is not None
 
 
+QUERY_INTERVAL: Final = 1.0
+"""Minimum seconds between the starts of two batches of a streaming query, unless a batch takes longer. Small ranges do
+not wait for it, because the runner applies them; planning a batch takes Spark 0.2 s of both cores.
+"""
+KEY_INDEXES: Final = "key-index"
+"""Folder of the key indexes of all Delta sinks, next to the checkpoints of their streaming queries."""
+
+
 class OpenedSink:
     """One opened sink with its loop, its streaming query and its registration, which are closed together."""
 
@@ -100,7 +109,8 @@ class OpenedSink:
         progress: SinkFigures,
     ) -> None:
         self._definition, self._settings, self._parts, self._progress = definition, sink, parts, progress
-        self.sink = build_sink(sink)
+        checkpoint = definition.spark.checkpoint.removeprefix("file://")
+        self.sink = build_sink(sink, f"{checkpoint}/{KEY_INDEXES}/{sink.name}" if checkpoint else None)
         try:
             if parts.starting.done():
                 self.sink.attach(parts.starting.result())
@@ -127,6 +137,11 @@ class OpenedSink:
     def is_throttled(self) -> bool:
         """Whether the next batch has to wait because earlier batches rewrote too many bytes per second."""
         return self._throttle is not None and self._throttle.is_waiting
+
+    @property
+    def is_batch_due(self) -> bool:
+        """Whether the batch interval of the definition has passed since the last batch began."""
+        return time.monotonic() - self.loop.batch_began >= self._definition.spark.trigger
 
     @property
     def has_stopped_query(self) -> bool:
@@ -169,7 +184,7 @@ class OpenedSink:
             # on this machine, even if a cluster has another default store; unquoted, because Hadoop does not decode %20
             .option("checkpointLocation", f"file://{self._checkpoint}")
             .queryName(f"{self._definition.name}-{self._settings.name}")
-            .trigger(processingTime=f"{int(self._definition.spark.trigger * 1000)} milliseconds")
+            .trigger(processingTime=f"{int(max(self._definition.spark.trigger, QUERY_INTERVAL) * 1000)} milliseconds")
             .start()
         )
 
