@@ -111,7 +111,7 @@ class IndexedTable:
         written: tuple[pa.Table, list[NewFile]] | None = None
         for attempt in range(ATTEMPTS):
             if attempt:
-                self._read_conflict()
+                self._read_conflict(marker)
             self.index_new_files()
             found = self._live_matches(self.index.find(hashes), numbers)
             found, stays = self._later_matches(rows, found)
@@ -155,12 +155,18 @@ class IndexedTable:
         """Save the index."""
         self.index.close()
 
-    def _read_conflict(self) -> None:
-        """Read the commit of another client that came first; raises MetadataChanged if it changed the columns."""
+    def _read_conflict(self, marker: Action) -> None:
+        """Read the commits of another client that came first.
+
+        Raises MetadataChanged if they changed the columns, and CommitFailedError if they have a `txn` with the
+        application id of `marker`: another driver may have merged the same range.
+        """
         known = self.files.metadata, self.files.protocol
-        self.read_commits()
+        actions = self.files.advance()
         if (self.files.metadata, self.files.protocol) != known:
             raise MetadataChanged("another client changed columns, properties or features of the table")
+        if any(action.get("txn", {}).get("appId") == marker["txn"]["appId"] for action in actions):
+            raise CommitFailedError("another driver committed rows of the same table")
 
     def _index_files(self, paths: Sequence[str]) -> None:
         """Add data files to the index, with all rows, because a RESTORE can undelete some."""

@@ -341,6 +341,15 @@ def test_a_change_of_metadata_between_plan_and_commit_is_refused(
     assert items_in(table) == [(1, "A"), (2, "b")]
 
 
+def test_a_driver_whose_range_another_driver_merged_first_merges_nothing(two: VectorTable) -> None:
+    """A row without a key would otherwise be there twice."""
+    table = with_others(two, lambda: VectorTable(two.uri).merge(upsert(2, id=3, item="c")))
+    with pytest.raises(CommitFailedError, match="another driver"):
+        table.merge_unread(upsert(2, id=3, item="c"))
+
+    assert items_in(table) == [(1, "a"), (2, "b"), (3, "c")]
+
+
 def test_commits_of_others_during_every_attempt_are_refused_and_nothing_changes(two: VectorTable) -> None:
     table = with_others(two, *(lambda: commit(two.uri) for _ in range(ATTEMPTS)))
     with pytest.raises(CommitFailedError, match="each attempt"):
