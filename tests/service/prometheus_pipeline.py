@@ -151,6 +151,11 @@ class Prometheus:
         answer = httpx.get(f"http://127.0.0.1:{self._port}/api/v1/alerts", timeout=10).json()
         return {alert["labels"]["alertname"] for alert in answer["data"]["alerts"] if alert["state"] == "firing"}
 
+    def has_sample(self, metric: str) -> bool:
+        """Whether it has a value of a metric: without a first value, a counter does not increase."""
+        answer = httpx.get(f"http://127.0.0.1:{self._port}/api/v1/query", params={"query": metric}, timeout=10).json()
+        return bool(answer["data"]["result"])
+
     @property
     def is_up(self) -> bool:
         """Whether it answers."""

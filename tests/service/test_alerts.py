@@ -228,6 +228,7 @@ def test_an_alert_fires_while_its_situation_lasts_and_ends_with_it(
     alert: str, pipeline: Pipeline, prometheus: Prometheus
 ) -> None:
     until(lambda: alert not in prometheus.firing(), f"{alert} to be quiet before", seconds=SOON)
+    until(lambda: prometheus.has_sample("cdc_errors_total"), "a first value of each counter", seconds=SOON)
     with SITUATIONS[alert](pipeline):
         until(lambda: alert in prometheus.firing(), f"{alert} to fire", seconds=SOON)
     until(lambda: alert not in prometheus.firing(), f"{alert} to end", seconds=SOON)

@@ -338,7 +338,7 @@ class IndexedTable:
             )
         except FileExistsError:
             return False
-        for path in removed:  # a RESTORE may bring the file back after a merge of runs dropped its entries
+        for path in removed:  # if a RESTORE adds the file again, a merge of runs may have dropped its entries
             self.index.forget(path)
         hit("delta_indexed_after_commit")
         return True
