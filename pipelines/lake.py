@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cdc.config import DeltaSinkDefinition
 from cdc.position import Position
-from cdc.stores.lake import Lake, Moment, ReadAt, aliases, parse_at, tables_by_shared_target
+from cdc.stores.lake_reader import Lake, Moment, ReadAt, aliases, parse_at, tables_by_shared_target
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.target_rule_changes import TargetRules
 from cdc.target_names import RELATION_COLUMN

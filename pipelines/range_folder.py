@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc.failpoint import hit
-from cdc.log.ranges import TableSelection
+from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader, read_file
 from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS
 from cdc.position import Position

@@ -20,8 +20,8 @@ TOP_LEVEL = {
 GENERATED = {".git", "uv.lock"}
 PURE = (
     "cdc.lsn", "cdc.position", "cdc.table", "cdc.log_row", "cdc.errors", "cdc.metrics",
-    "cdc.target_names", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.ranges", "pipelines.folding.fold_inputs",
-    "pipelines.folding.fold", "pipelines.types",
+    "cdc.target_names", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.file_selection",
+    "pipelines.folding.fold_inputs", "pipelines.folding.fold", "pipelines.types",
 )  # fmt: skip
 # the policy for text that is not UTF-8 is an enumeration of a definition; the compiler of kernels caches them on disk
 PURE_MAY_ALSO = ("cdc.config.source", "cdc.numba_cache")

@@ -37,7 +37,7 @@ from cdc.lsn import Lsn
 from cdc.metrics import SNAPSHOT_ROWS, Metrics
 from cdc.pgoutput.copy_decoder import Lines
 from cdc.position import Position
-from cdc.postgres.chunk_snapshot import table_sizes
+from cdc.postgres.chunk_queries import table_sizes
 from cdc.postgres.column_identity import EPOCH_SHIFT, UNPROVED
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import begin_snapshot, lock_tables

@@ -170,7 +170,7 @@ def _find_parked_row(definition: Definition, letter: DeadLetter) -> tuple[Parked
 
     Returns (None, {}) if the row is no longer parked.
     """
-    from cdc.stores.lake import Lake
+    from cdc.stores.lake_reader import Lake
     from cdc.stores.target_rule_changes import TargetRules
     from cdc.table import TableSchema
 
@@ -201,7 +201,7 @@ def _read_parked_rows(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple
         index = SearchIndex.open(sink.path)
         return index.published, index.parked()
     from cdc.stores.dead_letter_rows import read_parked
-    from cdc.stores.lake import Lake
+    from cdc.stores.lake_reader import Lake
 
     record = Lake.open(sink.path).published()
     return record, [] if record is None else read_parked(sink.path, record)

@@ -64,7 +64,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     definition = load_definition(config)
     if context.obj.owns_process:
         deny_file_writes()  # the second barrier; the first is the engine's parser
-    from cdc.stores.lake import Lake, ReadAt, parse_at
+    from cdc.stores.lake_reader import Lake, ReadAt, parse_at
     from cdc.stores.target_rule_changes import TargetRules
 
     read_at = parse_at(at)

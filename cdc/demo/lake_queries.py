@@ -10,7 +10,7 @@ from cdc.demo.pipeline_probe import PIPELINE
 from cdc.demo.workspace import Workspace
 from cdc.lsn import Lsn
 from cdc.position import Position
-from cdc.stores.lake import Lake, ReadAt
+from cdc.stores.lake_reader import Lake, ReadAt
 from cdc.stores.published_record import Published
 
 

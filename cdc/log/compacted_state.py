@@ -19,7 +19,7 @@ from deltalake.transaction import AddAction
 from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
-from cdc.log import removal_records
+from cdc.log import files_awaiting_vacuum
 from cdc.log.disk_format import (
     CHANGES,
     COMPACTED,
@@ -172,7 +172,7 @@ class CompactedWriter:
         used = {segment_of(place.name) for place in path.glob("segment=*")}
         if not self._has_cleaned_up:
             self._has_cleaned_up = True
-            removed = removal_records.segments_with_removed_files(self._root, COMPACTED)
+            removed = files_awaiting_vacuum.segments_with_removed_files(self._root, COMPACTED)
             kept = {run.number for run in self.runs} | removed
             if uncommitted := used - kept:
                 # their writer may still run: this commit fences it
@@ -222,7 +222,7 @@ class CompactedWriter:
         added = [self._added(file, horizon) for file in written]
         self._sync(written)
         removed = {self._relative(file): file.size for run in replaced for file in run.files}
-        removal_records.record_removal(self._root, COMPACTED, removed, self._state.version + 1)
+        files_awaiting_vacuum.record_removal(self._root, COMPACTED, removed, self._state.version + 1)
         self._fenced.commit(
             [*added, *(FencedTable.removed(name, size) for name, size in removed.items())],
             int(horizon),
@@ -254,7 +254,7 @@ class CompactedWriter:
 
     def _remove_files(self, files: Mapping[str, int], horizon: Position, floor: Position) -> None:
         self._fenced.check_ours()
-        removal_records.record_removal(self._root, COMPACTED, files, self._state.version + 1)
+        files_awaiting_vacuum.record_removal(self._root, COMPACTED, files, self._state.version + 1)
         hit("drop_noted")
         self._fenced.commit(
             [FencedTable.removed(name, size) for name, size in files.items()],

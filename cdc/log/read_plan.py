@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cdc.errors import LogTrimmed
-from cdc.log import lost_ranges, ranges
+from cdc.log import file_selection, lost_ranges
 from cdc.log.disk_format import LogFile
 from cdc.position import Position
 
@@ -54,7 +54,7 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
     """
     _check_lost_ranges(view, after, upto)
     if after >= view.oldest or upto <= after:
-        return ranges.overlapping(view.changes, after, upto)
+        return file_selection.overlapping(view.changes, after, upto)
     _check_start(view, after)
     if upto < view.horizon:
         raise LogTrimmed(
@@ -63,7 +63,7 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
             remedy=f"end at {view.horizon!s} or later; if a Spark stream stopped here, "
             "restart it with a new checkpoint",
         )
-    return [*ranges.overlapping(view.compacted, after, view.horizon), *_after_horizon(view, upto)]
+    return [*file_selection.overlapping(view.compacted, after, view.horizon), *_after_horizon(view, upto)]
 
 
 def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
@@ -78,7 +78,7 @@ def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
     """
     _check_lost_ranges(view, after, upto)
     if after >= view.oldest or upto <= after:
-        return HistoryPlan(changes=ranges.overlapping(view.changes, after, upto))
+        return HistoryPlan(changes=file_selection.overlapping(view.changes, after, upto))
     if after:
         raise LogTrimmed(
             f"single changes after {after!s} cannot be read: changes up to {view.oldest!s} are trimmed",
@@ -92,21 +92,21 @@ def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
             remedy=f"start at {view.oldest!s} or later, or end at {view.horizon!s} or later",
         )
     return HistoryPlan(
-        baseline=ranges.overlapping(view.compacted, after, view.horizon), changes=_after_horizon(view, upto)
+        baseline=file_selection.overlapping(view.compacted, after, view.horizon), changes=_after_horizon(view, upto)
     )
 
 
 def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Position:
     """Return the position at which a batch that starts after `after` ends.
 
-    If `after` is at or above `oldest`, the batch ends where `ranges.boundary` says. Otherwise it ends at the horizon,
-    or at the durable position if `max_rows` is None. A batch that contains lost rows ends at the record of their loss
-    or later. Raises LogTrimmed if no batch can start after `after`.
+    If `after` is at or above `oldest`, the batch ends where `file_selection.boundary` says. Otherwise it ends at
+    the horizon, or at the durable position if `max_rows` is None. A batch that contains lost rows ends at the
+    record of their loss or later. Raises LogTrimmed if no batch can start after `after`.
     """
     if after >= view.durable:
         return after
     if after >= view.oldest:
-        end = ranges.boundary(view.changes, after, view.durable, max_rows)
+        end = file_selection.boundary(view.changes, after, view.durable, max_rows)
     else:
         _check_start(view, after)
         end = view.durable if max_rows is None else view.horizon
@@ -142,7 +142,7 @@ def is_late(after: Position, oldest: Position, floor: Position) -> bool:
 
 
 def _after_horizon(view: LogSnapshot, upto: Position) -> list[LogFile]:
-    newer = ranges.overlapping(view.changes, view.horizon, upto)
+    newer = file_selection.overlapping(view.changes, view.horizon, upto)
     return [replace(file, skip_upto=view.horizon) if file.first <= view.horizon else file for file in newer]
 
 

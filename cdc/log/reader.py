@@ -30,9 +30,9 @@ from cdc.log.disk_format import (
     log_file_of_action,
     trimmed_id,
 )
+from cdc.log.file_selection import EVERY_ROW, TableSelection
 from cdc.log.object_path import BucketPath, Root, as_root, storage_errors
 from cdc.log.parquet_check import unreadable_file_error
-from cdc.log.ranges import EVERY_ROW, TableSelection
 from cdc.log.table_io import (
     can_read_in_threads,
     is_table,

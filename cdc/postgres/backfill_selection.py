@@ -20,7 +20,7 @@ import psycopg
 from psycopg import sql
 
 from cdc.errors import CdcError, ConfigError, Reaction, SourceError, SourceUnreachable, UnknownRelation
-from cdc.postgres.chunk_snapshot import row_filter
+from cdc.postgres.chunk_queries import row_filter
 from cdc.postgres.copy import from_clause
 from cdc.postgres.sqlstate import classify, map_errors
 from cdc.table import TableSchema

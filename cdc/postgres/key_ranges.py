@@ -15,7 +15,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from cdc.postgres.chunk_snapshot import row_filter
+from cdc.postgres.chunk_queries import row_filter
 from cdc.postgres.copy import copy_rows, from_clause, select_table
 from cdc.postgres.sql_ascii import is_sql_ascii
 from cdc.postgres.sqlstate import map_errors

@@ -25,7 +25,7 @@ from typing import Any, Final
 from cdc.errors import CdcError, Reaction
 from cdc.position import Position
 from cdc.postgres.backfill_selection import check_keys, check_predicate
-from cdc.postgres.chunk_snapshot import KeyBounds, estimate_rows, stored_tables, table_sizes
+from cdc.postgres.chunk_queries import KeyBounds, estimate_rows, stored_tables, table_sizes
 from cdc.postgres.connection import cancel_statement
 from cdc.postgres.publication import published_schema, wait_for_older_transactions
 from cdc.snapshot.backfill_requests import BackfillRequest, BackfillState, TableBackfillState

@@ -15,7 +15,7 @@ from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
-from cdc.postgres.chunk_snapshot import BlockRange, KeyBounds, StoredTable
+from cdc.postgres.chunk_queries import BlockRange, KeyBounds, StoredTable
 from cdc.snapshot.backfill_requests import Blocks, TableBackfillState
 
 FIRST_ROWS: Final = 5_000

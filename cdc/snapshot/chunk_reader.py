@@ -23,7 +23,7 @@ from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
 from cdc.postgres.backfill_selection import bounded_read, missing_keys
-from cdc.postgres.chunk_snapshot import (
+from cdc.postgres.chunk_queries import (
     BlockRange,
     block_range_query,
     has_columns,

@@ -18,7 +18,7 @@ from uuid import uuid4
 from cdc.errors import ConfigError, SnapshotInvalidated
 from cdc.log_row import LOG_SCHEMA, WATERMARK_PREFIX
 from cdc.position import Position
-from cdc.postgres.chunk_snapshot import replay_lag
+from cdc.postgres.chunk_queries import replay_lag
 from cdc.postgres.column_identity import EPOCH_SHIFT
 from cdc.postgres.logical_messages import emit_message
 from cdc.snapshot.watermark_window import Chunk, PlacedRows, WatermarkWindows

@@ -19,7 +19,7 @@ from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file
 from cdc.log_row import Operation
 from cdc.position import Position
-from cdc.postgres.chunk_snapshot import open_transactions
+from cdc.postgres.chunk_queries import open_transactions
 
 CLOCK_SLACK: Final = timedelta(minutes=1)
 """Maximum time by which a commit timestamp may be lower than the timestamp of an earlier commit."""

@@ -11,7 +11,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.errors import SinkUnavailable, TargetUnusable
-from cdc.stores.lake import Lake
+from cdc.stores.lake_reader import Lake
 from cdc.stores.table_features import features_in_error
 
 LOG_ID: Final = "cdc.log_id"

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.log.disk_format import LogFile
-from cdc.log.ranges import TableSelection
+from cdc.log.file_selection import TableSelection
 from cdc.log.reader import read_file, stream_file
 from cdc.log_row import ROW_OPERATIONS, Operation
 from cdc.position import Position

@@ -34,7 +34,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from cdc.log.disk_format import LogFile
-from cdc.log.ranges import split
+from cdc.log.file_selection import split
 from cdc.log.reader import read_file
 from cdc.position import Position
 from cdc.table import TableState

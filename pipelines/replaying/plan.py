@@ -13,7 +13,7 @@ from cdc.errors import ConfigError, SinkUnavailable
 from cdc.log import queries
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.lake import Lake
+from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import Published
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import exact_glob, matches_name

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from cdc.config.object_store import Storage, log_root
 from cdc.errors import InvalidDefinition, LogTrimmed
 from cdc.log import queries
-from cdc.log.ranges import TableSelection
+from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.table import exact_glob, matches

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from cdc.errors import InvalidDefinition
 from cdc.log.disk_format import LogFile
-from cdc.log.ranges import TableSelection, split
+from cdc.log.file_selection import TableSelection, split
 from cdc.log.read_plan import HistoryPlan
 from cdc.log.reader import LogReader, RowSpan, read_file, row_spans, select_rows, stream_file
 from cdc.log_row import LOG_SCHEMA, Operation

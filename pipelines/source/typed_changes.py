@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from cdc.errors import InvalidDefinition, SchemaNotApplicable
-from cdc.log.ranges import TableSelection
+from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
 from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.position import ChangePosition, Position

@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 
 from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import PositionNotReached
-from cdc.log.ranges import TableSelection
+from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.postgres.key_ranges import Digest, KeyRange
-from cdc.stores.lake import Lake
+from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableSchema

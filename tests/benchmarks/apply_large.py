@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.settings import DeltaSettings, Writer

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.log.disk_format import LogFile
-from cdc.log.ranges import TableSelection
+from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
 from cdc.log.retention import Retention
 from cdc.log.retention_worker import REWRITE_EVERY, RetentionWorker

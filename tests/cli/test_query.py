@@ -216,8 +216,8 @@ def test_the_nearest_table_is_named(definition: Path, capsys: pytest.CaptureFixt
 
 UNPARSED = """
 import sys
-from cdc.stores import lake
-lake.require_query = lambda builder, sql: None
+from cdc.stores import lake_reader
+lake_reader.require_query = lambda builder, sql: None
 from cdc.__main__ import main
 sys.exit(main())
 """

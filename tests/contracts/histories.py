@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from cdc.config import SinkRule, TableSettings, TargetMode
 from cdc.config.sinks import HistoryMode
 from cdc.position import Position
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.table import ReplicaIdentity, TableSchema
 from pipelines.folding.every_change import every_change
 from pipelines.folding.fold import fold

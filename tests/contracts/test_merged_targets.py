@@ -17,8 +17,8 @@ from deltalake import DeltaTable
 from cdc.config import SchemaChanges, SinkRule
 from cdc.errors import CutUnavailable, SchemaNotApplicable, TransformFailed
 from cdc.position import Position
-from cdc.stores.lake import Lake as Reading
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import Lake as Reading
+from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import Column, TableSchema, TableState
 from pipelines.sinks.delta.schema_evolution import ColumnChange

@@ -22,7 +22,7 @@ from cdc.errors import (
     SinkOfAnotherLog,
     ValueNotRepresentable,
 )
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableState
 from pipelines.sinks.contract import Published, Sink, TableBatch, TableRecord, TargetState

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
-from cdc.log import consumers, removal_records
+from cdc.log import consumers, files_awaiting_vacuum
 from cdc.log.checkpoint import KEEP
 from cdc.log.consumers import Consumer
 from cdc.log.disk_format import CHANGES, COMPACTED
@@ -126,7 +126,9 @@ def assert_lived(root: Path) -> None:
     held = {file.path for file in log.every_file()}
     held |= {file.path for file in ([] if log.compacted is None else log.compacted.files)}
     noted = {
-        str(root / note.table / path) for note in removal_records.list_removals(root).values() for path in note.paths
+        str(root / note.table / path)
+        for note in files_awaiting_vacuum.list_removals(root).values()
+        for path in note.paths
     }
     on_disk = {str(file) for name in (CHANGES, COMPACTED) for file in (root / name).glob("segment=*/*.parquet")}
     assert on_disk - held - noted == set()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from cdc.config import SinkRule
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published
 from cdc.table import TableSchema
 from pipelines.folding.fold import fold

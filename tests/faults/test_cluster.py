@@ -30,7 +30,7 @@ from cdc.log.reader import LogReader, read_file
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.service.background_jobs import ReplayJobs
-from cdc.stores.lake import Lake
+from cdc.stores.lake_reader import Lake
 from pipelines.compaction.compact import compact
 from pipelines.folding.fold import fold
 from pipelines.runtime.session import SparkSettings, delta_jars

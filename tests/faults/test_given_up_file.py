@@ -14,7 +14,7 @@ from cdc.log.disk_format import LogFile
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.backfill_requests import BackfillRequest
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.table import TableState
 from tests.cli.command import spawn
 from tests.faults.capture import Captured

@@ -21,7 +21,7 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_requests import BACKFILL
 from cdc.snapshot.chunk_reader import CHUNKS_AHEAD
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.table import TableState
 from tests.cli.command import spawn
 from tests.faults.capture import fold

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from cdc.failpoint import VARIABLE
 from cdc.position import Position
-from cdc.stores.lake import Lake, read_target
+from cdc.stores.lake_reader import Lake, read_target
 from cdc.target_names import published_uri
 from pipelines.sinks.delta.maintenance import COMPACT_ABOVE
 from pipelines.sinks.delta.published_table import CLEAN_EVERY

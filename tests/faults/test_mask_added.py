@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from cdc.stores.lake import Lake
+from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import TableRecord, TargetState
 from tests.cli.command import Outcome, spawn
 from tests.fixtures import forked

@@ -12,7 +12,7 @@ import pytest
 
 from cdc.capture.startup_checks import find_problems
 from cdc.errors import LogError
-from cdc.postgres.chunk_snapshot import replay_lag
+from cdc.postgres.chunk_queries import replay_lag
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.snapshot.backfill_requests import BackfillRequest

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.log.disk_format import PARQUET, LogFile
-from cdc.log.ranges import TableSelection
+from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader, read_file
 from cdc.log.writer import LogWriter
 from cdc.log_row import LOG_SCHEMA

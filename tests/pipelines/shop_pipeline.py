@@ -15,7 +15,7 @@ from cdc.config import Definition, load_definition
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
-from cdc.stores.lake import Lake, read_target
+from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableSchema
 from pipelines.apply import SinkLoop

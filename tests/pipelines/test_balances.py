@@ -17,7 +17,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.embedded_server import find_binaries
 from cdc.snapshot.backfill_requests import BackfillRequest
-from cdc.stores.lake import Lake, read_target
+from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import Published, TargetState
 from cdc.table import TableState
 from pipelines.apply import SinkLoop

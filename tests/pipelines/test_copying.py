@@ -15,7 +15,7 @@ from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
-from cdc.stores.lake import Lake, read_target
+from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableState

@@ -16,7 +16,7 @@ from cdc.catalog import Catalog
 from cdc.errors import SinkUnavailable
 from cdc.log.reader import LogReader
 from cdc.snapshot.backfill_requests import BACKFILL
-from cdc.stores.lake import Lake, read_target
+from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import TableRecord
 from cdc.stores.search_index_reader import SearchIndex
 from pipelines.apply import SinkLoop

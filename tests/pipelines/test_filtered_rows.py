@@ -9,7 +9,7 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.config import DeadLetterSettings
 from cdc.log.reader import LogReader
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests

@@ -15,7 +15,7 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.config.sinks import HistoryMode
 from cdc.log.reader import LogReader
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import TargetState
 from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder

@@ -13,7 +13,7 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.lake import Lake, read_target
+from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import TableRecord, TargetState
 from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder

@@ -10,7 +10,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from cdc.postgres.chunk_snapshot import BlockRange, StoredTable
+from cdc.postgres.chunk_queries import BlockRange, StoredTable
 from cdc.postgres.tables import TableName
 from cdc.snapshot.backfill_requests import TableBackfillState
 from cdc.snapshot.chunk_plan import BlockPlan, ChunkLimits, ChunkRange, ChunkResult

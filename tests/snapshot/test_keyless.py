@@ -19,7 +19,7 @@ from cdc import metrics
 from cdc.log_row import LOG_SCHEMA, WATERMARK_PREFIX
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk_snapshot import Visibility, snapshot_transaction
+from cdc.postgres.chunk_queries import Visibility, snapshot_transaction
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_table
 from cdc.postgres.embedded_server import EmbeddedPostgres

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc.errors import LogCorrupt
-from cdc.log import consumers, epoch_and_slot_records, removal_records
+from cdc.log import consumers, epoch_and_slot_records, files_awaiting_vacuum
 from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo, LogIdentity, commit_file, floor_id, trimmed_id
@@ -264,7 +264,11 @@ def _source_faults(changes: _Table, wanted: str | None) -> Iterator[AuditFinding
 
 def _other_file_faults(root: Root, end: Position) -> Iterator[AuditFinding]:
     """Yield findings about unreadable small files of the log, and about consumers that are ahead of the log."""
-    for read in (consumers.list_consumers, removal_records.list_removals, epoch_and_slot_records.read_pending_epoch):
+    for read in (
+        consumers.list_consumers,
+        files_awaiting_vacuum.list_removals,
+        epoch_and_slot_records.read_pending_epoch,
+    ):
         try:
             read(root)
         except LogCorrupt as exc:

@@ -22,7 +22,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from cdc.errors import ConfigError, LogCorrupt, LogFenced
 from cdc.failpoint import hit
-from cdc.log import lost_ranges, parquet_check, removal_records
+from cdc.log import files_awaiting_vacuum, lost_ranges, parquet_check
 from cdc.log.audit import delta_tables
 from cdc.log.audit.rows import CommitClaim, FileContents
 from cdc.log.compacted_state import CompactedWriter, read_compacted_state, secured_horizon
@@ -245,7 +245,7 @@ def _commit_loss(root: Root, loss: _Loss) -> None:
         info = replace(info, last=position_behind(info.last), committed_at=time.time_ns() // 1000)
         info = replace(info, rows=len(loss.tables), transactions=1)
         actions.append(_write_rows(fenced, loss.file, _rows(loss, info)))
-    removal_records.record_removal(root, CHANGES, loss.removed, fenced.table.version() + 1)
+    files_awaiting_vacuum.record_removal(root, CHANGES, loss.removed, fenced.table.version() + 1)
     hit("drop_noted")
     fenced.commit(actions, int(info.last), {**info.to_metadata(), "cdc.dropped": loss.file.path})
     hit("drop_committed")

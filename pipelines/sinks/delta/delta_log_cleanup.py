@@ -30,7 +30,7 @@ from cdc import atomic_file
 from cdc.failpoint import hit
 from cdc.log.checkpoint import HINT, checkpoint_at, version_of
 from cdc.log.disk_format import commit_file
-from pipelines.sinks.delta.indexed.live_files import LiveFiles, vector_paths
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles, vector_paths
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 
 _LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d{10}\.\d{10})?\.parquet)\Z")

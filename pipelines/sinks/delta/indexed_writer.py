@@ -30,9 +30,9 @@ from cdc.failpoint import hit
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta.file_statistics import statistics
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
+from pipelines.sinks.delta.indexed.delta_log import Action, LiveFile, LiveFiles, MetadataChanged
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.indexed.key_index import FoundRows, KeyHashes, KeyIndex
-from pipelines.sinks.delta.indexed.live_files import Action, LiveFile, LiveFiles, MetadataChanged
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
 from pipelines.sinks.delta.table_plan import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text

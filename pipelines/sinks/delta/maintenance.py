@@ -31,7 +31,7 @@ from pipelines.sinks.delta.delta_log_cleanup import (
     remove_old_commits,
 )
 from pipelines.sinks.delta.indexed.deletion_vectors import FOLDER as VECTORS
-from pipelines.sinks.delta.indexed.live_files import LiveFiles
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.indexed_writer import refusal
 from pipelines.sinks.delta.published_table import KeptCut

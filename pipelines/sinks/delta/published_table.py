@@ -23,7 +23,7 @@ from cdc.errors import CutUnderOtherRules, SinkFenced, SinkOfAnotherLog
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.cut_retention import kept_cuts
-from cdc.stores.lake import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
+from cdc.stores.lake_reader import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema
 from pipelines.sinks.delta.delta_log_cleanup import is_newest, remove_old_commits

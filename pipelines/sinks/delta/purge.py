@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from cdc.failpoint import hit
 from pipelines.sinks.delta.indexed.deletion_vectors import decode, rows_of
-from pipelines.sinks.delta.indexed.live_files import Action, LiveFile, LiveFiles
+from pipelines.sinks.delta.indexed.delta_log import Action, LiveFile, LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
 
 DELETED: Final = 4

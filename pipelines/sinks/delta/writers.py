@@ -6,7 +6,7 @@ row only if the (position, ordinal) of the change is later. A change replaces a 
 ordinal) is later or equal. An equal pair is the same change: after a crash it is merged again, perhaps under a newer
 schema.
 
-Estimated costs decide which engine merges a batch, see pipelines.sinks.delta.writer_choice.
+Estimated costs decide which engine merges a batch, see pipelines.sinks.delta.writer_costs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pipelines.sinks.delta.spark_target import (
 from pipelines.sinks.delta.table_plan import OP, POSITION_KEY
 from pipelines.sinks.delta.target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.target_layout import TargetLayout, backticked, double_quoted
-from pipelines.sinks.delta.writer_choice import LEARNS_FROM, MergeWork, WriterCosts, WriterDecision, candidates
+from pipelines.sinks.delta.writer_costs import LEARNS_FROM, MergeWork, WriterCosts, WriterDecision, candidates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

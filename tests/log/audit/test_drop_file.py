@@ -9,7 +9,7 @@ import pytest
 
 from cdc.errors import ConfigError, LogCorrupt, LogFenced, LogTrimmed
 from cdc.failpoint import VARIABLE
-from cdc.log import removal_records
+from cdc.log import files_awaiting_vacuum
 from cdc.log.audit.delta_tables import read_log_tables
 from cdc.log.audit.drop_file import DamagedFile, DroppedFile, RecoveryWay, position_behind
 from cdc.log.audit.finding import DamageKind
@@ -177,7 +177,7 @@ def test_the_file_stays_on_the_disk_for_who_still_reads_it(root: Path):
     assert (root / path).exists()
     assert [
         f"changes/{name}"
-        for note in removal_records.list_removals(root).values()
+        for note in files_awaiting_vacuum.list_removals(root).values()
         for name in note.paths
         if name in path
     ] == [path]

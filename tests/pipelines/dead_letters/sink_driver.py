@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from cdc.config import DeadLetterSettings, TableSettings
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.stores.search_index_reader import SearchIndex
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.sinks.contract import ParkingSink, Published, TableBatch, TableRecord

@@ -18,7 +18,7 @@ from cdc.catalog.dead_letter_requests import DeadLetterAction, DeadLetterOutcome
 from cdc.config import SinkRule, TypeSettings
 from cdc.errors import DeadLetterLimitExceeded, MissingBase, ValueNotRepresentable
 from cdc.stores.dead_letter_rows import DeadLetterEntry, read_parked
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.table import TableState
 from pipelines.sinks.contract import Published
 from pipelines.sinks.delta.dead_letters import DeadLetterTable

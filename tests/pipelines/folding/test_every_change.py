@@ -13,7 +13,7 @@ from cdc.catalog import Catalog
 from cdc.config import DeltaSinkDefinition
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published, TargetState
 from pipelines.apply import SinkLoop
 from pipelines.folding.folded_batch import FoldedBatch

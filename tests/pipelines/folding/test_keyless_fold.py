@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import MissingBase, SchemaNotApplicable
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.table import ReplicaIdentity, TableSchema, TableState
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.keyless_fold import net_changes, row_ids

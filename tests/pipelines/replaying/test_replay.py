@@ -17,7 +17,7 @@ from cdc.catalog import Catalog, ProcessReport
 from cdc.config import DeltaSinkDefinition, SchemaChanges, load_definition
 from cdc.errors import ConfigError, SinkInUse
 from cdc.stores.dead_letter_rows import read_parked
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import TargetState
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import Column

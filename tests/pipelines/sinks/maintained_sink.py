@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cdc.position import Position
-from cdc.stores.lake import Lake, read_target
+from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import Published, TableRecord
 from cdc.target_names import published_uri
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings

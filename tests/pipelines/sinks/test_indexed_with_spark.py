@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from pipelines.sinks.contract import Published
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import TableRecord
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.latest_state import LatestState

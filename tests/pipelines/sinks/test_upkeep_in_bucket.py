@@ -7,7 +7,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published
 from cdc.target_names import published_uri
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
 
 from cdc.errors import InvalidDefinition, MalformedLsn, MalformedPosition
-from cdc.log.ranges import TableSelection
+from cdc.log.file_selection import TableSelection
 from cdc.position import Position
 from cdc.table import matches
 from pipelines.source.data_source import LogBatchReader

@@ -10,7 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from cdc.position import Position
-from cdc.stores.lake import Lake
+from cdc.stores.lake_reader import Lake
 from cdc.stores.search_index_reader import SearchIndex
 from pipelines.verification.log_rows import FoldedLog
 from tests.faults.capture import Captured

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from cdc.errors import SinkUnavailable, TargetUnusable
 from pipelines.sinks.contract import TableRecord
-from pipelines.sinks.delta.indexed.live_files import LiveFiles, vector_paths
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles, vector_paths
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.indexed_targets import UNUSED_FOR, IndexedTargets
 from pipelines.sinks.delta.merge_source import source_rows

@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
-from pipelines.sinks.delta.indexed.live_files import LiveFiles, MetadataChanged, commit_path
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles, MetadataChanged, commit_path
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.indexed_writer import ATTEMPTS, refusal
 from pipelines.sinks.delta.table_plan import OP, POSITION_KEY

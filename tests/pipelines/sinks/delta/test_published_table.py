@@ -10,7 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.errors import SinkFenced, SinkOfAnotherLog
 from cdc.position import Position
-from cdc.stores.lake import PUBLISHED_SCHEMA, Lake, list_cuts, read_published
+from cdc.stores.lake_reader import PUBLISHED_SCHEMA, Lake, list_cuts, read_published
 from cdc.stores.published_record import Published, TableRecord
 from cdc.target_names import published_uri
 from pipelines.sinks.delta.published_table import CLEAN_EVERY, PublishedTable

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.errors import Reaction, TargetUnusable
-from cdc.stores.lake import read_target
+from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink

@@ -19,7 +19,7 @@ from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table_plan import POSITION_KEY, RowShape
 from pipelines.sinks.delta.target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.target_layout import TargetLayout, double_quoted
-from pipelines.sinks.delta.writer_choice import (
+from pipelines.sinks.delta.writer_costs import (
     LEARNS_FROM,
     MAX_CANDIDATE_BYTES,
     Factors,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
-from pipelines.sinks.delta.indexed.live_files import Action, LiveFiles
+from pipelines.sinks.delta.indexed.delta_log import Action, LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage, TableStorage
 from pipelines.sinks.delta.indexed_writer import IndexedTable
 from pipelines.sinks.delta.table_plan import OP

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from pipelines.sinks.delta.indexed.live_files import LiveFiles
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import (
     BucketStorage,
     LocalStorage,

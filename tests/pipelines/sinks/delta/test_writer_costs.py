@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.sinks.delta.settings import Writer
-from pipelines.sinks.delta.writer_choice import (
+from pipelines.sinks.delta.writer_costs import (
     LEARNS_FROM,
     MAX_BATCH_BYTES,
     MAX_CANDIDATE_BYTES,

@@ -12,7 +12,7 @@ import pytest
 from cdc.errors import SnapshotInvalidated
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
-from cdc.postgres.chunk_snapshot import KeyBounds, Visibility, estimate_rows, key_range_query, snapshot_transaction
+from cdc.postgres.chunk_queries import KeyBounds, Visibility, estimate_rows, key_range_query, snapshot_transaction
 from cdc.postgres.connection import connect
 from cdc.postgres.copy import copy_rows, lock_tables
 from cdc.postgres.publication import ensure_publication

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
-from pipelines.sinks.delta.indexed.live_files import LiveFile, LiveFiles, LogNotReadable, commit_path, vector_paths
+from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, LogNotReadable, commit_path, vector_paths
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from tests.fixtures.examples import examples
 from tests.pipelines.sinks.added_features import commit

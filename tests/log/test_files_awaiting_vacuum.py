@@ -8,7 +8,7 @@ import pytest
 
 from cdc.errors import LogCorrupt
 from cdc.log.boot_clock import SECOND, BootTimestamp
-from cdc.log.removal_records import (
+from cdc.log.files_awaiting_vacuum import (
     FOLDER,
     RemovedFiles,
     list_removals,

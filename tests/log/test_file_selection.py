@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.log.disk_format import LogFile
-from cdc.log.ranges import MAX_BYTES, boundary, overlapping, split
+from cdc.log.file_selection import MAX_BYTES, boundary, overlapping, split
 from cdc.position import Position
 
 

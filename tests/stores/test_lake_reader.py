@@ -1,4 +1,4 @@
-"""Reading a Delta sink: cdc/stores/lake.py."""
+"""Reading a Delta sink: cdc/stores/lake_reader.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from cdc.errors import ConfigError, CutUnavailable, SinkUnavailable
 from cdc.position import Position
-from cdc.stores.lake import Lake, ReadAt, bind_tables, parse_at
+from cdc.stores.lake_reader import Lake, ReadAt, bind_tables, parse_at
 from cdc.stores.published_record import Published, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
