@@ -3,7 +3,7 @@
 Functions that process a batch
 ==============================
 These functions process one batch, from its merge to the published record, for a target that keeps the latest state and
-that delta-rs writes. An indented function is called by the function above it.
+that the indexed writer or delta-rs writes. An indented function is called by the function above it.
 
     DeltaSink.apply                        sink.py              lock the target, retry after a commit conflict
       _apply_once                                               open, merge unless merged before, return the record
@@ -28,11 +28,13 @@ that delta-rs writes. An indented function is called by the function above it.
                 find_base_rows
                   rows_with_keys                                scan the target once
     write
-          Writers.choose                   writers.py           choose delta-rs or Spark
+          Writers.choose                   writers.py           choose the indexed writer, delta-rs or Spark
+            IndexedTargets.can_merge       indexed_targets.py   read the commits of other clients, check the features
           DeltaTarget.erase                target.py            delete rows that a truncate or a finished copy removes
           Writers.merge                    writers.py
-            merge_with_delta_rs                                 merge in one commit with the `txn` of the range
-              MergeSpec                                         the conditions of the merge
+            IndexedTable.merge             indexed_writer.py    merge in one commit with the `txn` of the range
+              KeyIndex.find                indexed/             find the rows of the keys; see how-a-row-is-updated.md
+            merge_with_delta_rs            writers.py           the same with delta-rs, for other targets
     record, publish
         DeltaSink.record                   sink.py              return position, version and state of the table
     DeltaSink.publish                                           called when all tables of the range are merged
@@ -48,8 +50,8 @@ What a target keeps of a row: KeepingStrategy (strategy.py), implemented by Late
 HistoryRows for each history mode: versions, marked rows and every change (append).
 Which rows of a target belong to a table: TargetPart (shared_target.py), implemented by WholeTarget, and by SharedPart
 for rules with merge_tables.
-Which engine writes: Writers (writers.py) chooses delta-rs or Spark. SparkTarget is for targets with table features
-that delta-rs cannot write.
+Which engine writes: Writers (writers.py) chooses the indexed writer, delta-rs or Spark. SparkTarget is for targets with
+table features that delta-rs cannot write.
 
 Crashes
 =======

@@ -1,12 +1,13 @@
-"""Writers: merge a batch into a Delta target with delta-rs or Spark, in one commit with the `txn` of the batch.
+"""Writers: merge a batch into a Delta target with the indexed writer, delta-rs or Spark, in one commit with its `txn`.
 
-Both engines get the same source rows and the same conditions (`MergeSpec`). A source row that deletes has its key, its
+All engines get the same source rows and the same conditions (`MergeSpec`). A source row that deletes has its key, its
 position and nulls. In a table without a key it has the position of the row that it deletes. A change deletes a target
 row only if the (position, ordinal) of the change is later. A change replaces a target row only if its (position,
 ordinal) is later or equal. An equal pair is the same change: after a crash it is merged again, perhaps under a newer
 schema.
 
-Estimated costs decide which engine merges a batch, see pipelines.sinks.delta.writer_costs.
+The indexed writer merges where it can (pipelines.sinks.delta.indexed_writer). Otherwise estimated costs decide between
+delta-rs and Spark, see pipelines.sinks.delta.writer_costs.
 """
 
 from __future__ import annotations
