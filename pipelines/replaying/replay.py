@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.config import Definition, DeltaSinkDefinition
-from cdc.errors import ConfigError
+from cdc.errors import ConfigError, LogTrimmed
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.published_record import Published
@@ -186,10 +186,8 @@ class _ReplayRun:
         """
         log = self._plan.log
         log.refresh()
-        if self._plan.partial or self._plan.options.end != LATEST:
-            end = Position(max(built.position, current.position if current else 0))
-        else:
-            end = Position(max(built.position, log.durable or 0))
+        newest = log.durable if self._to_latest else current and current.position
+        end = Position(max(built.position, newest or 0))
         if end == built.position:
             return built
         fold = RangeFolder(log, self._plan.wanted.name, self._source.globs, self._source.keeps_history)
@@ -206,13 +204,27 @@ class _ReplayRun:
         return sink.open(log.log_id) or built
 
     def _apply_batch(self, sink: Sink, loop: SinkLoop, fold: RangeFolder, end: Position) -> None:
-        after = loop.position
-        upto = min(end, fold.log.latest_boundary(after, MAX_ROWS))
-        upto = upto if upto > after else end
-        small = fold.is_small(after, upto)
-        rows = None if small else self._source.frame(self._spark(), after, upto)
+        """Apply the next changes; `end` limits the batch unless the replay continues to the end of the log."""
+        after, upto = loop.position, self._batch_end(loop.position, end)
         try:
-            loop(rows, upto)
-        except SparkAwaited:  # the batch or its target is too large for delta-rs
-            sink.attach(self._spark())
-            loop(rows, upto)
+            rows = None if fold.is_small(after, upto) else self._source.frame(self._spark(), after, upto)
+            try:
+                loop(rows, upto)
+            except SparkAwaited:  # the batch or its target is too large for delta-rs
+                sink.attach(self._spark())
+                loop(rows, upto)
+        except LogTrimmed:
+            # changes up to a position after `upto` may have been trimmed since the end of the batch was chosen
+            self._plan.log.refresh()
+            if self._batch_end(loop.position, end) == upto:
+                raise
+
+    def _batch_end(self, after: Position, end: Position) -> Position:
+        boundary = self._plan.log.latest_boundary(after, MAX_ROWS)
+        if boundary <= after:
+            return end
+        return boundary if self._to_latest else min(end, boundary)
+
+    @property
+    def _to_latest(self) -> bool:
+        return not self._plan.partial and self._plan.options.end == LATEST

@@ -24,8 +24,8 @@ from cdc.service.status import pipeline_status
 from cdc.stores.published_record import TargetState
 from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
-from pipelines.replaying.plan import ReplayOptions
-from pipelines.replaying.replay import replay
+from pipelines.replaying.plan import ReplayOptions, plan_replay
+from pipelines.replaying.replay import _LazySession, _ReplayRun, replay
 from pipelines.runtime.consumer_registration import REPLAY, registered_for_replay, target_uuid
 from pipelines.runtime.cut_requests import CUT, CutRequests
 from pipelines.runtime.progress import SinkFigures
@@ -198,14 +198,14 @@ def test_a_state_of_the_past_that_was_folded_away_is_refused(logs: TrimmedAndWho
 class Overtaken(LogReader):
     """A view that is moved while its log is compacted again; once, between a batch's planning and its reading."""
 
-    def __init__(self, logs: TrimmedAndWholeLog) -> None:
+    def __init__(self, logs: TrimmedAndWholeLog, overtaken_at: int = 3) -> None:
         super().__init__(logs.root)
-        self._twins, self._moves = logs, 0
+        self._twins, self._moves, self._overtaken_at = logs, 0, overtaken_at
 
     def refresh(self) -> None:
-        """Move on, at the third time behind another compaction."""
+        """Move on, once behind another compaction."""
         self._moves += 1
-        if self._moves == 3:
+        if self._moves == self._overtaken_at:
             self._twins.append(10)
             self._twins.compact(NOBODY)
         super().refresh()
@@ -239,6 +239,24 @@ def test_a_batch_that_ends_where_none_can_end_any_more_is_planned_again(
     loop.advance()
     loop.drain()
     assert logs.cut.lake() == logs.expected()
+
+
+@pytest.mark.parametrize(("sink", "overtaken_at"), [("lake", 2), ("lake", 3), ("find", 2)])
+def test_a_replay_whose_batch_was_overtaken_plans_it_again(
+    logs: TrimmedAndWholeLog, catalog: Catalog, sink: str, overtaken_at: int
+) -> None:
+    logs.append(10)
+    apply_all(logs.cut, sink)
+    logs.compact(NOBODY)
+    plan = plan_replay(logs.cut.definition, ReplayOptions(sink=sink))
+    logs.append(3)
+    oldest = logs.oldest
+    plan = replace(plan, log=Overtaken(logs, overtaken_at))
+    with _LazySession(logs.cut.definition) as spark:
+        _ReplayRun(logs.cut.definition, plan, catalog, spark, lambda _: None).replace_target()
+    assert oldest < logs.oldest
+    apply_all(logs.cut, sink)
+    assert (logs.cut.lake() if sink == "lake" else logs.cut.found()) == logs.expected(sink)
 
 
 def test_a_sink_whose_batch_was_overtaken_tries_again(logs: TrimmedAndWholeLog) -> None:
