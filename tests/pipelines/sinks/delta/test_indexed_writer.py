@@ -37,6 +37,7 @@ from tests.pipelines.sinks.delta.vector_tables import (
     APP,
     COLUMNS,
     VECTORS,
+    OthersFirst,
     Row,
     VectorTable,
     columns_of,
@@ -89,7 +90,6 @@ class Modelled:
         self.snapshots: dict[int, list[Plain]] = {}
         """Version → its rows, for versions that can be restored."""
         self.repeated: list[Row] = []
-        self.has_unsaved_restore = False
 
     @property
     def other(self) -> DeltaTable:
@@ -184,13 +184,9 @@ class Modelled:
             if version < self.other.version():
                 self.other.restore(version)
                 self.model.rows = list(self.snapshots[version])
-                self.has_unsaved_restore = True
 
     def reopen(self, choice: int) -> None:
         """Close the table and open it again; another client may write in between."""
-        if self.has_unsaved_restore:  # see the test of a table that is restored while it is closed
-            self.mine.table.read_commits()
-            self.has_unsaved_restore = False
         self.mine.table.close()
         if choice % 3 == 0:
             self.update(choice)
@@ -202,7 +198,6 @@ class Modelled:
         """Delete the index while the table is closed."""
         self.mine.table.close()
         shutil.rmtree(self.mine.index_folder)
-        self.has_unsaved_restore = False
         self.mine.table = self.mine.open()
 
     def damage_index(self, choice: int) -> None:
@@ -218,8 +213,6 @@ class Modelled:
 
     def crash(self, _: int) -> None:
         """Continue with the index as it is on the disk."""
-        if self.has_unsaved_restore:
-            self.reopen(1)
         folder, copy = self.mine.index_folder, Path(f"{self.mine.uri}.copy")
         shutil.copytree(folder, copy)
         self.mine.table.close()
@@ -257,19 +250,6 @@ def test_any_batches_and_changes_by_others_leave_the_rows_of_the_model(
         modelled.batch([(number, "u", 5_000, 1) for number in range(6)])
         modelled.check()
         modelled.mine.close()
-
-
-class OthersFirst(LocalStorage):
-    """A table's directory in which other clients commit before our commits."""
-
-    def __init__(self, root: Path, others: list[Callable[[], object]]) -> None:
-        super().__init__(root)
-        self._others = others
-
-    def create(self, path: str, content: bytes) -> None:
-        if self._others:
-            self._others.pop(0)()
-        super().create(path, content)
 
 
 @examples(12)
@@ -446,6 +426,25 @@ def test_an_empty_plan_commits_the_marker_alone(two: VectorTable) -> None:
     assert items_in(two) == [(1, "a"), (2, "b")]
 
 
+def test_a_row_is_replaced_by_a_later_or_an_equal_change_and_deleted_by_a_later_one(tmp_path: Path) -> None:
+    table = VectorTable(str(tmp_path / "table"))
+    places = [(5, 0), (5, 1), (5, 2), (4, 9), (6, 0)]
+    for number, (make, position, ordinal) in enumerate((make, *place) for make in (upsert, delete) for place in places):
+        table.merge(upsert(5, 1, id=number, item="stored"))
+        table.merge(make(position, ordinal, id=number, **({"item": "new"} if make is upsert else {})))
+
+    upserted = ["stored", "new", "new", "stored", "new"]
+    deleted = {5: "stored", 6: "stored", 8: "stored"}  # those of an earlier and of an equal change
+    assert dict(items_in(table)) == dict(enumerate(upserted)) | deleted
+
+
+def test_a_deleted_row_does_not_count_whatever_its_position(two: VectorTable) -> None:
+    two.merge(delete(9, id=1))
+    two.merge(upsert(0, id=1, item="again"))
+
+    assert items_in(two) == [(1, "again"), (2, "b")]
+
+
 def test_a_full_vacuum_by_another_client_keeps_the_vectors(two: VectorTable) -> None:
     two.merge(delete(2, id=1))
     DeltaTable(two.uri).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
@@ -485,11 +484,11 @@ def test_commits_that_were_removed_from_the_log_are_not_needed(two: VectorTable)
 
 
 def test_rows_that_a_restore_brings_back_are_found_again(two: VectorTable) -> None:
+    two.merge(delete(2, id=1))
     two.close()
     shutil.rmtree(two.index_folder)
     two.table = two.open()
-    two.merge(delete(2, id=1))
-    two.reopen()
+    two.table.index_new_files()
     DeltaTable(two.uri).restore(1)
     two.merge(upsert(3, id=1, item="A"))
 

@@ -58,6 +58,19 @@ def without_op(row: Row) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != OP}
 
 
+class OthersFirst(LocalStorage):
+    """A table's directory in which other clients commit before our commits."""
+
+    def __init__(self, root: Path, others: list[Callable[[], object]]) -> None:
+        super().__init__(root)
+        self._others = others
+
+    def create(self, path: str, content: bytes) -> None:
+        if self._others:
+            self._others.pop(0)()
+        super().create(path, content)
+
+
 @dataclass
 class VectorTable:
     """A Delta table with deletion vectors, and the indexed writer that merges rows into it."""

@@ -301,6 +301,19 @@ def test_a_damaged_index_begins_again_and_leaves_no_file(damage: Callable[[Path]
     assert len(found_in(KeyIndex(tmp_path, TABLE), keys)) == 5
 
 
+def test_the_secret_of_an_index_stays_until_the_index_begins_again(tmp_path: Path) -> None:
+    index = KeyIndex(tmp_path, TABLE)
+    add(index, "a", random_keys(10))
+    index.close()
+    reopened = KeyIndex(tmp_path, TABLE)
+    reopened.close()
+    _lose(tmp_path)
+
+    assert len(index.secret) == 16
+    assert reopened.secret == index.secret
+    assert KeyIndex(tmp_path, TABLE).secret not in {index.secret, KeyIndex(None, TABLE).secret}
+
+
 def test_files_without_a_manifest_are_removed(tmp_path: Path) -> None:
     (tmp_path / "a.run").write_bytes(bytes(48))
     (tmp_path / f".{MANIFEST}.tmp").write_text("{")
