@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc import DEFAULT_CONFIG
-from cdc.cluster.spark_job import ONCE, checked_trigger, chosen_sinks
+from cdc.cluster.spark_submit_command import ONCE, checked_trigger, chosen_sinks
 from cdc.command_output import Envelope, ErrorReport, LineMark, emit, error_to_report, fail, line
 from cdc.config import Definition, issues_in_file, load_definition
 from cdc.config.units import seconds
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, complete_remedy, process_exit_code
+from cdc.logging_setup import configure_by_environment
 from cdc.private_files import product_umask
-from cdc.process_logs import configure_by_environment
 from cdc.verify_and_replay_options import Against, VerifyMode
 
 INTERRUPTED: Final = 130
@@ -151,28 +151,32 @@ def _apply(arguments: argparse.Namespace) -> int:
     whole = load_definition(arguments.config)
     definition = _select_sinks(whole, arguments.sink, arguments.trigger)
     # imported late: verify does not need Spark, and apply does not need the modules of verify
-    apply_process, new_sink_checks = (
+    apply_process, new_sink_table_checks = (
         import_module("pipelines.apply_process"),
-        import_module("pipelines.new_sink_checks"),
+        import_module("pipelines.new_sink_table_checks"),
     )
-    new_sinks = new_sink_checks.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
+    new_sinks = new_sink_table_checks.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
     return int(apply_process.main(definition, once=arguments.trigger == ONCE, check=new_sinks.check))
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    definition, new_sink_checks = load_definition(arguments.config), import_module("pipelines.new_sink_checks")
-    runtime, sink_preflight = import_module("pipelines.runtime.session"), import_module("cdc.stores.sink_preflight")
+    definition = load_definition(arguments.config)
+    new_sink_table_checks = import_module("pipelines.new_sink_table_checks")
+    spark_session, sink_preflight = (
+        import_module("pipelines.runtime.spark_session"),
+        import_module("cdc.stores.sink_preflight"),
+    )
     defined = import_module("cdc.capture.startup_checks").defined_tables(definition)
     tables = list(sink_preflight.tables_of_sinks(definition, defined, {sink.name for sink in definition.sinks}))
     with ExitStack() as stack:
 
         @cache
         def session() -> Any:
-            spark = runtime.spark_session(new_sink_checks.local_settings(definition))
+            spark = spark_session.spark_session(new_sink_table_checks.local_settings(definition))
             stack.callback(spark.stop)
             return spark
 
-        found = new_sink_checks.find_unresolved_rules(tables, session)
+        found = new_sink_table_checks.find_unresolved_rules(tables, session)
     if found:
         raise InvalidDefinition.from_issues(issues_in_file(arguments.config, found))
     emit(
@@ -224,7 +228,7 @@ def _compact(arguments: argparse.Namespace) -> int:
     # a submitted compaction always runs on executors, even if it is small
     limits = job.CompactionLimits(large=0) if arguments.submitted else job.CompactionLimits()
     if arguments.submitted or job.is_large(root, everything=arguments.everything):
-        runtime = import_module("pipelines.runtime.session")
+        runtime = import_module("pipelines.runtime.spark_session")
         session = runtime.spark_session(runtime.SparkSettings.of(definition, f"cdc-{definition.name}-compact"))
     try:
         outcome = job.compact(session, root, everything=arguments.everything, limits=limits)

@@ -30,8 +30,8 @@ from pipelines.compaction.compaction_worker import CompactionWorker
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import ProgressReporter
 from pipelines.runtime.replay_pause import ReplayPauses
-from pipelines.runtime.session import SparkSettings, spark_session
 from pipelines.runtime.sink_lease import SinkLeases
+from pipelines.runtime.spark_session import SparkSettings, spark_session
 from pipelines.sink_factory import without_throttle
 from pipelines.sink_lifecycle import SinkRunner
 from pipelines.sink_stream import SinkParts

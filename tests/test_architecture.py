@@ -21,7 +21,7 @@ GENERATED = {".git", "uv.lock"}
 PURE = (
     "cdc.lsn", "cdc.position", "cdc.table", "cdc.log_row", "cdc.errors", "cdc.metrics",
     "cdc.target_names", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.file_selection",
-    "pipelines.folding.fold_inputs", "pipelines.folding.fold", "pipelines.types",
+    "pipelines.folding.range_statistics", "pipelines.folding.fold", "pipelines.types",
 )  # fmt: skip
 # the policy for text that is not UTF-8 is an enumeration of a definition; the compiler of kernels caches them on disk
 PURE_MAY_ALSO = ("cdc.config.source", "cdc.numba_cache")
@@ -98,7 +98,7 @@ WIDE = {
     "cdc.capture.recovery_commands": 19,
     "cdc.capture.startup_checks": 26,
     "cdc.log.audit.drop_file": 18,
-    "pipelines.new_sink_checks": 14,
+    "pipelines.new_sink_table_checks": 14,
     "pipelines.replaying.latest_rows": 14,
     "pipelines.replaying.rebuild": 19,
     "pipelines.replaying.replay": 24,

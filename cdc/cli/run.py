@@ -89,7 +89,7 @@ def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = Log
     """Capture changes from Postgres into the log; `cdc run` starts this process."""
     from cdc.capture.process import main
     from cdc.config import load_definition
-    from cdc.process_logs import LogFormat, configure
+    from cdc.logging_setup import LogFormat, configure
 
     configure(LogFormat(log_format.value), file=str(config))
     raise typer.Exit(main(load_definition(config), reload=lambda: load_definition(config)))
@@ -104,7 +104,7 @@ def server(
 ) -> None:
     """Serve the API, the metrics and the status page; `cdc run` starts this process."""
     from cdc.config import load_definition
-    from cdc.process_logs import LogFormat, configure
+    from cdc.logging_setup import LogFormat, configure
     from cdc.service.api.server import main
 
     configure(LogFormat(log_format.value), file=str(config))

@@ -22,7 +22,7 @@ from cdc.command_output import echo_source
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cdc.cluster.spark_job import SparkJob, SparkSubmit
+    from cdc.cluster.spark_submit_command import SparkJob, SparkSubmit
     from cdc.config import Definition
 
 SinkOption = Annotated[list[str] | None, typer.Option("--sink", help="Apply only this sink; may be repeated.")]
@@ -196,7 +196,7 @@ def _job(
     trigger: str | None,
     schedule: str | None = None,
 ) -> SparkJob:
-    from cdc.cluster.spark_job import SparkAction, SparkJob, checked_trigger, chosen_sinks
+    from cdc.cluster.spark_submit_command import SparkAction, SparkJob, checked_trigger, chosen_sinks
     from cdc.config import check_definition, load_definition
 
     definition = load_definition(config)
@@ -225,7 +225,7 @@ def _job(
 def _launcher(python: str | None) -> SparkSubmit:
     import sys
 
-    from cdc.cluster.spark_job import SparkSubmit
+    from cdc.cluster.spark_submit_command import SparkSubmit
 
     return SparkSubmit(
         home=_folder_of("pyspark"),
@@ -270,7 +270,7 @@ def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> d
 
     Raises ConfigError or the usage error of the verb's command, if that command would reject the arguments.
     """
-    from cdc.cluster.spark_job import chosen_sinks
+    from cdc.cluster.spark_submit_command import chosen_sinks
     from cdc.verify_and_replay_options import parse_point_in_time
 
     if verb not in VERBS:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from cdc.cluster.spark_job import DELTA_PACKAGE, SHIPPED_BY_SPARK, SPARK_VERSION, SparkJob
+from cdc.cluster.spark_submit_command import DELTA_PACKAGE, SHIPPED_BY_SPARK, SPARK_VERSION, SparkJob
 from cdc.errors import InvalidDefinition
 
 _OPERATOR_API: Final = "sparkoperator.k8s.io/v1beta2"

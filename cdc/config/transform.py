@@ -15,9 +15,9 @@ from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cdc.config.expression import Expression
 from cdc.config.field_types import Identifier, Model, invalid
 from cdc.config.secret import HIDDEN, Secret
+from cdc.config.sql_expression import Expression
 
 SHA256: Final = "sha256"
 REDACT: Final = "redact"

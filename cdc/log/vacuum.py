@@ -29,8 +29,8 @@ from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo
 from cdc.log.fenced_table import FencedTable
 from cdc.log.files_awaiting_vacuum import RemovedFiles
 from cdc.log.object_path import Root, as_root
-from cdc.log.retention import Retention
 from cdc.log.table_io import is_table, last_commit_info, open_table
+from cdc.log.trim_plan import Retention
 
 MIN_ORPHAN_AGE: Final = 600.0
 """Minimum age of an orphan file in seconds, even if the grace period is shorter.

@@ -14,7 +14,7 @@ from cdc.capture.settings import retention_of
 from cdc.catalog.commands import COMPACT, CommandState
 from cdc.config import Definition
 from cdc.log.audit.verify import AuditScope, verify
-from cdc.log.retention import plan_trim, request_trim
+from cdc.log.trim_plan import plan_trim, request_trim
 from cdc.log.vacuum import remove_orphan_files, vacuum, waiting
 from cdc.service.log_status import FindingLine, LogCheck, Trimmable, VacuumReport
 from cdc.service.status import pipeline_status

@@ -17,7 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc.errors import SinkUnavailable
 from cdc.stores.read_only_queries import one_line
-from cdc.stores.table_features import NAMED
+from cdc.stores.unsupported_table_features import NAMED
 from cdc.target_names import RELATION_COLUMN
 
 MODE: Final = "cdc.mode"

@@ -12,7 +12,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from cdc.errors import SinkUnavailable, TargetUnusable
 from cdc.stores.lake_reader import Lake
-from cdc.stores.table_features import features_in_error
+from cdc.stores.unsupported_table_features import features_in_error
 
 LOG_ID: Final = "cdc.log_id"
 """Table property of a target that contains the id of the log from which the target is written."""

@@ -20,9 +20,9 @@ from cdc.config import Definition
 from cdc.errors import CdcError, LogError
 from cdc.log.compacted_state import read_compacted_state
 from cdc.log.reader import LogReader
-from cdc.log.retention import request_trim
+from cdc.log.trim_plan import request_trim
 from pipelines.compaction.compact import CompactionLimits, CompactionResult, compact, is_large
-from pipelines.runtime.session import COMPACTION_POOL
+from pipelines.runtime.spark_session import COMPACTION_POOL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,9 +31,9 @@ from cdc.position import Position
 from cdc.stores.published_record import Published, TableRecord
 from cdc.table import matches
 from pipelines.dead_letters.quarantine import Quarantine
-from pipelines.folding.every_change import as_copied_rows
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import ControlEvents, split_by_table
+from pipelines.folding.unfolded_changes import as_copied_rows
 from pipelines.range_folder import RangeFolder
 from pipelines.replaying.latest_rows import (
     LatestRowsQuery,

@@ -39,7 +39,7 @@ from pipelines.runtime.consumer_registration import registered_for_replay
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.replay_pause import driver_of, paused, sole_replay
-from pipelines.runtime.session import SparkSettings, has_delta, spark_session
+from pipelines.runtime.spark_session import SparkSettings, has_delta, spark_session
 from pipelines.sink_factory import keeps_history
 from pipelines.sinks.contract import Sink, SparkAwaited
 from pipelines.sinks.delta.settings import Writer

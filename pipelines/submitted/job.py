@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cdc.process_logs import configure_by_environment
+from cdc.logging_setup import configure_by_environment
 from pipelines.__main__ import main
 
 

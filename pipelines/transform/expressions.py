@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import Transform
-from cdc.config.expression import BARE, named_in
+from cdc.config.sql_expression import BARE, named_in
 from cdc.errors import TransformFailed
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 

@@ -305,7 +305,7 @@ def _lazy_session(definition: Definition) -> Iterator[Callable[[], SparkSession]
 
     def session() -> SparkSession:
         # imported late: a comparison with the source, or of small tables, needs no Spark
-        starting = import_module("pipelines.runtime.session")
+        starting = import_module("pipelines.runtime.spark_session")
         if not started:
             settings = starting.SparkSettings.of(definition, f"cdc-{definition.name}-verify")
             started.append(starting.spark_session(settings))

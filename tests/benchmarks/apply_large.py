@@ -20,9 +20,9 @@ from cdc.config import SinkRule
 from cdc.stores.lake_reader import read_target
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.target import DeltaTarget
 from tests.benchmarks.apply_input import ITEMS
 from tests.benchmarks.figures import Figure
 

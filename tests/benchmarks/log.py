@@ -21,13 +21,13 @@ from cdc.log.compacted_state import read_compacted_state
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention
 from cdc.log.retention_worker import RetentionWorker
+from cdc.log.trim_plan import Retention
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact import compact
-from pipelines.runtime.session import SparkSettings, spark_session
+from pipelines.runtime.spark_session import SparkSettings, spark_session
 from tests.benchmarks import log_amplification, log_cold, log_reading
 from tests.benchmarks.figures import Figure
 from tests.log.rows import IDENTITY, info

@@ -21,8 +21,8 @@ from cdc.log import consumers
 from cdc.log.consumers import Consumer
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention, plan_trim
 from cdc.log.small_file_rewrite import SmallFileRewriter
+from cdc.log.trim_plan import Retention, plan_trim
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position

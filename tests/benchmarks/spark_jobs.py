@@ -20,7 +20,7 @@ from cdc.log.compacted_state import read_compacted_state
 from cdc.log.reader import LogReader
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
-from pipelines.runtime.session import SparkSettings, has_delta, spark_session
+from pipelines.runtime.spark_session import SparkSettings, has_delta, spark_session
 
 Told = dict[str, Any]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from cdc.log.reader import LogReader
-from cdc.log.retention import request_trim
+from cdc.log.trim_plan import request_trim
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from tests.benchmarks.peers import until

@@ -15,7 +15,7 @@ from cdc.catalog import Catalog, ProcessReport
 from cdc.catalog.commands import COMPACT
 from cdc.config import load_definition
 from cdc.log.reader import LogReader
-from cdc.log.retention import REQUEST_FILE
+from cdc.log.trim_plan import REQUEST_FILE
 from tests.cli.command import run, spawn
 from tests.cli.trimmed import Folder
 from tests.cli.whole_log import whole_log_definition

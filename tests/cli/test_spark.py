@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import pipelines
-from cdc.cluster.spark_job import DELTA_PACKAGE
+from cdc.cluster.spark_submit_command import DELTA_PACKAGE
 from cdc.config import load_definition
 from pipelines.__main__ import _parser, _select_sinks
 from tests.cli.command import Outcome, run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cdc.cluster.spark_job import SparkJob
+from cdc.cluster.spark_submit_command import SparkJob
 from cdc.config import Definition
 
 WRITTEN: dict[str, Any] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.cluster.manifests import PodSettings, databricks_bundle, kubernetes_manifest
-from cdc.cluster.spark_job import ONCE, SparkAction
+from cdc.cluster.spark_submit_command import ONCE, SparkAction
 from cdc.errors import InvalidDefinition
 from tests.cluster.spark_jobs import spark_job
 

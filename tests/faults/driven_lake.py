@@ -18,7 +18,7 @@ from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
-from pipelines.runtime.session import SparkSettings, spark_session
+from pipelines.runtime.spark_session import SparkSettings, spark_session
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 

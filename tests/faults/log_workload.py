@@ -19,8 +19,8 @@ from cdc.log.consumers import Consumer
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention, plan_trim
 from cdc.log.retrying_writer import RetryingWriter
+from cdc.log.trim_plan import Retention, plan_trim
 from cdc.log.vacuum import remove_staged_files, vacuum
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position

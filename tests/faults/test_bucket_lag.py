@@ -13,8 +13,8 @@ from cdc.log.audit.verify import verify
 from cdc.log.files_awaiting_vacuum import list_removals
 from cdc.log.object_path import BucketPath
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention
 from cdc.log.retrying_writer import RetryingWriter
+from cdc.log.trim_plan import Retention
 from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position

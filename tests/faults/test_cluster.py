@@ -33,7 +33,7 @@ from cdc.service.background_jobs import ReplayJobs
 from cdc.stores.lake_reader import Lake
 from pipelines.compaction.compact import compact
 from pipelines.folding.fold import fold
-from pipelines.runtime.session import SparkSettings, delta_jars
+from pipelines.runtime.spark_session import SparkSettings, delta_jars
 from tests.faults.test_kill_apply import assert_equal
 from tests.faults.test_kill_reader import prepare
 from tests.faults.test_kill_reader_bucket import lies_in_a_bucket

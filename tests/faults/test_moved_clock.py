@@ -11,7 +11,7 @@ import pytest
 from cdc.errors import LogFenced
 from cdc.log.disk_format import CHANGES, COMPACTED, commit_file
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention
+from cdc.log.trim_plan import Retention
 from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position

@@ -12,7 +12,7 @@ import pytest
 
 from cdc.log.consumers import Consumer, register
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention, plan_trim
+from cdc.log.trim_plan import Retention, plan_trim
 from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position

@@ -19,10 +19,10 @@ from cdc.log.epoch_and_slot_records import PendingEpoch, read_pending_epoch, rem
 from cdc.log.migrate import MigrationResult, migrate_log
 from cdc.log.object_path import Root
 from cdc.log.reader import PROBE_EVERY, LogReader
-from cdc.log.retention import REQUEST_FILE, Retention, plan_trim, request_trim
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.small_file_rewrite import CLOSED_PREFIX, OPEN_PREFIX, SmallFileRewriter, plan_rewrite, rewrite_files
 from cdc.log.table_io import open_table
+from cdc.log.trim_plan import REQUEST_FILE, Retention, plan_trim, request_trim
 from cdc.log.vacuum import remove_staged_files, vacuum, waiting
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position

@@ -16,8 +16,8 @@ from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, LogIdentity, commit_
 from cdc.log.migrate import STEPS, MigrationResult, describe, migrate_log
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention
 from cdc.log.table_io import open_table
+from cdc.log.trim_plan import Retention
 from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter
 from cdc.position import Position

@@ -21,7 +21,7 @@ from cdc.errors import LogCorrupt, LogFenced, LogTrimmed
 from cdc.log.consumers import Consumer, forget, register
 from cdc.log.disk_format import CommitInfo
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention, plan_trim
+from cdc.log.trim_plan import Retention, plan_trim
 from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.log_row import LOG_SCHEMA

@@ -13,9 +13,9 @@ import pytest
 from cdc.log.consumers import FOLDER, Consumer, register
 from cdc.log.files_awaiting_vacuum import list_removals
 from cdc.log.reader import LogReader
-from cdc.log.retention import REQUEST_FILE, Retention, TrimPlan, plan_trim, request_trim
 from cdc.log.retention_worker import RetentionWorker
 from cdc.log.small_file_rewrite import CLOSED_MIN_SAVING
+from cdc.log.trim_plan import REQUEST_FILE, Retention, TrimPlan, plan_trim, request_trim
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.table import TableState

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.log.consumers import Consumer, register
 from cdc.log.files_awaiting_vacuum import list_removals
-from cdc.log.retention import request_trim
+from cdc.log.trim_plan import request_trim
 from cdc.log.vacuum import waiting
 from cdc.position import Position
 from tests.faults.capture import Captured

@@ -29,7 +29,7 @@ from pipelines.replaying.replay import _LazySession, _ReplayRun, replay
 from pipelines.runtime.consumer_registration import REPLAY, registered_for_replay, target_uuid
 from pipelines.runtime.cut_requests import CUT, CutRequests
 from pipelines.runtime.progress import SinkFigures
-from pipelines.runtime.session import has_delta
+from pipelines.runtime.spark_session import has_delta
 from pipelines.sink_factory import build_sink
 from pipelines.sinks.contract import Sink
 from pipelines.source.data_source import rows_between

@@ -12,7 +12,7 @@ from typing import Any
 from cdc.catalog import Catalog
 from cdc.log.compacted_state import CompactedState, read_compacted_state
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention, plan_trim
+from cdc.log.trim_plan import Retention, plan_trim
 from cdc.position import Position
 from pipelines.compaction.compact import compact
 from pipelines.runtime.cut_requests import CutRequests

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog, CommandState, ProcessReport
-from cdc.log.retention import REQUEST_FILE
+from cdc.log.trim_plan import REQUEST_FILE
 from cdc.service.log_maintenance import check_log, request_compaction, vacuum_log, wait_for_compaction
 from tests.cli.trimmed import Folder
 from tests.service.pipeline import NAME, definition

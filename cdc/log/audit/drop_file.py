@@ -5,7 +5,7 @@ There are three ways, and the first two lose nothing:
 1. If the file's changes are compacted, all segments up to the file's segment are trimmed.
 2. If a file of `compacted` is damaged and all changes still exist, the log is compacted again from its beginning.
 3. Otherwise one commit removes the file and marks the tables in the file as needs_resync. A range that a reader
-   reads can never end between the lost rows and these marks (`lost_ranges.py`).
+   reads can never end between the lost rows and these marks (`damaged_file_ranges.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from cdc.errors import ConfigError, LogCorrupt, LogFenced
 from cdc.failpoint import hit
-from cdc.log import files_awaiting_vacuum, lost_ranges, parquet_check
+from cdc.log import damaged_file_ranges, files_awaiting_vacuum, parquet_check
 from cdc.log.audit import delta_tables
 from cdc.log.audit.rows import CommitClaim, FileContents
 from cdc.log.compacted_state import CompactedWriter, read_compacted_state, secured_horizon
@@ -30,8 +30,8 @@ from cdc.log.disk_format import CHANGES, COMPACTED, ORDER, CommitInfo, LogFile, 
 from cdc.log.fenced_table import FencedTable
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file
-from cdc.log.retention import oldest_copy_start
 from cdc.log.table_io import is_table, write_parquet
+from cdc.log.trim_plan import oldest_copy_start
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.log_row import Operation, RowOrder, control_row
 from cdc.position import Position
@@ -165,7 +165,7 @@ class DamagedFile:
 
     def _give_up(self, tables: Sequence[TableSchema]) -> None:
         sizes = {self.name: self.file.size} if self.table == CHANGES else {}
-        recorded = {(gap.first, gap.last) for gap in lost_ranges.lost_ranges_in(self.log.every_file())}
+        recorded = {(gap.first, gap.last) for gap in damaged_file_ranges.lost_ranges_in(self.log.every_file())}
         if sizes or (self.file.first, self.file.last) not in recorded:
             _commit_loss(self.root, _Loss(self.file, tables, sizes))
         if not sizes:
@@ -278,6 +278,6 @@ def _needing_resync(schema: TableSchema, reason: str) -> TableSchema:
 
 def _write_rows(fenced: FencedTable, file: LogFile, rows: pa.Table) -> AddAction:
     segment = max(map(int, fenced.files()["partition.segment"].to_pylist()))
-    relative = f"segment={segment}/{lost_ranges.lost_range_file_name(file.first, file.last)}"
+    relative = f"segment={segment}/{damaged_file_ranges.lost_range_file_name(file.first, file.last)}"
     size = write_parquet(rows.sort_by(ORDER), fenced.path / relative)
     return fenced.added(relative, size, rows.num_rows, delta_statistics(rows))

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from cdc.errors import COMMAND
 from cdc.service import number_format
-from cdc.service.page import drawings, section_values
+from cdc.service.page import chart_coordinates, section_values
 from cdc.service.status import PipelineStatus
 
 SECTIONS: Final = ("headline", "problems", "totals", "flow", "log", "tables", "backfills", "processes")
@@ -94,7 +94,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.globals.update(drawings=drawings, views=section_values, UNKNOWN=number_format.UNKNOWN)
+    environment.globals.update(charts=chart_coordinates, views=section_values, UNKNOWN=number_format.UNKNOWN)
     environment.filters.update(
         age=number_format.format_age,
         command_in=_command_in,

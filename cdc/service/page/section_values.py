@@ -11,7 +11,7 @@ from urllib.parse import quote
 from cdc.catalog import AWAITS_SPARK
 from cdc.service import number_format
 from cdc.service.log_status import ConsumerLine, LogStatus, SegmentLine
-from cdc.service.page.drawings import LagCurve, lag_curve
+from cdc.service.page.chart_coordinates import LagCurve, lag_curve
 from cdc.service.status import PipelineStatus, SinkStatus, SourceStatus
 from cdc.service.table_status import TableStatus
 from cdc.snapshot.backfill_status import BackfillStatus, CopyProgress, is_part, progress_text, tables_text

@@ -5,50 +5,50 @@ Functions that process a batch
 These functions process one batch, from its merge to the published record, for a target that keeps the latest state and
 that the indexed writer or delta-rs writes. An indented function is called by the function above it.
 
-    DeltaSink.apply                        sink.py              lock the target, retry after a commit conflict
+    DeltaSink.apply                    sink.py                  lock the target, retry after a commit conflict
       _apply_once                                               open, merge unless merged before, return the record
     plan
-        OpenTargets.open_for               open_targets.py      remove columns that an attempt before a crash added
+        OpenTargets.open_for           open_targets.py          remove columns that an attempt before a crash added
           open                                                  find or create the target, check identity and layout
-            DeltaTarget.refresh            target.py            read the commits of other clients
-        check_columns                      open_targets.py      refuse a change that needs a full copy
+            DeltaTarget.refresh        delta_target.py          read the commits of other clients
+        check_columns                  open_targets.py          refuse a change that needs a full copy
         in_target_columns                                       give the batch the columns and types of the target
-        LatestState.merge                  latest_state.py      all steps up to the commit, in their order
+        LatestState.merge              latest_state_strategy.py all steps up to the commit, in their order
           _bases                                                choose the version with the base rows
     evolve
           _evolve                                               change columns, then fill in defaults of new ones
-            DeltaTarget.evolve_columns     target.py            change the columns in one commit, or in none
-              plan                         schema_evolution.py  plan the change of the columns
-            fill_defaults                  target.py
+            DeltaTarget.evolve_columns delta_target.py          change the columns in one commit, or in none
+              plan                     schema_evolution.py      plan the change of the columns
+            fill_defaults              delta_target.py
     fold to rows, base rows, overlay
-          _source                          latest_state.py      make the rows to merge
-            table_source                   merge_source.py      convert complete images, then partial ones
+          _source                      latest_state_strategy.py make the rows to merge
+            table_source               merge_source.py          convert complete images, then partial ones
               source_rows                                       convert deletes and complete images
               overlay                                           complete partial images with their base rows
                 find_base_rows
                   rows_with_keys                                scan the target once
     write
-          Writers.choose                   writers.py           choose the indexed writer, delta-rs or Spark
-            IndexedTargets.can_merge       indexed_targets.py   read the commits of other clients, check the features
-          DeltaTarget.erase                target.py            delete rows that a truncate or a finished copy removes
-          Writers.merge                    writers.py
-            IndexedTable.merge             indexed_writer.py    merge in one commit with the `txn` of the range
-              KeyIndex.find                indexed/             find the rows of the keys; see how-a-row-is-updated.md
-            merge_with_delta_rs            writers.py           the same with delta-rs, for other targets
+          Writers.choose               writers.py               choose the indexed writer, delta-rs or Spark
+            IndexedTargets.can_merge   indexed_targets.py       read the commits of other clients, check the features
+          DeltaTarget.erase            delta_target.py          delete rows that a truncate or a finished copy removes
+          Writers.merge                writers.py
+            IndexedTable.merge         indexed_writer.py        merge in one commit with the `txn` of the range
+              KeyIndex.find            indexed/                 find the rows of the keys; see how-a-row-is-updated.md
+            merge_with_delta_rs        writers.py               the same with delta-rs, for other targets
     record, publish
-        DeltaSink.record                   sink.py              return position, version and state of the table
+        DeltaSink.record               sink.py                  return position, version and state of the table
     DeltaSink.publish                                           called when all tables of the range are merged
-      PublishedTable.write                 published_table.py   add one row in one commit
+      PublishedTable.write             published_table.py       add one row in one commit
         check                                                   check that no other driver published since
 
-A target with history differs after in_target_columns: History.merge (history.py) evolves the columns, and HistoryMerge
-(history_merge.py) completes every change, makes the rows of the history mode and writes them.
+A target with history differs after in_target_columns: History.merge (history_strategy.py) evolves the columns, and
+HistoryMerge (history_merge.py) completes every change, makes the rows of the history mode and writes them.
 
 Interfaces with several implementations
 =======================================
-What a target keeps of a row: KeepingStrategy (strategy.py), implemented by LatestState and History. History has one
-HistoryRows for each history mode: versions, marked rows and every change (append).
-Which rows of a target belong to a table: TargetPart (shared_target.py), implemented by WholeTarget, and by SharedPart
+What a target keeps of a row: KeepingStrategy (keeping_strategy.py), implemented by LatestState and History. History has
+one HistoryRows for each history mode: versions, marked rows and every change (append).
+Which rows of a target belong to a table: TargetPart (target_part.py), implemented by WholeTarget, and by SharedPart
 for rules with merge_tables.
 Which engine writes: Writers (writers.py) chooses the indexed writer, delta-rs or Spark. SparkTarget is for targets with
 table features that delta-rs cannot write.

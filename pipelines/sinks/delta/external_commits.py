@@ -18,7 +18,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from cdc.log.disk_format import commit_file
 from pipelines.runtime.progress import ExternalCommit, ExternalCommitReport
-from pipelines.sinks.delta.target import APP_ID, DeltaTarget
+from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
 
 MISSING: Final = "UNKNOWN"
 """Operation that is reported for a commit if the commit names none, or if its file was removed from `_delta_log`.

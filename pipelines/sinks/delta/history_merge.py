@@ -20,13 +20,13 @@ from cdc.errors import HistoryTrimmed
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
-from pipelines.folding.every_change import GenerationEnd
 from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.folding.unfolded_changes import GenerationEnd
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.complete_changes import StoredRows, complete_changes
+from pipelines.sinks.delta.delta_target import ROWS, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.history_modes import HistoryRows
 from pipelines.sinks.delta.table_plan import OP
-from pipelines.sinks.delta.target import ROWS, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.target_layout import check_partition_values, double_quoted
 from pipelines.sinks.delta.writers import Writers
 
@@ -44,7 +44,7 @@ class HistoryMerge:
         return self.rows.target
 
     def apply(self, batch: TableBatch) -> None:
-        """Merge a batch whose rows are single changes, as pipelines.folding.every_change returns them.
+        """Merge a batch whose rows are single changes, as pipelines.folding.unfolded_changes returns them.
 
         Raises MissingBase for a partial image without a base row, and ValueNotRepresentable for a value that the target
         cannot represent. Raises HistoryTrimmed if single changes after the target's position were trimmed.

@@ -32,8 +32,8 @@ from cdc.target_names import (
     TO_COLUMN,
     column_name,
 )
-from pipelines.folding.every_change import GenerationEnd
 from pipelines.folding.keyless_fold import row_ids
+from pipelines.folding.unfolded_changes import GenerationEnd
 from pipelines.sinks.delta.complete_changes import RowStates, StoredRows
 from pipelines.sinks.delta.table_plan import RowShape
 from pipelines.sinks.delta.target_layout import MODE_COLUMNS

@@ -15,12 +15,12 @@ import structlog
 from deltalake.exceptions import CommitFailedError
 
 from cdc.errors import LogError, SinkUnavailable, TargetUnusable
+from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.indexed_writer import IndexedTable, refusal
-from pipelines.sinks.delta.target import CHECKPOINT_EVERY, DeltaTarget, TxnMarker
 
 UNUSED_FOR: Final = 7 * 86_400.0
 """Seconds after which the index of a target that no sink opened is removed."""

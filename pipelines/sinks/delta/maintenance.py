@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.failpoint import hit
-from cdc.stores.table_features import unsupported_features
+from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.target_names import RELATION_COLUMN
 from pipelines.sinks.delta.delta_log_cleanup import (
     DELETION_VECTORS_FEATURE,
@@ -30,13 +30,13 @@ from pipelines.sinks.delta.delta_log_cleanup import (
     paths_of,
     remove_old_commits,
 )
+from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
 from pipelines.sinks.delta.indexed.deletion_vectors import FOLDER as VECTORS
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.indexed_writer import refusal
 from pipelines.sinks.delta.published_table import KeptCut
-from pipelines.sinks.delta.purge import files_to_purge, purge
-from pipelines.sinks.delta.target import APP_ID, DeltaTarget
+from pipelines.sinks.delta.purge_deleted_rows import files_to_purge, purge
 from pipelines.sinks.delta.target_layout import partition_text
 
 COMPACT_ABOVE: Final = 64

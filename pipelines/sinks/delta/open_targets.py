@@ -15,7 +15,7 @@ from cdc.config import SchemaChanges
 from cdc.errors import TargetUnusable
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.feature_refusals import translate_refusals
+from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget
 from pipelines.sinks.delta.published_table import LastPublished
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
@@ -32,8 +32,8 @@ from pipelines.sinks.delta.table_plan import (
     check_named,
     with_selected_columns,
 )
-from pipelines.sinks.delta.target import ERASED, DeltaTarget
 from pipelines.sinks.delta.target_layout import TargetLayout
+from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
 from pipelines.sinks.delta.writers import Writers
 
 

@@ -27,7 +27,7 @@ from cdc.stores.lake_reader import PUBLISHED_AT, PUBLISHED_SCHEMA, read_publishe
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema
 from pipelines.sinks.delta.delta_log_cleanup import is_newest, remove_old_commits
-from pipelines.sinks.delta.target import CHECKPOINT_EVERY
+from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY
 
 CLEAN_EVERY: Final = 100
 """Number of publishes from one clean-up to the next; a clean-up removes expired cuts and overwritten files."""

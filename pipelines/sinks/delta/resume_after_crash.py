@@ -15,9 +15,9 @@ from cdc.table import TableSchema, TableState
 from cdc.target_names import parked_uri
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.delta_log_cleanup import erase_earlier, is_marked
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.open_targets import OpenTargets
 from pipelines.sinks.delta.published_table import PublishedTable
-from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.table_outcome import failure_reason, with_progress_state
 
 

@@ -22,14 +22,14 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from cdc.failpoint import hit
 from cdc.table import TableSchema
 from pipelines.sinks.contract import DeadLetterSettings, ImageMask, Published, RefusedRow, TableBatch, TableRecord
-from pipelines.sinks.delta.history import History
-from pipelines.sinks.delta.latest_state import LatestState
+from pipelines.sinks.delta.delta_target import DeltaTarget, rewritten_bytes
+from pipelines.sinks.delta.history_strategy import History
+from pipelines.sinks.delta.keeping_strategy import DeltaSinkParts, KeepingStrategy
+from pipelines.sinks.delta.latest_state_strategy import LatestState
 from pipelines.sinks.delta.maintenance import TargetMaintenance
 from pipelines.sinks.delta.published_table import PublishedTable
 from pipelines.sinks.delta.resume_after_crash import follow_rules, parked_upto, readable_versions, with_target_position
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.strategy import DeltaSinkParts, KeepingStrategy
-from pipelines.sinks.delta.target import DeltaTarget, rewritten_bytes
 from pipelines.sinks.table_outcome import applied_state
 
 if TYPE_CHECKING:

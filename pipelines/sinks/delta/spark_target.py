@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 
 from cdc.errors import DeltaJarMissing
-from cdc.stores.table_features import unsupported_features
-from pipelines.sinks.delta.feature_refusals import unsupported
+from cdc.stores.unsupported_table_features import unsupported_features
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import EvolutionPlan
-from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.target_layout import backticked
+from pipelines.sinks.delta.unsupported_feature_errors import unsupported
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -29,18 +29,22 @@ from cdc.failpoint import hit
 from cdc.stores.current_rows import MODE
 from cdc.stores.path_ownership import STAGED
 from cdc.stores.published_record import Published, TableRecord
-from cdc.stores.table_features import unsupported_features
 from cdc.stores.target_rule_changes import TRANSFORM, TargetRules
+from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.table import TableSchema
 from cdc.target_names import parked_uri, published_uri
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.delta_log_cleanup import erase_earlier, is_marked, mark_to_erase
-from pipelines.sinks.delta.feature_refusals import MOVE_AND_REBUILD, unsupported
+from pipelines.sinks.delta.delta_target import COLUMNS, ERASED, ROWS, STATISTICS, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, delta_bounds
 from pipelines.sinks.delta.published_table import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
-from pipelines.sinks.delta.shared_target import (
+from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.spark_target import ONE_SPARK_WRITE
+from pipelines.sinks.delta.table_plan import OP, rules_in_subdirectory
+from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
+from pipelines.sinks.delta.target_part import (
     GENERATION,
     KEYLESS,
     RELATION,
@@ -48,11 +52,7 @@ from pipelines.sinks.delta.shared_target import (
     shared_tables,
     shared_txn_id,
 )
-from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.spark_target import ONE_SPARK_WRITE
-from pipelines.sinks.delta.table_plan import OP, rules_in_subdirectory
-from pipelines.sinks.delta.target import COLUMNS, ERASED, ROWS, STATISTICS, DeltaTarget, TxnMarker
-from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
+from pipelines.sinks.delta.unsupported_feature_errors import MOVE_AND_REBUILD, unsupported
 from pipelines.sinks.delta.writers import merge_with_spark
 from pipelines.transform.expressions import raising_transform_failed
 

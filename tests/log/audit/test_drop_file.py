@@ -15,7 +15,7 @@ from cdc.log.audit.drop_file import DamagedFile, DroppedFile, RecoveryWay, posit
 from cdc.log.audit.finding import DamageKind
 from cdc.log.audit.verify import verify
 from cdc.log.compacted_state import read_compacted_state
-from cdc.log.lost_ranges import lost_ranges_in
+from cdc.log.damaged_file_ranges import lost_ranges_in
 from cdc.log.reader import LogReader
 from cdc.log.small_file_rewrite import plan_rewrite
 from cdc.log.writer import LogWriter

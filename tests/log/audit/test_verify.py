@@ -22,8 +22,8 @@ from cdc.log.audit.verify import AuditReport, AuditScope, verify
 from cdc.log.consumers import Consumer
 from cdc.log.disk_format import FORMAT
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention
 from cdc.log.table_io import open_table
+from cdc.log.trim_plan import Retention
 from cdc.log.vacuum import remove_orphan_files, vacuum
 from cdc.log.writer import LogWriter
 from cdc.log_row import LOG_SCHEMA

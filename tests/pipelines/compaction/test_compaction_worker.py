@@ -19,7 +19,7 @@ from cdc.log.compacted_state import read_compacted_state
 from cdc.log.disk_format import COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
-from cdc.log.retention import REQUEST_FILE
+from cdc.log.trim_plan import REQUEST_FILE
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits

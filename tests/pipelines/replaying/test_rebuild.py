@@ -10,7 +10,7 @@ from cdc.position import Position
 from cdc.stores.published_record import TargetState
 from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext, group_tables
-from pipelines.runtime.session import has_delta
+from pipelines.runtime.spark_session import has_delta
 from tests.pipelines.replaying.rebuilt_tables import copying, delta, rebuilt, tables_of
 from tests.pipelines.shop_pipeline import END, ITEMS, ORDERS, ShopPipeline, change
 

@@ -27,8 +27,8 @@ from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses, paused, sole_replay
 from pipelines.sink_lifecycle import SinkRunner
 from pipelines.sink_stream import SinkParts
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange
-from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import target_schema
 from tests.fixtures.waiting import until

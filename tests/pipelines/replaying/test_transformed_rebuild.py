@@ -18,7 +18,7 @@ from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.replay import replay
-from pipelines.runtime.session import has_delta
+from pipelines.runtime.spark_session import has_delta
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.pipelines.shop_pipeline import END, ShopPipeline, change, delta_rows

@@ -20,10 +20,10 @@ from cdc.errors import SchemaNotApplicable, TargetRulesChanged
 from cdc.failpoint import VARIABLE
 from cdc.stores.lake_reader import read_target
 from cdc.table import Column, TableSchema
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.target import DeltaTarget
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, part, put
 from tests.pipelines.sinks.test_delta_schema_changes import ARTICLE, WIDER, having, names, publish, rows, whole
 

@@ -19,10 +19,10 @@ from cdc.failpoint import VARIABLE
 from cdc.stores.lake_reader import read_target
 from cdc.table import Column, TableSchema, TableState
 from pipelines.sinks.contract import Published, TableRecord, TargetState
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.target import DeltaTarget
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
 
 ARTICLE = replace(ITEM, name="article")

@@ -10,11 +10,11 @@ from deltalake.fs import DeltaStorageHandler
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published
 from cdc.target_names import published_uri
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
 from pipelines.sinks.delta.published_table import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.target import DeltaTarget
 from tests.contracts.folded import ORDERS, batch, put
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.pipelines.sinks.maintained_sink import Clock

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from cdc.errors import LogTrimmed
 from cdc.log.compacted_state import read_compacted_state
 from cdc.log.reader import LogReader, RowSpan, row_spans
-from cdc.log.retention import Retention, plan_trim
+from cdc.log.trim_plan import Retention, plan_trim
 from cdc.position import Position
 from pipelines.compaction.compact import CompactionLimits, compact
 from pipelines.folding.fold import fold

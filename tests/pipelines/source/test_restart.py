@@ -17,7 +17,7 @@ from cdc.log import consumers
 from cdc.log.compacted_state import CompactedState, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.reader import LogReader
-from cdc.log.retention import Retention, plan_trim
+from cdc.log.trim_plan import Retention, plan_trim
 from cdc.log.vacuum import vacuum
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position

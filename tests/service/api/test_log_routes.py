@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc.catalog import Catalog, ProcessReport
 from cdc.catalog.commands import COMPACT
 from cdc.log import consumers
-from cdc.log.retention import REQUEST_FILE
+from cdc.log.trim_plan import REQUEST_FILE
 from cdc.service.api.app import create_app
 from cdc.service.log_sampler import LogSampler
 from tests.cli.command import run

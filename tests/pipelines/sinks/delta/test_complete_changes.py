@@ -10,7 +10,7 @@ import pytest
 
 from cdc.errors import MissingBase
 from cdc.table import TableState
-from pipelines.folding.every_change import GenerationEnd
+from pipelines.folding.unfolded_changes import GenerationEnd
 from pipelines.sinks.delta.complete_changes import RowStates, StoredRows, complete_changes
 from pipelines.sinks.delta.table_plan import RowShape
 from pipelines.types.families import TypePolicy

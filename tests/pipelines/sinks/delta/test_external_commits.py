@@ -15,14 +15,14 @@ from cdc import metrics
 from cdc.config.sinks import HistoryMode
 from cdc.log.disk_format import commit_file
 from cdc.stores.published_record import Published, TableRecord
-from pipelines.folding.every_change import GenerationEnd
+from pipelines.folding.unfolded_changes import GenerationEnd
 from pipelines.runtime.progress import ExternalCommit, SinkFigures
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.latest_state import LatestState
+from pipelines.sinks.delta.delta_target import DeltaTarget
+from pipelines.sinks.delta.latest_state_strategy import LatestState
 from pipelines.sinks.delta.maintenance import COMPACT_ABOVE
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.target import DeltaTarget
 from tests.contracts.folded import ORDERS, batch, gone, part, put
 from tests.contracts.histories import ALL_SETTINGS
 

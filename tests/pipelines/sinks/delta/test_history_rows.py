@@ -11,7 +11,7 @@ import pytest
 
 from cdc.config import TableSettings
 from cdc.config.sinks import HistoryMode
-from pipelines.folding.every_change import GenerationEnd
+from pipelines.folding.unfolded_changes import GenerationEnd
 from pipelines.sinks.delta.complete_changes import RowStates, StoredRows, complete_changes
 from pipelines.sinks.delta.history_rows import change_rows, marked_rows, tracked_columns, version_rows
 from pipelines.sinks.delta.table_plan import RowShape

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from cdc.errors import SinkUnavailable, TargetUnusable
 from pipelines.sinks.contract import TableRecord
+from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, vector_paths
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.indexed_targets import UNUSED_FOR, IndexedTargets
@@ -23,7 +24,6 @@ from pipelines.sinks.delta.merge_source import source_rows
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.table_plan import RowShape
-from pipelines.sinks.delta.target import CHECKPOINT_EVERY, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, TargetLayout
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, folded, gone, put

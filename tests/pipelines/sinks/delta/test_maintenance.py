@@ -15,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
 from cdc.stores.published_record import Published, TableRecord
+from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
 from pipelines.sinks.delta.indexed.deletion_vectors import FOLDER
 from pipelines.sinks.delta.maintenance import (
     AT_ONCE,
@@ -28,7 +29,6 @@ from pipelines.sinks.delta.maintenance import (
 from pipelines.sinks.delta.published_table import KeptCut
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.target import APP_ID, DeltaTarget
 from tests.contracts.folded import ORDERS, batch, put
 from tests.pipelines.sinks.maintained_sink import Clock, MaintainedSink
 

@@ -14,11 +14,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
 from cdc.stores.published_record import Published, TableRecord
+from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
 from pipelines.sinks.delta.maintenance import ORDERED, TargetMaintenance, UpkeepSettings, ZOrdering
 from pipelines.sinks.delta.published_table import KeptCut
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.target import APP_ID, DeltaTarget
 from tests.contracts.folded import ORDERS, batch, column, put
 from tests.pipelines.sinks.maintained_sink import LOG, Clock
 

@@ -1,4 +1,4 @@
-"""Table features: errors for Delta table features that the writer of a target does not support.
+"""Errors for features of a Delta table that the writer of a target does not support.
 
 cdc creates targets with features that delta-rs and Spark both support. Another client may add a feature that delta-rs
 cannot write. From then on Spark writes the target. Without Spark, only the table of this target stops.
@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from cdc.errors import TargetUnusable
-from cdc.stores.table_features import NAMED
+from cdc.stores.unsupported_table_features import NAMED
 
 MOVE_AND_REBUILD: Final = "move the target to another directory, then run 'cdc replay SINK --tables TABLE'"
 BY_SPARK: Final = f"set writer to 'auto' or 'spark' and provide the Delta jars; or {MOVE_AND_REBUILD}"

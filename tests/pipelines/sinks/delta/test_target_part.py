@@ -11,8 +11,10 @@ import pytest
 from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable
 from cdc.table import Column
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange, column_id
-from pipelines.sinks.delta.shared_target import (
+from pipelines.sinks.delta.target_layout import TargetLayout
+from pipelines.sinks.delta.target_part import (
     SharedPart,
     SharedTable,
     WholeTarget,
@@ -22,8 +24,6 @@ from pipelines.sinks.delta.shared_target import (
     shared_tables,
     with_ids,
 )
-from pipelines.sinks.delta.target import DeltaTarget
-from pipelines.sinks.delta.target_layout import TargetLayout
 from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import target_schema
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, column

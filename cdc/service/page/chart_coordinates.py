@@ -1,6 +1,6 @@
-"""Computes the coordinates of the page's drawings: the lag curves and the bar of the log's sizes.
+"""Computes the coordinates of the page's charts: the lag curves and the bar of the log's sizes.
 
-The server computes them, so the page shows the drawings without a library and without JavaScript.
+The server computes them, so the page shows the charts without a library and without JavaScript.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pipelines.folding.fold_inputs import (
+from pipelines.folding.range_statistics import (
     STATISTICS_COLUMNS,
     Fence,
     RangeStatistics,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from cdc.config.expression import Expression, named_in
+from cdc.config.sql_expression import Expression, named_in
 
 
 def test_names_of_an_expression_are_neither_texts_nor_comments() -> None:

@@ -1,4 +1,4 @@
-"""Table features: finds the features that a Delta table requires and that delta-rs (1.6) does not support."""
+"""Unsupported table features: finds features that a Delta table requires and that delta-rs (1.6) does not support."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ import pytest
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published, TableRecord
 from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.target import ERASED, DeltaTarget
 from tests.contracts.folded import FOLDED, ID, ITEM, ORDERS, PRICE, Row, batch, folded, put
 from tests.pipelines.dead_letters.sink_driver import LOG, NAN, Driver
 

@@ -1,8 +1,8 @@
 """Keeping strategies: how a Delta sink merges a batch into the target of one table.
 
-The settings of a table choose its strategy. pipelines.sinks.delta.latest_state keeps the latest state of each row.
-pipelines.sinks.delta.history keeps versions, rows marked as deleted, or every change. A strategy need not know whether
-several tables share the target, because pipelines.sinks.delta.shared_target handles that.
+The settings of a table choose its strategy. pipelines.sinks.delta.latest_state_strategy keeps the latest state of each
+row. pipelines.sinks.delta.history_strategy keeps versions, rows marked as deleted, or every change. A strategy need not
+know whether several tables share the target, because pipelines.sinks.delta.target_part handles that.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Protocol, Self
 from pipelines.runtime.throttle import CommitRate
 from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.external_commits import ExternalCommitWatch
 from pipelines.sinks.delta.open_targets import OpenTargets
 from pipelines.sinks.delta.published_table import LastPublished
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.table_plan import TablePlans
-from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.writers import Writers
 
 if TYPE_CHECKING:

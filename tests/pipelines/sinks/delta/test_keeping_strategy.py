@@ -8,11 +8,11 @@ import pytest
 
 from cdc.config import TableSettings
 from cdc.config.sinks import HistoryMode
-from pipelines.sinks.delta.history import History
-from pipelines.sinks.delta.latest_state import LatestState
+from pipelines.sinks.delta.history_strategy import History
+from pipelines.sinks.delta.keeping_strategy import DeltaSinkParts
+from pipelines.sinks.delta.latest_state_strategy import LatestState
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.strategy import DeltaSinkParts
 from tests.contracts.folded import ORDERS
 from tests.contracts.histories import ALL_SETTINGS
 

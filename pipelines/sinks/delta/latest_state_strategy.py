@@ -1,4 +1,4 @@
-"""Latest state: the keeping strategy for targets that have one row per key, with the same values as the source row.
+"""Latest-state strategy: keeps one row per key in a target, with the same values as the source row.
 
 A batch is merged in these steps:
 
@@ -25,18 +25,18 @@ from cdc.failpoint import hit
 from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_rows
+from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget, TxnMarker
+from pipelines.sinks.delta.keeping_strategy import DeltaSinkParts
 from pipelines.sinks.delta.merge_source import BaseLookup, frame_source, keyless_source, table_source
 from pipelines.sinks.delta.schema_evolution import ColumnChange, columns_to_drop
-from pipelines.sinks.delta.strategy import DeltaSinkParts
 from pipelines.sinks.delta.table_plan import RowShape
-from pipelines.sinks.delta.target import ERASED, DeltaTarget, TxnMarker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 class LatestState:
-    """Keeps one row per key; its methods follow the contract pipelines.sinks.delta.strategy.KeepingStrategy."""
+    """Keeps one row per key; its methods follow the contract pipelines.sinks.delta.keeping_strategy.KeepingStrategy."""
 
     replaced_by_copy = True
 

@@ -16,10 +16,10 @@ from deltalake.exceptions import CommitFailedError
 
 from cdc.config import SchemaChanges
 from cdc.errors import SchemaNotApplicable, TargetUnusable
+from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker, described_columns, rewritten_bytes
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.target import DeltaTarget, TxnMarker, described_columns, rewritten_bytes
 from pipelines.types.families import TypePolicy
 from pipelines.types.typed_rows import target_schema
 from tests.contracts.folded import ID, ORDERS, PRICE, batch, put

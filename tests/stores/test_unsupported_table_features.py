@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from cdc.stores.table_features import WRITTEN, features_in_error, unsupported_features
+from cdc.stores.unsupported_table_features import WRITTEN, features_in_error, unsupported_features
 from tests.pipelines.sinks.added_features import add_features, commit
 
 OTHERS = (

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from cdc.process_logs import LogFormat, configure
+from cdc.logging_setup import LogFormat, configure
 
 
 @pytest.fixture(autouse=True)

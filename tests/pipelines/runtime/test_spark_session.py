@@ -12,7 +12,7 @@ from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 import pipelines
-from pipelines.runtime.session import (
+from pipelines.runtime.spark_session import (
     COMPACTION_POOL,
     IVY_CACHES,
     NEEDED_JARS,
@@ -27,7 +27,7 @@ PATIENCE = 240  # seconds for a JVM on a busy machine
 
 PROGRAM = """
 import sys
-from pipelines.runtime.session import SparkSettings, spark_session
+from pipelines.runtime.spark_session import SparkSettings, spark_session
 session = spark_session(SparkSettings(master="local[1]", delta_jars=tuple(sys.argv[1:]), download=False))
 print(session.delta, session.range(3).rdd.map(lambda n: n.id).sum())
 session.stop()

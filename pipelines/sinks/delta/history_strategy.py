@@ -1,4 +1,4 @@
-"""History: merges batches into targets that keep more than the latest state of each row.
+"""History strategy: merges batches into targets that keep more than the latest state of each row.
 
 The history mode decides whether such a target keeps every version of a row, the latest row with a mark if it was
 deleted, or every change. A merge has three steps: it changes the columns of the target, sets new columns to their
@@ -24,11 +24,11 @@ from cdc.target_names import OP_COLUMN, POSITION_COLUMN
 from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_changes
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.history_merge import HistoryMerge
 from pipelines.sinks.delta.history_modes import ROWS_OF
+from pipelines.sinks.delta.keeping_strategy import DeltaSinkParts
 from pipelines.sinks.delta.schema_evolution import ColumnChange, column_id, ids_only_in
-from pipelines.sinks.delta.strategy import DeltaSinkParts
-from pipelines.sinks.delta.target import DeltaTarget
 from pipelines.sinks.delta.target_layout import double_quoted
 
 OLDER_THAN_COLUMN: Final = "/older/"
@@ -40,7 +40,7 @@ log = structlog.get_logger("apply")
 
 
 class History:
-    """Implements pipelines.sinks.delta.strategy.KeepingStrategy for targets with history."""
+    """Implements pipelines.sinks.delta.keeping_strategy.KeepingStrategy for targets with history."""
 
     replaced_by_copy = False
 

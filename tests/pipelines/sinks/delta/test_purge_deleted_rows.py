@@ -21,7 +21,7 @@ from pyroaring import BitMap
 from cdc.target_names import POSITION_COLUMN
 from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector, encode
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, vector_paths
-from pipelines.sinks.delta.purge import AT_ONCE, files_to_purge, purge
+from pipelines.sinks.delta.purge_deleted_rows import AT_ONCE, files_to_purge, purge
 from tests.fixtures.examples import examples
 from tests.pipelines.sinks.added_features import commit
 from tests.pipelines.sinks.delta.vector_tables import (

@@ -3,7 +3,7 @@ and deletes its rows.
 
 The identity is in the properties of the Delta table (`cdc.*`), so a moved directory still names its log and its source
 table. A target belongs to one source table, or several source tables share it; `DeltaTarget.part` contains what differs
-between these two cases, see pipelines.sinks.delta.shared_target.
+between these two cases, see pipelines.sinks.delta.target_part.
 
 Rows are read only with `DeltaTable.scan`: after a column was renamed, the methods `to_pyarrow*` return nulls without an
 error.
@@ -33,7 +33,6 @@ from cdc.table import TableSchema
 from cdc.target_names import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, START_COLUMN, column_name
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_log_cleanup import is_newest
-from pipelines.sinks.delta.feature_refusals import translate_refusals
 from pipelines.sinks.delta.file_statistics import DataFile
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
@@ -42,8 +41,9 @@ from pipelines.sinks.delta.schema_evolution import (
     evolved_batch,
     without_ids,
 )
-from pipelines.sinks.delta.shared_target import KEYLESS, RELATION, RowReader, SharedPart, TargetPart, WholeTarget
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, PLAIN, SHARED, TargetLayout
+from pipelines.sinks.delta.target_part import KEYLESS, RELATION, RowReader, SharedPart, TargetPart, WholeTarget
+from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
 
 APP_ID: Final = "cdc.app_id"
 

@@ -1,4 +1,4 @@
-"""Retention: which segments of `changes` may be trimmed, and a request to trim them now.
+"""Trim plan: which segments of `changes` may be trimmed, and a request to trim them now.
 
 Segments are trimmed whole, oldest first, and only after their changes are in `compacted`. A trim removes segments from
 the table. Their files stay on disk for readers of older versions, until a vacuum deletes them (`vacuum.py`). Only the

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.cluster.spark_job import ONCE, SparkAction, SparkSubmit, checked_trigger, chosen_sinks
+from cdc.cluster.spark_submit_command import ONCE, SparkAction, SparkSubmit, checked_trigger, chosen_sinks
 from cdc.errors import ConfigError, InvalidDefinition
 from tests.cluster.spark_jobs import spark_job
 

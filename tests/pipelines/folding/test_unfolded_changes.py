@@ -25,7 +25,7 @@ from pipelines.replaying.replay import replay
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.progress import SinkFigures
 from pipelines.sink_factory import build_sink, keeps_history
-from pipelines.sinks.delta.target import ROWS, DeltaTarget, TxnMarker
+from pipelines.sinks.delta.delta_target import ROWS, DeltaTarget, TxnMarker
 from tests.contracts.histories import in_order
 from tests.pipelines.shop_pipeline import END, FIGURES, ORDERS, ShopPipeline, make_shop
 from tests.pipelines.trimmed_log import NOBODY, TrimmedAndWholeLog

@@ -16,7 +16,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from cdc.cluster.spark_job import DELTA_PACKAGE, SHIPPED_BY_SPARK
+from cdc.cluster.spark_submit_command import DELTA_PACKAGE, SHIPPED_BY_SPARK
 from cdc.config import Definition
 from cdc.errors import SparkUnavailable
 from cdc.private_files import configured_umask

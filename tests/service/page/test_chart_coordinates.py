@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc.service.page.drawings import BAR_WIDTH, MIN_PART_WIDTH, bar_parts, lag_curve
+from cdc.service.page.chart_coordinates import BAR_WIDTH, MIN_PART_WIDTH, bar_parts, lag_curve
 
 
 def test_a_curve_without_lags_has_no_points() -> None:

@@ -1,4 +1,4 @@
-"""Purge: rewrites data files of which many rows are deleted, so that reads and storage stay close to the live rows.
+"""Purge: rewrites data files with many deleted rows, so that reads and storage stay close to the live rows.
 
 A deletion vector only marks rows. A reader still reads their file, and its values stay on disk. A file is rewritten
 once a quarter of its rows is deleted. So each deleted row costs three rewritten rows at most, whatever the size of the

@@ -20,7 +20,7 @@ from cdc.log.reader import LogReader
 from cdc.stores.path_ownership import is_begun
 from cdc.stores.sink_preflight import SinkTable, path_conflicts, rule_conflicts, tables_in, tables_of_sinks
 from cdc.table import TableSchema
-from pipelines.runtime.session import SparkSettings
+from pipelines.runtime.spark_session import SparkSettings
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.table_plan import TablePlans
 from pipelines.transform.expressions import resolve_expressions
