@@ -162,12 +162,12 @@ def _apply(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     definition = load_definition(arguments.config)
     new_sink_table_checks = import_module("pipelines.new_sink_table_checks")
-    spark_session, sink_preflight = (
+    spark_session, target_conflicts = (
         import_module("pipelines.runtime.spark_session"),
-        import_module("cdc.stores.sink_preflight"),
+        import_module("cdc.stores.target_conflicts"),
     )
     defined = import_module("cdc.capture.startup_checks").defined_tables(definition)
-    tables = list(sink_preflight.tables_of_sinks(definition, defined, {sink.name for sink in definition.sinks}))
+    tables = list(target_conflicts.tables_of_sinks(definition, defined, {sink.name for sink in definition.sinks}))
     with ExitStack() as stack:
 
         @cache

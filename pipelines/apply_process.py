@@ -28,9 +28,9 @@ from cdc.errors import LogCorrupt, LogError, LogFormatUnknown, LogInaccessible, 
 from cdc.log.reader import LogReader
 from pipelines.compaction.compaction_worker import CompactionWorker
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import ProgressReporter
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
+from pipelines.runtime.sink_status_reporter import ProgressReporter
 from pipelines.runtime.spark_session import SparkSettings, spark_session
 from pipelines.sink_factory import without_throttle
 from pipelines.sink_lifecycle import SinkRunner

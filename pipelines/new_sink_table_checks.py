@@ -18,11 +18,11 @@ from cdc.config.yaml_document import Key
 from cdc.errors import InvalidDefinition, SinkUnavailable, TransformFailed
 from cdc.log.reader import LogReader
 from cdc.stores.path_ownership import is_begun
-from cdc.stores.sink_preflight import SinkTable, path_conflicts, rule_conflicts, tables_in, tables_of_sinks
+from cdc.stores.target_conflicts import SinkTable, path_conflicts, rule_conflicts, tables_in, tables_of_sinks
 from cdc.table import TableSchema
 from pipelines.runtime.spark_session import SparkSettings
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.table_plan import TablePlans
+from pipelines.sinks.delta.target_shapes import TablePlans
 from pipelines.transform.expressions import resolve_expressions
 from pipelines.transform.table_transform import TableTransform, rename_columns
 from pipelines.types import Policy
@@ -74,7 +74,7 @@ def local_settings(definition: Definition) -> SparkSettings:
 def find_unresolved_rules(tables: Iterable[SinkTable], session: SessionProvider) -> list[KeyConflict]:
     """Check the keys of rules whose check needs Spark; return each key that a sink could not apply, with its error.
 
-    `cdc.stores.sink_preflight` checks the other keys of rules without Spark.
+    `cdc.stores.target_conflicts` checks the other keys of rules without Spark.
     """
     return [KeyConflict(one.key(*key), error) for one in tables for key, error in _refusals(one, session)]
 

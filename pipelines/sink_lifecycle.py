@@ -55,12 +55,12 @@ from cdc.errors import CdcError, LogTrimmed, Reaction, SinkError, SinkInUse
 from cdc.position import Position
 from pipelines.dead_letters.requests import DeadLetterCommands
 from pipelines.runtime.executor_code import worker_error
-from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.sink_lease import LEASE
+from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import needs_spark
 from pipelines.sink_stream import OpenedSink, SinkParts
 from pipelines.sinks.contract import SparkAwaited
-from pipelines.sinks.table_outcome import failure_reason, log_trimmed_error
+from pipelines.sinks.next_table_record import failure_reason, log_trimmed_error
 
 ATTEMPTS: Final = 5
 """Number of consecutive failures after which an apply process with --once stops trying the sink."""

@@ -28,15 +28,15 @@ from cdc.failpoint import hit
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.private_files import make_private_directory
-from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.consumer_registration import ConsumerRegistration, pinned_in
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
+from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.throttle import ThrottleState
 from pipelines.sink_factory import build_sink, keeps_history
+from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.delta.sink import DeltaSink as DeltaTarget
 from pipelines.source.options import tables_option
 

@@ -26,7 +26,7 @@ from cdc.pgoutput.messages import BeginMessage, Keepalive
 from cdc.pgoutput.stream_blocks import kind_set, next_of, readonly_arrays
 from cdc.position import Position
 from cdc.postgres.sql_ascii import RepairFrames, frame_text_repair, unchanged
-from cdc.snapshot.signal_queue import SignalQueue
+from cdc.snapshot.debezium_signal_queue import SignalQueue
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableSchema
 

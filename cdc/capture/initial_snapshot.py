@@ -40,7 +40,7 @@ from cdc.position import Position
 from cdc.postgres.chunk_queries import table_sizes
 from cdc.postgres.column_identity import EPOCH_SHIFT, UNPROVED
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import begin_snapshot, lock_tables
+from cdc.postgres.copy_in_snapshot import begin_snapshot, lock_tables
 from cdc.postgres.publication import ensure_publication, published_rows, published_schemas
 from cdc.postgres.replication import SystemIdentity, identify_system
 from cdc.postgres.slot import ExportedSnapshot, SlotStatus, copy_lock, create_recorded_slot, drop_slot, slot_status

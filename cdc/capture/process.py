@@ -23,18 +23,18 @@ from tenacity.nap import sleep_using_event
 from cdc import metrics
 from cdc.back_off import BackOff
 from cdc.capture.decode_stage import StreamObservers
+from cdc.capture.operator_recovery import declare_next_epoch
 from cdc.capture.reader import Reader, ReaderContext
-from cdc.capture.recovery_commands import declare_next_epoch
+from cdc.capture.reader_monitor import ERRORS_WITH_POSITIONS, StatusReporter, add_positions
 from cdc.capture.resume_checks import DISCONTINUED
 from cdc.capture.settings import reader_settings
 from cdc.capture.startup_checks import check_log, exposure_problems
-from cdc.capture.status_reporter import ERRORS_WITH_POSITIONS, StatusReporter, add_positions
 from cdc.config import Definition
 from cdc.config.source import SnapshotMode
 from cdc.errors import CdcError, ExitCode, Reaction, SlotInUse, SourceRejectsConnection, UndecodableWal, as_cdc_error
 from cdc.log.retrying_writer import classify_storage_error
 from cdc.snapshot.backfill_worker import BackfillWorker
-from cdc.snapshot.signal_processor import Signals
+from cdc.snapshot.debezium_signals import Signals
 
 GRACE: Final = 8.0
 """Seconds from SIGTERM or SIGINT until the process exits, even if its drain (the last commits) has not ended.

@@ -20,7 +20,7 @@ from cdc.pgoutput.messages import Relation
 from cdc.position import Position
 from cdc.postgres.column_identity import schema_from_ddl, with_state
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect
-from cdc.postgres.logical_messages import parse_ddl_message, with_types
+from cdc.postgres.ddl_messages import parse_ddl_message, with_types
 from cdc.postgres.tables import CatalogView, read_catalog_view, resolve_relation
 from cdc.postgres.unreplicated_changes import CatalogState, find_divergence, read_catalog_states
 from cdc.table import ADDED, PARTITION_OF, TableSchema, TableState, matches, topic

@@ -62,7 +62,7 @@ from cdc.postgres.tables import match_tables, matched_schemas
 from cdc.private_files import is_exposed
 from cdc.snapshot.publication_sync import publication_control
 from cdc.stores.lake_reader import Lake
-from cdc.stores.sink_preflight import tables_in
+from cdc.stores.target_conflicts import tables_in
 from cdc.stores.target_rule_changes import TargetRules
 from cdc.table import TableSchema, matches
 

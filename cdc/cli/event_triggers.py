@@ -42,7 +42,7 @@ def remove(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, jso
 
 
 def _run_script(config: ConfigOption, name: str, *, show: bool, json: bool) -> None:
-    from cdc.postgres.logical_messages import run_trigger_script, trigger_script
+    from cdc.postgres.ddl_messages import run_trigger_script, trigger_script
 
     if show:
         if json:

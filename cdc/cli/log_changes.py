@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli import log_files, log_storage
+from cdc.cli import log_storage, log_verify_and_export
 from cdc.cli.log_storage import open_log
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.command_output import echo, emit, escaped_for_terminal, json_text
@@ -61,8 +61,8 @@ def register(app: typer.Typer) -> None:
         help="Inspect, check, export and compact the change log.",
         rich_markup_mode=None,
     )
-    looks = (log_storage.ls, inspect, log_files.verify, log_files.export)
-    for command in (*looks, log_storage.compact, log_storage.gc, log_files.drop_file):
+    looks = (log_storage.ls, inspect, log_verify_and_export.verify, log_verify_and_export.export)
+    for command in (*looks, log_storage.compact, log_storage.gc, log_verify_and_export.drop_file):
         group.command()(command)
     app.add_typer(group, name="log")
     app.command()(tail)
@@ -74,7 +74,7 @@ def inspect(position: PositionArgument = None, config: ConfigOption = DEFAULT_CO
     if position is not None:
         _inspect_transaction(log, definition, position, json=json)
         return
-    from cdc.log.queries import count_rows
+    from cdc.log.inspection import count_rows
 
     found = count_rows(log)
     tables = {topic: operations for topic, operations in found.items() if topic}
@@ -158,7 +158,7 @@ class _LogMessages:
 
         Rows between them with other operations are returned too. An empty set of operations means all operations.
         """
-        from cdc.log.queries import newest_rows
+        from cdc.log.inspection import newest_rows
 
         return newest_rows(self._log, self._wanted, count, operations)
 
@@ -175,7 +175,7 @@ class _LogMessages:
 
     def parts(self, after: Position, upto: Position) -> Iterator[pa.Table]:
         """Yield the sorted rows in (after, upto], a few files at a time; raises LogTrimmed if any row was trimmed."""
-        from cdc.log.queries import rows_between
+        from cdc.log.inspection import rows_between
 
         _check_not_trimmed(self._log, after)
         return rows_between(self._log, self._wanted, after, upto)
@@ -241,8 +241,8 @@ def _line(message: Message) -> str:
 
 
 def _inspect_transaction(log: LogReader, definition: Definition, position: str, *, json: bool) -> None:
+    from cdc.log.inspection import transaction
     from cdc.log.json_messages import MessageFormat, SchemaInForce
-    from cdc.log.queries import transaction
     from cdc.position import Position
 
     wanted = Position.parse(position)
@@ -291,7 +291,7 @@ def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime |
     """
     if text is None:
         return None
-    from cdc.log.queries import approximate_position_at
+    from cdc.log.inspection import approximate_position_at
     from cdc.position import Position
 
     try:

@@ -63,7 +63,7 @@ def compact(config: ConfigOption = DEFAULT_CONFIG, everything: AllOption = False
     A running apply process does the work; if none is running, this command does it.
     """
     from cdc.catalog import Catalog
-    from cdc.service.log_maintenance import request_compaction, wait_for_compaction
+    from cdc.service.log_maintenance_requests import request_compaction, wait_for_compaction
 
     definition, _ = open_log(config)
     with Catalog.open(definition.catalog.url) as catalog:
@@ -83,7 +83,7 @@ def gc(config: ConfigOption = DEFAULT_CONFIG, dry_run: DryRunOption = False, jso
     from dataclasses import asdict
 
     from cdc.service import number_format
-    from cdc.service.log_maintenance import vacuum_log
+    from cdc.service.log_maintenance_requests import vacuum_log
 
     definition, _ = open_log(config)
     done = vacuum_log(definition, dry_run=dry_run)
@@ -211,7 +211,7 @@ def _segment_table(found: LogStatus, segments: Sequence[SegmentLine]) -> list[st
 
 
 def _file_table(root: Root, log: LogReader) -> list[str]:
-    from cdc.log.compacted_state import read_compacted_state
+    from cdc.log.compacted_table import read_compacted_state
     from cdc.service import number_format
 
     compacted = read_compacted_state(root, log.log_id)

@@ -90,7 +90,7 @@ def log(config: ConfigOption = DEFAULT_CONFIG, json: JsonOption = False) -> None
     The positions and changes in the log stay the same. If the command is killed, run it again.
     """
     from cdc.config import load_definition
-    from cdc.log.migrate import migrate_log
+    from cdc.log.format_upgrade import migrate_log
 
     done = migrate_log(load_definition(config).log.root)
     what = "already has" if done.before == done.after else f"was upgraded from format {done.before} to"

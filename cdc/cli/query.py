@@ -59,7 +59,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Run a SELECT statement on the Delta tables; writing is not possible."""
     from cdc.config import load_definition
-    from cdc.stores.read_only_queries import deny_file_writes
+    from cdc.stores.read_only_guard import deny_file_writes
 
     definition = load_definition(config)
     if context.obj.owns_process:

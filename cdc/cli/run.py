@@ -105,7 +105,7 @@ def server(
     """Serve the API, the metrics and the status page; `cdc run` starts this process."""
     from cdc.config import load_definition
     from cdc.logging_setup import LogFormat, configure
-    from cdc.service.api.server import main
+    from cdc.service.api.server_process import main
 
     configure(LogFormat(log_format.value), file=str(config))
     raise typer.Exit(main(load_definition(config), config.resolve(), strict_port=strict_port))

@@ -123,7 +123,7 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
     Stop the reader first. If the command is killed, run it again; the next start of the reader also completes a new
     epoch. With --skip-to, the command marks the tables of --resync as needs_resync.
     """
-    from cdc.capture.recovery_commands import begin_epoch, skip_to_lsn
+    from cdc.capture.operator_recovery import begin_epoch, skip_to_lsn
     from cdc.config import load_definition
     from cdc.lsn import Lsn
 
@@ -194,7 +194,7 @@ def adopt(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: J
     The log then begins at the slot's position, and the reader copies every table while the stream runs. No other
     client may read the slot.
     """
-    from cdc.capture.recovery_commands import adopt_slot
+    from cdc.capture.operator_recovery import adopt_slot
     from cdc.config import load_definition
 
     definition = load_definition(config)

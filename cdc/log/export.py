@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from cdc.errors import ConfigError, LogTrimmed
 from cdc.log.disk_format import GROUP, PARQUET
-from cdc.log.queries import rows_between
+from cdc.log.inspection import rows_between
 from cdc.log.reader import LogReader, read_file
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position

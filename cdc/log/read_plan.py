@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cdc.errors import LogTrimmed
-from cdc.log import damaged_file_ranges, file_selection
+from cdc.log import file_selection, lost_range_records
 from cdc.log.disk_format import LogFile
 from cdc.position import Position
 
@@ -110,7 +110,7 @@ def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Positi
     else:
         _check_start(view, after)
         end = view.durable if max_rows is None else view.horizon
-    return damaged_file_ranges.end_after_lost_ranges(damaged_file_ranges.lost_ranges_in(view.changes), after, end)
+    return lost_range_records.end_after_lost_ranges(lost_range_records.lost_ranges_in(view.changes), after, end)
 
 
 def can_read_range(view: LogSnapshot, after: Position, upto: Position) -> bool:
@@ -120,8 +120,8 @@ def can_read_range(view: LogSnapshot, after: Position, upto: Position) -> bool:
     not end between lost rows and the record of their loss.
     """
     is_complete = after >= view.oldest or upto >= view.horizon
-    lost = damaged_file_ranges.lost_ranges_in(view.changes)
-    return after < upto and is_complete and damaged_file_ranges.end_after_lost_ranges(lost, after, upto) == upto
+    lost = lost_range_records.lost_ranges_in(view.changes)
+    return after < upto and is_complete and lost_range_records.end_after_lost_ranges(lost, after, upto) == upto
 
 
 def schema_files(view: LogSnapshot, upto: Position) -> list[LogFile]:
@@ -144,7 +144,7 @@ def _after_horizon(view: LogSnapshot, upto: Position) -> list[LogFile]:
 
 
 def _check_lost_ranges(view: LogSnapshot, after: Position, upto: Position) -> None:
-    for gap in damaged_file_ranges.lost_ranges_in(view.changes):
+    for gap in lost_range_records.lost_ranges_in(view.changes):
         if gap.cuts(after, upto):
             raise LogTrimmed(
                 f"the log cannot be read from {after!s} to {upto!s}: the rows at {gap.first!s} to {gap.last!s} were "

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from cdc.errors import LogCorrupt, LogError
 from cdc.log import read_plan
-from cdc.log.compacted_state import CompactedState, read_compacted_state
+from cdc.log.compacted_table import CompactedState, read_compacted_state
 from cdc.log.disk_format import (
     CHANGES,
     COMPACTED,

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import structlog
 
 from cdc.errors import LogCorrupt
-from cdc.log import damaged_file_ranges
+from cdc.log import lost_range_records
 from cdc.log.disk_format import CHANGES, GROUP, ORDER, SMALL_GROUP, LogFile, delta_statistics
 from cdc.log.object_path import Root, as_root
 from cdc.log.reader import LogReader, read_file
@@ -102,7 +102,7 @@ def _groups(files: Sequence[LogFile], *, is_open: bool) -> Iterator[tuple[LogFil
     Files with only `s` rows are grouped separately.
     """
     # the name of a file may record a lost range
-    finished = (damaged_file_ranges.PREFIX, CLOSED_PREFIX, *((OPEN_PREFIX,) if is_open else ()))
+    finished = (lost_range_records.PREFIX, CLOSED_PREFIX, *((OPEN_PREFIX,) if is_open else ()))
     for schemas in (True, False):
         group: list[LogFile] = []
         for file in sorted(files, key=attrgetter("first", "last", "path")):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.log.boot_clock import SECOND
-from cdc.log.compacted_state import secured_horizon
+from cdc.log.compacted_table import secured_horizon
 from cdc.log.consumers import Consumer, list_consumers
 from cdc.log.disk_format import COMPACTED, LogFile
 from cdc.log.object_path import Root, as_root

@@ -2,7 +2,7 @@
 
 There are three kinds of such files:
 
-- **Removed files**: a trim, compaction or rewrite removed them from a table. Their records (`files_awaiting_vacuum.py`)
+- **Removed files**: a trim, compaction or rewrite removed them from a table. Their records (`removed_file_records.py`)
   keep them for the grace period, and longer for a consumer that has pinned an older version.
 - **Orphan files**: no commit and no record names them. An orphan file is deleted if it is older than the latest
   commit of its table. The difference must exceed the grace period and ten minutes. A younger file may be a staged one
@@ -23,12 +23,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from cdc.log import consumers, files_awaiting_vacuum
+from cdc.log import consumers, removed_file_records
 from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo
 from cdc.log.fenced_table import FencedTable
-from cdc.log.files_awaiting_vacuum import RemovedFiles
 from cdc.log.object_path import Root, as_root
+from cdc.log.removed_file_records import RemovedFiles
 from cdc.log.table_io import is_table, last_commit_info, open_table
 from cdc.log.trim_plan import Retention
 
@@ -68,7 +68,7 @@ def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> 
     """
     root, now = as_root(root), BootTimestamp.now()
     # the records are read before the tables: a commit in between is then seen as committed
-    records = files_awaiting_vacuum.list_removals(root)
+    records = removed_file_records.list_removals(root)
     current = {table: _current_paths(root / table) for table in {record.table for record in records.values()}}
     if not dry_run:
         records = {path: _start_grace(path, record, current, now) for path, record in records.items()}
@@ -87,7 +87,7 @@ def vacuum(root: str | Root, retention: Retention, *, dry_run: bool = False) -> 
 
 def waiting(root: str | Root) -> int:
     """Return the total size in bytes of the removed files that are still on disk, as their records say."""
-    return sum(record.size for record in files_awaiting_vacuum.list_removals(root).values())
+    return sum(record.size for record in removed_file_records.list_removals(root).values())
 
 
 def deletable(
@@ -179,7 +179,7 @@ def _current_paths(table: Root) -> set[str]:
 
 
 def _recorded_paths(root: Root, table: str) -> set[str]:
-    records = files_awaiting_vacuum.list_removals(root).values()
+    records = removed_file_records.list_removals(root).values()
     return {path for record in records if record.table == table for path in record.paths}
 
 

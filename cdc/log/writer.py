@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
-from cdc.log import files_awaiting_vacuum
-from cdc.log.compacted_state import secured_horizon
+from cdc.log import removed_file_records
+from cdc.log.compacted_table import secured_horizon
 from cdc.log.disk_format import (
     CHANGES,
     COMPACTED,
@@ -204,7 +204,7 @@ class LogWriter:
         if (horizon := secured_horizon(self._log, self.log_id)) < upto:
             raise LogCorrupt(f"changes up to {upto!s} cannot be trimmed: the log is compacted only up to {horizon!s}")
         sizes = {row["path"]: row["size_bytes"] for row in chosen}
-        files_awaiting_vacuum.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
+        removed_file_records.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
         hit("trim_noted")
         self._fenced.commit(
             [FencedTable.removed(row["path"], row["size_bytes"]) for row in chosen],
@@ -240,7 +240,7 @@ class LogWriter:
             for file in new
         ]
         sizes = {path: listed[path]["size_bytes"] for path in old}
-        files_awaiting_vacuum.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
+        removed_file_records.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
         hit("rewrite_noted")
         removed = [FencedTable.removed(path, listed[path]["size_bytes"], data_change=False) for path in old]
         self._fenced.commit([*added, *removed], last.last, {**last.to_metadata(), "cdc.rewritten": str(len(old))})

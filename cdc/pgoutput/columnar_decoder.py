@@ -11,7 +11,6 @@ import pyarrow as pa
 from cdc.errors import SourceError, UnknownRelation
 from cdc.log_row import DDL_PREFIX, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.pgoutput import kernel
-from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state, new_values
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen, SignalSeen, WatermarkSeen
 from cdc.pgoutput.frame_parser import FrameBatch, malformed, parse_frame
 from cdc.pgoutput.kernel_arrays import IGNORED, TupleLayout, pack_layouts, with_layout, without_layout
@@ -29,6 +28,7 @@ from cdc.pgoutput.messages import (
     row_oids,
 )
 from cdc.pgoutput.reference_decoder import expand
+from cdc.pgoutput.row_buffers import Capacity, RowBuffers, new_state, new_values
 from cdc.position import Position
 from cdc.table import TableSchema
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from cdc.errors import MalformedFrame
 from cdc.pgoutput import kernel
-from cdc.pgoutput.buffers import Capacity, RowBuffers, new_state
 from cdc.pgoutput.kernel_arrays import TupleLayout, pack_layouts
+from cdc.pgoutput.row_buffers import Capacity, RowBuffers, new_state
 from cdc.position import Position
 from cdc.table import TableSchema
 

@@ -28,7 +28,7 @@ class DdlSeen:
     """Event: a DDL message of the event trigger at the source arrived; the consumer may call `announce`."""
 
     content: bytes
-    """Content, which `cdc.postgres.logical_messages` parses; every role can write such a message, so validate it."""
+    """Content, which `cdc.postgres.ddl_messages` parses; every role can write such a message, so validate it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from cdc.errors import CdcError, ConfigError, Reaction, SourceError, SourceUnreachable, UnknownRelation
 from cdc.postgres.chunk_queries import row_filter
-from cdc.postgres.copy import from_clause
+from cdc.postgres.copy_in_snapshot import from_clause
 from cdc.postgres.sqlstate import classify, map_errors
 from cdc.table import TableSchema
 

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from cdc.errors import SnapshotInvalidated
-from cdc.postgres.copy import select_table
+from cdc.postgres.copy_in_snapshot import select_table
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName
 from cdc.table import TableSchema

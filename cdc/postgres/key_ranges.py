@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from cdc.postgres.chunk_queries import row_filter
-from cdc.postgres.copy import copy_rows, from_clause, select_table
+from cdc.postgres.copy_in_snapshot import copy_rows, from_clause, select_table
 from cdc.postgres.sql_ascii import is_sql_ascii
 from cdc.postgres.sqlstate import map_errors
 from cdc.table import TableSchema

@@ -1,112 +1,20 @@
-"""Logical messages in the WAL: heartbeats and watermarks that cdc writes, and DDL messages that event triggers write.
+"""Logical messages that cdc writes to the WAL: heartbeats and watermarks.
 
-Apart from its slot and publication, a reader writes only heartbeats and watermarks to the source.
-`migrations/source/install.sql` installs event triggers that describe every altered table in a DDL message. Every role
-that can connect can write such a message too, so a malformed message is ignored.
+Apart from its slot and publication, a reader writes nothing else to the source.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from importlib.resources import files
-from typing import Any, Final
-
 import psycopg
 
 from cdc.lsn import Lsn
-from cdc.postgres.connection import connect
 from cdc.postgres.sqlstate import map_errors
-from cdc.postgres.system_catalog import Attribute, CatalogTable, TypeFacts, read_types
-from cdc.table import ReplicaIdentity
-
-REWRITES: Final = {
-    1: "SET LOGGED or UNLOGGED: rows written while the table was unlogged are not in the stream",
-    2: "a new column with values for existing rows",
-    4: "a change of a column's type: its stored values may have changed",
-}
-"""Bit of `pg_event_trigger_table_rewrite_reason` → reason, for rewrites that can change values."""
-
-
-@dataclass(frozen=True, slots=True)
-class DdlMessage:
-    """One DDL message: the new definition of a table, its removal, or the reason of a rewrite."""
-
-    oid: int
-    command: str
-    table: CatalogTable | None
-    dropped: bool
-    rewrite: str | None
-
-
-def parse_ddl_message(content: bytes) -> DdlMessage | None:
-    """Parse the content of a DDL message; None if it is malformed."""
-    try:
-        fields = json.loads(content)
-        return DdlMessage(
-            oid=int(fields["oid"]),
-            command=str(fields["command"]),
-            table=_table(fields) if "attributes" in fields else None,
-            dropped=fields.get("dropped") is True,
-            rewrite=", ".join(why for bit, why in REWRITES.items() if int(fields.get("rewrite", 0)) & bit) or None,
-        )
-    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
-        return None
-
-
-def _table(fields: Mapping[str, Any]) -> CatalogTable:
-    attributes = []
-    for *plain, missing in fields["attributes"] or ():
-        number, name, dropped, type_oid, typmod, not_null, generated, has_default, default = plain
-        attributes.append(
-            Attribute(
-                number=int(number),
-                name=str(name),
-                dropped=bool(dropped),
-                type_oid=int(type_oid),
-                typmod=int(typmod),
-                not_null=bool(not_null),
-                generated=bool(generated),
-                has_default=bool(has_default),
-                default=default,
-                type=None,
-                missing=missing,
-            )
-        )
-    return CatalogTable(
-        schema=str(fields["schema"]),
-        name=str(fields["name"]),
-        replica_identity=ReplicaIdentity(fields["identity"]),
-        attributes=tuple(attributes),
-        key=tuple(int(number) for number in fields["key"] or ()),
-        root=fields["root"],
-        witness=fields["witness"],
-    )
-
-
-def with_types(conn: psycopg.Connection, table: CatalogTable) -> CatalogTable:
-    """Return the table with the facts of its column types, as far as these types still exist."""
-    with map_errors():
-        known: dict[int, TypeFacts] = read_types(conn, [a.type_oid for a in table.live])
-    return replace(table, attributes=tuple(replace(a, type=known.get(a.type_oid)) for a in table.attributes))
-
-
-def run_trigger_script(dsn: str, name: str) -> None:
-    """Run the SQL of `trigger_script` at the source. Raises PreflightFailed if the role may not do that."""
-    with connect(dsn, application_name="cdc source") as conn, map_errors():
-        conn.execute(trigger_script(name).encode())
-
-
-def trigger_script(name: str) -> str:
-    """Return the SQL that creates (`install`) or drops (`remove`) the event triggers in the source database."""
-    return files("migrations").joinpath("source", f"{name}.sql").read_text(encoding="utf-8")
 
 
 def emit_message(conn: psycopg.Connection, prefix: str, content: str) -> Lsn:
     """Write one logical message in its own transaction, and return the LSN of the message.
 
-    This LSN is below the commit LSN. The transaction uses `synchronous_commit = local`, so that a hanging
+    This LSN is not above the commit LSN. The transaction uses `synchronous_commit = local`, so that a hanging
     synchronous standby does not block the reader.
     """
     with map_errors(), conn.transaction():

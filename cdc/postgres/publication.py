@@ -21,7 +21,7 @@ from psycopg import sql
 
 from cdc.errors import PreflightFailed, SlotBlocked
 from cdc.postgres.chunk_queries import table_query
-from cdc.postgres.copy import copy_rows, copy_table
+from cdc.postgres.copy_in_snapshot import copy_rows, copy_table
 from cdc.postgres.sqlstate import map_errors
 from cdc.postgres.tables import TableName, read_schemas
 from cdc.table import Column, ReplicaIdentity, TableSchema

@@ -30,9 +30,9 @@ from cdc.snapshot.chunk_plan import ChunkLimits
 from cdc.snapshot.chunk_reader import CHUNKS_AHEAD, CopyContext, CopyStopped
 from cdc.snapshot.chunk_sender import ChunkSender, ReaderLink
 from cdc.snapshot.copy_limits import CopyRateLimit, PauseGate
+from cdc.snapshot.debezium_signals import Signals
 from cdc.snapshot.missing_base_rows import unconfirmed_xids
 from cdc.snapshot.publication_sync import PublicationSync, PublicationSyncWorker, duplicate_topics
-from cdc.snapshot.signal_processor import Signals
 from cdc.table import TableSchema, TableState, matches
 
 POLL: Final = 1.0

@@ -32,7 +32,7 @@ from cdc.postgres.chunk_queries import (
     table_query,
 )
 from cdc.postgres.connection import is_standby
-from cdc.postgres.copy import copy_rows
+from cdc.postgres.copy_in_snapshot import copy_rows
 from cdc.postgres.publication import published_schema
 from cdc.postgres.sql_ascii import RepairLines
 from cdc.snapshot.chunk_plan import IDLE_FACTOR, ChunkLimits, ChunkPlan, ChunkRange, ChunkResult

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc.errors import SinkUnavailable
-from cdc.stores.read_only_queries import one_line
+from cdc.stores.read_only_guard import one_line
 from cdc.stores.unsupported_table_features import NAMED
 from cdc.target_names import RELATION_COLUMN
 

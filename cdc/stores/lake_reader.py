@@ -31,7 +31,7 @@ from cdc.errors import (
 from cdc.position import Position
 from cdc.stores.cut_retention import ListedCut, find_cut
 from cdc.stores.published_record import Published, TableRecord, TargetState
-from cdc.stores.read_only_queries import checked_rows, named_errors, one_line, require_query
+from cdc.stores.read_only_guard import checked_rows, named_errors, one_line, require_query
 from cdc.stores.target_rule_changes import TargetRules
 from cdc.stores.unsupported_table_features import features_in_error, unsupported_features, widened_columns
 from cdc.table import TableSchema, split_topic, topic

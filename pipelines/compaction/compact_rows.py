@@ -26,7 +26,7 @@ from pipelines.folding.fold import (
     split_keyless,
     split_partial,
 )
-from pipelines.folding.range_statistics import fence_rows
+from pipelines.folding.fold_inputs import fence_rows
 
 NARROW_COLUMNS: Final = ("relation", "op", "key", "old_key", "position", "ordinal", "partial", "payload")
 """Columns that decide which rows are needed; reading them takes a fifth of the time of all columns."""

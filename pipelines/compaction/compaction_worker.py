@@ -18,7 +18,7 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import COMPACT, Command
 from cdc.config import Definition
 from cdc.errors import CdcError, LogError
-from cdc.log.compacted_state import read_compacted_state
+from cdc.log.compacted_table import read_compacted_state
 from cdc.log.reader import LogReader
 from cdc.log.trim_plan import request_trim
 from pipelines.compaction.compact import CompactionLimits, CompactionResult, compact, is_large

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.log.compacted_state import Run
+from cdc.log.compacted_table import Run
 from cdc.log.disk_format import LogFile
 from cdc.log.reader import read_file
 from cdc.log_row import LOG_SCHEMA

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.log.compacted_state import WrittenFile
+from cdc.log.compacted_table import WrittenFile
 from cdc.log.disk_format import ORDER, LogFile, delta_statistics
 from cdc.log.file_selection import split
 from cdc.log.object_path import Root, as_root

@@ -22,7 +22,7 @@ from cdc.snapshot.reader_commands import request_keys
 from cdc.stores.dead_letter_rows import Key, ParkedRow
 from cdc.table import exact_glob
 from pipelines.dead_letters.quarantine import Quarantine, RowKey
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
 
 PROCESS_EVERY: Final = 0.5
 """Seconds between two searches for new commands in the catalog."""

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from cdc.log_row import ROW_OPERATIONS, Operation
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.folding.range_statistics import Fence, RangeStatistics, add_fences
+from pipelines.folding.fold_inputs import Fence, RangeStatistics, add_fences
 
 _IMAGE: Final = "map<int,string>"
 FOLDED: Final[StructType] = from_arrow_schema(FOLDED_ARROW)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from cdc.log_row import ROW_OPERATIONS, Operation
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.folding.range_statistics import addressed_to
+from pipelines.folding.fold_inputs import addressed_to
 
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 _IMAGE: Final = FOLDED_ARROW.field("after").type

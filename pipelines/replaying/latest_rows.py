@@ -41,12 +41,12 @@ from cdc.table import TableState
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.compaction.key_partitions import from_ipc, split_by_part, to_ipc
 from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.folding.fold_inputs import Fence
 from pipelines.folding.keyless_fold import image_texts, net_changes
-from pipelines.folding.range_statistics import Fence
 from pipelines.folding.spark_fold import FOLDED, fold_frame
-from pipelines.replaying.log_contents import TableContents, filter_sink_rows
+from pipelines.replaying.table_sizes_in_log import TableContents, filter_sink_rows
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, statistics
-from pipelines.sinks.delta.table_plan import RowShape
+from pipelines.sinks.delta.target_shapes import RowShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,9 +25,9 @@ from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema
 from pipelines.sink_factory import build_sink, delta_settings
 from pipelines.sinks.contract import Sink
-from pipelines.sinks.delta.staged_targets import StagedDelta
+from pipelines.sinks.delta.rebuilt_targets import StagedDelta
+from pipelines.sinks.next_table_record import with_progress_state
 from pipelines.sinks.search.staged_index import StagedSearch
-from pipelines.sinks.table_outcome import with_progress_state
 
 UNFINISHED: Final = "_unfinished_replay"
 """Name of the marker file in a directory that a replay is filling; it contains the log id and the name of the sink."""

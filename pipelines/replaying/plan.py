@@ -10,7 +10,7 @@ from typing import Final
 from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition, rule_of
 from cdc.config.sinks import target_path
 from cdc.errors import ConfigError, SinkUnavailable
-from cdc.log import queries
+from cdc.log import inspection
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake_reader import Lake
@@ -18,7 +18,7 @@ from cdc.stores.published_record import Published
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import exact_glob, matches_name
 from cdc.verify_and_replay_options import POINT_IN_TIME_REMEDY, parse_point_in_time
-from pipelines.replaying.log_contents import TableContents, read_contents
+from pipelines.replaying.table_sizes_in_log import TableContents, read_contents
 
 BEGINNING: Final = "beginning"
 LATEST: Final = "latest"
@@ -194,7 +194,7 @@ def _parse_position(log: LogReader, text: str, option: str) -> Position:
 def position_before(log: LogReader, time: datetime) -> Position:
     """Return the last position before the first transaction that was committed later than `time`."""
     durable = log.durable or Position(0)
-    return queries.position_at_time(log.files(Position(0), durable), durable, int(time.timestamp() * 1_000_000))
+    return inspection.position_at_time(log.files(Position(0), durable), durable, int(time.timestamp() * 1_000_000))
 
 
 def _published_record(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> Published | None:

@@ -42,11 +42,11 @@ from pipelines.replaying.latest_rows import (
     latest_rows_frame,
     write_latest_files,
 )
-from pipelines.replaying.log_contents import TableContents
+from pipelines.replaying.table_sizes_in_log import TableContents
 from pipelines.sinks.contract import ParkingSink, Sink, SparkAwaited, TableBatch
+from pipelines.sinks.delta.rebuilt_targets import BulkLoad
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.staged_targets import BulkLoad
-from pipelines.sinks.table_outcome import check_captured, failed_record, with_progress_state
+from pipelines.sinks.next_table_record import check_captured, failed_record, with_progress_state
 from pipelines.source.data_source import rows_between
 
 if TYPE_CHECKING:

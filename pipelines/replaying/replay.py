@@ -21,9 +21,7 @@ from cdc.errors import ConfigError, LogTrimmed
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.published_record import Published
-from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
-from pipelines.replaying.log_contents import TableContents
 from pipelines.replaying.new_target import (
     StagedTarget,
     build_sink_at,
@@ -35,15 +33,17 @@ from pipelines.replaying.new_target import (
 from pipelines.replaying.plan import LATEST, ReplayOptions, ReplayPlan, plan_replay
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.report import ReplayReport, erased_files_notes, estimate_report, final_report
+from pipelines.replaying.table_sizes_in_log import TableContents
 from pipelines.runtime.consumer_registration import registered_for_replay
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.replay_pause import driver_of, paused, sole_replay
+from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.spark_session import SparkSettings, has_delta, spark_session
 from pipelines.sink_factory import keeps_history
+from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink, SparkAwaited
 from pipelines.sinks.delta.settings import Writer
-from pipelines.sinks.delta.spark_target import has_file_system
+from pipelines.sinks.delta.spark_only_target import has_file_system
 from pipelines.source.data_source import register
 
 MAX_ROWS: Final = 200_000

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from cdc.position import Position
 from cdc.stores.published_record import Published, TableRecord, TargetState
-from pipelines.replaying.log_contents import TableContents
 from pipelines.replaying.plan import ReplayPlan
 from pipelines.replaying.rebuild import LARGE
+from pipelines.replaying.table_sizes_in_log import TableContents
 
 ROWS_PER_SECOND: Final = {"delta": 200_000, "search": 8_000}
 """Type of a sink → rows of the log that a replay applies per second; for the estimates of a dry run.

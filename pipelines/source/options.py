@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 
 from cdc.config.object_store import Storage, log_root
 from cdc.errors import InvalidDefinition, LogTrimmed
-from cdc.log import queries
+from cdc.log import inspection
 from cdc.log.file_selection import TableSelection
 from cdc.log.reader import LogReader
 from cdc.position import Position
@@ -125,11 +125,11 @@ def _position_of(log: LogReader, bound: str | datetime, offset_us: int) -> Posit
         return Position.parse(bound)
     files, micros = log.every_file(), int(bound.timestamp() * 1_000_000)
     first = min((file.first for file in files), default=durable)
-    if log.oldest and queries.position_at_time(files, durable, micros) < first:
+    if log.oldest and inspection.position_at_time(files, durable, micros) < first:
         raise LogTrimmed(
             f"time {bound.isoformat()} is before the oldest change in the log: changes up to {log.oldest!s} are trimmed"
         )
-    return queries.position_at_time(files, durable, micros + offset_us)
+    return inspection.position_at_time(files, durable, micros + offset_us)
 
 
 def _bound(options: Mapping[str, str], which: str, otherwise: str) -> str | datetime:

@@ -36,7 +36,7 @@ from cdc.table import TableSchema, matches
 from pipelines.compaction.compact_rows import compact_rows
 from pipelines.compaction.key_partitions import part_of_key, parts_of_moved_keys, read_partial_moves
 from pipelines.source.options import PushedFilters, SourceOptions
-from pipelines.source.typed_changes import TypedTable
+from pipelines.source.typed_table_frame import TypedTable
 
 BOUNDARY: Final = "b"
 """Operation of the row that ends a batch; it has the batch's last position and the time of that commit."""

@@ -24,7 +24,7 @@ from cdc.log_row import HEARTBEAT_PREFIX
 from cdc.position import Position
 from cdc.postgres import logical_messages
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import begin_snapshot, lock_tables
+from cdc.postgres.copy_in_snapshot import begin_snapshot, lock_tables
 from cdc.postgres.publication import published_rows
 from cdc.postgres.slot import create_slot
 from cdc.postgres.tables import match_tables

@@ -27,7 +27,7 @@ from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableSchema
 from pipelines.folding.fold import FOLDED_ARROW, fold
 from pipelines.folding.keyless_fold import net_changes
-from pipelines.replaying.log_contents import TableContents, read_contents
+from pipelines.replaying.table_sizes_in_log import TableContents, read_contents
 from pipelines.verification.canonical_text import image_batch
 from pipelines.verification.compare_rows import Rows
 from pipelines.verification.expected_rows import ComparedRows, ExpectedSchema

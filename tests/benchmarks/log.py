@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc.log.checkpoint import HINT
-from cdc.log.compacted_state import read_compacted_state
+from cdc.log.compacted_table import read_compacted_state
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.reader import LogReader

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from cdc.config import Definition, load_definition
-from cdc.log.compacted_state import read_compacted_state
+from cdc.log.compacted_table import read_compacted_state
 from cdc.log.reader import LogReader
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay

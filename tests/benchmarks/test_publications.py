@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.stores.published_record import Published
-from pipelines.sinks.delta.published_table import CLEAN_EVERY, PublishedTable
+from pipelines.sinks.delta.published_cuts_table import CLEAN_EVERY, PublishedTable
 from tests.benchmarks.publications import Publications
 
 PUBLISHES = 2 * CLEAN_EVERY + 10

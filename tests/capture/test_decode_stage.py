@@ -16,7 +16,7 @@ from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.pgoutput.frame_parser import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, Insert, Message, Relation
 from cdc.position import Position
-from cdc.snapshot.signal_queue import SignalQueue
+from cdc.snapshot.debezium_signal_queue import SignalQueue
 from cdc.table import TableSchema
 from tests.pgoutput.encode import POSTGRES_EPOCH, placed_frame
 from tests.pgoutput.streams import ORDERS, relation, transaction

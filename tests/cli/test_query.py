@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cdc.stores.published_record import Published
-from cdc.stores.read_only_queries import kernel_version
+from cdc.stores.read_only_guard import kernel_version
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.cli.command import run

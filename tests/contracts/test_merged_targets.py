@@ -22,10 +22,10 @@ from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import Column, TableSchema, TableState
 from pipelines.sinks.delta.delta_target import DeltaTarget
+from pipelines.sinks.delta.rebuilt_targets import BulkLoad
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.staged_targets import BulkLoad
 from pipelines.sinks.delta.target_part import delete_other_tables
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
 

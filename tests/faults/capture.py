@@ -24,7 +24,7 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.logical_messages import emit_message
 from cdc.postgres.replication import identify_system
-from cdc.snapshot.signal_queue import SignalQueue
+from cdc.snapshot.debezium_signal_queue import SignalQueue
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableState
 from tests.fixtures.forked import start

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Final
 
-from cdc.log import consumers, files_awaiting_vacuum
+from cdc.log import consumers, removed_file_records
 from cdc.log.checkpoint import KEEP
 from cdc.log.consumers import Consumer
 from cdc.log.disk_format import CHANGES, COMPACTED
@@ -127,7 +127,7 @@ def assert_lived(root: Path) -> None:
     held |= {file.path for file in ([] if log.compacted is None else log.compacted.files)}
     noted = {
         str(root / note.table / path)
-        for note in files_awaiting_vacuum.list_removals(root).values()
+        for note in removed_file_records.list_removals(root).values()
         for path in note.paths
     }
     on_disk = {str(file) for name in (CHANGES, COMPACTED) for file in (root / name).glob("segment=*/*.parquet")}

@@ -10,9 +10,9 @@ import pytest
 
 from cdc.errors import LogFenced, LogUnreachable
 from cdc.log.audit.verify import verify
-from cdc.log.files_awaiting_vacuum import list_removals
 from cdc.log.object_path import BucketPath
 from cdc.log.reader import LogReader
+from cdc.log.removed_file_records import list_removals
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.trim_plan import Retention
 from cdc.log.vacuum import vacuum

@@ -24,7 +24,7 @@ from deltalake import DeltaTable, QueryBuilder
 from cdc.catalog import Catalog
 from cdc.demo.shop_workload import Workload
 from cdc.errors import LogFenced
-from cdc.log.compacted_state import read_compacted_state
+from cdc.log.compacted_table import read_compacted_state
 from cdc.log.disk_format import LogFile
 from cdc.log.reader import LogReader, read_file
 from cdc.position import Position

@@ -12,8 +12,8 @@ from cdc.log.reader import LogReader
 from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.snapshot.backfill_requests import BACKFILL
-from cdc.snapshot.signal_processor import SIGNAL
-from cdc.snapshot.signal_queue import FOLDER
+from cdc.snapshot.debezium_signal_queue import FOLDER
+from cdc.snapshot.debezium_signals import SIGNAL
 from tests.fixtures.pipeline import Pipeline
 from tests.fixtures.postgres import run_sql
 

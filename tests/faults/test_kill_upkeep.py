@@ -13,7 +13,7 @@ from cdc.position import Position
 from cdc.stores.lake_reader import Lake, read_target
 from cdc.target_names import published_uri
 from pipelines.sinks.delta.maintenance import COMPACT_ABOVE
-from pipelines.sinks.delta.published_table import CLEAN_EVERY
+from pipelines.sinks.delta.published_cuts_table import CLEAN_EVERY
 from tests.faults import maintenance_driver
 from tests.faults.maintenance_driver import path_in
 from tests.fixtures import forked

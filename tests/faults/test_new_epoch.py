@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.recovery_commands import begin_epoch
+from cdc.capture.operator_recovery import begin_epoch
 from cdc.capture.startup_checks import check_log
 from cdc.errors import ExitCode, SlotMissing, SourceBehindLog
 from cdc.failpoint import VARIABLE

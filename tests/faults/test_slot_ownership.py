@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.recovery_commands import adopt_slot, begin_epoch
+from cdc.capture.operator_recovery import adopt_slot, begin_epoch
 from cdc.capture.startup_checks import check_log, find_problems
 from cdc.catalog import Catalog, SinkProgress
 from cdc.errors import (

@@ -12,7 +12,7 @@ from threading import Event
 
 import pytest
 
-from cdc.capture.recovery_commands import begin_epoch
+from cdc.capture.operator_recovery import begin_epoch
 from cdc.capture.startup_checks import check_log, find_problems
 from cdc.errors import (
     CdcError,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc.log.compacted_state import CompactedWriter, WrittenFile
+from cdc.log.compacted_table import CompactedWriter, WrittenFile
 from cdc.log.disk_format import delta_statistics
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file

@@ -12,11 +12,11 @@ from cdc.errors import LogError, LogFenced, LogFormatUnknown
 from cdc.log import consumers, retention_worker
 from cdc.log.audit.verify import verify
 from cdc.log.checkpoint import checkpoint
-from cdc.log.compacted_state import CompactedWriter, read_compacted_state
+from cdc.log.compacted_table import CompactedWriter, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, commit_file, segment_of
 from cdc.log.epoch_and_slot_records import PendingEpoch, read_pending_epoch, remove_pending_epoch, write_pending_epoch
-from cdc.log.migrate import MigrationResult, migrate_log
+from cdc.log.format_upgrade import MigrationResult, migrate_log
 from cdc.log.object_path import Root
 from cdc.log.reader import PROBE_EVERY, LogReader
 from cdc.log.retrying_writer import RetryingWriter
@@ -30,7 +30,7 @@ from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 from tests.log.simple_compaction import compact, latest_state, open_compactor, read_range
 from tests.log.table_writers import BOTH, TableWriter
-from tests.log.test_migrate import FORMAT_1, told
+from tests.log.test_format_upgrade import FORMAT_1, told
 
 SMALL = SegmentLimits(size=1, age=3600.0)
 """Each commit begins a segment of its own."""

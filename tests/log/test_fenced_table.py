@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log.compacted_state import read_compacted_state
+from cdc.log.compacted_table import read_compacted_state
 from cdc.log.disk_format import CHANGES, COMPACTED, commit_file
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter

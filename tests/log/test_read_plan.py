@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import LogTrimmed
-from cdc.log import damaged_file_ranges, read_plan
+from cdc.log import lost_range_records, read_plan
 from cdc.log.disk_format import LogFile
 from cdc.log.read_plan import LogSnapshot
 from cdc.log.trim_plan import trimmable
@@ -85,7 +85,7 @@ class Model:
         self.every: Rows = []
         self.left: Rows = []
         """Of every row those that were not lost."""
-        self.lost: list[damaged_file_ranges.LostRange] = []
+        self.lost: list[lost_range_records.LostRange] = []
         self.content: dict[str, Rows] = {}
         self.view = LogSnapshot(changes=(), durable=Position(0))
         self.segment = 0
@@ -121,10 +121,10 @@ class Model:
             return
         gone, told = files[round((len(files) - 1) * share)], Position(self.view.durable + 1)
         mark = replace(self._file([(told, "", None)], self.segment), schemas_only=True)
-        named = replace(mark, path=damaged_file_ranges.lost_range_file_name(gone.first, gone.last))
+        named = replace(mark, path=lost_range_records.lost_range_file_name(gone.first, gone.last))
         self.content[named.path] = []
         self.left = [row for row in self.left if row not in self.content[gone.path]]
-        self.lost.append(damaged_file_ranges.LostRange(gone.first, gone.last, told))
+        self.lost.append(lost_range_records.LostRange(gone.first, gone.last, told))
         changed = (*(file for file in self.view.changes if file is not gone), named)
         self.view = replace(self.view, changes=changed, durable=told)
 

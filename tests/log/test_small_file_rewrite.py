@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.log.disk_format import CHANGES, GROUP, SMALL_GROUP, LogFile, commit_file
-from cdc.log.files_awaiting_vacuum import list_removals
 from cdc.log.reader import LogReader
+from cdc.log.removed_file_records import list_removals
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.small_file_rewrite import (
     CLOSED_MIN_SAVING,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from cdc.errors import LogCorrupt, LogFenced, LogTrimmed
-from cdc.log.files_awaiting_vacuum import list_removals
-from cdc.log.queries import newest_rows
+from cdc.log.inspection import newest_rows
 from cdc.log.reader import LogReader
+from cdc.log.removed_file_records import list_removals
 from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position

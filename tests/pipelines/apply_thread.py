@@ -19,11 +19,11 @@ from cdc.catalog import Catalog, ProcessReport
 from cdc.log.reader import LogReader
 from cdc.stores.search_index_reader import document_id, layout
 from pipelines.__main__ import main
-from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import build_sink, keeps_history
+from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink
 from tests.faults.capture import Captured
 

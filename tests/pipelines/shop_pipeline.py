@@ -18,11 +18,11 @@ from cdc.position import Position
 from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableSchema
-from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import build_sink
+from pipelines.sink_loop import SinkLoop
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 ORDERS, ITEMS = 16384, 16385

@@ -20,10 +20,10 @@ from cdc.snapshot.backfill_requests import BackfillRequest
 from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import Published, TargetState
 from cdc.table import TableState
-from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
+from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.faults.capture import Captured

@@ -19,10 +19,10 @@ from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableState
-from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
+from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink

@@ -19,12 +19,12 @@ from cdc.snapshot.backfill_requests import BACKFILL
 from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import TableRecord
 from cdc.stores.search_index_reader import SearchIndex
-from pipelines.apply import SinkLoop
 from pipelines.dead_letters.requests import DeadLetterCommands
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import ProgressReporter, SinkFigures
+from pipelines.runtime.sink_status_reporter import ProgressReporter, SinkFigures
 from pipelines.sink_factory import build_sink
+from pipelines.sink_loop import SinkLoop
 from tests.cli.command import Outcome, run
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import run_sql

@@ -10,10 +10,10 @@ from cdc.catalog import Catalog
 from cdc.config import DeadLetterSettings
 from cdc.log.reader import LogReader
 from cdc.stores.lake_reader import read_target
-from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
+from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink

@@ -17,10 +17,10 @@ from cdc.config.sinks import HistoryMode
 from cdc.log.reader import LogReader
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import TargetState
-from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
+from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink

@@ -15,11 +15,11 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.stores.published_record import TargetState
 from cdc.table import TableSchema, TableState
-from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import build_sink
+from pipelines.sink_loop import SinkLoop
 from tests.log.rows import row
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 from tests.pipelines.shop_pipeline import END, FIGURES, ORDERS, Rows, ShopPipeline, change, make_shop, schemas

@@ -22,15 +22,15 @@ from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
 from cdc.service.status import pipeline_status
 from cdc.stores.published_record import TargetState
-from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
 from pipelines.replaying.plan import ReplayOptions, plan_replay
 from pipelines.replaying.replay import _LazySession, _ReplayRun, replay
 from pipelines.runtime.consumer_registration import REPLAY, registered_for_replay, target_uuid
 from pipelines.runtime.cut_requests import CUT, CutRequests
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.spark_session import has_delta
 from pipelines.sink_factory import build_sink
+from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink
 from pipelines.source.data_source import rows_between
 from tests.fixtures.waiting import until

@@ -15,12 +15,12 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import Published, TargetState
-from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
-from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
+from pipelines.replaying.table_sizes_in_log import read_contents
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
+from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.faults.capture import Captured

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from cdc.catalog import Catalog
-from cdc.log.compacted_state import CompactedState, read_compacted_state
+from cdc.log.compacted_table import CompactedState, read_compacted_state
 from cdc.log.reader import LogReader
 from cdc.log.trim_plan import Retention, plan_trim
 from cdc.position import Position

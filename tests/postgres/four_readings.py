@@ -26,7 +26,7 @@ from cdc.pgoutput.messages import CommitMessage, Keepalive
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import copy_table
+from cdc.postgres.copy_in_snapshot import copy_table
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.replication import LargeTransactions, ReplicationStream, StreamOptions
 from cdc.postgres.slot import create_slot

@@ -18,7 +18,7 @@ from psycopg import sql
 from cdc.log_row import Operation
 from cdc.postgres.column_identity import UNPROVED
 from cdc.postgres.connection import connect
-from cdc.postgres.logical_messages import trigger_script
+from cdc.postgres.ddl_messages import trigger_script
 from cdc.postgres.tables import read_schema
 from cdc.table import TableSchema, TableState
 from tests.fixtures.examples import examples

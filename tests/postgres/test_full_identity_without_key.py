@@ -7,7 +7,7 @@ from typing import LiteralString
 import pytest
 
 from cdc.postgres.connection import connect
-from cdc.postgres.logical_messages import trigger_script
+from cdc.postgres.ddl_messages import trigger_script
 from cdc.postgres.publication import published_schemas
 from cdc.postgres.tables import match_tables
 from cdc.table import TableSchema, TableState

@@ -13,7 +13,7 @@ import pytest
 from cdc.errors import Reaction, UndecodableWal, UnreadableRow
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import copy_table
+from cdc.postgres.copy_in_snapshot import copy_table
 from cdc.postgres.sqlstate import classify_message
 from cdc.postgres.tables import match_tables, read_schema
 from tests.fixtures.postgres import rows_of, run_sql

@@ -6,7 +6,7 @@ import pytest
 
 from cdc.errors import CdcError, PreflightFailed, SourceError
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import begin_snapshot, copy_table
+from cdc.postgres.copy_in_snapshot import begin_snapshot, copy_table
 from cdc.postgres.publication import ensure_publication
 from cdc.postgres.slot import create_slot, drop_slot, slot_status
 from cdc.postgres.tables import TableName, match_tables, read_schema

@@ -32,7 +32,7 @@ from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import copy_table
+from cdc.postgres.copy_in_snapshot import copy_table
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
 from cdc.postgres.sql_ascii import copy_text_repair, frame_text_repair, unchanged

@@ -14,7 +14,7 @@ from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.service.api.app import create_app
 from cdc.service.api.request_limits import RequestLimits
-from cdc.service.api.server import bind, server_config
+from cdc.service.api.server_process import bind, server_config
 
 
 class Clock:

@@ -10,7 +10,7 @@ from cdc.catalog.commands import Command
 from cdc.log_row import Operation
 from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest
 from cdc.snapshot.backfill_worker import BackfillWorker
-from cdc.snapshot.signal_processor import Signals
+from cdc.snapshot.debezium_signals import Signals
 from cdc.snapshot.watermark_window import WatermarkWindows
 from tests.faults.capture import Captured, Reading
 

@@ -10,7 +10,7 @@ from typing import Any, LiteralString
 
 import pytest
 
-from cdc.capture.recovery_commands import begin_epoch
+from cdc.capture.operator_recovery import begin_epoch
 from cdc.catalog import Catalog
 from cdc.log_row import Operation
 from cdc.position import Position

@@ -21,7 +21,7 @@ from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
 from cdc.postgres.chunk_queries import Visibility, snapshot_transaction
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import copy_table
+from cdc.postgres.copy_in_snapshot import copy_table
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.logical_messages import emit_message
 from cdc.snapshot.missing_base_rows import unconfirmed_xids

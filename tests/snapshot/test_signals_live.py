@@ -13,7 +13,7 @@ from cdc.catalog import Command
 from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction
-from cdc.snapshot.signal_processor import SIGNAL
+from cdc.snapshot.debezium_signals import SIGNAL
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.snapshot.reader_with_backfills import Running, read_rows

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cdc import metrics
-from cdc.capture.recovery_commands import skip_to_lsn
+from cdc.capture.operator_recovery import skip_to_lsn
 from cdc.catalog import Catalog
 from cdc.catalog.commands import CommandState
 from cdc.log.reader import LogReader
@@ -18,10 +18,10 @@ from cdc.snapshot.reader_commands import SKIP_TABLES, request_skip
 from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import TableRecord, TargetState
 from cdc.table import TableState
-from pipelines.apply import SinkLoop
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
+from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.faults.capture import Captured

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from cdc.errors import TargetUnusable
 from cdc.stores.path_ownership import LOG_ID, STAGED, check_free, check_owner, check_path, is_begun
 from cdc.stores.published_record import Published
-from pipelines.sinks.delta.published_table import PublishedTable
+from pipelines.sinks.delta.published_cuts_table import PublishedTable
 
 
 def table_of_log(uri: str, log_id: str) -> None:

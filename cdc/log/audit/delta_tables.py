@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc.errors import LogCorrupt
-from cdc.log import consumers, epoch_and_slot_records, files_awaiting_vacuum
+from cdc.log import consumers, epoch_and_slot_records, removed_file_records
 from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo, LogIdentity, commit_file, floor_id, trimmed_id
@@ -266,7 +266,7 @@ def _other_file_faults(root: Root, end: Position) -> Iterator[AuditFinding]:
     """Yield findings about unreadable small files of the log, and about consumers that are ahead of the log."""
     for read in (
         consumers.list_consumers,
-        files_awaiting_vacuum.list_removals,
+        removed_file_records.list_removals,
         epoch_and_slot_records.read_pending_epoch,
     ):
         try:

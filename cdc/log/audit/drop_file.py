@@ -5,7 +5,7 @@ There are three ways, and the first two lose nothing:
 1. If the file's changes are compacted, all segments up to the file's segment are trimmed.
 2. If a file of `compacted` is damaged and all changes still exist, the log is compacted again from its beginning.
 3. Otherwise one commit removes the file and marks the tables in the file as needs_resync. A range that a reader
-   reads can never end between the lost rows and these marks (`damaged_file_ranges.py`).
+   reads can never end between the lost rows and these marks (`lost_range_records.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from cdc.errors import ConfigError, LogCorrupt, LogFenced
 from cdc.failpoint import hit
-from cdc.log import damaged_file_ranges, files_awaiting_vacuum, parquet_check
+from cdc.log import lost_range_records, parquet_check, removed_file_records
 from cdc.log.audit import delta_tables
 from cdc.log.audit.rows import CommitClaim, FileContents
-from cdc.log.compacted_state import CompactedWriter, read_compacted_state, secured_horizon
+from cdc.log.compacted_table import CompactedWriter, read_compacted_state, secured_horizon
 from cdc.log.disk_format import CHANGES, COMPACTED, ORDER, CommitInfo, LogFile, delta_statistics
 from cdc.log.fenced_table import FencedTable
 from cdc.log.object_path import Root
@@ -165,7 +165,7 @@ class DamagedFile:
 
     def _give_up(self, tables: Sequence[TableSchema]) -> None:
         sizes = {self.name: self.file.size} if self.table == CHANGES else {}
-        recorded = {(gap.first, gap.last) for gap in damaged_file_ranges.lost_ranges_in(self.log.every_file())}
+        recorded = {(gap.first, gap.last) for gap in lost_range_records.lost_ranges_in(self.log.every_file())}
         if sizes or (self.file.first, self.file.last) not in recorded:
             _commit_loss(self.root, _Loss(self.file, tables, sizes))
         if not sizes:
@@ -245,7 +245,7 @@ def _commit_loss(root: Root, loss: _Loss) -> None:
         info = replace(info, last=position_behind(info.last), committed_at=time.time_ns() // 1000)
         info = replace(info, rows=len(loss.tables), transactions=1)
         actions.append(_write_rows(fenced, loss.file, _rows(loss, info)))
-    files_awaiting_vacuum.record_removal(root, CHANGES, loss.removed, fenced.table.version() + 1)
+    removed_file_records.record_removal(root, CHANGES, loss.removed, fenced.table.version() + 1)
     hit("drop_noted")
     fenced.commit(actions, int(info.last), {**info.to_metadata(), "cdc.dropped": loss.file.path})
     hit("drop_committed")
@@ -278,6 +278,6 @@ def _needing_resync(schema: TableSchema, reason: str) -> TableSchema:
 
 def _write_rows(fenced: FencedTable, file: LogFile, rows: pa.Table) -> AddAction:
     segment = max(map(int, fenced.files()["partition.segment"].to_pylist()))
-    relative = f"segment={segment}/{damaged_file_ranges.lost_range_file_name(file.first, file.last)}"
+    relative = f"segment={segment}/{lost_range_records.lost_range_file_name(file.first, file.last)}"
     size = write_parquet(rows.sort_by(ORDER), fenced.path / relative)
     return fenced.added(relative, size, rows.num_rows, delta_statistics(rows))

@@ -15,7 +15,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from cdc.errors import LogCorrupt, LogError
-from cdc.log import damaged_file_ranges, parquet_check
+from cdc.log import lost_range_records, parquet_check
 from cdc.log.audit import delta_tables
 from cdc.log.audit.delta_tables import FOREIGN_WRITER_REMEDY, RESTORE_REMEDY, LogTables
 from cdc.log.audit.finding import AuditFinding, DamageKind
@@ -218,7 +218,7 @@ class _Verification:
         Missing rows inside these ranges cause no further findings.
         """
         for claim in claims:
-            if claim.table == CHANGES and (ends := damaged_file_ranges.range_in_file_name(claim.name)) is not None:
+            if claim.table == CHANGES and (ends := lost_range_records.range_in_file_name(claim.name)) is not None:
                 self._unseen.append(ends)
                 found = self._file_finding(
                     claim, DamageKind.LOST, "this file records that rows were lost with a damaged file"

@@ -220,7 +220,7 @@ def _contents() -> Any:
 
 
 def _maintenance() -> Any:
-    return import_module("cdc.service.log_maintenance")
+    return import_module("cdc.service.log_maintenance_requests")
 
 
 def _status_reader() -> Any:

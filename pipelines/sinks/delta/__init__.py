@@ -29,7 +29,7 @@ that the indexed writer or delta-rs writes. An indented function is called by th
                   rows_with_keys                                scan the target once
     write
           Writers.choose               writers.py               choose the indexed writer, delta-rs or Spark
-            IndexedTargets.can_merge   indexed_targets.py       read the commits of other clients, check the features
+            IndexedTargets.can_merge   open_indexed_tables.py   read the commits of other clients, check the features
           DeltaTarget.erase            delta_target.py          delete rows that a truncate or a finished copy removes
           Writers.merge                writers.py
             IndexedTable.merge         indexed_writer.py        merge in one commit with the `txn` of the range
@@ -38,7 +38,7 @@ that the indexed writer or delta-rs writes. An indented function is called by th
     record, publish
         DeltaSink.record               sink.py                  return position, version and state of the table
     DeltaSink.publish                                           called when all tables of the range are merged
-      PublishedTable.write             published_table.py       add one row in one commit
+      PublishedTable.write             published_cuts_table.py  add one row in one commit
         check                                                   check that no other driver published since
 
 A target with history differs after in_target_columns: History.merge (history_strategy.py) evolves the columns, and
@@ -57,5 +57,5 @@ Crashes
 =======
 The last commit of each merged range contains a `txn` with the end position of the range, so a range is merged once.
 After a crash between merge and publish, a target contains changes beyond the published record. When a driver opens the
-sink, resume_after_crash.py compares the targets with that record. Base rows are then read from the published version.
+sink, reconcile_at_open.py compares the targets with that record. Base rows are then read from the published version.
 """

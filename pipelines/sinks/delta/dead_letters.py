@@ -18,10 +18,10 @@ from cdc.position import Position
 from cdc.stores.dead_letter_rows import PARKED_SCHEMA, DeadLetterEntry, Key, ParkedRow, parked_at, read_entries
 from cdc.stores.published_record import Published
 from pipelines.sinks.contract import RefusedRow, TableBatch
-from pipelines.sinks.delta.complete_changes import typed_changes
-from pipelines.sinks.delta.delta_log_cleanup import erase_earlier
+from pipelines.sinks.delta.erase_earlier_versions import erase_earlier
+from pipelines.sinks.delta.history_row_states import typed_changes
 from pipelines.sinks.delta.merge_source import BaseLookup, has_no_base, source_rows
-from pipelines.sinks.delta.table_plan import RowShape
+from pipelines.sinks.delta.target_shapes import RowShape
 from pipelines.types.typed_rows import typed_keys
 
 STALE: Final = 500

@@ -1,30 +1,22 @@
-"""Delta log: checks the `_delta_log` of a Delta table for new commits, and removes old commits and earlier versions.
+"""Delta log: checks the `_delta_log` of a Delta table for new commits, and removes old commits.
 
-Removal of old commits. delta-rs lists every file of `_delta_log` with each commit and each refresh. It reads the
+delta-rs lists every file of `_delta_log` with each commit and each refresh. It reads the
 commits since the last checkpoint. A commit takes 6 ms with 100 files in `_delta_log`, 13 ms with 400, 54 ms with 5,000
 and 840 ms with 80,000. A table that changes every second has 80,000 files after a day. In an object store delta-rs
 lists only the files after the last checkpoint, so nothing is removed.
-
-Erasure of earlier versions. A replay under rules that hide more values marks the target before it replaces the rows.
-After a crash the next replay, or the sink that opens the target, finds the mark and erases the values. The mark is
-removed last. Only the data files of the current version remain. Earlier commits are removed too, because they contain
-the least and greatest value of each column in each file.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import pyarrow.fs as pafs
-import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from deltalake.fs import DeltaStorageHandler
 
 from cdc import atomic_file
 from cdc.failpoint import hit
@@ -36,7 +28,7 @@ from pipelines.sinks.delta.indexed.table_storage import storage_of
 _LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.(?:json|crc|checkpoint(?:\.\d{10}\.\d{10})?\.parquet)\Z")
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
 
-_LOG: Final = "_delta_log"
+LOG: Final = "_delta_log"
 DELETION_VECTORS_FEATURE: Final = "deletionVectors"
 """Name of the table feature in the Delta protocol."""
 CHECKPOINTS_AT_ONCE: Final = 20
@@ -54,7 +46,7 @@ def is_newest(uri: str, version: int) -> bool:
     if not commit_file(table, version).exists() or commit_file(table, version + 1).exists():
         return False
     try:
-        return bool(json.loads((table / _LOG / HINT).read_bytes())["version"] <= version)
+        return bool(json.loads((table / LOG / HINT).read_bytes())["version"] <= version)
     except FileNotFoundError:
         return True
     except ValueError:  # another process is writing it
@@ -70,7 +62,7 @@ def remove_old_commits(uri: str, newest: int, listed: Collection[int] = (), *, k
     if "://" in uri:
         return 0
     table = Path(uri)
-    files = sorted((table / _LOG).glob("[0-9]*[a-z]"))
+    files = sorted((table / LOG).glob("[0-9]*[a-z]"))
     checkpoints = {version_of(file) for file in files if file.match("*.checkpoint.parquet")}
     begins = max((version for version in checkpoints if version <= newest - kept), default=0)
     needed, created = set[int](), 0
@@ -82,8 +74,8 @@ def remove_old_commits(uri: str, newest: int, listed: Collection[int] = (), *, k
         needed.update(range(first, version + 1))
     removed = [file for file in files if version_of(file) < begins and version_of(file) not in needed]
     if removed:  # delta-rs does not sync the checkpoint
-        atomic_file.sync(table / _LOG / f"{begins:020d}.checkpoint.parquet")
-        atomic_file.sync(table / _LOG)
+        atomic_file.sync(table / LOG / f"{begins:020d}.checkpoint.parquet")
+        atomic_file.sync(table / LOG)
     for file in removed:  # oldest first, so that no commit is missing between others
         hit("delta_log_shortened")
         file.unlink(missing_ok=True)
@@ -126,76 +118,3 @@ def expired_log_files(paths: Iterable[str], oldest: int) -> list[str]:
     starts = [version for path, version in versions.items() if version <= oldest and _CHECKPOINT.match(path)]
     start = max(starts, default=0)
     return [path for path, version in versions.items() if version < start]
-
-
-ERASE: Final = "cdc.erase"
-"""Table property that marks a target whose earlier versions have to be erased.
-
-Its value is the retention of removed files that the target had before the mark. Until the erasure, the target has a
-retention of zero, so that no checkpoint lists removed files: their paths contain values of partition columns.
-"""
-_RETENTION: Final = "delta.deletedFileRetentionDuration"
-_NONE: Final = "interval 0 seconds"
-_DEFAULT: Final = "interval 7 days"
-"""Delta's default retention of removed files."""
-
-
-log = structlog.get_logger("apply")
-
-
-def is_marked(table: DeltaTable) -> bool:
-    """Return whether earlier versions of the table are to be erased, because `mark_to_erase` marked the table."""
-    return bool(table.metadata().configuration.get(ERASE))
-
-
-def mark_to_erase(table: DeltaTable) -> None:
-    """Mark the table, so that this replay, or after a crash the next replay or driver, erases earlier versions."""
-    if not is_marked(table):
-        before = str(table.metadata().configuration.get(_RETENTION) or _DEFAULT)
-        table.alter.set_table_properties({ERASE: before, _RETENTION: _NONE}, raise_if_not_exists=False)
-
-
-def erase_earlier(uri: str, version: int) -> int:
-    """Remove the files that `version` and later versions do not need, and return the number of removed data files.
-
-    Last, the mark set by `mark_to_erase` is removed. Only the single writer of the table may call this function,
-    because it also removes files that no commit names yet.
-    """
-    table = DeltaTable(uri)
-    needed = paths_of(table) | paths_of(DeltaTable(uri, version=version))
-    store = pafs.PyFileSystem(DeltaStorageHandler(uri))
-    gone = [path for path in _parquet_files(store) if path not in needed]
-    for path in gone:
-        store.delete_file(path)
-        hit("delta_erased_file")
-    _remove_log(uri, store, version)
-    if before := table.metadata().configuration.get(ERASE):
-        table.alter.set_table_properties({ERASE: "", _RETENTION: str(before)}, raise_if_not_exists=False)
-    log.info("removed files with values that the rules now hide", target=uri, files=len(gone))
-    return len(gone)
-
-
-def _remove_log(uri: str, store: pafs.FileSystem, version: int) -> None:
-    if "://" in uri:
-        DeltaTable(uri, version=version).create_checkpoint()
-        names = [info.path for info in store.get_file_info(pafs.FileSelector(_LOG, allow_not_found=True))]
-        for path in expired_log_files(names, version):
-            store.delete_file(path)
-        return
-    atomic_file.replace(Path(uri) / _LOG / HINT, checkpoint_at(Path(uri), version))
-    remove_old_commits(uri, version, kept=0)
-    for folder in sorted((path for path in Path(uri).rglob("*") if path.is_dir()), reverse=True):
-        if not any(folder.iterdir()):
-            folder.rmdir()  # its name may contain a value of a partition column
-
-
-def _parquet_files(store: pafs.FileSystem, folder: str = "") -> Iterator[str]:
-    """Yield the path of every Parquet file in the directory of the table, except those of tables inside of it."""
-    infos = store.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
-    if folder and f"{folder}/{_LOG}" in [info.path for info in infos]:
-        return
-    for info in infos:
-        if info.type == pafs.FileType.Directory and info.base_name != _LOG:
-            yield from _parquet_files(store, info.path)
-        elif info.path.endswith(".parquet"):
-            yield info.path

@@ -17,7 +17,7 @@ import structlog
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.log.disk_format import commit_file
-from pipelines.runtime.progress import ExternalCommit, ExternalCommitReport
+from pipelines.runtime.sink_status_reporter import ExternalCommit, ExternalCommitReport
 from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
 
 MISSING: Final = "UNKNOWN"

@@ -23,11 +23,11 @@ from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.unfolded_changes import GenerationEnd
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.complete_changes import StoredRows, complete_changes
 from pipelines.sinks.delta.delta_target import ROWS, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.history_modes import HistoryRows
-from pipelines.sinks.delta.table_plan import OP
+from pipelines.sinks.delta.history_row_states import StoredRows, complete_changes
 from pipelines.sinks.delta.target_layout import check_partition_values, double_quoted
+from pipelines.sinks.delta.target_shapes import OP
 from pipelines.sinks.delta.writers import Writers
 
 

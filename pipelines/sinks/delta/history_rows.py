@@ -1,9 +1,9 @@
 """History rows: makes the rows of each history mode from the states of a table, without I/O.
 
 A state of a key is one of: the row in the target before the batch, the row after a change, or no row after a truncate
-or the end of a copy (see pipelines.sinks.delta.complete_changes). The rows are the same however the log is divided into
-batches. The key and the start position identify a version, the key identifies a marked row, and the position identifies
-a change.
+or the end of a copy (see pipelines.sinks.delta.history_row_states). The rows are the same however the log is divided
+into batches. The key and the start position identify a version, the key identifies a marked row, and the position
+identifies a change.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from cdc.target_names import (
 )
 from pipelines.folding.keyless_fold import row_ids
 from pipelines.folding.unfolded_changes import GenerationEnd
-from pipelines.sinks.delta.complete_changes import RowStates, StoredRows
-from pipelines.sinks.delta.table_plan import RowShape
+from pipelines.sinks.delta.history_row_states import RowStates, StoredRows
 from pipelines.sinks.delta.target_layout import MODE_COLUMNS
+from pipelines.sinks.delta.target_shapes import RowShape
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 

@@ -16,9 +16,9 @@ from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.external_commits import ExternalCommitWatch
 from pipelines.sinks.delta.open_targets import OpenTargets
-from pipelines.sinks.delta.published_table import LastPublished
+from pipelines.sinks.delta.published_cuts_table import LastPublished
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.table_plan import TablePlans
+from pipelines.sinks.delta.target_shapes import TablePlans
 from pipelines.sinks.delta.writers import Writers
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.keeping_strategy import DeltaSinkParts
 from pipelines.sinks.delta.merge_source import BaseLookup, frame_source, keyless_source, table_source
 from pipelines.sinks.delta.schema_evolution import ColumnChange, columns_to_drop
-from pipelines.sinks.delta.table_plan import RowShape
+from pipelines.sinks.delta.target_shapes import RowShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

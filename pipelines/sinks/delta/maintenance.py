@@ -35,7 +35,7 @@ from pipelines.sinks.delta.indexed.deletion_vectors import FOLDER as VECTORS
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.indexed_writer import refusal
-from pipelines.sinks.delta.published_table import KeptCut
+from pipelines.sinks.delta.published_cuts_table import KeptCut
 from pipelines.sinks.delta.purge_deleted_rows import files_to_purge, purge
 from pipelines.sinks.delta.target_layout import partition_text
 

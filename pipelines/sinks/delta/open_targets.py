@@ -16,7 +16,7 @@ from cdc.errors import TargetUnusable
 from cdc.table import TableSchema
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget
-from pipelines.sinks.delta.published_table import LastPublished
+from pipelines.sinks.delta.published_cuts_table import LastPublished
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
     check_left_out,
@@ -25,14 +25,14 @@ from pipelines.sinks.delta.schema_evolution import (
     with_target_types,
 )
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.table_plan import (
+from pipelines.sinks.delta.target_layout import TargetLayout
+from pipelines.sinks.delta.target_shapes import (
     RowShape,
     TablePlans,
     check_history_mode,
     check_named,
     with_selected_columns,
 )
-from pipelines.sinks.delta.target_layout import TargetLayout
 from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
 from pipelines.sinks.delta.writers import Writers
 

@@ -27,10 +27,10 @@ from pipelines.sinks.delta.history_strategy import History
 from pipelines.sinks.delta.keeping_strategy import DeltaSinkParts, KeepingStrategy
 from pipelines.sinks.delta.latest_state_strategy import LatestState
 from pipelines.sinks.delta.maintenance import TargetMaintenance
-from pipelines.sinks.delta.published_table import PublishedTable
-from pipelines.sinks.delta.resume_after_crash import follow_rules, parked_upto, readable_versions, with_target_position
+from pipelines.sinks.delta.published_cuts_table import PublishedTable
+from pipelines.sinks.delta.reconcile_at_open import follow_rules, parked_upto, readable_versions, with_target_position
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.table_outcome import applied_state
+from pipelines.sinks.next_table_record import applied_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

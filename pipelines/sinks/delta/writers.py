@@ -27,9 +27,9 @@ from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.contract import SparkAwaited, TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
-from pipelines.sinks.delta.indexed_targets import IndexedTargets
+from pipelines.sinks.delta.open_indexed_tables import IndexedTargets
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
-from pipelines.sinks.delta.spark_target import (
+from pipelines.sinks.delta.spark_only_target import (
     ONE_SPARK_WRITE,
     SparkTarget,
     can_write_delta,
@@ -38,8 +38,8 @@ from pipelines.sinks.delta.spark_target import (
     require_delta,
     transaction,
 )
-from pipelines.sinks.delta.table_plan import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import TargetLayout, backticked, double_quoted
+from pipelines.sinks.delta.target_shapes import OP, POSITION_KEY
 from pipelines.sinks.delta.unsupported_feature_errors import MOVE_AND_REBUILD, unsupported
 from pipelines.sinks.delta.writer_costs import LEARNS_FROM, MergeWork, WriterCosts, WriterDecision, candidates
 

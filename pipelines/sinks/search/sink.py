@@ -44,7 +44,7 @@ from cdc.stores.search_index_reader import (
 )
 from cdc.table import Column, TableSchema
 from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, TableBatch, TableRecord, TargetState
-from pipelines.sinks.table_outcome import applied_state
+from pipelines.sinks.next_table_record import applied_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,13 +9,13 @@ import pytest
 
 from cdc.errors import ConfigError, LogCorrupt, LogFenced, LogTrimmed
 from cdc.failpoint import VARIABLE
-from cdc.log import files_awaiting_vacuum
+from cdc.log import removed_file_records
 from cdc.log.audit.delta_tables import read_log_tables
 from cdc.log.audit.drop_file import DamagedFile, DroppedFile, RecoveryWay, position_behind
 from cdc.log.audit.finding import DamageKind
 from cdc.log.audit.verify import verify
-from cdc.log.compacted_state import read_compacted_state
-from cdc.log.damaged_file_ranges import lost_ranges_in
+from cdc.log.compacted_table import read_compacted_state
+from cdc.log.lost_range_records import lost_ranges_in
 from cdc.log.reader import LogReader
 from cdc.log.small_file_rewrite import plan_rewrite
 from cdc.log.writer import LogWriter
@@ -177,7 +177,7 @@ def test_the_file_stays_on_the_disk_for_who_still_reads_it(root: Path):
     assert (root / path).exists()
     assert [
         f"changes/{name}"
-        for note in files_awaiting_vacuum.list_removals(root).values()
+        for note in removed_file_records.list_removals(root).values()
         for name in note.paths
         if name in path
     ] == [path]

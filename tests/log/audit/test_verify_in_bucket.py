@@ -7,7 +7,7 @@ from pathlib import Path
 from cdc.log.audit.finding import DamageKind
 from cdc.log.audit.verify import verify
 from cdc.log.export import export_range, write_parquet
-from cdc.log.migrate import MigrationResult, migrate_log
+from cdc.log.format_upgrade import MigrationResult, migrate_log
 from cdc.log.reader import LogReader
 from cdc.log.vacuum import remove_orphan_files
 from cdc.log.writer import LogWriter

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.log import consumers
-from cdc.log.compacted_state import CompactedState, read_compacted_state
+from cdc.log.compacted_table import CompactedState, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.disk_format import LogFile
 from cdc.log.reader import LogReader, read_file

@@ -15,7 +15,7 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.catalog.commands import COMPACT, Command, CommandState
 from cdc.config import Definition
-from cdc.log.compacted_state import read_compacted_state
+from cdc.log.compacted_table import read_compacted_state
 from cdc.log.disk_format import COMPACTED
 from cdc.log.object_path import Root
 from cdc.log.reader import LogReader

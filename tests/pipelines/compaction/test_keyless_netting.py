@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from cdc.log import consumers
 from cdc.log.audit.verify import verify
-from cdc.log.compacted_state import read_compacted_state
+from cdc.log.compacted_table import read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter

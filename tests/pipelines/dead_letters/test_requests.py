@@ -15,12 +15,12 @@ from cdc.catalog import Catalog, Command
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest
-from pipelines.apply import SinkLoop
 from pipelines.dead_letters.requests import AGAIN_AFTER, DeadLetterCommands
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import build_sink
+from pipelines.sink_loop import SinkLoop
 from tests.pipelines.shop_pipeline import END, ShopPipeline, change, make_shop
 
 

@@ -15,16 +15,16 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published, TargetState
-from pipelines.apply import SinkLoop
 from pipelines.folding.folded_batch import FoldedBatch
 from pipelines.range_folder import RangeFolder
-from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.replay import replay
+from pipelines.replaying.table_sizes_in_log import read_contents
 from pipelines.runtime.cut_requests import CutRequests
-from pipelines.runtime.progress import SinkFigures
+from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sink_factory import build_sink, keeps_history
+from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.delta.delta_target import ROWS, DeltaTarget, TxnMarker
 from tests.contracts.histories import in_order
 from tests.pipelines.shop_pipeline import END, FIGURES, ORDERS, ShopPipeline, make_shop

@@ -11,8 +11,8 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import Published
 from cdc.table import TableState
-from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
+from pipelines.replaying.table_sizes_in_log import read_contents
 from pipelines.sinks.contract import Sink
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink

@@ -9,8 +9,8 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import TargetState
 from cdc.stores.search_index_reader import SearchIndex
-from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
+from pipelines.replaying.table_sizes_in_log import read_contents
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.search.sink import SearchSink
 from tests.pipelines.replaying.rebuilt_tables import TABLES, copying, delta, rebuilt, tables_of

@@ -11,7 +11,7 @@ from cdc.config import DeltaSinkDefinition
 from cdc.errors import ConfigError, SinkFenced
 from pipelines.replaying.new_target import check_directory, fill_directory
 from pipelines.sink_factory import delta_settings
-from pipelines.sinks.delta.staged_targets import StagedDelta
+from pipelines.sinks.delta.rebuilt_targets import StagedDelta
 from tests.pipelines.shop_pipeline import ShopPipeline
 
 

@@ -8,8 +8,8 @@ from pyspark.sql import SparkSession
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import TargetState
-from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext, group_tables
+from pipelines.replaying.table_sizes_in_log import read_contents
 from pipelines.runtime.spark_session import has_delta
 from tests.pipelines.replaying.rebuilt_tables import copying, delta, rebuilt, tables_of
 from tests.pipelines.shop_pipeline import END, ITEMS, ORDERS, ShopPipeline, change

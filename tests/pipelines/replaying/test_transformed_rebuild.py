@@ -14,10 +14,10 @@ from cdc.config import Secret, SinkRule
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import Published, TargetState
-from pipelines.replaying.log_contents import read_contents
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.replay import replay
+from pipelines.replaying.table_sizes_in_log import read_contents
 from pipelines.runtime.spark_session import has_delta
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink

@@ -20,8 +20,8 @@ from cdc.config import WriterChoice
 from cdc.position import Position
 from cdc.stores.published_record import Published, TargetState
 from pipelines.runtime.cut_requests import CUT, CutRequests
-from pipelines.runtime.progress import SinkFigures
 from pipelines.runtime.replay_pause import ReplayPauses
+from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.throttle import ASK_EVERY, LONGEST, BatchThrottle, CommitRate, ThrottleState
 from pipelines.sink_factory import without_throttle
 from pipelines.sink_lifecycle import SinkRunner, State

@@ -11,7 +11,7 @@ from cdc.stores.published_record import Published, TableRecord
 from cdc.target_names import published_uri
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.maintenance import TargetMaintenance, UpkeepSettings
-from pipelines.sinks.delta.published_table import PublishedTable
+from pipelines.sinks.delta.published_cuts_table import PublishedTable
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, put

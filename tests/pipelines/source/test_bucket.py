@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc.errors import InvalidDefinition
-from cdc.log.compacted_state import read_compacted_state
+from cdc.log.compacted_table import read_compacted_state
 from cdc.log.object_path import BucketPath
 from cdc.log.writer import LogWriter
 from pipelines.compaction.compact import CompactionLimits, compact

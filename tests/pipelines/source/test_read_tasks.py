@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from cdc.errors import LogTrimmed
-from cdc.log.compacted_state import read_compacted_state
+from cdc.log.compacted_table import read_compacted_state
 from cdc.log.reader import LogReader, RowSpan, row_spans
 from cdc.log.trim_plan import Retention, plan_trim
 from cdc.position import Position

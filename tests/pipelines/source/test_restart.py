@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from cdc.errors import LogTrimmed
 from cdc.log import consumers
-from cdc.log.compacted_state import CompactedState, read_compacted_state
+from cdc.log.compacted_table import CompactedState, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.reader import LogReader
 from cdc.log.trim_plan import Retention, plan_trim

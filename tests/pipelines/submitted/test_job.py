@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.log.compacted_state import read_compacted_state
+from cdc.log.compacted_table import read_compacted_state
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 from tests.pipelines.shop_pipeline import END, ShopPipeline, make_shop
 from tests.pipelines.submitted.test_replay_progress import submit

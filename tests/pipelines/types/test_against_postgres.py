@@ -17,7 +17,7 @@ from psycopg import sql
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.postgres.copy import copy_table
+from cdc.postgres.copy_in_snapshot import copy_table
 from cdc.postgres.tables import match_tables, read_schema
 from cdc.table import Column, TableSchema
 from pipelines.types.families import TEXT, TypePolicy, family_of, to_postgres_text, widening

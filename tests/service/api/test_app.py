@@ -141,7 +141,7 @@ def test_events_come_one_per_sample_and_end_with_the_server(app: FastAPI) -> Non
 
 def test_a_server_that_nobody_asks_anything_loads_neither_log_nor_source() -> None:
     heavy = ("psycopg", "pyarrow", "deltalake", "numba")
-    probe = f"import sys, cdc.service.api.server; print([name for name in {heavy!r} if name in sys.modules])"
+    probe = f"import sys, cdc.service.api.server_process; print([name for name in {heavy!r} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

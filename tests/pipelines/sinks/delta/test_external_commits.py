@@ -16,7 +16,7 @@ from cdc.config.sinks import HistoryMode
 from cdc.log.disk_format import commit_file
 from cdc.stores.published_record import Published, TableRecord
 from pipelines.folding.unfolded_changes import GenerationEnd
-from pipelines.runtime.progress import ExternalCommit, SinkFigures
+from pipelines.runtime.sink_status_reporter import ExternalCommit, SinkFigures
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.latest_state_strategy import LatestState

@@ -26,7 +26,7 @@ from pipelines.sinks.delta.maintenance import (
     TargetMaintenance,
     UpkeepSettings,
 )
-from pipelines.sinks.delta.published_table import KeptCut
+from pipelines.sinks.delta.published_cuts_table import KeptCut
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, put

@@ -16,7 +16,7 @@ from cdc.config import SinkRule
 from cdc.stores.published_record import Published, TableRecord
 from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
 from pipelines.sinks.delta.maintenance import ORDERED, TargetMaintenance, UpkeepSettings, ZOrdering
-from pipelines.sinks.delta.published_table import KeptCut
+from pipelines.sinks.delta.published_cuts_table import KeptCut
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, column, put

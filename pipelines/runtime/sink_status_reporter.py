@@ -1,0 +1,260 @@
+"""Status of the sinks of an apply process: recorded by their loops, reported to the catalog twice a second."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from threading import Event, Lock, Thread
+from typing import Final
+
+import structlog
+
+from cdc import metrics
+from cdc.catalog import AWAITS_SPARK, Catalog, DeadLetter, ProcessReport, SinkProgress, TableProgress
+from cdc.errors import CdcError, complete_remedy
+from cdc.stores.published_record import Published, TableRecord
+from pipelines.runtime.throttle import BatchThrottle, CommitRate
+
+REPORT_EVERY: Final = 0.5
+"""Seconds between two reports. A process is shown as down after five seconds without a report."""
+
+log = structlog.get_logger("apply")
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalCommit:
+    """A commit in which another Delta client changed rows of a target."""
+
+    version: int
+    operation: str
+    """Operation that the Delta log records for the commit, for instance DELETE."""
+
+    def __str__(self) -> str:
+        return (
+            f"another client committed version {self.version} of the target ({self.operation}): "
+            "run 'cdc verify' to find changed rows"
+        )
+
+
+class ExternalCommitReport:
+    """Commits of other Delta clients in the targets of a sink, since the sink was opened; thread-safe."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, ExternalCommit] = {}
+        self._uncounted: dict[str, int] = {}
+        self._lock = Lock()
+
+    def add(self, topic: str, commits: Sequence[ExternalCommit]) -> None:
+        """Add commits that were found in the target of a table, oldest first."""
+        with self._lock:
+            self._last[topic] = commits[-1]
+            self._uncounted[topic] = self._uncounted.get(topic, 0) + len(commits)
+
+    def last(self, topic: str) -> ExternalCommit | None:
+        """Return the last commit of another client in the target of a table; None if there was none."""
+        with self._lock:
+            return self._last.get(topic)
+
+    def pop_counts(self) -> dict[str, int]:
+        """Return the number of commits that were added since the last call, by topic."""
+        with self._lock:
+            found, self._uncounted = self._uncounted, {}
+        return found
+
+
+class SinkFigures:
+    """Position, lag, errors and dead letters of one sink; its loop writes them, the reporter reads them."""
+
+    def __init__(
+        self, pipeline: str, sink: str, figures: metrics.Metrics, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._pipeline, self.sink, self._figures, self._clock = pipeline, sink, figures, clock
+        self._record: Published | None = None
+        self._lag = 0.0
+        self._pending: tuple[int, float] | None = None
+        """(end of the batch that is not published yet, time of its first attempt); None if no batch has begun."""
+        self._rows: dict[int, int] = {}
+        self._error: CdcError | None = None
+        self._dead_letters: tuple[DeadLetter, ...] | None = None
+        self._lock = Lock()
+        self._reported_throttle: BatchThrottle | None = None
+        self.commit_rate: CommitRate | None = None
+        """The limit on rewritten bytes; None if the sink has no limit."""
+        self.external_commits: ExternalCommitReport | None = None
+        """Commits of other clients in the targets; None: the sink cannot detect them."""
+        self.awaits_spark = False
+        """Whether the sink can apply nothing until Spark begins the first batch of its query."""
+
+    def start_batch(self, end: int) -> None:
+        """Record that the batch ending at `end` begins, or begins again. The lag grows until the batch is published."""
+        with self._lock:
+            if self._pending is None:
+                self._pending = end, self._clock()
+
+    def record_published(self, record: Published, *, lag: float | None, rows: Mapping[int, int]) -> None:
+        """Record a published batch.
+
+        rows: number of merged rows by relation. lag: the lag of the batch's median row in seconds; None: the batch has
+        no rows. The lag then does not grow, and it is at most the time since the last commit of the batch. So an idle
+        sink is not shown as late after a long copy.
+        """
+        with self._lock:
+            self._record, self._error = record, None
+            if self._pending is not None and record.position >= self._pending[0]:
+                self._pending = None
+            if lag is None:
+                since = self._clock() - record.committed_at / 1e6 if record.committed_at else self._lag
+                lag = min(self._lag, max(0.0, since))
+            self._lag = lag
+            for relation, count in rows.items():
+                self._rows[relation] = self._rows.get(relation, 0) + count
+        labels = self._pipeline, self.sink
+        self._figures.add(metrics.BATCHES, 1, *labels)
+        self._figures.add(metrics.APPLY_ROWS, sum(rows.values()), *labels)
+        self._figures.set(metrics.SINK_POSITION, record.position, *labels)
+        self._figures.set(metrics.SINK_LAG_SECONDS, lag, *labels)
+        if rows:
+            self._figures.observe(metrics.SINK_LATENCY, lag, *labels)
+
+    def record_dead_letters(self, letters: tuple[DeadLetter, ...]) -> None:
+        """Record the rows that the sink has parked at present."""
+        with self._lock:
+            self._dead_letters = letters
+        self._figures.set(metrics.DLQ_RECORDS, len(letters), self._pipeline, self.sink)
+
+    def to_dead_letters(self) -> tuple[DeadLetter, ...] | None:
+        """Return the dead letters for the catalog; None before the first call of `record_dead_letters`."""
+        with self._lock:
+            return self._dead_letters
+
+    def record_duration(self, seconds: float) -> None:
+        """Record the duration of a batch, the bytes that it rewrote, and the resulting delay of the next batch."""
+        labels = self._pipeline, self.sink
+        self._figures.set(metrics.APPLY_SECONDS, seconds, *labels)
+        self._figures.observe(metrics.APPLY_DURATION, seconds, *labels)
+        for table, commits in {} if self.external_commits is None else self.external_commits.pop_counts().items():
+            self._figures.add(metrics.FOREIGN_COMMITS, commits, *labels, table)
+        if self.commit_rate is None:
+            return
+        before, now = self._reported_throttle, self.commit_rate.throttle
+        self._figures.add(metrics.REWRITTEN_BYTES, self.commit_rate.rewritten, *labels)
+        if before is not None:
+            self._figures.set(metrics.CADENCE, 0.0, *labels, before.table)
+        if now is not None:
+            self._figures.set(metrics.CADENCE, now.seconds, *labels, now.table)
+        self._reported_throttle = now
+
+    def record_failure(self, error: CdcError) -> None:
+        """Record the error that closed the sink."""
+        with self._lock:
+            self._error = error
+        self._figures.add(metrics.ERRORS, 1, self._pipeline, "apply", error.code)
+
+    def to_sink(self) -> SinkProgress | None:
+        """Return the state of the sink for the catalog; None until the sink was opened or failed for the first time."""
+        with self._lock:
+            record, error, throttle = (
+                self._record,
+                self._error,
+                AWAITS_SPARK if self.awaits_spark else self._reported_throttle,
+            )
+            if record is None and error is None:
+                return None
+            waits = 0.0 if self._pending is None else self._clock() - self._pending[1]
+            committed_at = (
+                datetime.fromtimestamp(record.committed_at / 1e6, UTC) if record and record.committed_at else None
+            )
+            return SinkProgress(
+                sink=self.sink,
+                position=record.position if record else 0,
+                committed_at=committed_at,
+                lag_seconds=max(self._lag, waits),
+                state="failed" if error else "running",
+                reason=f"{error.code} {error.message} → {error.fix}" if error else str(throttle) if throttle else None,
+            )
+
+    def to_tables(self) -> list[TableProgress]:
+        """Return the state of each published table of the sink for the catalog."""
+        with self._lock:
+            tables = self._record.tables.values() if self._record else ()
+            return [
+                TableProgress(
+                    sink=self.sink,
+                    topic=table.topic,
+                    state=table.state,
+                    reason=complete_remedy(table.reason or "", sink=self.sink, topic=table.topic)
+                    or self._notice(table),
+                    position=table.position,
+                    version=table.version,
+                    rows=self._rows.get(table.relation, 0),
+                )
+                for table in tables
+            ]
+
+    def _notice(self, table: TableRecord) -> str | None:
+        """Return the notice for a running table: its last commit by another client and its number of parked keys.
+
+        None if it has neither.
+        """
+        commit = None if self.external_commits is None else self.external_commits.last(table.topic)
+        notices = [str(commit)] if commit is not None else []
+        if table.parked:
+            keys = "1 key is" if len(table.parked) == 1 else f"{len(table.parked):,} keys are"
+            notices.append(f"{keys} parked: 'cdc dlq ls' shows why")
+        return "; ".join(notices) or None
+
+
+class ProgressReporter(Thread):
+    """Thread that writes the state of the apply process and of its sinks to the catalog, until the process ends."""
+
+    def __init__(self, catalog: Catalog, pipeline: str, figures: metrics.Metrics, ended: Event) -> None:
+        """ended: set by the caller when `state` and `error` have their final values."""
+        super().__init__(name="board")
+        self._catalog, self._pipeline, self._ended = catalog, pipeline, ended
+        self.figures = figures
+        self.standby: Callable[[], bool] = lambda: False
+        """Whether another process has the leases of all sinks. If so, that process reports instead of this one."""
+        self.sinks: list[SinkFigures] = []
+        self._mirrored: dict[str, tuple[DeadLetter, ...]] = {}
+        self.state = "starting"
+        self.error: CdcError | None = None
+
+    def run(self) -> None:
+        """Report every REPORT_EVERY seconds until `ended` is set, then report once more."""
+        while True:
+            stopping = self._ended.wait(REPORT_EVERY)
+            try:
+                self._report("stopped" if stopping and self.error is None else self.state)
+            except CdcError as exc:
+                log.warning(
+                    "cannot write the progress of sinks to the catalog; the sinks continue, but 'cdc status' is stale",
+                    code=exc.code,
+                    message=exc.message,
+                )
+            if stopping:
+                return
+
+    def _report(self, state: str) -> None:
+        if self.standby():
+            return
+        self._catalog.processes.report(
+            ProcessReport(
+                pipeline=self._pipeline,
+                process="apply",
+                pid=os.getpid(),
+                state=state,
+                error=None if self.error is None else self.error.to_json(),
+                figures=self.figures.to_json(),
+            )
+        )
+        for sink in list(self.sinks):
+            if (progress := sink.to_sink()) is not None:
+                self._catalog.sinks.record(self._pipeline, progress)
+                self._catalog.tables.record(self._pipeline, sink.to_tables())
+            letters = sink.to_dead_letters()
+            if letters is not None and letters != self._mirrored.get(sink.sink):
+                self._catalog.dead_letters.mirror(self._pipeline, sink.sink, letters)
+                self._mirrored[sink.sink] = letters

@@ -1,0 +1,232 @@
+"""The apply loop: range → fold → rows → sink → publish, one batch after another, for one sink.
+
+The sink continues from its published record, not from Spark's checkpoint. A Spark query starts at the position of this
+record, and its checkpoint is deleted when the query stops. So after a crash the sink repeats the interrupted batch.
+Each target stores the position of its last merge, so the repeated batch skips the tables that had already merged it.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import RLock
+
+import structlog
+from pyspark.sql import DataFrame, SparkSession
+
+from cdc.errors import CdcError, LogTrimmed, Reaction
+from cdc.failpoint import hit
+from cdc.position import Position
+from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.table import TableSchema, TableState
+from pipelines.dead_letters.quarantine import Quarantine
+from pipelines.folding.fold import FOLDED_ARROW
+from pipelines.folding.folded_batch import Boundary, ControlEvents, FoldedBatch
+from pipelines.range_folder import SMALL, RangeFolder
+from pipelines.runtime.cut_requests import CutRequests, PendingCut
+from pipelines.runtime.sink_status_reporter import SinkFigures
+from pipelines.sinks.contract import Sink, TableBatch
+from pipelines.sinks.next_table_record import (
+    check_captured,
+    failed_record,
+    log_trimmed_error,
+    median_lag,
+    with_progress_state,
+)
+
+log = structlog.get_logger("apply")
+
+
+class SinkLoop:
+    """Applies ranges of the log to one sink, one batch at a time; any thread may call it."""
+
+    def __init__(self, sink: Sink, fold: RangeFolder, cuts: CutRequests, progress: SinkFigures) -> None:
+        self._sink, self._fold, self._cuts, self._progress = sink, fold, cuts, progress
+        self._log = fold.log
+        self.quarantine = Quarantine(sink)
+        self._pool = ThreadPoolExecutor(sink.parallel, thread_name_prefix=f"merge-{sink.name}")
+        self._published = Published(0, 0, {})
+        self._schemas: dict[int, TableSchema] = {}
+        self._lock = RLock()
+        self._drained = False
+        self.batch_began = 0.0
+        """Time at which the last batch began, on the monotonic clock."""
+        self.needs_reopen = False
+        """Whether a stopped table can continue. The runner then reopens the sink, and the table catches up."""
+
+    @property
+    def position(self) -> Position:
+        """The position of the sink's published record."""
+        return Position(self._published.position)
+
+    @property
+    def published(self) -> bool:
+        """True if the sink has published at least one cut."""
+        return self.position > 0
+
+    @property
+    def consumed_position(self) -> Position:
+        """The lowest position of the sink and its tables; the loop never again reads the log before this position."""
+        return Position(min((self.position, *(table.position for table in self._published.tables.values()))))
+
+    @property
+    def lagging_tables(self) -> list[TableRecord]:
+        """The tables whose position is below the sink's position; `catch_up` applies the missing range to each."""
+        return [table for table in self._published.tables.values() if table.position < self.position]
+
+    def open(self) -> None:
+        """Open the sink and read its published record."""
+        self._log.refresh()
+        opened = self._sink.open(self._log.log_id) or self._published
+        self._published = replace(opened, tables=self.quarantine.with_parked_keys(opened.tables))
+        self._schemas = self._log.schemas(self.position)
+        self._progress.record_published(self._published, lag=None, rows={})
+
+    def advance(self) -> None:
+        """Apply the next changes of the log in this process.
+
+        The method does nothing if these changes need Spark, if a table is behind the sink's position, or if
+        another thread applies a batch.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._log.refresh()
+            end = self._log.latest_boundary(self.position, SMALL)
+            if not self.lagging_tables and self._fold.is_small(self.position, end):
+                self(None, end)
+        finally:
+            self._lock.release()
+
+    def __call__(self, rows: DataFrame | None, end: Position) -> None:
+        """Apply the rows of the log from the sink's position to `end`, usually as one batch.
+
+        `rows` is a Spark frame that contains these rows. It may be None if the range is small.
+        """
+        with self._lock:
+            if self._drained or end <= self.position:
+                return
+            self._log.refresh()
+            self._answer_cut_requests()
+            cuts = [cut.position for cut in self._cuts.between(self._sink.name, self.position, end)]
+            while self.position < end:
+                # both are rare: a requested cut, and the position of a table that is ahead of the others after a crash
+                ahead = [table.position for table in self._published.tables.values()]
+                stops = (stop for stop in (*cuts, *ahead) if self._log.leads(self.position, Position(stop)))
+                upto = Position(min([end, *stops]))
+                self._progress.start_batch(upto)
+                self._apply(self._fold(rows, self.position, upto), Boundary(upto, self._log.committed_at(upto)))
+                self._answer_cut_requests()
+
+    def catch_up(self, table: TableRecord, session: SparkSession) -> None:
+        """Apply to one lagging table the range of the log from the table's position to the sink's position.
+
+        Spark reads a large range with `session`. If the range was trimmed from the log, the published record marks the
+        table as failed.
+        """
+        with self._lock:
+            self._log.refresh()
+            try:
+                for batch, upto in self._fold.slices(session, Position(table.position), self.position, table.relation):
+                    record = self._apply_table(table.relation, batch, upto)
+                    if record.state == TargetState.FAILED:
+                        break
+            except LogTrimmed as exc:
+                batch = FoldedBatch(FOLDED_ARROW.empty_table())
+                record = failed_record(table, self._schemas[table.relation], log_trimmed_error(exc, self._sink.name))
+            self._publish({table.relation: record}, Boundary(self.position, self._published.committed_at), batch)
+
+    def drain(self) -> None:
+        """Wait for the running batch to end; after this, the loop applies no further batch."""
+        with self._lock:
+            self._drained = True
+        self._pool.shutdown()
+
+    def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
+        began = self.batch_began = time.monotonic()
+        concerned = sorted({*batch.relations, *self.quarantine.requested_relations})
+        affected = [relation for relation in concerned if not self._is_failed(relation)]
+        self.needs_reopen = self.needs_reopen or any(self._can_resume(r, batch.controls[r]) for r in batch.controls)
+        merged = self._pool.map(lambda relation: self._apply_table(relation, batch, boundary.position), affected)
+        records = dict(zip(affected, merged, strict=True))
+        self._publish(records, boundary, batch)
+        self._progress.record_duration(time.monotonic() - began)
+
+    def _apply_table(self, relation: int, batch: FoldedBatch, upto: int) -> TableRecord:
+        controls = batch.controls.get(relation, ControlEvents())
+        before = self._published.tables.get(relation)
+        schema = controls.schema or self._schemas[relation]
+        self._schemas[relation] = schema
+        try:
+            check_captured(schema)
+            record = self.quarantine.apply(
+                before,
+                TableBatch(
+                    schema=schema,
+                    rows=batch.rows_of(relation),
+                    frame=None,
+                    after=min(before.position, self.position, upto) if before else 0,
+                    upto=upto,
+                    truncated=controls.truncated,
+                    generation=controls.generation,
+                    endings=controls.endings,
+                    since=batch.since,
+                ),
+            )
+        except CdcError as exc:
+            if exc.reaction is not Reaction.QUARANTINE:
+                raise
+            record = failed_record(before, schema, exc)
+        hit("after_table_merge")
+        if record.state == TargetState.FAILED:
+            log.error(
+                "a table stopped; the other tables of the sink continue",
+                sink=self._sink.name,
+                table=record.topic,
+                reason=record.reason,
+            )
+        return with_progress_state(record, upto)
+
+    def _publish(self, changed: dict[int, TableRecord], boundary: Boundary, batch: FoldedBatch) -> None:
+        untouched = {
+            relation: with_progress_state(
+                replace(record, position=max(record.position, boundary.position)), boundary.position
+            )
+            for relation, record in self._published.tables.items()
+            if relation not in changed and record.state != TargetState.FAILED
+        }
+        tables = {**self._published.tables, **untouched, **changed}
+        committed_at = boundary.committed_at or self._published.committed_at
+        record = Published(boundary.position, committed_at, tables)
+        hit("before_publish")
+        if record != self._published:
+            self._sink.publish(record)
+        self._published = record
+        self.quarantine.confirm_published()
+        rows = {r: batch.rows_of(r).num_rows for r in changed}
+        self._progress.record_published(record, lag=median_lag(batch.images), rows=rows)
+
+    def _answer_cut_requests(self) -> None:
+        for cut in self._cuts.due(self._sink.name, self.position):
+            self._answer_cut(cut)
+
+    def _answer_cut(self, cut: PendingCut) -> None:
+        if cut.position < int(self.position):
+            self._cuts.refuse(cut, "passed")
+        else:
+            self._cuts.answer(cut, self._published, self._sink.pin(self._published))
+
+    def _can_resume(self, relation: int, controls: ControlEvents) -> bool:
+        """Return True if a failed table can continue: a full copy of it ended, or its schema changed after the failure.
+
+        A schema version in state `snapshotting` does not count: the table continues when its full copy ends.
+        """
+        schema = controls.schema
+        copying = schema is not None and schema.state is TableState.SNAPSHOTTING
+        changed = schema is not None and schema != self._schemas.get(relation) and not copying
+        return self._is_failed(relation) and (controls.generation is not None or changed)
+
+    def _is_failed(self, relation: int) -> bool:
+        record = self._published.tables.get(relation)
+        return record is not None and record.state == TargetState.FAILED

@@ -1,0 +1,94 @@
+"""Erasure of a target's earlier versions, after a replay under rules that hide more values.
+
+The replay marks the target before it replaces the rows. After a crash the next replay, or the sink that opens the
+target, finds the mark and erases the values. The mark is removed last. Only the data files of the current version
+remain. Earlier commits are removed too, because they contain the least and greatest value of each column in each file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow.fs as pafs
+import structlog
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+
+from cdc import atomic_file
+from cdc.failpoint import hit
+from cdc.log.checkpoint import HINT, checkpoint_at
+from pipelines.sinks.delta.delta_log_cleanup import LOG, expired_log_files, paths_of, remove_old_commits
+
+ERASE: Final = "cdc.erase"
+"""Table property that marks a target whose earlier versions have to be erased.
+
+Its value is the retention of removed files that the target had before the mark. Until the erasure, the target has a
+retention of zero, so that no checkpoint lists removed files: their paths contain values of partition columns.
+"""
+_RETENTION: Final = "delta.deletedFileRetentionDuration"
+_NONE: Final = "interval 0 seconds"
+_DEFAULT: Final = "interval 7 days"
+"""Delta's default retention of removed files."""
+
+
+log = structlog.get_logger("apply")
+
+
+def is_marked(table: DeltaTable) -> bool:
+    """Return whether earlier versions of the table are to be erased, because `mark_to_erase` marked the table."""
+    return bool(table.metadata().configuration.get(ERASE))
+
+
+def mark_to_erase(table: DeltaTable) -> None:
+    """Mark the table, so that this replay, or after a crash the next replay or driver, erases earlier versions."""
+    if not is_marked(table):
+        before = str(table.metadata().configuration.get(_RETENTION) or _DEFAULT)
+        table.alter.set_table_properties({ERASE: before, _RETENTION: _NONE}, raise_if_not_exists=False)
+
+
+def erase_earlier(uri: str, version: int) -> int:
+    """Remove the files that `version` and later versions do not need, and return the number of removed data files.
+
+    Last, the mark set by `mark_to_erase` is removed. Only the single writer of the table may call this function,
+    because it also removes files that no commit names yet.
+    """
+    table = DeltaTable(uri)
+    needed = paths_of(table) | paths_of(DeltaTable(uri, version=version))
+    store = pafs.PyFileSystem(DeltaStorageHandler(uri))
+    gone = [path for path in _parquet_files(store) if path not in needed]
+    for path in gone:
+        store.delete_file(path)
+        hit("delta_erased_file")
+    _remove_log(uri, store, version)
+    if before := table.metadata().configuration.get(ERASE):
+        table.alter.set_table_properties({ERASE: "", _RETENTION: str(before)}, raise_if_not_exists=False)
+    log.info("removed files with values that the rules now hide", target=uri, files=len(gone))
+    return len(gone)
+
+
+def _remove_log(uri: str, store: pafs.FileSystem, version: int) -> None:
+    if "://" in uri:
+        DeltaTable(uri, version=version).create_checkpoint()
+        names = [info.path for info in store.get_file_info(pafs.FileSelector(LOG, allow_not_found=True))]
+        for path in expired_log_files(names, version):
+            store.delete_file(path)
+        return
+    atomic_file.replace(Path(uri) / LOG / HINT, checkpoint_at(Path(uri), version))
+    remove_old_commits(uri, version, kept=0)
+    for folder in sorted((path for path in Path(uri).rglob("*") if path.is_dir()), reverse=True):
+        if not any(folder.iterdir()):
+            folder.rmdir()  # its name may contain a value of a partition column
+
+
+def _parquet_files(store: pafs.FileSystem, folder: str = "") -> Iterator[str]:
+    """Yield the path of every Parquet file in the directory of the table, except those of tables inside of it."""
+    infos = store.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    if folder and f"{folder}/{LOG}" in [info.path for info in infos]:
+        return
+    for info in infos:
+        if info.type == pafs.FileType.Directory and info.base_name != LOG:
+            yield from _parquet_files(store, info.path)
+        elif info.path.endswith(".parquet"):
+            yield info.path

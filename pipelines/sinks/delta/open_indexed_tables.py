@@ -1,0 +1,127 @@
+"""Open indexed tables: the targets of one sink that the indexed writer writes, with their open indexes."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import structlog
+from deltalake.exceptions import CommitFailedError
+
+from cdc.errors import LogError, SinkUnavailable, TargetUnusable
+from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY, DeltaTarget, TxnMarker
+from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
+from pipelines.sinks.delta.indexed.key_hashes import can_hash
+from pipelines.sinks.delta.indexed.table_storage import storage_of
+from pipelines.sinks.delta.indexed_writer import IndexedTable, refusal
+
+UNUSED_FOR: Final = 7 * 86_400.0
+"""Seconds after which the index of a target that no sink opened is removed."""
+
+log = structlog.get_logger("apply")
+
+_Name = tuple[str, int | None]
+"""URI of a target and, if several tables share it, the relation of the table."""
+
+
+class IndexedTargets:
+    """Opens and keeps the indexed tables of one sink. A thread uses a target only while it has its table's lock."""
+
+    def __init__(self, folder: str | None) -> None:
+        """folder: local directory for the indexes; None: temporary directories."""
+        self._folder = None if folder is None else Path(folder)
+        self._tables: dict[_Name, IndexedTable] = {}
+        self.refused: dict[str, str] = {}
+        """URI of a target → why the indexed writer does not write it."""
+
+    def can_merge(self, target: DeltaTarget, key: tuple[str, ...]) -> bool:
+        """Return whether the indexed writer can merge rows with these key columns; read what other writers committed.
+
+        Records the reason in `refused` if it cannot.
+        """
+        with _translated_errors(target.uri):
+            reason = self._open(target, key)
+        if reason is None:
+            self.refused.pop(target.uri, None)
+        elif self.refused.get(target.uri) != reason:
+            self.refused[target.uri] = reason
+            log.info("the indexed writer does not write a target", target=target.uri, reason=reason)
+        return reason is None
+
+    def merge(self, target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:
+        """Merge `source` into `target`, after `can_merge` was true. Arguments as in writers.merge_with_delta_rs."""
+        table, since = self._tables[_name(target)], target.version
+        with _translated_errors(target.uri):
+            table.read_commits(since)  # since the choice of the writer, rows may have been erased
+            if table.key != key or refusal(table.files, target.all_columns) is not None:
+                raise CommitFailedError("the target changed between the choice of the writer and the merge")
+            table.merge(source, marker.action, target.columns, target.statistics_columns)
+        target.read_own_commit(marker.app_id, marker.version, since)
+        if target.version % CHECKPOINT_EVERY == 0:
+            target.table.create_checkpoint()
+
+    def close(self) -> None:
+        """Save and close all indexes."""
+        tables, self._tables = self._tables, {}
+        for table in tables.values():
+            table.close()
+        if self._folder is not None and self._folder.is_dir():
+            _remove_unused(self._folder.iterdir())
+
+    def _open(self, target: DeltaTarget, key: tuple[str, ...]) -> str | None:
+        """Open the table or read its new commits; return a reason if the indexed writer cannot write it."""
+        name, table_id = _name(target), target.table.metadata().id
+        known = self._tables.get(name)
+        if known is not None and (known.key != key or known.files.metadata.get("id") != str(table_id)):
+            self._tables.pop(name).close()
+            known = None
+        if any(not can_hash(target.columns.field(column).type) for column in key):
+            return "a key column has a nested type"
+        try:
+            if known is None:
+                storage = storage_of(target.uri)
+                files = LiveFiles.read(storage)
+                if (reason := refusal(files, target.all_columns)) is not None:
+                    return reason
+                known = IndexedTable(storage, files, self._folder_of(target, key), key, target.part.relation)
+                self._tables[name] = known
+            known.read_commits(target.version)
+        except LogNotReadable as exc:
+            return str(exc)
+        return refusal(known.files, target.all_columns)
+
+    def _folder_of(self, target: DeltaTarget, key: tuple[str, ...]) -> Path | None:
+        if self._folder is None:
+            return None
+        return self._folder / sha256(repr((target.uri, target.part.relation, key)).encode()).hexdigest()[:32]
+
+
+@contextmanager
+def _translated_errors(uri: str) -> Iterator[None]:
+    """Raise an error of a file as TargetUnusable if the target is damaged, and as SinkUnavailable otherwise."""
+    try:
+        yield
+    except (DamagedVector, FileNotFoundError, pa.ArrowInvalid) as exc:
+        raise TargetUnusable(
+            f"target {uri!r} is damaged: {exc}",
+            remedy="restore the file, or rebuild the table: 'cdc replay SINK --tables TABLE'",
+        ) from exc
+    except (OSError, LogError) as exc:
+        raise SinkUnavailable(f"target {uri!r} cannot be read or written: {exc}") from exc
+
+
+def _name(target: DeltaTarget) -> _Name:
+    return target.uri, target.part.relation
+
+
+def _remove_unused(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        if folder.stat().st_mtime < time.time() - UNUSED_FOR:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,262 @@
+"""Published cuts of a Delta sink: a Delta table with one row per cut. A second driver cannot publish.
+
+Every publish adds one row, in a commit with the sink's `txn` action. The newest row is the sink's current cut. From
+time to time one more commit removes the rows of cuts that are no longer kept. The driver remembers the table version
+that it last wrote or opened. Its next commit fails if the table has another version by then.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final, Literal, Self
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.schema import Schema
+
+from cdc.errors import CutUnderOtherRules, SinkFenced, SinkOfAnotherLog
+from cdc.failpoint import hit
+from cdc.position import Position
+from cdc.stores.cut_retention import kept_cuts
+from cdc.stores.lake_reader import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
+from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.table import TableSchema
+from pipelines.sinks.delta.delta_log_cleanup import is_newest, remove_old_commits
+from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY
+
+CLEAN_EVERY: Final = 100
+"""Number of publishes from one clean-up to the next; a clean-up removes expired cuts and overwritten files."""
+TRUSTED_FOR: Final = 60.0
+"""Seconds after a publish in which the open table can be refreshed; after that it is opened again.
+
+Later, another driver may have removed commits that the refresh needs.
+"""
+
+_PROPERTIES: Final = {
+    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
+    "delta.enableExpiredLogCleanup": "true",
+    # at ten publishes a second an hour of history is 36,000 files
+    "delta.logRetentionDuration": "interval 1 hours",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+}
+_Mode = Literal["append", "overwrite"]
+_LOG_ID: Final = "cdc.log_id"
+_APP_ID: Final = "cdc.app_id"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCut:
+    """One row of the table of published cuts."""
+
+    published_at: int
+    """Time of the publish in µs since 1970 UTC, unique per cut; 0 for a row that an older version of cdc wrote."""
+    record: Published
+    """The published record; only the record of the newest cut may contain the schemas of its tables."""
+    text: str
+    """The published record as JSON."""
+
+    @classmethod
+    def of(cls, published_at: int, record: Published) -> Self:
+        """Create the KeptCut of a published record: remove the schemas of its tables, and format it as JSON."""
+        slim = replace(record, tables={r: replace(table, schema=None) for r, table in record.tables.items()})
+        return cls(published_at, slim, slim.to_json())
+
+    def without(self, targets: Collection[str], now: Position) -> KeptCut:
+        """Return the cut with the tables of these targets marked as failed and without a version.
+
+        Readers of the cut then get no rows that were written under rules that are no longer valid. now: the position of
+        the first cut under the current rules.
+        """
+        gone = CutUnderOtherRules(
+            f"the rows of this cut were written under other rules than those in effect since {now}"
+        )
+        why = f"{gone.code} {gone.message}"
+        tables = {
+            relation: replace(table, version=None, state=TargetState.FAILED.value, reason=why)
+            if table.target in targets
+            else table
+            for relation, table in self.record.tables.items()
+        }
+        return KeptCut.of(self.published_at, replace(self.record, tables=tables))
+
+
+class PublishedTable:
+    """The table of published cuts of one Delta sink, opened for writing by one driver."""
+
+    def __init__(self, uri: str, table: DeltaTable, retain: float | None) -> None:
+        """retain: seconds for which cuts are kept; None: this driver removes no cuts."""
+        self._uri, self._table, self._retain = uri, table, retain
+        configuration = table.metadata().configuration
+        self.log_id = str(configuration[_LOG_ID])
+        self._app_id = str(configuration[_APP_ID])
+        self._version = table.version()
+        self._position = table.transaction_version(self._app_id)
+        self._seen_at = time.monotonic()
+        self._cuts = _read_cuts(table)
+
+    @classmethod
+    def open(cls, uri: str, log_id: str, retain: float | None = None) -> Self:
+        """Open or create the table of published cuts at uri; raises SinkOfAnotherLog if it belongs to another log."""
+        if not DeltaTable.is_deltatable(uri):
+            _create(uri, log_id)
+        table = DeltaTable(uri)
+        found = table.metadata().configuration.get(_LOG_ID)
+        if found is None:
+            raise SinkOfAnotherLog(
+                f"Delta table {uri!r} is not the published record of a sink: property {_LOG_ID!r} is missing",
+                remedy="point the sink at another path, or move that table to another directory",
+            )
+        if found != log_id:
+            raise SinkOfAnotherLog(f"the sink at {uri!r} belongs to log {found!r}: expected log {log_id!r}")
+        known = {field.name for field in table.schema().fields}
+        if missing := [field for field in PUBLISHED_SCHEMA if field.name not in known]:
+            table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+        return cls(uri, table, retain)
+
+    @property
+    def cuts(self) -> Sequence[KeptCut]:
+        """The cuts that a reader can choose, oldest first; the last cut is the current cut of the sink."""
+        return self._cuts
+
+    def record(self) -> Published | None:
+        """Return the newest record as of this driver's last write or opening, None if nothing was published."""
+        return read_published(self._table)
+
+    def write(self, record: Published, forgotten: Collection[str] = ()) -> None:
+        """Publish a record: add it to the table as the newest row.
+
+        forgotten: URIs of targets that earlier cuts must no longer show, because their rows followed other rules.
+        Raises SinkFenced if another driver wrote to the table, or if the position of the sink would decrease.
+        """
+        seen = self.check()
+        if self._position is not None and record.position < self._position:
+            raise SinkFenced(
+                f"the sink at {self._uri!r} cannot publish position {Position(record.position)}, because it already "
+                f"published {Position(self._position)}"
+            )
+        published_at = max(time.time_ns() // 1000, self._cuts[-1].published_at + 1 if self._cuts else 0)
+        newest = KeptCut(published_at, record, record.to_json())
+        if forgotten:
+            self._cuts = [cut.without(forgotten, Position(record.position)) for cut in self._cuts]
+            self._commit(seen, _rows([*self._cuts, newest]), record, "overwrite")
+        else:
+            self._commit(seen, _rows([newest]), record, "append")
+        self._cuts.append(KeptCut.of(published_at, record))
+        if self._retain is not None and self._version % CLEAN_EVERY == 0:
+            self._clean(record, self._retain)
+
+    def _commit(self, seen: DeltaTable, rows: pa.Table, record: Published, mode: _Mode) -> None:
+        # no retries: a retry would commit on top of the commit of another driver
+        mark = CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self._app_id, record.position)])
+        try:
+            write_deltalake(seen, rows, mode=mode, commit_properties=mark)
+        except CommitFailedError as exc:
+            raise SinkFenced(f"another process published to the sink at {self._uri!r} at the same moment") from exc
+        self._table, self._version, self._position = seen, seen.version(), record.position
+        self._seen_at = time.monotonic()
+
+    def check(self) -> DeltaTable:
+        """Return the table; raise SinkFenced if another driver wrote to it since this driver opened or wrote it."""
+        if is_newest(self._uri, self._version):
+            return self._table
+        seen = self._newest()
+        if seen.version() != self._version or seen.transaction_version(self._app_id) != self._position:
+            raise SinkFenced(
+                f"another process published to the sink at {self._uri!r}: "
+                f"expected version {self._version!r}, got {seen.version()!r}"
+            )
+        return seen
+
+    def _newest(self) -> DeltaTable:
+        """Return the table at its newest version, refreshed or opened again (see TRUSTED_FOR)."""
+        if time.monotonic() - self._seen_at > TRUSTED_FOR:
+            return DeltaTable(self._uri)
+        self._table.update_incremental()
+        return self._table
+
+    def _clean(self, record: Published, retain: float) -> None:
+        stay = set(kept_cuts([cut.published_at for cut in self._cuts], self._cuts[-1].published_at, retain))
+        kept = [cut for cut in self._cuts if cut.published_at in stay]
+        rows = _rows([*kept[:-1], replace(kept[-1], text=record.to_json())])
+        self._commit(self.check(), rows, record, "overwrite")
+        self._cuts = kept
+        hit("delta_cuts_thinned")
+        self._table.vacuum(retention_hours=1, enforce_retention_duration=False, dry_run=False)
+        # an open table keeps every commit that it has read in memory
+        self._table = DeltaTable(self._uri)
+        if self.record() != record:
+            raise SinkFenced(f"another process published to the sink at {self._uri!r} during clean-up")
+        self._version = self._table.version()
+        remove_old_commits(self._uri, self._version, kept=CLEAN_EVERY)
+
+
+class LastPublished:
+    """The record that this driver published last, or read when it opened the sink.
+
+    Batches that were applied and not yet published do not change this object.
+    """
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.records: Mapping[int, TableRecord] = {}
+        """Relation → record of its table in the last published record."""
+        self.versions: Mapping[str, int] = {}
+        """URI of a target → its Delta version in the last published record."""
+
+    def remember(self, record: Published) -> None:
+        """Store this record as the last published record."""
+        self.position, self.records, self.versions = record.position, dict(record.tables), record.versions
+
+    def schema_of(self, relation: int) -> TableSchema | None:
+        """Return the schema of a table in the last published record, None if the record does not have it."""
+        record = self.records.get(relation)
+        return None if record is None or record.schema is None else _schema_of(record.schema)
+
+    def range_start(self, after: int) -> int:
+        """Return the position after which a batch reads the log: `after`, or the published position if that is lower.
+
+        A crash may leave one target ahead of the published cut. Its table is then folded from the cut again.
+        """
+        return min(after, self.position) if self.records else after
+
+
+@lru_cache(maxsize=1024)
+def _schema_of(payload: str) -> TableSchema:
+    """Parse the JSON of a schema; the result is cached, because every batch needs it."""
+    return TableSchema.from_json(payload)
+
+
+def _rows(cuts: Sequence[KeptCut]) -> pa.Table:
+    columns = [
+        [cut.record.position for cut in cuts],
+        [cut.record.committed_at for cut in cuts],
+        [cut.text for cut in cuts],
+        [cut.published_at for cut in cuts],
+    ]
+    return pa.table(dict(zip(PUBLISHED_SCHEMA.names, columns, strict=True)), schema=PUBLISHED_SCHEMA)
+
+
+def _read_cuts(table: DeltaTable) -> list[KeptCut]:
+    rows = pa.table(table.scan(columns=[PUBLISHED_AT, "record"])).to_pylist()
+    cuts = [KeptCut.of(row[PUBLISHED_AT] or 0, Published.from_json(row["record"])) for row in rows]
+    return sorted(cuts, key=lambda cut: cut.published_at)
+
+
+def _create(uri: str, log_id: str) -> None:
+    try:
+        DeltaTable.create(
+            uri,
+            PUBLISHED_SCHEMA,
+            description="published cuts of a cdc sink: one row per kept cut",
+            configuration={**_PROPERTIES, _LOG_ID: log_id, _APP_ID: str(uuid.uuid4())},
+            raise_if_key_not_exists=False,
+        )
+    except DeltaError:
+        # another driver created it at the same moment; `check` later refuses one of the two drivers
+        if not DeltaTable.is_deltatable(uri):
+            raise

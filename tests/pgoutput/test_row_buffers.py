@@ -1,0 +1,46 @@
+"""Row buffers: rows without images, growth, and the capacity of the next buffers."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from cdc.log_row import LOG_SCHEMA, Operation
+from cdc.pgoutput import kernel
+from cdc.pgoutput.columnar_decoder import ColumnarDecoder
+from cdc.pgoutput.messages import Insert, OldKind, OldTuple, Update
+from cdc.pgoutput.reference_decoder import ReferenceDecoder
+from cdc.pgoutput.row_buffers import Capacity, RowBuffers, new_state
+from tests.pgoutput.streams import decode, transaction
+
+
+def test_a_row_without_images_has_its_payload_and_null_relation_and_topic():
+    state = new_state()
+    state[kernel.POSITION] = 600
+    buffers = RowBuffers(state, Capacity())
+    buffers.control(Operation.MESSAGE, -1, -1, b"content")
+    buffers.control(Operation.TRUNCATE, 7, 0, None)
+    batch = buffers.take(pa.array(["shop.t"]))
+
+    assert batch.schema.equals(LOG_SCHEMA, check_metadata=True)
+    message, truncate = batch.to_pylist()
+    assert (message["op"], message["payload"], message["relation"], message["topic"]) == ("m", b"content", None, None)
+    assert (truncate["op"], truncate["payload"], truncate["relation"], truncate["topic"]) == ("t", None, 7, "shop.t")
+    assert [message["ordinal"], truncate["ordinal"]] == [0, 1]
+    assert {message[name] for name in ("key", "old_key", "before", "after")} == {None}
+
+
+def test_the_next_buffers_have_the_capacity_that_the_last_ones_needed():
+    state = new_state()
+    buffers = RowBuffers(state, Capacity(rows=1))
+    for _ in range(1000):
+        buffers.control(Operation.TRUNCATE, 7, 0, None)
+
+    assert len(RowBuffers.like(state, buffers).rows.position) == 1250
+
+
+def test_buffers_grow_for_a_row_larger_than_all_before():
+    large = "y" * 3_000_000
+    change = Update(2, OldTuple(OldKind.ROW, ("1", "2", large)), ("1", "3", large))
+    messages = transaction(600, Insert(1, ("1", "", None)), change)
+
+    assert decode(ColumnarDecoder(), messages) == decode(ReferenceDecoder(), messages)

@@ -1,0 +1,95 @@
+"""Progress: how late a sink is told to be, while it goes on, while it is stuck and while there is nothing to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc import metrics
+from cdc.errors import SinkUnavailable
+from cdc.stores.published_record import Published
+from pipelines.runtime.sink_status_reporter import SinkFigures
+
+
+class Clock:
+    """A time that moves when it is told to."""
+
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(name="clock")
+def _clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(name="progress")
+def _progress(clock: Clock) -> SinkFigures:
+    return SinkFigures("shop", "lake", metrics.Metrics(), clock)
+
+
+def lag(progress: SinkFigures) -> float:
+    told = progress.to_sink()
+    assert told is not None
+    return told.lag_seconds
+
+
+def record(position: int, committed_at: float) -> Published:
+    return Published(position, int(committed_at * 1e6), {})
+
+
+def test_the_lag_is_that_of_the_last_batch_that_had_rows(progress: SinkFigures) -> None:
+    progress.record_published(record(7, 999.0), lag=0.4, rows={1: 3})
+    assert lag(progress) == 0.4
+
+
+def test_the_lag_grows_while_a_batch_is_not_published_however_often_it_is_tried(
+    progress: SinkFigures, clock: Clock
+) -> None:
+    progress.record_published(record(7, 999.0), lag=0.4, rows={1: 3})
+    progress.start_batch(9)
+    clock.now += 50
+    progress.record_failure(SinkUnavailable("no answer"))
+    progress.record_published(record(7, 999.0), lag=None, rows={})  # opened again, where it stood
+    progress.start_batch(9)
+    clock.now += 50
+    assert lag(progress) == 100
+
+    progress.record_published(record(9, 1_001.0), lag=99.0, rows={1: 1})
+    clock.now += 50
+    assert lag(progress) == 99.0
+
+
+def test_a_batch_without_rows_shows_that_nothing_is_late_any_more(progress: SinkFigures, clock: Clock) -> None:
+    progress.record_published(record(7, 999.0), lag=3_600.0, rows={1: 3})
+    clock.now = 1_010.5
+    progress.record_published(record(8, 1_010.0), lag=None, rows={})  # a heartbeat
+    assert lag(progress) == pytest.approx(0.5)
+
+
+def test_a_batch_without_rows_never_makes_a_sink_later_than_it_was(progress: SinkFigures, clock: Clock) -> None:
+    progress.record_published(record(7, 999.0), lag=0.4, rows={1: 3})
+    clock.now += 900
+    progress.record_published(record(8, 999.0), lag=None, rows={})
+    assert lag(progress) == 0.4
+
+
+def test_only_batches_with_rows_count_in_the_latency_and_all_of_them_in_the_duration(clock: Clock) -> None:
+    figures = metrics.Metrics()
+    progress = SinkFigures("shop", "lake", figures, clock)
+    for position, rows in ((7, {1: 3}), (8, {}), (9, {1: 1})):
+        progress.record_published(record(position, 999.0), lag=0.4, rows=rows)
+        progress.record_duration(0.2)
+    counts = {name: value for name, labels, value in figures.to_json() if "+Inf" in labels}  # type: ignore[operator]
+    assert counts == {"cdc_sink_latency_seconds_bucket": 2, "cdc_apply_duration_seconds_bucket": 3}
+
+
+def test_a_sink_that_needs_spark_says_so_until_its_first_batch(progress: SinkFigures) -> None:
+    progress.record_published(record(7, 999.0), lag=0.4, rows={1: 3})
+    told = []
+    for awaits in (False, True, False):
+        progress.awaits_spark = awaits
+        sink = progress.to_sink()
+        told.append(None if sink is None else sink.reason)
+    assert told == [None, "waits for Spark", None]

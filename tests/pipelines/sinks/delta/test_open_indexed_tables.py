@@ -1,0 +1,322 @@
+"""Indexed targets: which targets the indexed writer merges into, with an index that outlives the process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+from structlog.testing import capture_logs
+
+from cdc.errors import SinkUnavailable, TargetUnusable
+from pipelines.sinks.contract import TableRecord
+from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY, DeltaTarget, TxnMarker
+from pipelines.sinks.delta.indexed.delta_log import LiveFiles, vector_paths
+from pipelines.sinks.delta.indexed.table_storage import LocalStorage
+from pipelines.sinks.delta.merge_source import source_rows
+from pipelines.sinks.delta.open_indexed_tables import UNUSED_FOR, IndexedTargets
+from pipelines.sinks.delta.settings import DeltaSettings, Writer
+from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.target_layout import DELETION_VECTORS, TargetLayout
+from pipelines.sinks.delta.target_shapes import RowShape
+from pipelines.types.families import TypePolicy
+from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, folded, gone, put
+from tests.pipelines.sinks.added_features import add_features
+
+SHAPE = RowShape(ORDERS, TypePolicy.EXACT)
+NO_VECTORS = "deletion vectors are not enabled"
+
+
+@dataclass
+class Opened:
+    """A target, and the indexed targets of the sink that fills it."""
+
+    target: DeltaTarget
+    indexed: IndexedTargets
+
+    def merge(self, upto: int, *rows: Row) -> dict[int, str]:
+        """Merge rows as a sink does, and return item by id as delta-rs reads them."""
+        self.target.refresh()
+        assert self.indexed.can_merge(self.target, SHAPE.key), self.indexed.refused
+        source = source_rows(folded(list(rows)), SHAPE)
+        self.indexed.merge(self.target, source, SHAPE.key, TxnMarker(self.target.app_id, upto))
+        return items_in(self.target.uri)
+
+
+def items_in(uri: str) -> dict[int, str]:
+    """Return item by id, as delta-rs reads the rows."""
+    found = pa.table(DeltaTable(uri).scan(columns=["id", "item"]))
+    assert len(set(found["id"].to_pylist())) == found.num_rows
+    return dict(zip(found["id"].to_pylist(), found["item"].to_pylist(), strict=True))
+
+
+def create(uri: str, *, has_vectors: bool = True) -> DeltaTarget:
+    """Create an empty target."""
+    return DeltaTarget.create(uri, "log-1", ORDERS, SHAPE.columns, TargetLayout(has_vectors=has_vectors))
+
+
+@pytest.fixture(name="opened")
+def _opened(tmp_path: Path) -> Opened:
+    return Opened(create(str(tmp_path / "target")), IndexedTargets(str(tmp_path / "indexes")))
+
+
+def folders_of(opened: Opened) -> list[Path]:
+    """Return the folders of indexes."""
+    folder = opened.indexed._folder
+    assert folder is not None
+    return sorted(folder.iterdir())
+
+
+def test_a_merge_records_its_position_and_what_it_changed(opened: Opened) -> None:
+    assert opened.merge(20, put(1, "a", 10), put(2, "b", 11)) == {1: "a", 2: "b"}
+    assert opened.merge(40, put(1, "A", 30), gone(2, 31), put(3, "c", 32)) == {1: "A", 3: "c"}
+    other = DeltaTarget.open(opened.target.uri)
+    assert other is not None
+
+    assert (opened.target.applied, other.applied, opened.target.version) == (40, 40, other.version)
+    assert opened.target.files() == other.files()
+
+
+def test_changes_by_other_clients_are_read_before_a_merge(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10), put(2, "b", 11), put(3, "c", 12))
+    DeltaTable(opened.target.uri).delete("id = 2")
+    write_deltalake(opened.target.uri, pa.table({"id": [4], "item": ["d"]}), mode="append", schema_mode="merge")
+    DeltaTable(opened.target.uri).optimize.compact()
+
+    assert opened.merge(40, put(2, "B", 30), put(4, "D", 31)) == {1: "a", 2: "B", 3: "c", 4: "D"}
+
+
+def test_a_checkpoint_is_written_now_and_then(opened: Opened) -> None:
+    expected = dict[int, str]()
+    for number in range(CHECKPOINT_EVERY + 1):
+        expected[number % 3] = str(number)
+        assert opened.merge(20 * number + 20, put(number % 3, str(number), 20 * number + 10)) == expected
+    found = [path.name for path in Path(opened.target.uri, "_delta_log").glob("*.checkpoint.parquet")]
+
+    assert found == [f"{CHECKPOINT_EVERY:020d}.checkpoint.parquet"]
+
+
+def test_a_target_without_vectors_is_refused_until_it_has_them(tmp_path: Path) -> None:
+    target, indexed = create(str(tmp_path / "target"), has_vectors=False), IndexedTargets(None)
+    with capture_logs() as logs:
+        assert [indexed.can_merge(target, SHAPE.key) for _ in range(3)] == [False] * 3
+    assert [(entry["target"], entry["reason"]) for entry in logs] == [(target.uri, NO_VECTORS)]
+    assert indexed.refused == {target.uri: NO_VECTORS}
+    DeltaTable(target.uri).alter.set_table_properties({DELETION_VECTORS: "true"})
+    opened = Opened(target, indexed)
+
+    assert opened.merge(20, put(1, "a", 10)) == {1: "a"}
+    assert indexed.refused == {}
+
+
+def test_a_target_that_another_client_changes_is_refused_from_then_on(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10))
+    add_features(opened.target.uri, ["deletionVectors", "columnMapping"])
+    opened.target.refresh()
+
+    assert not opened.indexed.can_merge(opened.target, SHAPE.key)
+    assert opened.indexed.refused == {opened.target.uri: "the table has features columnMapping"}
+
+
+def test_a_target_may_have_a_file_url(tmp_path: Path) -> None:
+    create(str(tmp_path / "target"))
+    target = DeltaTarget.open(f"file://{tmp_path}/target")
+    assert target is not None
+    opened = Opened(target, IndexedTargets(str(tmp_path / "indexes")))
+    opened.merge(20, put(1, "a", 10), put(2, "b", 11))
+
+    assert opened.merge(40, put(1, "A", 30), gone(2, 31)) == {1: "A"}
+
+
+def test_a_key_of_a_nested_type_is_refused(tmp_path: Path) -> None:
+    tags = RowShape(replace(ORDERS, columns=(ID, column(2, "tags", "integer[]", oid=1007))), TypePolicy.EXACT)
+    target = DeltaTarget.create(str(tmp_path), "log-1", ORDERS, tags.columns, TargetLayout(has_vectors=True))
+    indexed = IndexedTargets(None)
+
+    assert not indexed.can_merge(target, ("id", "tags"))
+    assert indexed.refused == {target.uri: "a key column has a nested type"}
+    assert indexed.can_merge(target, ("id",))
+
+
+def test_a_log_that_cannot_be_read_is_refused_while_that_is_so(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10))
+    hint = Path(opened.target.uri, "_delta_log", "_last_checkpoint")
+    hint.write_text('{"version": 0, "size": 1}')
+    again = Opened(opened.target, IndexedTargets(None))
+    assert not again.indexed.can_merge(opened.target, SHAPE.key)
+    assert again.indexed.refused == {opened.target.uri: "a checkpoint with files of another form"}
+    hint.unlink()
+
+    assert again.merge(40, put(1, "A", 30)) == {1: "A"}
+
+
+def test_a_damaged_vector_makes_the_target_unusable(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10), put(2, "b", 11))
+    opened.merge(40, gone(1, 30))
+    files = LiveFiles.read(LocalStorage(Path(opened.target.uri)))
+    (path,) = vector_paths(files.by_path.values())
+    Path(opened.target.uri, path).write_bytes(b"damaged")
+    with pytest.raises(TargetUnusable, match=path):
+        IndexedTargets(None).can_merge(opened.target, SHAPE.key)
+
+
+def test_a_missing_data_file_makes_the_target_unusable_and_another_error_is_tried_again(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10))
+    (file,) = Path(opened.target.uri).glob("*.parquet")
+    file.rename(file.with_suffix(".moved"))
+    without_index = Opened(opened.target, IndexedTargets(None))
+    with pytest.raises(TargetUnusable, match=file.name):
+        without_index.merge(40, put(1, "A", 30))
+    file.mkdir()
+    with pytest.raises(SinkUnavailable, match=file.name):
+        without_index.merge(40, put(1, "A", 30))
+    file.rmdir()
+    file.with_suffix(".moved").rename(file)
+
+    assert without_index.merge(40, put(1, "A", 30)) == {1: "A"}
+
+
+def test_a_target_that_was_created_again_has_none_of_its_earlier_rows(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10), put(2, "b", 11))
+    for _ in range(2):
+        shutil.rmtree(opened.target.uri)
+        opened.target = create(opened.target.uri)
+        assert opened.merge(20, put(1, "new", 10)) == {1: "new"}
+        assert opened.merge(40, gone(1, 30), put(2, "again", 31)) == {2: "again"}
+    opened.indexed.close()
+    shutil.rmtree(opened.target.uri)
+    reopened = Opened(create(opened.target.uri), opened.indexed)
+
+    assert reopened.merge(20, put(2, "b", 10)) == {2: "b"}
+
+
+def test_a_target_whose_key_changes_gets_another_index(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10), put(2, "b", 11))
+    assert opened.indexed.can_merge(opened.target, ("item",))
+    source = source_rows(folded([put(7, "a", 30)]), SHAPE)
+    with pytest.raises(CommitFailedError, match="between the choice of the writer and the merge"):
+        opened.indexed.merge(opened.target, source, SHAPE.key, TxnMarker(opened.target.app_id, 40))
+    opened.indexed.merge(opened.target, source, ("item",), TxnMarker(opened.target.app_id, 40))
+
+    assert items_in(opened.target.uri) == {2: "b", 7: "a"}
+    assert len(folders_of(opened)) == 2
+    assert opened.merge(60, put(7, "A", 50)) == {2: "b", 7: "A"}
+
+
+def test_what_changes_between_the_choice_of_the_writer_and_the_merge_counts(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10), put(2, "b", 11))
+    source = source_rows(folded([put(2, "B", 30), put(3, "c", 31)]), SHAPE)
+    assert opened.indexed.can_merge(opened.target, SHAPE.key)
+    DeltaTable(opened.target.uri).delete("id < 3")
+    opened.target.refresh()
+    opened.indexed.merge(opened.target, source, SHAPE.key, TxnMarker(opened.target.app_id, 40))
+    assert items_in(opened.target.uri) == {2: "B", 3: "c"}
+    assert opened.indexed.can_merge(opened.target, SHAPE.key)
+    DeltaTable(opened.target.uri).alter.set_table_properties({DELETION_VECTORS: "false"})
+    opened.target.refresh()
+    with pytest.raises(CommitFailedError, match="between the choice of the writer and the merge"):
+        opened.indexed.merge(opened.target, source, SHAPE.key, TxnMarker(opened.target.app_id, 60))
+
+    assert opened.target.applied == 40
+
+
+def test_an_index_outlives_the_process(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10), put(2, "b", 11))
+    opened.indexed.close()
+    kept = list(Path(opened.target.uri).glob("*.parquet"))
+    contents = {path: path.read_bytes() for path in kept}
+    again = Opened(opened.target, IndexedTargets(str(opened.indexed._folder)))
+    assert again.indexed.can_merge(again.target, SHAPE.key)
+    for path in kept:  # the index has the keys, so nothing reads them from the data files
+        path.write_bytes(b"")
+    again.indexed._tables[again.target.uri, None].index_new_files()
+    for path, content in contents.items():
+        path.write_bytes(content)
+
+    assert again.merge(40, put(1, "A", 30)) == {1: "A", 2: "b"}
+
+
+def test_two_sinks_with_one_folder_find_all_rows(opened: Opened) -> None:
+    second = Opened(opened.target, IndexedTargets(str(opened.indexed._folder)))
+    opened.merge(20, put(1, "a", 10))
+    second.merge(40, put(1, "A", 30), put(2, "b", 31))
+    assert opened.merge(60, put(2, "B", 50)) == {1: "A", 2: "B"}
+    second.indexed.close()
+    opened.indexed.close()
+    third = Opened(opened.target, IndexedTargets(str(opened.indexed._folder)))
+
+    assert third.merge(80, put(1, "c", 70), gone(2, 71)) == {1: "c"}
+
+
+def test_the_index_of_a_target_that_was_not_used_for_a_week_is_removed(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10))
+    opened.indexed.close()
+    (used,) = folders_of(opened)
+    for name, age in (("old", UNUSED_FOR + 3_600), ("young", UNUSED_FOR - 3_600)):
+        folder = used.with_name(name)
+        shutil.copytree(used, folder)
+        os.utime(folder, (time.time() - age,) * 2)
+    again = Opened(opened.target, IndexedTargets(str(opened.indexed._folder)))
+    again.merge(40, put(1, "A", 30))
+    os.utime(used, (time.time() - 2 * UNUSED_FOR,) * 2)
+    again.indexed.close()
+
+    assert [path.name for path in folders_of(opened)] == sorted([used.name, "young"])
+
+
+def test_a_sink_without_a_folder_closes_and_a_missing_folder_does_not_matter(opened: Opened) -> None:
+    indexed = IndexedTargets(None)
+    assert Opened(opened.target, indexed).merge(20, put(1, "a", 10)) == {1: "a"}
+    indexed.close()
+    opened.indexed.close()
+
+    assert Opened(opened.target, indexed).merge(40, put(1, "A", 30)) == {1: "A"}
+
+
+def sink_with(folder: Path, writer: Writer) -> DeltaSink:
+    """Open a sink with its targets and indexes in the folder."""
+    settings = DeltaSettings("lake", f"{folder}/lake/{{schema}}/{{table}}", writer, index_folder=f"{folder}/indexes")
+    sink = DeltaSink(settings)
+    sink.open("log-1")
+    return sink
+
+
+def operations(record: TableRecord) -> list[str]:
+    """Return the engines of the merges, newest first."""
+    return [
+        entry.get("engineInfo", "") for entry in DeltaTable(record.target).history() if "MERGE" in entry["operation"]
+    ]
+
+
+def test_a_sink_merges_by_its_index_and_records_why_it_does_not(tmp_path: Path) -> None:
+    first = sink_with(tmp_path / "vectors", Writer.INDEXED)
+    first.apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20))
+    record = first.apply(batch([put(1, "A", 30), gone(2, 31)], 20, 40))
+    assert (items_in(record.target), first.parts.writers.indexed.refused) == ({1: "A"}, {})
+    assert operations(record) == ["cdc", "cdc"]
+    first.close()
+    sink_with(tmp_path / "plain", Writer.DELTA_RS).apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20))
+    second = sink_with(tmp_path / "plain", Writer.INDEXED)
+    record = second.apply(batch([put(1, "A", 30), gone(2, 31)], 20, 40))
+
+    assert items_in(record.target) == {1: "A"}
+    assert second.parts.writers.indexed.refused == {record.target: NO_VECTORS}
+    assert [engine.split(":")[0] for engine in operations(record)] == ["delta-rs"]
+
+
+def test_a_sink_merges_on_after_a_new_column(tmp_path: Path) -> None:
+    sink = sink_with(tmp_path, Writer.INDEXED)
+    sink.apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20))
+    wider = replace(ORDERS, columns=(ID, ITEM, PRICE, column(4, "note")))
+    row = replace(put(1, "A", 30), after={1: "1", 2: "A", 3: "1.00", 4: "n"})
+    record = sink.apply(batch([row], 20, 40, wider))
+    sink.close()
+
+    assert items_in(record.target) == {1: "A", 2: "b"}
+    assert operations(record) == ["cdc", "cdc"]

@@ -1,0 +1,230 @@
+"""DDL messages of the event triggers describe a table at their position in the WAL, whatever the catalogue is now."""
+
+from __future__ import annotations
+
+import json
+from typing import LiteralString, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.postgres.connection import connect
+from cdc.postgres.ddl_messages import parse_ddl_message, trigger_script
+from cdc.postgres.system_catalog import read_catalog_tables
+from cdc.table import TableState
+from tests.fixtures.postgres import rows_of, run_sql
+from tests.postgres.decoding_session import DecodingSession, decoding_session
+
+TABLE: LiteralString = "CREATE TABLE t (id int PRIMARY KEY, a text, b int)"
+
+
+def install(dsn: str) -> None:
+    run_sql(dsn, trigger_script("install"))
+
+
+def columns(session: DecodingSession) -> list[list[tuple[int, str]]]:
+    return [[(c.id, c.name) for c in version.columns] for version in session.versions]
+
+
+def test_ddl_messages_identify_a_column_that_was_dropped_and_added_again(either_database: str) -> None:
+    run_sql(either_database, TABLE)
+    with decoding_session(either_database) as session:
+        install(either_database)
+        session.run(
+            "INSERT INTO t VALUES (1, 'a', 2)",
+            "ALTER TABLE t DROP COLUMN b",
+            "ALTER TABLE t ADD COLUMN b int",
+            "INSERT INTO t VALUES (2, 'a', 3)",
+            "ALTER TABLE t RENAME COLUMN b TO late",
+        )
+        rows = session.catch_up()
+
+    assert columns(session)[-3:] == [
+        [(1, "id"), (2, "a")],
+        [(1, "id"), (2, "a"), (4, "b")],
+        [(1, "id"), (2, "a"), (4, "late")],
+    ]
+    assert {version.state for version in session.versions} == {TableState.LIVE}
+    assert [row["after"] for row in rows if row["op"] == "c"] == [
+        [(1, "1"), (2, "a"), (3, "2")],
+        [(1, "2"), (2, "a"), (4, "3")],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("ALTER TABLE t ALTER b TYPE int USING b * 2", "type"),
+        ("ALTER TABLE t ADD COLUMN c float8 DEFAULT random()", "values for existing rows"),
+    ],
+)
+def test_a_rewrite_marks_the_table_at_its_place(either_database: str, change: LiteralString, reason: str) -> None:
+    run_sql(either_database, TABLE)
+    with decoding_session(either_database) as session:
+        install(either_database)
+        session.run("INSERT INTO t VALUES (1)", change, "INSERT INTO t VALUES (2)")
+        rows = session.catch_up()
+
+    assert session.latest.state is TableState.NEEDS_RESYNC
+    assert reason in (session.latest.reason or "")
+    marked = next(v for v in session.versions if v.state is TableState.NEEDS_RESYNC).to_json()
+    ops = [row["op"] for row in rows if row["payload"] in {None, marked}]
+    assert ops == ["c", "s", "c"]
+
+
+def test_a_renamed_label_marks_the_table_without_a_row(either_database: str) -> None:
+    run_sql(either_database, "CREATE TYPE mood AS ENUM ('sad')", "CREATE TABLE t (id int PRIMARY KEY, m mood[])")
+    with decoding_session(either_database) as session:
+        install(either_database)
+        session.run("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
+        session.catch_up()
+
+    assert session.latest.state is TableState.NEEDS_RESYNC
+    assert "labels" in (session.latest.reason or "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE t ALTER a SET DEFAULT 'x'; VACUUM FULL t",
+        "ALTER TABLE t ADD COLUMN c int DEFAULT 7; VACUUM FULL t",
+        "ALTER TABLE t ALTER a TYPE varchar",
+        "CREATE TABLE unrelated (id int); DROP TABLE unrelated",
+    ],
+)
+def test_a_harmless_rewrite_is_known_to_be_harmless(database: str, change: str) -> None:
+    run_sql(database, TABLE)
+    with decoding_session(database) as session:
+        install(database)
+        session.catch_up()
+        session.check_catalog()
+        session.run(*cast("list[LiteralString]", [*change.split("; ")]), "INSERT INTO t VALUES (1)")
+        session.catch_up()
+        session.check_catalog()
+
+    assert {version.state for version in session.versions} == {TableState.LIVE}
+
+
+def test_ddl_messages_report_a_dropped_table_and_its_successor_is_another_relation(either_database: str) -> None:
+    run_sql(either_database, TABLE)
+    with decoding_session(either_database) as session:
+        first = rows_of(either_database, "SELECT 't'::regclass::oid::bigint")[0][0]
+        install(either_database)
+        session.run("DROP TABLE t", TABLE, "ALTER PUBLICATION pub ADD TABLE t", "INSERT INTO t VALUES (1)")
+        session.catch_up()
+
+    states = {version.relation: version.state for version in session.versions}
+    assert states.pop(first) is TableState.DROPPED
+    assert list(states.values()) == [TableState.LIVE]
+
+
+def test_a_renamed_schema_renames_its_tables(either_database: str) -> None:
+    run_sql(either_database, "CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY)")
+    with decoding_session(either_database, "shop.*") as session:
+        install(either_database)
+        session.run(
+            "INSERT INTO shop.t VALUES (1)", "ALTER SCHEMA shop RENAME TO store", "INSERT INTO store.t VALUES (2)"
+        )
+        rows = session.catch_up()
+
+    assert [row["topic"] for row in rows if row["op"] == "c"] == ["shop.t", "store.t"]
+
+
+def test_a_ddl_message_describes_the_table_as_the_catalogue_does(either_database: str) -> None:
+    run_sql(
+        either_database,
+        "CREATE TABLE t (a int, gone int, b int, g int GENERATED ALWAYS AS (a * 2) STORED, "
+        "PRIMARY KEY (b, a) INCLUDE (g))",
+        "ALTER TABLE t DROP COLUMN gone",
+    )
+    with decoding_session(either_database) as session:
+        install(either_database)
+        session.run("ALTER TABLE t ADD COLUMN late text NOT NULL DEFAULT 'ü, \"x\"'")
+        session.catch_up()
+        with connect(either_database) as conn:
+            shown = read_catalog_tables(conn, [session.latest.oid])[session.latest.oid]
+
+    assert shown is not None
+    places = {number: place for place, number in enumerate(shown.key)}
+    assert session.latest.columns == tuple(a.column(a.number, places.get(a.number)) for a in shown.live)
+    assert [c.name for c in session.latest.key] == ["b", "a"]
+    assert session.latest.witness == shown.witness is not None
+
+
+def test_a_trigger_that_was_off_for_a_while_is_no_witness(database: str) -> None:
+    run_sql(database, TABLE)
+    with decoding_session(database) as session:
+        install(database)
+        session.run(
+            "ALTER EVENT TRIGGER cdc_ddl_end DISABLE",
+            "ALTER TABLE t DROP COLUMN b",
+            "ALTER TABLE t ADD COLUMN b int",
+            "ALTER EVENT TRIGGER cdc_ddl_end ENABLE ALWAYS",
+            "INSERT INTO t VALUES (1, 'a', 3)",
+        )
+        session.catch_up()
+
+    assert session.latest.state is TableState.NEEDS_RESYNC
+
+
+def test_a_role_without_rights_alters_its_tables_as_before(either_database: str) -> None:
+    run_sql(either_database, "CREATE TABLE t (id int)")
+    install(either_database)
+    role = either_database.rpartition("/")[2]
+    with connect(either_database) as conn:
+        conn.execute(f'CREATE ROLE "{role}"'.encode())
+        try:
+            conn.execute(f'ALTER TABLE t OWNER TO "{role}"'.encode())
+            conn.execute(f'SET ROLE "{role}"'.encode())
+            conn.execute("ALTER TABLE t ADD COLUMN a int DEFAULT 7")
+            conn.execute("ALTER TABLE t ALTER a TYPE text")
+            conn.execute("DROP TABLE t")
+        finally:
+            conn.execute("RESET ROLE")
+            conn.execute(f'DROP OWNED BY "{role}"'.encode())
+            conn.execute(f'DROP ROLE "{role}"'.encode())
+
+
+def test_installed_twice_and_removed_twice_nothing_is_left(either_database: str) -> None:
+    for name in ("install", "install", "remove", "remove"):
+        run_sql(either_database, trigger_script(name))
+
+    assert rows_of(either_database, "SELECT FROM pg_event_trigger") == []
+    assert rows_of(either_database, "SELECT FROM pg_namespace WHERE nspname = 'cdc_source'") == []
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["oid", "command", "attributes", "key"]), inner),
+)
+
+
+@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
+def test_a_message_that_is_none_of_ours_is_passed_over(content: bytes) -> None:
+    told = parse_ddl_message(content)
+
+    assert told is None or isinstance(told.oid, int)
+
+
+def test_computed_columns_that_are_sent_are_not_taken_for_new_ones(database: str) -> None:
+    """The trigger does not know the publication: of an altered table, and of one that is created under it."""
+    run_sql(
+        database,
+        "CREATE PUBLICATION pub WITH (publish_via_partition_root, publish_generated_columns = stored)",
+        "COMMENT ON PUBLICATION pub IS 'made by cdc for pipeline '",
+        "CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED)",
+    )
+    with decoding_session(database) as session:
+        install(database)
+        session.run(
+            "ALTER TABLE t ADD a int",
+            "INSERT INTO t VALUES (1)",
+            "CREATE TABLE u (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED)",
+            "ALTER PUBLICATION pub ADD TABLE u",
+            "INSERT INTO u VALUES (1)",
+        )
+        session.catch_up()
+
+    assert {version.name for version in session.versions} == {"t", "u"}
+    assert {version.state for version in session.versions} == {TableState.LIVE}
