@@ -36,22 +36,50 @@ class TargetFolder:
     """Columns whose bounds are returned."""
 
 
+class FileStatistics:
+    """The statistics of a file whose rows come in parts."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        """columns: those that are described; columns that the rows do not have are left out."""
+        self.rows = 0
+        self._columns = columns
+        self._nulls: dict[str, int] = {}
+        self._bounds: dict[str, list[pa.Array]] = {}
+        """Column → the least and the greatest value of each part."""
+
+    def add(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """Count further rows, which have the same columns as the rows before."""
+        self.rows += rows.num_rows
+        for name in self._columns:
+            if name not in rows.schema.names:
+                continue
+            column = rows.column(name)
+            self._nulls[name] = self._nulls.get(name, 0) + column.null_count
+            if column.null_count < len(column) and delta_bounds(pa.nulls(0, column.type)) is not None:
+                found = pc.min_max(column)
+                self._bounds.setdefault(name, []).extend(pa.repeat(found[bound], 1) for bound in ("min", "max"))
+
+    def to_json(self) -> str:
+        """Return the statistics as a Delta log contains them."""
+        least: dict[str, Any] = {}
+        greatest: dict[str, Any] = {}
+        for name, bounds in self._bounds.items():
+            found = pc.min_max(pa.concat_arrays(bounds))
+            both = pa.concat_arrays([pa.repeat(found[bound], 1) for bound in ("min", "max")])
+            low, high = delta_bounds(both) or (None, None)
+            if low is not None:
+                least[name] = low[:MAX_TEXT_BOUND] if isinstance(low, str) else low
+            if high is not None and not (isinstance(high, str) and len(high) > MAX_TEXT_BOUND):
+                greatest[name] = high
+        found = {"numRecords": self.rows, "minValues": least, "maxValues": greatest, "nullCount": self._nulls}
+        return json.dumps(found, ensure_ascii=False)
+
+
 def statistics(rows: pa.Table, columns: Sequence[str]) -> str:
-    """Return the Delta statistics of a file with these rows as JSON; columns that `rows` does not have are left out."""
-    least: dict[str, Any] = {}
-    greatest: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    for name in columns:
-        if name not in rows.column_names:
-            continue
-        nulls[name] = rows[name].null_count
-        low, high = _bounds(rows[name])
-        if low is not None:
-            least[name] = low[:MAX_TEXT_BOUND] if isinstance(low, str) else low
-        if high is not None and not (isinstance(high, str) and len(high) > MAX_TEXT_BOUND):
-            greatest[name] = high
-    found = {"numRecords": rows.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
-    return json.dumps(found, ensure_ascii=False)
+    """Return the statistics of a file with these rows as JSON; columns that `rows` does not have are left out."""
+    found = FileStatistics(columns)
+    found.add(rows)
+    return found.to_json()
 
 
 def delta_bounds(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
@@ -70,11 +98,3 @@ def delta_bounds(values: pa.ChunkedArray | pa.Array) -> list[Any] | None:
         texts = pc.floor_temporal(values, unit="millisecond").cast(pa.timestamp("ms", tz=kind.tz)).cast(pa.string())
         return [None if text is None or text.startswith("-") else text.replace(" ", "T") for text in texts.to_pylist()]
     return None
-
-
-def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
-    if delta_bounds(pa.nulls(0, column.type)) is None or column.null_count == len(column):
-        return None, None
-    found = pc.min_max(column)
-    low, high = delta_bounds(pa.array([found["min"].as_py(), found["max"].as_py()], column.type)) or (None, None)
-    return low, high

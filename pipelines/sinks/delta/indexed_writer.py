@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,6 +28,8 @@ from pyroaring import BitMap
 
 from cdc.failpoint import hit
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
+from pipelines.sinks.delta import file_rewrite
+from pipelines.sinks.delta.file_rewrite import RewrittenFile
 from pipelines.sinks.delta.file_statistics import statistics
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import Action, LiveFile, LiveFiles, MetadataChanged
@@ -65,6 +67,17 @@ class NewFile:
     file: LiveFile
     hashes: KeyHashes
     rows: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedRewrite:
+    """A file that replaces others in the next commit, with the hashes of its keys."""
+
+    written: RewrittenFile
+    hashes: KeyHashes
+    rows: np.ndarray
+    secret: bytes
+    """Secret with which the keys were hashed; if the index began again meanwhile, it has another one."""
 
 
 def refusal(files: LiveFiles, schema: pa.Schema) -> str | None:
@@ -134,13 +147,13 @@ class IndexedTable:
 
     def index_new_files(self) -> None:
         """Add the live files that the index does not contain yet."""
-        own = self._own_files()
+        own = self.own_files()
         for path in [path for path in self.index.files if path not in own]:
             self.index.forget(path)
         if unknown := [path for path in own if path not in self.index.files]:
             self._index_files(unknown)
 
-    def _own_files(self) -> Mapping[str, LiveFile]:
+    def own_files(self) -> Mapping[str, LiveFile]:
         """Return the live files with rows of the indexed table."""
         if self._relation is None:
             return self.files.by_path
@@ -167,6 +180,33 @@ class IndexedTable:
             raise MetadataChanged("another client changed columns, properties or features of the table")
         if any(action.get("txn", {}).get("appId") == marker["txn"]["appId"] for action in actions):
             raise CommitFailedError("another driver committed rows of the same table")
+
+    def rewrite(
+        self, sources: Sequence[LiveFile], columns: Sequence[str], described: Sequence[str], pace: Callable[[int], None]
+    ) -> IndexedRewrite:
+        """Write the live rows of data files to a new file, and hash its keys; another thread may merge meanwhile.
+
+        Arguments as in file_rewrite.write.
+        """
+        written, secret = file_rewrite.write(self._storage, sources, columns, described, pace), self.index.secret
+        return IndexedRewrite(written, *hash_keys(self.read_rows(written.file, self.key).columns, secret), secret)
+
+    def commit_rewrite(self, done: IndexedRewrite, signature: Action, columns: pa.Schema) -> bool:
+        """Replace data files by the file that `rewrite` wrote; return whether that was done. No merge may run.
+
+        signature: as in file_rewrite.commit. columns: the columns of the table.
+        """
+        self.files.advance()
+        if refusal(self.files, columns) is not None:
+            return False
+        if not file_rewrite.commit(self._storage, self.files, done.written, signature):
+            return False
+        for source in done.written.sources:
+            self.index.forget(source.add["path"])
+        path = done.written.file.add["path"]
+        if path in self.files.by_path and done.secret == self.index.secret:
+            self.index.add({path: (done.hashes, done.rows)})
+        return True
 
     def _index_files(self, paths: Sequence[str]) -> None:
         """Add data files to the index, with all rows, because a RESTORE can undelete some."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from pipelines.runtime.throttle import CommitRate
 from pipelines.sinks.contract import RefusedRow, TableBatch
+from pipelines.sinks.delta.background_rewriter import BackgroundRewriter
 from pipelines.sinks.delta.dead_letters import DeadLetterTable
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.external_commits import ExternalCommitWatch
@@ -57,6 +58,7 @@ class DeltaSinkParts:
     commit_rate: CommitRate
     external_commits: ExternalCommitWatch
     parked: DeadLetterTable
+    rewriter: BackgroundRewriter
 
     @classmethod
     def of(cls, settings: DeltaSettings) -> Self:
@@ -72,6 +74,7 @@ class DeltaSinkParts:
             commit_rate=CommitRate(settings.max_rewrite),
             external_commits=ExternalCommitWatch(),
             parked=DeadLetterTable(settings.parked_uri),
+            rewriter=BackgroundRewriter(writers.indexed),
         )
 
     def attach(self, spark: SparkSession) -> None:
@@ -82,5 +85,6 @@ class DeltaSinkParts:
     def close(self) -> None:
         """Remove the open targets, and the versions up to which their commits were checked, from these objects."""
         self.targets.close()
+        self.rewriter.close()
         self.writers.indexed.close()
         self.external_commits.forget()

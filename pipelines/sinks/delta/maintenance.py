@@ -1,8 +1,9 @@
-"""Maintenance of a Delta sink's targets: merging small files (OPTIMIZE), sorting rows (Z-order), removing unused files
-and old commits.
+"""Maintenance of a Delta sink's targets: merging small files, dropping deleted rows, sorting rows (Z-order), removing
+unused files and old commits.
 
 The sink calls `TargetMaintenance.turn` after each publish, when no merge runs, so that each target still has a single
-writer. A call does at most one job on one target. Maintenance takes at most about a tenth of the time.
+writer. A call does at most one job on one target. Maintenance takes at most about a tenth of the time. Files of targets
+of the indexed writer are rewritten in the background (background_rewriter.py); a call then only commits the result.
 """
 
 from __future__ import annotations
@@ -23,29 +24,21 @@ from deltalake.fs import DeltaStorageHandler
 from cdc.failpoint import hit
 from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.target_names import RELATION_COLUMN
+from pipelines.sinks.delta.background_rewriter import SMALL, BackgroundRewriter
 from pipelines.sinks.delta.delta_log_cleanup import (
-    DELETION_VECTORS_FEATURE,
     data_paths_of,
     expired_log_files,
     paths_of,
     remove_old_commits,
 )
-from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
+from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.indexed.deletion_vectors import FOLDER as VECTORS
-from pipelines.sinks.delta.indexed.delta_log import LiveFiles
-from pipelines.sinks.delta.indexed.table_storage import storage_of
-from pipelines.sinks.delta.indexed_writer import refusal
 from pipelines.sinks.delta.published_cuts_table import KeptCut
-from pipelines.sinks.delta.purge_deleted_rows import files_to_purge, purge
 from pipelines.sinks.delta.target_layout import partition_text
 
 COMPACT_ABOVE: Final = 64
 """Number of new files after which a target needs an OPTIMIZE. Each merge of a batch adds a file and opens all files of
 the target.
-"""
-SMALL: Final = 16 << 20
-"""Bytes. OPTIMIZE first merges only files smaller than this. If more than COMPACT_ABOVE files are left, it then merges
-larger files too.
 """
 URGENT: Final = 4
 """Multiple of COMPACT_ABOVE. A target with more new files gets its OPTIMIZE even if maintenance has used its share of
@@ -232,8 +225,14 @@ class _Turn:
 class TargetMaintenance:
     """The maintenance of all targets of one sink, in the driver that fills the sink."""
 
-    def __init__(self, settings: UpkeepSettings, clock: Callable[[], float] = time.monotonic) -> None:
-        self._settings, self._clock = settings, clock
+    def __init__(
+        self,
+        settings: UpkeepSettings,
+        clock: Callable[[], float] = time.monotonic,
+        rewriter: BackgroundRewriter | None = None,
+    ) -> None:
+        """rewriter: rewrites files of the targets that the indexed writer has open; None: there are none."""
+        self._settings, self._clock, self._rewriter = settings, clock, rewriter
         self._turns: dict[str, _Turn] = {}
         """Target URI → state of its maintenance; the target that has waited longest is first."""
         self._pinned: list[tuple[str, Mapping[str, int], float]] = []
@@ -268,6 +267,8 @@ class TargetMaintenance:
         turn, worked = self._turns[uri], True
         try:
             self._record_files(targets)
+            if self._rewriter is not None and self._rewriter.finish(targets):
+                return
             worked = self._run_job(uri, turn, cuts, targets.get(uri))
         except Exception as exc:  # noqa: BLE001 - another client wrote, or the store does not answer: tried again
             turn.due = began + self._settings.every
@@ -315,15 +316,20 @@ class TargetMaintenance:
         # delta-rs cannot run OPTIMIZE on a table to which it cannot commit
         count = 0 if opened is None or unsupported_features(opened.table) else opened.files()[0]
         many = count - turn.left
-        if opened is not None and many > COMPACT_ABOVE and (not rests or many > URGENT * COMPACT_ABOVE):
+        if opened is not None and self._rewriter is not None and self._rewriter.rewrites(opened):
+            if self._start_rewrite(self._rewriter, opened, turn, many):
+                return False
+        elif opened is not None and many > COMPACT_ABOVE and (not rests or many > URGENT * COMPACT_ABOVE):
             turn.left = count  # if OPTIMIZE fails, the next attempt follows after as many new files
             turn.left = _compact(opened, self._settings.ordering)
-        elif rests:
+            turn.refused = ""
+            return True
+        if rests:
             return False
-        elif opened is not None and self._is_long(opened, turn):
+        if opened is not None and self._is_long(opened, turn):
             remove_old_commits(uri, opened.version, self._listed(uri, cuts), kept=self._settings.keep_commits)
             turn.shortened = opened.version
-        elif opened is not None and self._rewrite(opened, turn, now):
+        elif opened is not None and turn.order_due <= now and turn.order_due < turn.due and self._order(opened, turn):
             pass
         elif now < turn.due:
             return False
@@ -336,27 +342,25 @@ class TargetMaintenance:
     def _is_long(self, target: DeltaTarget, turn: _Turn) -> bool:
         return "://" not in target.uri and target.version - turn.shortened > self._settings.keep_commits
 
-    def _rewrite(self, target: DeltaTarget, turn: _Turn, now: float) -> bool:
-        """Purge or sort some files of the target if that is due; return whether there was anything to do."""
-        if turn.purge_due <= now and self._purge(target, turn):
-            return True
-        return turn.order_due <= now and turn.order_due < turn.due and self._order(target, turn)
+    def _start_rewrite(self, rewriter: BackgroundRewriter, target: DeltaTarget, turn: _Turn, many: int) -> bool:
+        """Start to rewrite files of the target in the background if that is due; return whether that was started.
 
-    def _purge(self, target: DeltaTarget, turn: _Turn) -> bool:
-        """Rewrite the data files with the greatest share of deleted rows; return whether any file was due."""
+        many: number of files since there were no more small files to merge. If there are far too many, the call waits.
+        """
+        if rewriter.is_busy():
+            if many > URGENT * COMPACT_ABOVE and rewriter.is_busy(target.uri):
+                rewriter.finish({target.uri: target}, wait=True)
+            return False
+        if many > COMPACT_ABOVE:
+            if rewriter.start_merge_of_small_files(target):
+                return True
+            turn.left += many
+        if turn.purge_due > self._clock():
+            return False
+        if rewriter.start_purge(target):
+            return True
         turn.purge_due = self._clock() + self._settings.every
-        if DELETION_VECTORS_FEATURE not in (target.table.protocol().writer_features or ()):
-            return False
-        storage = storage_of(target.uri)
-        files = LiveFiles.read(storage, with_vectors=False)
-        due = [] if refusal(files, target.all_columns) is not None else files_to_purge(files)
-        if not due:
-            return False
-        purged = purge(storage, files, due, {APP_ID: target.identity})
-        target.refresh()
-        turn.purge_due = self._clock()
-        log.info("removed deleted rows from data files of a target", target=target.uri, files_due=len(due), done=purged)
-        return True
+        return False
 
     def _order(self, target: DeltaTarget, turn: _Turn) -> bool:
         """Sort the file group with the most unsorted bytes; return whether a group needed sorting.

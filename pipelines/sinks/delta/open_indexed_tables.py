@@ -67,6 +67,10 @@ class IndexedTargets:
         if target.version % CHECKPOINT_EVERY == 0:
             target.table.create_checkpoint()
 
+    def opened(self, target: DeltaTarget) -> list[IndexedTable]:
+        """Return the open tables of a target: several if several source tables share it."""
+        return [table for (uri, _), table in self._tables.items() if uri == target.uri]
+
     def close(self) -> None:
         """Save and close all indexes."""
         tables, self._tables = self._tables, {}

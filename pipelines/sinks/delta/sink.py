@@ -54,7 +54,7 @@ class DeltaSink:
         self._latest: KeepingStrategy = LatestState(self.parts)
         self._history: KeepingStrategy = History(self.parts)
         self._record_table: PublishedTable | None = None
-        self._maintenance = TargetMaintenance(settings.upkeep)
+        self._maintenance = TargetMaintenance(settings.upkeep, rewriter=self.parts.rewriter)
         self.commit_rate, self.external_commits = self.parts.commit_rate, self.parts.external_commits.report
         self.parked = self.parts.parked
         if spark is not None:

@@ -45,7 +45,7 @@ class MaintainedSink:
         self.uri = f"{self.folder}/shop/orders"
         self.sink = DeltaSink(DeltaSettings("lake", self.path, self.writer, upkeep=UpkeepSettings(every=0)))
         self.sink.open(LOG)
-        self.upkeep = TargetMaintenance(self.settings, self.clock)
+        self.upkeep = TargetMaintenance(self.settings, self.clock, self.sink.parts.rewriter)
 
     def applied(self) -> TableRecord:
         """One more round, merged and not published."""
@@ -64,9 +64,10 @@ class MaintainedSink:
         return record
 
     def look(self, kind: type[DeltaTarget] = DeltaTarget) -> None:
-        """A turn of the upkeep, with the cuts that are kept now."""
+        """A turn of the upkeep, with the cuts that are kept now; before it, rewritten files are committed."""
         target = kind.open(self.uri)
         assert target is not None
+        self.sink.parts.rewriter.finish({self.uri: target}, wait=True)
         self.upkeep.turn(PublishedTable.open(published_uri(self.path), LOG).cuts, {self.uri: target})
 
     def files(self) -> set[str]:

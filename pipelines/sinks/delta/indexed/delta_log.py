@@ -78,14 +78,13 @@ class LiveFile:
             return None
         return self.stats.get("maxValues", {}).get(column)
 
-    def without(self, rows: BitMap, vector: Descriptor) -> LiveFile:
+    def without(self, rows: BitMap, vector: Descriptor, *, data_change: bool = True) -> LiveFile:
         """Return the file after a commit deleted more rows. rows: all deleted rows. vector: their descriptor."""
         stats = self.stats | {"tightBounds": False}
         add = self.add | {
             "deletionVector": vector,
             "stats": json.dumps(stats, ensure_ascii=False),
-            "modificationTime": int(time.time() * 1000),
-            "dataChange": True,
+            "dataChange": data_change,
         }
         return LiveFile(add, rows, stats)
 

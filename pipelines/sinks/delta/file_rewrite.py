@@ -1,0 +1,209 @@
+"""Rewriting of data files: copies the live rows of some files of a target into one new file, while merges continue.
+
+Two kinds of files are rewritten. A deletion vector only marks rows: readers still read them, and their values stay on
+disk. So a file is due once a quarter of its rows is deleted; each deleted row then costs three copied rows at most,
+whatever the size of the table. And every batch adds a file, so small files are merged.
+
+`write` may run at the same time as merges. Rows that a merge deletes meanwhile are deleted in the new file too, when
+`commit` replaces the old files. Only `commit` needs the target for itself, and it takes as long as a small merge.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyroaring import BitMap
+
+from cdc.failpoint import hit
+from pipelines.sinks.delta.file_statistics import FileStatistics
+from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
+from pipelines.sinks.delta.indexed.delta_log import Action, LiveFile, LiveFiles
+from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
+
+DELETED: Final = 4
+"""Divisor of the number of rows: a file is due when at least 1/DELETED of its rows is deleted."""
+TOGETHER: Final = 32 << 20
+"""Bytes of data files that are rewritten into one; a larger file is rewritten alone."""
+ATTEMPTS: Final = 5
+"""Number of attempts to commit; each but the first follows a commit of another client."""
+_BATCH: Final = 1 << 15
+_ROW_GROUP: Final = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenFile:
+    """A new data file that no commit has added yet, and the files whose live rows it contains."""
+
+    sources: tuple[LiveFile, ...]
+    """The old files, with the deleted rows that the new file does not contain."""
+    starts: tuple[int, ...]
+    """Number of the first row of each old file in the new file."""
+    file: LiveFile
+    rows: int
+
+
+def files_with_deleted_rows(files: Iterable[LiveFile]) -> list[LiveFile]:
+    """Return the files that are due for their deleted rows, the one with the greatest share of deleted rows first."""
+    shares = [(file.vector["cardinality"] / file.rows, file) for file in files if file.vector is not None and file.rows]
+    due = [(share, file) for share, file in shares if share * DELETED >= 1]
+    return [file for _, file in sorted(due, key=lambda found: -found[0])]
+
+
+def small_files(files: Iterable[LiveFile], limit: int) -> list[LiveFile]:
+    """Return the files below `limit` bytes of the partition that has the most of them, the smallest first.
+
+    The list is empty if no partition has two.
+    """
+    by_partition: dict[tuple[tuple[str, str | None], ...], list[LiveFile]] = {}
+    for file in files:
+        if file.add["size"] < limit:
+            by_partition.setdefault(_partition(file), []).append(file)
+    most = max(by_partition.values(), key=len, default=[])
+    return sorted(most, key=lambda file: int(file.add["size"])) if len(most) > 1 else []
+
+
+def together(files: Sequence[LiveFile]) -> list[LiveFile]:
+    """Return the first file and those after it in its partition, up to TOGETHER bytes."""
+    chosen, size = list[LiveFile](), 0
+    for file in files:
+        if chosen and _partition(file) != _partition(chosen[0]):
+            continue
+        size += file.add["size"]
+        if chosen and size > TOGETHER:
+            break
+        chosen.append(file)
+    return chosen
+
+
+def write(
+    storage: TableStorage,
+    sources: Sequence[LiveFile],
+    columns: Sequence[str],
+    described: Sequence[str],
+    pace: Callable[[int], None],
+) -> RewrittenFile:
+    """Write the live rows of data files of one partition to one new file, in their order.
+
+    columns: the columns of the table; others are left out. described: the columns that get file statistics. pace:
+    called with the size of the bytes that were copied; it may wait, or raise an exception to stop.
+    """
+    path, sink = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet", pa.BufferOutputStream()
+    statistics, starts = FileStatistics(described), list[int]()
+    with ExitStack() as opened:
+        files = [opened.enter_context(storage.open(source.path)) for source in sources]
+        # INT96, which Spark may have written, has years that nanoseconds do not have
+        contents = [pq.ParquetFile(file, coerce_int96_timestamp_unit="us") for file in files]
+        schema = _common_schema((content.schema_arrow for content in contents), columns)
+        writer = opened.enter_context(pq.ParquetWriter(sink, schema, compression="snappy"))
+        for source, content in zip(sources, contents, strict=True):
+            starts.append(statistics.rows)
+            deleted, first = rows_of(source.deleted).astype(np.int64), 0
+            for batch in content.iter_batches(batch_size=_BATCH, use_threads=False):
+                rows = _in_schema(_live_rows(batch, deleted, first), schema)
+                first += batch.num_rows
+                writer.write_batch(rows, row_group_size=_ROW_GROUP)
+                statistics.add(rows)
+                pace(source.add["size"] * batch.num_rows // content.metadata.num_rows)
+    written = sink.getvalue()
+    storage.write(path, written)
+    hit("delta_rewrite_written")
+    add: Action = {
+        "path": path,
+        "partitionValues": sources[0].add.get("partitionValues") or {},
+        "size": written.size,
+        # the rows have the order of the old files, so the new file is as well sorted as they are
+        "modificationTime": max(int(source.add["modificationTime"]) for source in sources),
+        "dataChange": False,
+        "stats": statistics.to_json(),
+    }
+    return RewrittenFile(tuple(sources), tuple(starts), LiveFile(add), statistics.rows)
+
+
+def commit(storage: TableStorage, files: LiveFiles, done: RewrittenFile, signature: Action) -> bool:
+    """Replace the old files by the new file, in one commit; return whether that was done. No merge may run.
+
+    Nothing is changed if another client replaced an old file, undeleted a row of it, changed columns or features of the
+    table, or commits all the time. signature: fields of the commit info by which the sink knows its own commits.
+    """
+    known = files.metadata, files.protocol
+    for _ in range(ATTEMPTS):
+        deleted = _deleted_meanwhile(files, done)
+        if deleted is None or (files.metadata, files.protocol) != known:
+            return False
+        current = [files.by_path[source.add["path"]] for source in done.sources]
+        new = [] if len(deleted) == done.rows else [_without(storage, done.file, deleted)]
+        info = {"timestamp": int(time.time() * 1000), "operation": "OPTIMIZE", "operationParameters": {}, **signature}
+        actions: list[Action] = [{"commitInfo": info}, *(source.remove(data_change=False) for source in current)]
+        actions += [{"add": file.add} for file in new]
+        try:
+            files.commit(actions, [*(source.add["path"] for source in current), *new])
+        except FileExistsError:
+            files.advance()
+            continue
+        hit("delta_rewrite_committed")
+        return True
+    return False
+
+
+def _without(storage: TableStorage, file: LiveFile, deleted: BitMap) -> LiveFile:
+    """Return the file without some rows, after writing their deletion vector."""
+    if not deleted:
+        return file
+    path, content, (vector,) = encode([deleted])
+    storage.write(path, content)
+    return file.without(deleted, vector, data_change=False)
+
+
+def _partition(file: LiveFile) -> tuple[tuple[str, str | None], ...]:
+    return tuple(sorted((file.add.get("partitionValues") or {}).items()))
+
+
+def _common_schema(schemas: Iterable[pa.Schema], columns: Sequence[str]) -> pa.Schema:
+    """Return the columns that any of the files has, in the table's order, each with the type of the first such file."""
+    found: dict[str, pa.Field] = {}
+    for schema in schemas:
+        for field in plain_schema(schema.remove_metadata()):
+            found.setdefault(field.name, field.with_nullable(True))
+    return pa.schema([found[name] for name in columns if name in found])
+
+
+def _live_rows(batch: pa.RecordBatch, deleted: np.ndarray, first: int) -> pa.RecordBatch:
+    """Return the rows of a batch that are not deleted. first: number of its first row in the data file."""
+    begin, end = np.searchsorted(deleted, [first, first + batch.num_rows])
+    if begin == end:
+        return batch
+    live = np.ones(batch.num_rows, bool)
+    live[deleted[begin:end] - first] = False
+    return batch.cast(plain_schema(batch.schema)).filter(pa.array(live))
+
+
+def _in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        batch[field.name].cast(field.type) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _deleted_meanwhile(files: LiveFiles, done: RewrittenFile) -> BitMap | None:
+    """Return the rows of the new file that were deleted since it was written.
+
+    None if an old file is not in the table any more, or a row that the new file does not contain was undeleted.
+    """
+    found = BitMap()
+    for source, start in zip(done.sources, done.starts, strict=True):
+        current = files.by_path.get(source.add["path"])
+        if current is None or source.deleted - current.deleted:
+            return None
+        rows = rows_of(current.deleted - source.deleted).astype(np.int64)
+        before = np.searchsorted(rows_of(source.deleted).astype(np.int64), rows)
+        found |= BitMap((rows - before + start).astype(np.uint32))
+    return found
