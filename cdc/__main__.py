@@ -15,7 +15,7 @@ from cdc.cli.app import application
 from cdc.cli.options import Invocation
 from cdc.command_output import discard_output, error_to_report, fail
 from cdc.errors import CdcError, ConfigError, ExitCode, complete_remedy, process_exit_code
-from cdc.private_files import product_umask
+from cdc.file_modes import product_umask
 
 INTERRUPTED: Final = 130
 """Exit status after an interrupt: 128 + SIGINT, as shells use it."""

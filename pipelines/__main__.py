@@ -20,8 +20,8 @@ from cdc.command_output import Envelope, ErrorReport, LineMark, emit, error_to_r
 from cdc.config import Definition, issues_in_file, load_definition
 from cdc.config.units import seconds
 from cdc.errors import ExitCode, InvalidDefinition, SinkError, complete_remedy, process_exit_code
+from cdc.file_modes import product_umask
 from cdc.logging_setup import configure_by_environment
-from cdc.private_files import product_umask
 from cdc.verify_and_replay_options import Against, VerifyMode
 
 INTERRUPTED: Final = 130
@@ -151,32 +151,32 @@ def _apply(arguments: argparse.Namespace) -> int:
     whole = load_definition(arguments.config)
     definition = _select_sinks(whole, arguments.sink, arguments.trigger)
     # imported late: verify does not need Spark, and apply does not need the modules of verify
-    apply_process, new_sink_table_checks = (
+    apply_process, new_sink_check = (
         import_module("pipelines.apply_process"),
-        import_module("pipelines.new_sink_table_checks"),
+        import_module("pipelines.new_sink_check"),
     )
-    new_sinks = new_sink_table_checks.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
+    new_sinks = new_sink_check.NewSinkCheck(whole, arguments.config, {sink.name for sink in definition.sinks})
     return int(apply_process.main(definition, once=arguments.trigger == ONCE, check=new_sinks.check))
 
 
 def _check(arguments: argparse.Namespace) -> int:
     definition = load_definition(arguments.config)
-    new_sink_table_checks = import_module("pipelines.new_sink_table_checks")
-    spark_session, target_conflicts = (
+    new_sink_check = import_module("pipelines.new_sink_check")
+    spark_session, unwritable_tables = (
         import_module("pipelines.runtime.spark_session"),
-        import_module("cdc.stores.target_conflicts"),
+        import_module("cdc.stores.unwritable_tables"),
     )
     defined = import_module("cdc.capture.startup_checks").defined_tables(definition)
-    tables = list(target_conflicts.tables_of_sinks(definition, defined, {sink.name for sink in definition.sinks}))
+    tables = list(unwritable_tables.tables_of_sinks(definition, defined, {sink.name for sink in definition.sinks}))
     with ExitStack() as stack:
 
         @cache
         def session() -> Any:
-            spark = spark_session.spark_session(new_sink_table_checks.local_settings(definition))
+            spark = spark_session.spark_session(new_sink_check.local_settings(definition))
             stack.callback(spark.stop)
             return spark
 
-        found = new_sink_table_checks.find_unresolved_rules(tables, session)
+        found = new_sink_check.find_unresolved_rules(tables, session)
     if found:
         raise InvalidDefinition.from_issues(issues_in_file(arguments.config, found))
     emit(
@@ -223,7 +223,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _compact(arguments: argparse.Namespace) -> int:
-    definition, job = load_definition(arguments.config), import_module("pipelines.compaction.compact")
+    definition, job = load_definition(arguments.config), import_module("pipelines.compaction.compaction_steps")
     root, session = definition.log.root, None
     # a submitted compaction always runs on executors, even if it is small
     limits = job.CompactionLimits(large=0) if arguments.submitted else job.CompactionLimits()

@@ -1,6 +1,6 @@
 """The apply process: its Spark session, one thread per sink, signals and the way the process ends.
 
-`sink_lifecycle.py` runs a single sink. Two apply processes may fill different sinks of one pipeline. If both processes
+`sink_runner.py` runs a single sink. Two apply processes may fill different sinks of one pipeline. If both processes
 name the same sink, the second process waits until the first releases the lease (`runtime/sink_lease.py`).
 """
 
@@ -27,14 +27,14 @@ from cdc.config.field_types import is_remote
 from cdc.errors import LogCorrupt, LogError, LogFormatUnknown, LogInaccessible, as_cdc_error
 from cdc.log.reader import LogReader
 from pipelines.compaction.compaction_worker import CompactionWorker
+from pipelines.opened_sink import SinkParts
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
 from pipelines.runtime.sink_status_reporter import ProgressReporter
 from pipelines.runtime.spark_session import SparkSettings, spark_session
 from pipelines.sink_factory import without_throttle
-from pipelines.sink_lifecycle import SinkRunner
-from pipelines.sink_stream import SinkParts
+from pipelines.sink_runner import SinkRunner
 from pipelines.source.data_source import register
 
 POLL: Final = 0.5

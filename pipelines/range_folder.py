@@ -18,11 +18,11 @@ from cdc.log.reader import LogReader, read_file
 from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS
 from cdc.position import Position
 from cdc.table import matches
+from pipelines.folding.fences_and_statistics import STATISTICS_COLUMNS, collect_statistics
 from pipelines.folding.fold import fold
-from pipelines.folding.fold_inputs import STATISTICS_COLUMNS, collect_statistics
 from pipelines.folding.folded_batch import FoldedBatch, split_by_table
+from pipelines.folding.history_changes import as_copied_rows, every_change
 from pipelines.folding.spark_fold import fold_frame
-from pipelines.folding.unfolded_changes import as_copied_rows, every_change
 from pipelines.source.data_source import rows_between
 
 SMALL: Final = 50_000

@@ -27,7 +27,7 @@ from pipelines.range_folder import SMALL, RangeFolder
 from pipelines.runtime.cut_requests import CutRequests, PendingCut
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.sinks.contract import Sink, TableBatch
-from pipelines.sinks.next_table_record import (
+from pipelines.sinks.record_after_batch import (
     check_captured,
     failed_record,
     log_trimmed_error,

@@ -21,7 +21,7 @@ GENERATED = {".git", "uv.lock"}
 PURE = (
     "cdc.lsn", "cdc.position", "cdc.table", "cdc.log_row", "cdc.errors", "cdc.metrics",
     "cdc.target_names", "cdc.pgoutput", "cdc.log.disk_format", "cdc.log.file_selection",
-    "pipelines.folding.fold_inputs", "pipelines.folding.fold", "pipelines.types",
+    "pipelines.folding.fences_and_statistics", "pipelines.folding.fold", "pipelines.types",
 )  # fmt: skip
 # the policy for text that is not UTF-8 is an enumeration of a definition; the compiler of kernels caches them on disk
 PURE_MAY_ALSO = ("cdc.config.source", "cdc.numba_cache")
@@ -81,28 +81,29 @@ FAN_OUT = 12
 """Modules of ours that one module imports, at most."""
 WIDE = {
     # put a process together
-    "cdc.capture.process": 14,
+    "cdc.capture.reader_process": 14,
     "cdc.capture.reader": 24,
     "cdc.demo.run": 17,
     "cdc.service.api.app": 16,
     "pipelines.sink_loop": 13,
     "pipelines.apply_process": 15,
-    "pipelines.sink_stream": 19,
+    "pipelines.opened_sink": 19,
     # commands: each imports what it calls when it is called
-    "cdc.cli.log_verify_and_export": 13,
+    "cdc.cli.log_changes": 13,
     "cdc.cli.log_storage": 14,
     "cdc.cli.tables": 15,
     # contain the order of one procedure, and leave each of its steps to the module that owns it
-    "cdc.demo.steps": 14,
+    "cdc.demo.sink_steps": 14,
     "cdc.capture.initial_snapshot": 27,
     "cdc.capture.operator_recovery": 19,
     "cdc.capture.startup_checks": 26,
     "cdc.log.audit.drop_file": 18,
-    "pipelines.new_sink_table_checks": 14,
+    "pipelines.new_sink_check": 14,
     "pipelines.replaying.latest_rows": 14,
     "pipelines.replaying.rebuild": 19,
     "pipelines.replaying.replay": 24,
-    "pipelines.sinks.delta.rebuilt_targets": 24,
+    "pipelines.sinks.delta.sink": 13,
+    "pipelines.sinks.delta.staged_targets": 20,
     "pipelines.verification.log_rows": 18,
     "pipelines.verification.repair": 13,
     "pipelines.verification.verify": 17,
@@ -111,7 +112,7 @@ WIDE = {
     "cdc.capture.reader_monitor": 13,
     "cdc.snapshot.backfill": 13,
     "cdc.snapshot.backfill_worker": 17,
-    "cdc.snapshot.chunk_reader": 17,
+    "cdc.snapshot.chunk_copier": 17,
     "pipelines.compaction.run_writer": 13,
     "pipelines.sinks.delta.history_merge": 13,
 }

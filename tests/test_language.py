@@ -58,8 +58,8 @@ RIGHT: Final[dict[tuple[str, str], str]] = {
     ("deploy/reference/definition.md", "beside"): "`snapshot.beside` is a key of definitions",
     ("deploy/reference/metrics.md", "held"): "names of metrics",
     ("pipelines/__main__.py", "flaw"): "a field of the JSON output",
-    ("cdc/demo/steps.py", "goes on"): "`others_go_on`, a field of the demo's JSON",
-    ("cdc/demo/steps.py", "mend"): "`mended`, a field of the demo's JSON",
+    ("cdc/demo/sink_steps.py", "goes on"): "`others_go_on`, a field of the demo's JSON",
+    ("cdc/demo/sink_steps.py", "mend"): "`mended`, a field of the demo's JSON",
     ("migrations/source/install.sql", "tell"): "names of dropped functions of earlier versions",
     ("migrations/source/remove.sql", "tell"): "names of dropped functions of earlier versions",
 }

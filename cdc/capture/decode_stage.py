@@ -19,9 +19,9 @@ from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen, SignalSeen, WatermarkSeen
-from cdc.pgoutput.frame_parser import FrameBatch, parse_frame
 from cdc.pgoutput.kernel import BEGIN
 from cdc.pgoutput.lsn_check import LsnCheck
+from cdc.pgoutput.message_parser import FrameBatch, parse_frame
 from cdc.pgoutput.messages import BeginMessage, Keepalive
 from cdc.pgoutput.stream_blocks import kind_set, next_of, readonly_arrays
 from cdc.position import Position

@@ -21,7 +21,7 @@ import numpy as np
 
 from cdc.errors import LogUnwritable
 from cdc.failpoint import hit
-from cdc.pgoutput.frame_parser import FrameBatch, malformed
+from cdc.pgoutput.message_parser import FrameBatch, malformed
 from cdc.pgoutput.stream_blocks import (
     ABORT,
     COMMIT,

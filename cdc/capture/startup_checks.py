@@ -18,7 +18,7 @@ from cdc import atomic_file, metrics
 from cdc.capture.resume_checks import captured_oids, check_source
 from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
-from cdc.catalog.database import check_catalog_writable, is_catalog_created
+from cdc.catalog.connection import check_catalog_writable, is_catalog_created
 from cdc.config import Definition, DeltaSinkDefinition, rule_of, table_settings
 from cdc.config.column_checks import with_target_columns
 from cdc.config.field_types import fixed_part, is_remote
@@ -48,6 +48,7 @@ from cdc.errors import (
     all_error_classes,
     complete_remedy,
 )
+from cdc.file_modes import is_exposed
 from cdc.log.epoch_and_slot_records import read_pending_epoch
 from cdc.log.fenced_table import check_writable_format
 from cdc.log.object_path import BucketPath, has_conditional_create
@@ -59,11 +60,10 @@ from cdc.postgres.replication import identify_system
 from cdc.postgres.slot import copy_lock, slot_status
 from cdc.postgres.source_state import read_source_state
 from cdc.postgres.tables import match_tables, matched_schemas
-from cdc.private_files import is_exposed
 from cdc.snapshot.publication_sync import publication_control
 from cdc.stores.lake_reader import Lake
-from cdc.stores.target_conflicts import tables_in
 from cdc.stores.target_rule_changes import TargetRules
+from cdc.stores.unwritable_tables import tables_in
 from cdc.table import TableSchema, matches
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import delete, select
 
 from cdc.catalog import revision
 from cdc.catalog.commands import Command, Commands, CommandState
-from cdc.catalog.database import Database, upsert
+from cdc.catalog.connection import Database, upsert
 from cdc.catalog.models import AuditRow, LeaseRow, PipelineRow
 from cdc.catalog.reported_state import (
     AWAITS_SPARK,

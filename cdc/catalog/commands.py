@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sqlalchemy import select, update
 
-from cdc.catalog.database import Database
+from cdc.catalog.connection import Database
 from cdc.catalog.models import CommandRow
 
 COMPACT: Final = "compact"

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sqlalchemy import delete, select
 
-from cdc.catalog.database import Database, upsert
+from cdc.catalog.connection import Database, upsert
 from cdc.catalog.models import DeadLetterRow, ProcessRow, SinkRow, TableRow
 
 AWAITS_SPARK: Final = "waits for Spark"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import inspect, text
 
-from cdc.catalog.database import NEW_CATALOG, Database
+from cdc.catalog.connection import NEW_CATALOG, Database
 from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 
 HEAD: Final = "0002"

@@ -14,7 +14,7 @@ from itertools import groupby
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from cdc.catalog.database import Database, upsert
+from cdc.catalog.connection import Database, upsert
 from cdc.catalog.models import VerifiedRow
 
 

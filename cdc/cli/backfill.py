@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cdc.catalog import Catalog
-    from cdc.snapshot.backfill_requests import BackfillRequest
+    from cdc.snapshot.backfill_documents import BackfillRequest
     from cdc.snapshot.backfill_status import BackfillStatus
 
 TablesArgument = Annotated[
@@ -114,7 +114,7 @@ def start(  # noqa: PLR0913, PLR0917 - one parameter per option
     With --key or --keys-from, the sinks delete each given key that the source no longer has. With --keys or
     --where, the sinks keep rows that the source no longer has; `cdc tables resync` deletes such rows.
     """
-    from cdc.snapshot.backfill_requests import BackfillRequest
+    from cdc.snapshot.backfill_documents import BackfillRequest
 
     first, last = _parse_key_range(keys)
     listed = _parse_keys(key, keys_from)
@@ -247,7 +247,7 @@ def _send_action(job: int, verb: str, *, config: Path, json: bool) -> None:
 
     from cdc.catalog import Catalog
     from cdc.config import load_definition
-    from cdc.snapshot.backfill_requests import BackfillAction
+    from cdc.snapshot.backfill_documents import BackfillAction
     from cdc.snapshot.reader_commands import send_action
 
     definition = load_definition(config)
@@ -280,7 +280,7 @@ def _parse_keys(keys: list[str] | None, file: str | None) -> tuple[tuple[str, ..
     from contextlib import nullcontext
     from pathlib import Path
 
-    from cdc.snapshot.backfill_requests import parse_keys
+    from cdc.snapshot.backfill_documents import parse_keys
 
     found = [key for text in keys or () for key in parse_keys([text], f"--key {text!r}")]
     if file is not None:

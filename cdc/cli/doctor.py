@@ -46,7 +46,7 @@ def doctor(
     from cdc.capture.startup_checks import defined_tables, mask_problems, rule_problems
     from cdc.capture.startup_checks import find_problems as problems_of
     from cdc.config import issues_in_file, load_definition, unprotected_service
-    from cdc.stores.target_conflicts import sink_conflicts
+    from cdc.stores.unwritable_tables import sink_conflicts
 
     definition = load_definition(config)
     problems, tables = problems_of(definition), [] if sql else defined_tables(definition)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from cdc import DEFAULT_CONFIG
-from cdc.cli import log_storage, log_verify_and_export
+from cdc.cli import log_damage, log_export, log_storage
 from cdc.cli.log_storage import open_log
 from cdc.cli.options import ConfigOption, JsonOption
 from cdc.command_output import echo, emit, escaped_for_terminal, json_text
@@ -61,8 +61,8 @@ def register(app: typer.Typer) -> None:
         help="Inspect, check, export and compact the change log.",
         rich_markup_mode=None,
     )
-    looks = (log_storage.ls, inspect, log_verify_and_export.verify, log_verify_and_export.export)
-    for command in (*looks, log_storage.compact, log_storage.gc, log_verify_and_export.drop_file):
+    looks = (log_storage.ls, inspect, log_damage.verify, log_export.export)
+    for command in (*looks, log_storage.compact, log_storage.gc, log_damage.drop_file):
         group.command()(command)
     app.add_typer(group, name="log")
     app.command()(tail)

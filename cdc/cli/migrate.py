@@ -13,7 +13,7 @@ from cdc.command_output import echo_source, emit
 from cdc.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cdc.catalog.database import Database
+    from cdc.catalog.connection import Database
 
 Revision = Annotated[str, typer.Option("--revision", help="Migrate the catalog to this revision.")]
 
@@ -111,7 +111,7 @@ def _move(config: ConfigOption, verb: str, move: Callable[[Database, str], None]
 
 
 def _database(config: ConfigOption) -> Database:
-    from cdc.catalog.database import Database
+    from cdc.catalog.connection import Database
     from cdc.config import load_definition
 
     return Database(load_definition(config).catalog.url)

@@ -87,7 +87,7 @@ def run(
 
 def reader(config: ConfigOption = DEFAULT_CONFIG, log_format: FormatOption = LogLineFormat.CONSOLE) -> None:
     """Capture changes from Postgres into the log; `cdc run` starts this process."""
-    from cdc.capture.process import main
+    from cdc.capture.reader_process import main
     from cdc.config import load_definition
     from cdc.logging_setup import LogFormat, configure
 

@@ -71,7 +71,7 @@ def resync(
 
     The copy also deletes from every sink the rows whose deletion was not captured, and it removes a needs_resync mark.
     """
-    from cdc.snapshot.backfill_requests import BackfillRequest
+    from cdc.snapshot.backfill_documents import BackfillRequest
 
     request = BackfillRequest(tuple(tables), rate=rate, resync=True)
     submit_backfill(request, command="tables resync", config=config, wait=wait, json=json)

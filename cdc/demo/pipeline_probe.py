@@ -19,8 +19,8 @@ from cdc.log.reader import LogReader, read_file
 from cdc.log_row import Operation
 from cdc.metrics import COMPILING, SLOT_RETAINED, SOURCE_LAG_SECONDS
 from cdc.position import Position
+from cdc.service.machine_load import LoadMeter, MachineLoad
 from cdc.service.position_history import PositionHistory
-from cdc.service.processor_load import LoadMeter, MachineLoad
 from cdc.service.status import REPORT_MAX_AGE, report_age
 
 PIPELINE: Final = "shop"

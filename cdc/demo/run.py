@@ -11,12 +11,12 @@ from threading import Event
 from typing import Final
 
 from cdc.catalog import Catalog
-from cdc.demo.lake_queries import LakeQueries
 from cdc.demo.pipeline_probe import LAKE, SEARCH, Freshness, PipelineProbe, PipelineSnapshot
 from cdc.demo.processes import DemoProcesses
+from cdc.demo.query_runner import LakeQueries
 from cdc.demo.shop_workload import Workload, make_shop, write_marker
+from cdc.demo.sink_steps import DeadLetterStep, HistorySinkStep, StepSequence
 from cdc.demo.step_results import DemoReport
-from cdc.demo.steps import DeadLetterStep, HistorySinkStep, StepSequence
 from cdc.demo.terminal import Terminal, cdc_command, display_path, lag_line
 from cdc.demo.time_travel_step import TimeTravelStep
 from cdc.demo.verification_step import compare_log, verify
@@ -25,7 +25,7 @@ from cdc.errors import PositionNotReached
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
-from cdc.service.processor_load import LAG_THRESHOLD
+from cdc.service.machine_load import LAG_THRESHOLD
 from cdc.service.supervisor import pipeline_children
 
 POLL_INTERVAL: Final = 0.1

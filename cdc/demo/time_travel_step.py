@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from cdc.demo import terminal
-from cdc.demo.lake_queries import LakeQueries
+from cdc.demo.query_runner import LakeQueries
 from cdc.demo.step_results import WAIT_SECONDS, Step, StepResult, Wait, run_step
 from cdc.demo.terminal import Terminal
 from cdc.errors import CutUnavailable

@@ -12,8 +12,8 @@ from cdc.errors import SourceError, UnknownRelation
 from cdc.log_row import DDL_PREFIX, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.pgoutput import kernel
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen, SignalSeen, WatermarkSeen
-from cdc.pgoutput.frame_parser import FrameBatch, malformed, parse_frame
 from cdc.pgoutput.kernel_arrays import IGNORED, TupleLayout, pack_layouts, with_layout, without_layout
+from cdc.pgoutput.message_parser import FrameBatch, malformed, parse_frame
 from cdc.pgoutput.messages import (
     AnyMessage,
     BeginMessage,

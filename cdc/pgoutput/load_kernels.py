@@ -11,8 +11,8 @@ import numpy as np
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
-from cdc.pgoutput.frame_parser import FrameBatch
 from cdc.pgoutput.lsn_check import LsnCheck
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.stream_blocks import kind_set, next_of, readonly_arrays, unwrap
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema

@@ -21,8 +21,8 @@ import pyarrow as pa
 from cdc.errors import SourceError, UnknownRelation
 from cdc.log_row import DDL_PREFIX, LOG_SCHEMA, OWN_PREFIXES, SIGNAL_PREFIX, WATERMARK_PREFIX, Operation
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, OpenTransaction, RelationSeen, SignalSeen, WatermarkSeen
-from cdc.pgoutput.frame_parser import HEADER, FrameBatch, malformed, parse_frame
 from cdc.pgoutput.kernel_arrays import IGNORED, TupleLayout
+from cdc.pgoutput.message_parser import HEADER, FrameBatch, malformed, parse_frame
 from cdc.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,

@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from cdc.pgoutput.frame_parser import FrameBatch, malformed
 from cdc.pgoutput.kernel import HEADER, WAL, kernel
+from cdc.pgoutput.message_parser import FrameBatch, malformed
 
 START, STOP, ABORT, COMMIT, RELATION, KEEPALIVE = b"SEAcRk"
 """Kinds of frames. The kind of a `w` frame is the letter of its message; the kind of a keepalive is `k`."""

@@ -18,7 +18,7 @@ from typing import Final
 from cdc.config.source import Undecodable
 from cdc.errors import MalformedFrame, UndecodableValue
 from cdc.pgoutput.copy_decoder import Lines
-from cdc.pgoutput.frame_parser import HEADER, FrameBatch, parse_frame
+from cdc.pgoutput.message_parser import HEADER, FrameBatch, parse_frame
 from cdc.pgoutput.messages import BeginMessage, Relation
 from cdc.position import Position
 from cdc.table import TableSchema, topic

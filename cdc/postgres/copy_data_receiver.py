@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 from psycopg import pq
 
 from cdc.numba_cache import cached_njit
-from cdc.pgoutput.frame_parser import FrameBatch
+from cdc.pgoutput.message_parser import FrameBatch
 
 LIMIT: Final = 4 << 20
 """Number of bytes after which a batch ends: about 40,000 messages, and a few milliseconds of decoding."""

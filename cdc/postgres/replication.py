@@ -34,7 +34,7 @@ from psycopg import pq
 
 from cdc.errors import CdcError, InvalidDefinition, PreflightFailed, SourceUnreachable
 from cdc.lsn import Lsn
-from cdc.pgoutput.frame_parser import FrameBatch
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.postgres import copy_data_receiver
 from cdc.postgres.connection import ANSWER_TIMEOUT, connect
 from cdc.postgres.sql_ascii import disable_encoding_conversion, is_sql_ascii

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from cdc.config.source import Undecodable
 from cdc.pgoutput.copy_decoder import Lines
-from cdc.pgoutput.frame_parser import FrameBatch
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair
 from cdc.position import Position
 from cdc.postgres.connection import connect

@@ -28,9 +28,9 @@ from cdc.postgres.backfill_selection import check_keys, check_predicate
 from cdc.postgres.chunk_queries import KeyBounds, estimate_rows, stored_tables, table_sizes
 from cdc.postgres.connection import cancel_statement
 from cdc.postgres.publication import published_schema, wait_for_older_transactions
-from cdc.snapshot.backfill_requests import BackfillRequest, BackfillState, TableBackfillState
+from cdc.snapshot.backfill_documents import BackfillRequest, BackfillState, TableBackfillState
+from cdc.snapshot.chunk_copier import ChunkCopier, CopyContext, CopyStopped
 from cdc.snapshot.chunk_plan import BlockPlan, ChunkPlan, ChunkResult, KeyListPlan, KeyRangePlan
-from cdc.snapshot.chunk_reader import ChunkReader, CopyContext, CopyStopped
 from cdc.snapshot.chunk_sender import end_of_copy_chunk, schema_chunk, schema_from_catalog, with_state
 from cdc.snapshot.missing_base_rows import keys_without_base, moved_keys_without_base
 from cdc.snapshot.watermark_window import Chunk
@@ -214,7 +214,7 @@ class Backfill:
     def _copy_keyless(self, schema: TableSchema, done: TableBackfillState) -> None:
         """Replace all rows of a table without a key by the rows of one snapshot, in one transaction of the log."""
         epoch = self._context.sender.durable_position.epoch
-        reader = self._chunk_reader(schema, 0)
+        reader = self._chunk_copier(schema, 0)
         placed = reader.copy_keyless(
             lambda version, now: with_state(schema_from_catalog(version, now, epoch), TableState.LIVE)
         )
@@ -235,7 +235,7 @@ class Backfill:
             self._changed.set()
 
         self._budget, self._unrecorded = self._context.new_budget(), 0
-        readers = [self._chunk_reader(schema, n) for n in range(len(self._conns) if plan.parallel else 1)]
+        readers = [self._chunk_copier(schema, n) for n in range(len(self._conns) if plan.parallel else 1)]
         try:
             # low priority: the stream's threads process changes and these rows, and must not wait for this pool
             with ThreadPoolExecutor(len(readers), thread_name_prefix="copy", initializer=lower_thread_priority) as pool:
@@ -250,7 +250,7 @@ class Backfill:
             self._record()
 
     def _oversee(self, running: set[Future[None]]) -> None:
-        """Record durable chunks and apply directives until all chunk readers have ended."""
+        """Record durable chunks and apply directives until all chunk copiers have ended."""
         for future in running:
             future.add_done_callback(lambda _: self._changed.set())
         checked = time.monotonic()
@@ -266,13 +266,13 @@ class Backfill:
                 future.result()
 
     def _cancel_queries(self, running: set[Future[None]]) -> None:
-        """Cancel the running queries of the copy again and again until all chunk readers have ended."""
+        """Cancel the running queries of the copy again and again until all chunk copiers have ended."""
         while wait(running, CHECK_EVERY).not_done:
             for conn in self._conns:
                 cancel_statement(conn)
 
-    def _chunk_reader(self, schema: TableSchema, number: int) -> ChunkReader:
-        return ChunkReader(self._conns[number], self._context, schema.relation, self._request.sink)
+    def _chunk_copier(self, schema: TableSchema, number: int) -> ChunkCopier:
+        return ChunkCopier(self._conns[number], self._context, schema.relation, self._request.sink)
 
     def _wait_while_paused(self) -> None:
         """Wait while the backfill is paused; raise CopyStopped if it must end."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from cdc.catalog import Catalog, Command, CommandState
 from cdc.errors import UnknownName
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest, BackfillState, TableBackfillState, csv_line
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest, BackfillState, TableBackfillState, csv_line
 from cdc.table import matches, matches_name
 
 ENDED_SHOWN: Final = 20

@@ -25,9 +25,9 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.sql_ascii import copy_text_repair
 from cdc.snapshot.backfill import Backfill, BackfillControl, BackfillDirective
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest, BackfillState, check_request
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest, BackfillState, check_request
+from cdc.snapshot.chunk_copier import CHUNKS_AHEAD, CopyContext, CopyStopped
 from cdc.snapshot.chunk_plan import ChunkLimits
-from cdc.snapshot.chunk_reader import CHUNKS_AHEAD, CopyContext, CopyStopped
 from cdc.snapshot.chunk_sender import ChunkSender, ReaderLink
 from cdc.snapshot.copy_limits import CopyRateLimit, PauseGate
 from cdc.snapshot.debezium_signals import Signals

@@ -16,7 +16,7 @@ from typing import Final, Protocol, Self
 import pyarrow as pa
 
 from cdc.postgres.chunk_queries import BlockRange, KeyBounds, StoredTable
-from cdc.snapshot.backfill_requests import Blocks, TableBackfillState
+from cdc.snapshot.backfill_documents import Blocks, TableBackfillState
 
 FIRST_ROWS: Final = 5_000
 """Maximum number of rows in the first chunk by key; the size of later chunks depends on how wide these rows are."""

@@ -23,7 +23,7 @@ from cdc.errors import ConfigError, LogError, StateConflict
 from cdc.failpoint import hit
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest, check_request
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest, check_request
 from cdc.snapshot.backfill_status import covers
 from cdc.snapshot.debezium_signal_queue import (
     CORRECT_SIGNAL,

@@ -21,7 +21,7 @@ from cdc.errors import StateConflict, UnknownName
 from cdc.log.reader import LogReader
 from cdc.postgres.backfill_selection import check_keys, check_predicate
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest, check_request
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest, check_request
 from cdc.snapshot.backfill_status import BackfillStatus, covers, find_backfill
 from cdc.table import TableSchema, TableState, exact_glob, matches_name
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from cdc.log.disk_format import ORDER
 from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
+from pipelines.folding.fences_and_statistics import fence_rows
 from pipelines.folding.fold import (
     fold_lives,
     has_base_key,
@@ -26,7 +27,6 @@ from pipelines.folding.fold import (
     split_keyless,
     split_partial,
 )
-from pipelines.folding.fold_inputs import fence_rows
 
 NARROW_COLUMNS: Final = ("relation", "op", "key", "old_key", "position", "ordinal", "partial", "payload")
 """Columns that decide which rows are needed; reading them takes a fifth of the time of all columns."""

@@ -21,7 +21,7 @@ from cdc.errors import CdcError, LogError
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.reader import LogReader
 from cdc.log.trim_plan import request_trim
-from pipelines.compaction.compact import CompactionLimits, CompactionResult, compact, is_large
+from pipelines.compaction.compaction_steps import CompactionLimits, CompactionResult, compact, is_large
 from pipelines.runtime.spark_session import COMPACTION_POOL
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from cdc.position import Position
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Key, ParkedChange, ParkedRow
 from cdc.table import TableSchema
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.folding.unfolded_changes import GenerationEnd
+from pipelines.folding.history_changes import GenerationEnd
 from pipelines.sinks.contract import RefusedRow, TableBatch
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

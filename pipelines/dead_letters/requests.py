@@ -17,7 +17,7 @@ from cdc.catalog import Catalog, CommandState, DeadLetter
 from cdc.catalog.dead_letter_requests import DLQ, DeadLetterAction, DeadLetterOutcome
 from cdc.config import Definition
 from cdc.errors import CdcError, StateConflict
-from cdc.snapshot.backfill_requests import KEYS, BackfillRequest
+from cdc.snapshot.backfill_documents import KEYS, BackfillRequest
 from cdc.snapshot.reader_commands import request_keys
 from cdc.stores.dead_letter_rows import Key, ParkedRow
 from cdc.table import exact_glob

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation
-from pipelines.folding.fold_inputs import Fence, add_fences, addressed_to, fence_rows, is_fenced
+from pipelines.folding.fences_and_statistics import Fence, add_fences, addressed_to, fence_rows, is_fenced
 
 FOLDED_ARROW: Final = pa.schema(
     [

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from cdc.log_row import ROW_OPERATIONS, Operation
 from cdc.table import TableSchema
-from pipelines.folding.unfolded_changes import GenerationEnd
+from pipelines.folding.history_changes import GenerationEnd
 
 _CONTROL: Final = ["committed_at", "relation", "op", "position", "ordinal", "payload"]
 

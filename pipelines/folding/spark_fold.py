@@ -22,8 +22,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from cdc.log_row import ROW_OPERATIONS, Operation
+from pipelines.folding.fences_and_statistics import Fence, RangeStatistics, add_fences
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.folding.fold_inputs import Fence, RangeStatistics, add_fences
 
 _IMAGE: Final = "map<int,string>"
 FOLDED: Final[StructType] = from_arrow_schema(FOLDED_ARROW)

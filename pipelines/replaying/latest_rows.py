@@ -40,13 +40,13 @@ from cdc.position import Position
 from cdc.table import TableState
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.compaction.key_partitions import from_ipc, split_by_part, to_ipc
+from pipelines.folding.fences_and_statistics import Fence
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.folding.fold_inputs import Fence
 from pipelines.folding.keyless_fold import image_texts, net_changes
 from pipelines.folding.spark_fold import FOLDED, fold_frame
 from pipelines.replaying.table_sizes_in_log import TableContents, filter_sink_rows
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, statistics
-from pipelines.sinks.delta.target_shapes import RowShape
+from pipelines.sinks.delta.target_columns import RowShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -33,7 +33,7 @@ from cdc.table import matches
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import ControlEvents, split_by_table
-from pipelines.folding.unfolded_changes import as_copied_rows
+from pipelines.folding.history_changes import as_copied_rows
 from pipelines.range_folder import RangeFolder
 from pipelines.replaying.latest_rows import (
     LatestRowsQuery,
@@ -44,9 +44,9 @@ from pipelines.replaying.latest_rows import (
 )
 from pipelines.replaying.table_sizes_in_log import TableContents
 from pipelines.sinks.contract import ParkingSink, Sink, SparkAwaited, TableBatch
-from pipelines.sinks.delta.rebuilt_targets import BulkLoad
+from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.next_table_record import check_captured, failed_record, with_progress_state
+from pipelines.sinks.record_after_batch import check_captured, failed_record, with_progress_state
 from pipelines.source.data_source import rows_between
 
 if TYPE_CHECKING:

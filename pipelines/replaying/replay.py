@@ -22,7 +22,9 @@ from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.published_record import Published
 from pipelines.range_folder import RangeFolder
-from pipelines.replaying.new_target import (
+from pipelines.replaying.plan import LATEST, ReplayOptions, ReplayPlan, plan_replay
+from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
+from pipelines.replaying.replay_destination import (
     StagedTarget,
     build_sink_at,
     check_directory,
@@ -30,8 +32,6 @@ from pipelines.replaying.new_target import (
     split_records,
     stage_target,
 )
-from pipelines.replaying.plan import LATEST, ReplayOptions, ReplayPlan, plan_replay
-from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.report import ReplayReport, erased_files_notes, estimate_report, final_report
 from pipelines.replaying.table_sizes_in_log import TableContents
 from pipelines.runtime.consumer_registration import registered_for_replay

@@ -18,7 +18,12 @@ from cdc.log.reader import LogReader, read_file
 from cdc.log_row import ROW_OPERATIONS
 from cdc.position import Position
 from cdc.table import TableSchema, matches
-from pipelines.folding.fold_inputs import STATISTICS_COLUMNS, RangeStatistics, addressed_to, collect_statistics
+from pipelines.folding.fences_and_statistics import (
+    STATISTICS_COLUMNS,
+    RangeStatistics,
+    addressed_to,
+    collect_statistics,
+)
 
 _KEYS: Final = ("key", "old_key")
 _TRUNCATES_AND_GENERATIONS: Final = pa.array(["t", "g"])

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from cdc.cluster.spark_submit_command import DELTA_PACKAGE, SHIPPED_BY_SPARK
 from cdc.config import Definition
 from cdc.errors import SparkUnavailable
-from cdc.private_files import configured_umask
+from cdc.file_modes import configured_umask
 from pipelines.runtime.executor_code import ship
 
 NEEDED_JARS: Final = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")

@@ -23,7 +23,7 @@ from cdc.errors import CdcError
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Image, Key, ParkedRow
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema, TableState
-from pipelines.folding.unfolded_changes import GenerationEnd
+from pipelines.folding.history_changes import GenerationEnd
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,7 +56,7 @@ class TableBatch:
     Rows come in one of two forms, never in both: `rows` on the driver (pipelines.folding.fold.FOLDED_ARROW, op `u` and
     `d` only), or `frame`, the same rows on the executors, for a batch that is too large for the driver. A batch has
     neither if its range contains only truncates, ends of full copies and schema changes of the table. For a target with
-    history, `rows` are all changes, as pipelines.folding.unfolded_changes makes them.
+    history, `rows` are all changes, as pipelines.folding.history_changes makes them.
     """
 
     schema: TableSchema

@@ -5,8 +5,8 @@ with a probability of about 2**-128.
 
 - `Checksum` computes (count, sum, sum) for each bucket of keys. Comparing the checksums of both sides shows in which
   buckets they differ.
-- `digest_of` computes the same digest as `cdc.postgres.key_ranges.digest_rows` on the server, so no row leaves the
-  source. The two functions share only a recipe. Hash the lengths and texts of the columns of each row with SHA-256.
+- `digest_of` computes the same digest as `cdc.postgres.key_range_digests.digest_rows` on the server, so no row leaves
+  the source. The two functions share only a recipe. Hash the lengths and texts of the columns of each row with SHA-256.
   Then add up the first and the second 64-bit word of all hashes.
 """
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.numba_cache import cached_njit
-from cdc.postgres.key_ranges import Digest, DigestColumn, DigestForm
+from cdc.postgres.key_range_digests import Digest, DigestColumn, DigestForm
 from cdc.table import Column
 
 BUCKETS: Final = 1 << 16

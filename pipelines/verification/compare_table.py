@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from cdc.errors import SinkUnavailable
-from cdc.postgres.key_ranges import KeyRange, is_ordered_by_bytes
+from cdc.postgres.key_range_digests import KeyRange, is_ordered_by_bytes
 from cdc.stores.published_record import TableRecord, TargetState
 from cdc.table import Column, TableSchema
 from cdc.verify_and_replay_options import VerifyMode

@@ -20,8 +20,8 @@ from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition
 from cdc.errors import CdcError, ExitCode
 from cdc.position import Position
-from cdc.postgres.key_ranges import KeyRange, next_range_start
-from cdc.snapshot.backfill_requests import KEYS
+from cdc.postgres.key_range_digests import KeyRange, next_range_start
+from cdc.snapshot.backfill_documents import KEYS
 from cdc.verify_and_replay_options import VerifyMode
 from pipelines.verification.compare_table import TableComparison, TableVerdict
 from pipelines.verification.consistent_cut import ConsistentCut, consistent_cut

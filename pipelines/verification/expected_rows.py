@@ -18,7 +18,7 @@ from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, Transform, rul
 from cdc.config.sinks import SchemaChanges, TableSettings
 from cdc.errors import TransformFailed
 from cdc.pgoutput.copy_decoder import CopyDecoder
-from cdc.postgres.key_ranges import Digest, KeyRange, can_digest, count_rows, digest_rows, range_rows
+from cdc.postgres.key_range_digests import Digest, KeyRange, can_digest, count_rows, digest_rows, range_rows
 from cdc.table import TableSchema
 from pipelines.transform.table_transform import TableTransform
 from pipelines.verification.canonical_text import source_batch, text_batch

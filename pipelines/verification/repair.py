@@ -18,7 +18,7 @@ from cdc.catalog import Catalog, Command, CommandState
 from cdc.config import Definition, DeltaSinkDefinition
 from cdc.errors import ConfigError, PositionNotReached, StateConflict
 from cdc.position import Position
-from cdc.snapshot.backfill_requests import BACKFILL, KEYS, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, KEYS, BackfillRequest
 from cdc.snapshot.backfill_status import find_backfill
 from cdc.snapshot.reader_commands import request_backfill
 from cdc.table import exact_glob

@@ -9,7 +9,7 @@ import numpy as np
 
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import DecodedRows
-from cdc.pgoutput.frame_parser import FrameBatch
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.messages import Insert
 from tests.pgoutput.encode import frame
 from tests.pgoutput.streams import table, transaction

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc.log.checkpoint import HINT
 from cdc.log.compacted_table import read_compacted_state
+from cdc.log.delta_checkpoint import HINT
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.reader import LogReader
@@ -26,7 +26,7 @@ from cdc.log.trim_plan import Retention
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 from pipelines.runtime.spark_session import SparkSettings, spark_session
 from tests.benchmarks import log_amplification, log_cold, log_reading
 from tests.benchmarks.figures import Figure

@@ -26,7 +26,7 @@ from cdc.log.trim_plan import Retention, plan_trim
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 from pipelines.folding.fold import fold
 from tests.benchmarks.figures import Figure
 from tests.log.rows import IDENTITY, info

@@ -14,7 +14,7 @@ from typing import Final
 from cdc.log.reader import LogReader
 from cdc.log.trim_plan import request_trim
 from cdc.position import Position
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 from tests.benchmarks.peers import until
 
 FIRST: Final = 3

@@ -13,7 +13,7 @@ from cdc.capture.spool import Spool
 from cdc.log_row import SIGNAL_PREFIX
 from cdc.lsn import Lsn
 from cdc.pgoutput.decoder_events import DecodedRows
-from cdc.pgoutput.frame_parser import FrameBatch
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, Insert, Message, Relation
 from cdc.position import Position
 from cdc.snapshot.debezium_signal_queue import SignalQueue

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cdc.capture.spool import BATCH, Spool
 from cdc.errors import LogUnwritable, MalformedFrame, Reaction
 from cdc.lsn import Lsn
-from cdc.pgoutput.frame_parser import FrameBatch
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.messages import (
     AnyMessage,
     BeginMessage,

@@ -14,7 +14,7 @@ from sqlalchemy import inspect
 
 import migrations
 from cdc.catalog import Catalog, revision
-from cdc.catalog.database import Database
+from cdc.catalog.connection import Database
 from cdc.catalog.models import CatalogModel
 from cdc.errors import CatalogUnavailable, CatalogUnusable, ConfigError
 

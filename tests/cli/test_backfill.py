@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Catalog, TableProgress
-from cdc.snapshot.backfill_requests import (
+from cdc.snapshot.backfill_documents import (
     BACKFILL,
     KEYS,
     BackfillAction,

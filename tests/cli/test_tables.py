@@ -14,7 +14,7 @@ import pytest
 from cdc.catalog import Catalog, ProcessReport
 from cdc.catalog.commands import CommandState
 from cdc.config import load_definition
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.snapshot.reader_commands import CHECK_TABLES, SKIP_TABLES
 from cdc.table import TableState
 from tests.cli.command import Outcome

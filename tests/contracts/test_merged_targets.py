@@ -21,8 +21,8 @@ from cdc.stores.lake_reader import Lake as Reading
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import Column, TableSchema, TableState
+from pipelines.sinks.delta.bulk_load import BulkLoad
 from pipelines.sinks.delta.delta_target import DeltaTarget
-from pipelines.sinks.delta.rebuilt_targets import BulkLoad
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink

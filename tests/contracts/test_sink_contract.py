@@ -23,12 +23,12 @@ from cdc.errors import (
     ValueNotRepresentable,
 )
 from cdc.stores.lake_reader import read_target
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.stores.search_index import SearchIndex
 from cdc.table import TableState
 from pipelines.sinks.contract import Published, Sink, TableBatch, TableRecord, TargetState
-from pipelines.sinks.delta.rebuilt_targets import StagedDelta
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.staged_targets import StagedDelta
 from pipelines.sinks.search.sink import SearchSink
 from pipelines.sinks.search.staged_index import StagedSearch
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, gone, part, put

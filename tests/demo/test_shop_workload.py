@@ -64,7 +64,7 @@ def test_every_statement_of_the_workload_is_used_by_it() -> None:
 
 
 def test_every_statement_of_the_closing_is_used_by_it() -> None:
-    used = set(re.findall(r'_run\(\s*"(\w+)"', script_text("steps.py")))
+    used = set(re.findall(r'_run\(\s*"(\w+)"', script_text("sink_steps.py")))
 
     assert used == set(named_statements("closing"))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.demo.lake_queries import LakeQueries
+from cdc.demo.query_runner import LakeQueries
 from cdc.demo.terminal import Terminal
 from cdc.demo.time_travel_step import COLUMN, TimeTravelStep
 from cdc.demo.workspace import Workspace

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, s
 from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.service.api.app import create_app
 from cdc.service.log_sampler import LogSampler
-from cdc.snapshot.backfill_requests import BackfillAction, BackfillRequest, BackfillState, TableBackfillState
+from cdc.snapshot.backfill_documents import BackfillAction, BackfillRequest, BackfillState, TableBackfillState
 from tests.cli.trimmed import Folder
 from tests.fixtures.waiting import until
 from tests.service.pipeline import LOG_END, NAME, TOKEN, copying, definition, fill, write_log

@@ -14,8 +14,8 @@ from threading import Event
 from typing import Any, Final
 
 from cdc.log import consumers, removed_file_records
-from cdc.log.checkpoint import KEEP
 from cdc.log.consumers import Consumer
+from cdc.log.delta_checkpoint import KEEP
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.reader import LogReader
@@ -24,7 +24,7 @@ from cdc.log.trim_plan import Retention, plan_trim
 from cdc.log.vacuum import remove_staged_files, vacuum
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 from tests.log.rows import IDENTITY, info, row, schema_of, table
 from tests.log.simple_compaction import Row, latest_state, open_compactor, read_range
 

@@ -19,7 +19,7 @@ from pipelines.folding.folded_batch import ControlEvents, split_by_table
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.next_table_record import with_progress_state
+from pipelines.sinks.record_after_batch import with_progress_state
 from tests.contracts.folded import column
 from tests.contracts.histories import TABLE, Table, image_of, whole
 from tests.pipelines.fold_model import SINK, Image, Row, log_row, to_arrow

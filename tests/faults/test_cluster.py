@@ -31,7 +31,7 @@ from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.service.background_jobs import ReplayJobs
 from cdc.stores.lake_reader import Lake
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 from pipelines.folding.fold import fold
 from pipelines.runtime.spark_session import SparkSettings, delta_jars
 from tests.faults.test_kill_apply import assert_equal

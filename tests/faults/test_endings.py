@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.process import exit_error
+from cdc.capture.reader_process import exit_error
 from cdc.capture.resume_checks import lsn_to_confirm
 from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.errors import (

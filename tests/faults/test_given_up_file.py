@@ -13,7 +13,7 @@ from cdc.log.audit.drop_file import DamagedFile, DroppedFile, RecoveryWay
 from cdc.log.disk_format import LogFile
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.snapshot.backfill_requests import BackfillRequest
+from cdc.snapshot.backfill_documents import BackfillRequest
 from cdc.stores.lake_reader import read_target
 from cdc.table import TableState
 from tests.cli.command import spawn

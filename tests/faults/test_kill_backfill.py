@@ -13,8 +13,8 @@ from cdc.config.source import Snapshot
 from cdc.log.reader import LogReader
 from cdc.log_row import Operation
 from cdc.position import Position
-from cdc.snapshot.backfill_requests import BACKFILL
-from cdc.snapshot.chunk_reader import CHUNKS_AHEAD
+from cdc.snapshot.backfill_documents import BACKFILL
+from cdc.snapshot.chunk_copier import CHUNKS_AHEAD
 from tests.cli.command import spawn
 from tests.faults.capture import fold
 from tests.fixtures.pipeline import Pipeline

@@ -15,7 +15,7 @@ from cdc.log.disk_format import COMPACTED
 from cdc.log.reader import LogReader
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 from tests.faults.test_kill_reader import KILLED
 from tests.fixtures import forked
 from tests.pipelines.cold_log import append, folded, histories, interleaved, log_writer, transactions

@@ -19,8 +19,8 @@ from cdc.log.reader import LogReader
 from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_requests import BACKFILL
-from cdc.snapshot.chunk_reader import CHUNKS_AHEAD
+from cdc.snapshot.backfill_documents import BACKFILL
+from cdc.snapshot.chunk_copier import CHUNKS_AHEAD
 from cdc.stores.lake_reader import read_target
 from cdc.table import TableState
 from tests.cli.command import spawn

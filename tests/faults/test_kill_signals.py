@@ -11,7 +11,7 @@ from cdc.catalog import Catalog, Command
 from cdc.log.reader import LogReader
 from cdc.log_row import Operation
 from cdc.position import Position
-from cdc.snapshot.backfill_requests import BACKFILL
+from cdc.snapshot.backfill_documents import BACKFILL
 from cdc.snapshot.debezium_signal_queue import FOLDER
 from cdc.snapshot.debezium_signals import SIGNAL
 from tests.fixtures.pipeline import Pipeline

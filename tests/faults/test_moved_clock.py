@@ -34,7 +34,7 @@ writer.commit(writer.stage(table(row(position, key=[str(position)]))), info(posi
 COMPACTS = """
 import sys
 from cdc.position import Position
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 compact(None, sys.argv[1], upto=Position(int(sys.argv[2])))
 """
 SWEEPS = """

@@ -29,7 +29,7 @@ from cdc.errors import (
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.slot import slot_status
-from cdc.snapshot.backfill_requests import BackfillRequest
+from cdc.snapshot.backfill_documents import BackfillRequest
 from tests.faults.capture import Captured
 from tests.faults.test_new_epoch import restore
 from tests.faults.write_load import Load

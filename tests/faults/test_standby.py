@@ -15,7 +15,7 @@ from cdc.errors import LogError
 from cdc.postgres.chunk_queries import replay_lag
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
-from cdc.snapshot.backfill_requests import BackfillRequest
+from cdc.snapshot.backfill_documents import BackfillRequest
 from tests.faults.capture import Captured, ReaderProcess
 from tests.faults.test_new_epoch import restore
 from tests.fixtures.postgres import rows_of, run_sql

@@ -39,7 +39,7 @@ writer.commit(writer.stage(table(row(1000))), info(1000))
 """
 COMPACTS = """
 import sys
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 compact(None, sys.argv[1])
 """
 MANY = CHECKPOINT_EVERY + 3

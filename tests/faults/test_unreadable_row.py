@@ -15,7 +15,7 @@ from cdc.catalog import Catalog, CommandState, ProcessReport
 from cdc.errors import COMMAND, UndecodableWal, UnreadableRow, complete_remedy
 from cdc.postgres.connection import connect
 from cdc.service.status import pipeline_status
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.table import TableState
 from tests.cli.command import Outcome, spawn
 from tests.faults.capture import Captured, ReaderProcess

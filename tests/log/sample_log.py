@@ -10,7 +10,7 @@ from cdc.log.disk_format import CommitInfo
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.table import TableSchema
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 from tests.log.rows import IDENTITY, row, schema_of, table
 
 SEGMENT_PER_FILE = SegmentLimits(size=1, age=3600.0)

@@ -11,9 +11,9 @@ import pytest
 from cdc.errors import LogError, LogFenced, LogFormatUnknown
 from cdc.log import consumers, retention_worker
 from cdc.log.audit.verify import verify
-from cdc.log.checkpoint import checkpoint
 from cdc.log.compacted_table import CompactedWriter, read_compacted_state
 from cdc.log.consumers import Consumer
+from cdc.log.delta_checkpoint import checkpoint
 from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, commit_file, segment_of
 from cdc.log.epoch_and_slot_records import PendingEpoch, read_pending_epoch, remove_pending_epoch, write_pending_epoch
 from cdc.log.format_upgrade import MigrationResult, migrate_log

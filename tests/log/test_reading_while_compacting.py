@@ -26,7 +26,7 @@ from cdc.log.vacuum import vacuum
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY
 

@@ -12,7 +12,7 @@ from cdc.log_row import LOG_SCHEMA, OWN_PREFIXES
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen, SignalSeen, WatermarkSeen
-from cdc.pgoutput.frame_parser import FrameBatch
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.messages import (
     UNCHANGED,
     AnyMessage,

@@ -14,7 +14,7 @@ from cdc.errors import MalformedFrame, SourceError
 from cdc.log_row import LOG_SCHEMA
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import DecodedRows
-from cdc.pgoutput.frame_parser import FrameBatch
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.messages import Insert
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.position import Position

@@ -10,7 +10,7 @@ import pytest
 from cdc.log_row import DDL_PREFIX, LOG_SCHEMA, SIGNAL_PREFIX
 from cdc.lsn import Lsn
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, SignalSeen
-from cdc.pgoutput.frame_parser import FrameBatch
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, Insert, Message
 from cdc.position import Position
 from cdc.table import Column, ReplicaIdentity, TableSchema

@@ -18,7 +18,7 @@ from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.decoder_events import DecodedRows
-from cdc.pgoutput.frame_parser import FrameBatch, parse_frame
+from cdc.pgoutput.message_parser import FrameBatch, parse_frame
 from cdc.pgoutput.messages import UNCHANGED as NOT_SENT
 from cdc.pgoutput.messages import (
     Delete,

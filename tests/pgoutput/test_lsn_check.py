@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cdc.errors import ContradictoryLsn
 from cdc.lsn import Lsn
-from cdc.pgoutput.frame_parser import FrameBatch
 from cdc.pgoutput.lsn_check import LsnCheck
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.messages import AnyMessage, CommitMessage, Insert, Keepalive, Message
 from tests.pgoutput.encode import POSTGRES_EPOCH, placed_frame
 from tests.pgoutput.streams import ORDERS, relation, transaction

@@ -13,7 +13,7 @@ from cdc.errors import MalformedFrame, MalformedPosition, UnknownRelation
 from cdc.log_row import HEARTBEAT_PREFIX, Operation
 from cdc.lsn import Lsn
 from cdc.pgoutput.decoder_events import DecodedRows, RelationSeen
-from cdc.pgoutput.frame_parser import FrameBatch
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.messages import (
     UNCHANGED,
     BeginMessage,

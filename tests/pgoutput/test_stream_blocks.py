@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import MalformedFrame
 from cdc.lsn import Lsn
-from cdc.pgoutput.frame_parser import FrameBatch, parse_frame
+from cdc.pgoutput.message_parser import FrameBatch, parse_frame
 from cdc.pgoutput.messages import (
     AnyMessage,
     BeginMessage,

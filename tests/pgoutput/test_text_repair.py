@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cdc.config.source import Undecodable
 from cdc.errors import UndecodableValue
 from cdc.pgoutput.copy_decoder import CopyDecoder
-from cdc.pgoutput.frame_parser import FrameBatch, parse_frame
+from cdc.pgoutput.message_parser import FrameBatch, parse_frame
 from cdc.pgoutput.messages import Delete, Insert, OldKind, OldTuple, Update
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.pgoutput.text_repair import PREFIX, CopyTextRepair, FrameTextRepair, repair_value

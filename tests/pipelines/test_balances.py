@@ -16,7 +16,7 @@ from cdc import metrics
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.embedded_server import find_binaries
-from cdc.snapshot.backfill_requests import BackfillRequest
+from cdc.snapshot.backfill_documents import BackfillRequest
 from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import Published, TargetState
 from cdc.table import TableState

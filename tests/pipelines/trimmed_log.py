@@ -14,11 +14,11 @@ from cdc.log.compacted_table import CompactedState, read_compacted_state
 from cdc.log.reader import LogReader
 from cdc.log.trim_plan import Retention, plan_trim
 from cdc.position import Position
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
+from pipelines.opened_sink import SinkParts
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
-from pipelines.sink_lifecycle import SinkRunner
-from pipelines.sink_stream import SinkParts
+from pipelines.sink_runner import SinkRunner
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 from tests.pipelines.shop_pipeline import END, FIGURES, ITEMS, ORDERS, Rows, ShopPipeline, change, make_shop
 

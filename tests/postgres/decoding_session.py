@@ -11,7 +11,7 @@ from cdc.log_row import Operation
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.decoder_events import DdlSeen, DecodedRows, RelationSeen
-from cdc.pgoutput.frame_parser import FrameBatch
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.postgres.connection import connect
 from cdc.postgres.publication import ensure_publication, published_schema
 from cdc.postgres.replication import ReplicationStream, StreamOptions

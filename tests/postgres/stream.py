@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cdc.pgoutput.frame_parser import parse_frame
+from cdc.pgoutput.message_parser import parse_frame
 from cdc.pgoutput.messages import Keepalive, Relation
 from cdc.postgres.replication import ReplicationStream
 from tests.fixtures.waiting import until

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cdc.pgoutput.frame_parser import parse_frame
+from cdc.pgoutput.message_parser import parse_frame
 from cdc.pgoutput.messages import UNCHANGED, Update
 from cdc.postgres.connection import connect
 from cdc.postgres.tables import match_tables, read_schema

@@ -27,7 +27,7 @@ from cdc.metrics import Metrics
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.decoder_events import DecodedRows
-from cdc.pgoutput.frame_parser import FrameBatch
+from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
 from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair
 from cdc.position import Position

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from cdc import errors
-from cdc.capture.process import retry_pause
+from cdc.capture.reader_process import retry_pause
 from cdc.errors import CdcError, Reaction
 from cdc.postgres.sqlstate import RULES, ErrorCourse, ErrorRule, classify_message
 

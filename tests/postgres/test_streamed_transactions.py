@@ -10,7 +10,7 @@ import pytest
 from cdc.capture.spool import Spool
 from cdc.errors import PreflightFailed
 from cdc.lsn import Lsn
-from cdc.pgoutput.frame_parser import parse_frame
+from cdc.pgoutput.message_parser import parse_frame
 from cdc.pgoutput.messages import Insert, Keepalive, Message, Relation, Type
 from cdc.pgoutput.stream_blocks import START, kind_of
 from cdc.postgres.connection import connect

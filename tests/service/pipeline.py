@@ -11,7 +11,7 @@ from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.config import Definition
 from cdc.log.writer import LogWriter
 from cdc.metrics import APPLY_ROWS, CHANGES, LOG_POSITION, SLOT_RETAINED, SOURCE_LAG_BYTES, SOURCE_LAG_SECONDS, Metrics
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest, BackfillState, TableBackfillState
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest, BackfillState, TableBackfillState
 from cdc.table import split_topic
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 

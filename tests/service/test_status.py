@@ -13,10 +13,10 @@ from cdc.catalog import AWAITS_SPARK, Catalog, ProcessReport, SinkProgress, Tabl
 from cdc.metrics import COMPACTION_CHANGES, COMPACTION_SECONDS, COMPILING, LOG_HORIZON, LOG_POSITION, Metrics
 from cdc.position import Position
 from cdc.service.log_status import Compaction, LogState, LogStatus
+from cdc.service.machine_load import MachineLoad
 from cdc.service.page.document import PageContext, render
 from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
-from cdc.service.processor_load import MachineLoad
 from cdc.service.source_observation import SourceObservation
 from cdc.service.status import REPORT_MAX_AGE, pipeline_status, with_delays, with_source
 from tests.service.pipeline import LOG_END, NAME, fill

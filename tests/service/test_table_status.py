@@ -13,7 +13,7 @@ from cdc.catalog import Catalog, TableProgress
 from cdc.service.log_contents import tables_by_topic
 from cdc.service.status import pipeline_status
 from cdc.service.table_status import TableStatus, table_lines
-from cdc.snapshot.backfill_requests import BackfillRequest, BackfillState, TableBackfillState
+from cdc.snapshot.backfill_documents import BackfillRequest, BackfillState, TableBackfillState
 from tests.service.pipeline import LOG_END, NAME, copying, fill, write_log
 
 TOPIC = "shop.orders"

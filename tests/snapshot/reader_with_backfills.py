@@ -8,7 +8,7 @@ from typing import Any, Self
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
 from cdc.log_row import Operation
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.snapshot.backfill_worker import BackfillWorker
 from cdc.snapshot.debezium_signals import Signals
 from cdc.snapshot.watermark_window import WatermarkWindows

@@ -23,7 +23,7 @@ from cdc.position import Position
 from cdc.postgres.backfill_selection import READ_WITHIN
 from cdc.postgres.connection import connect
 from cdc.snapshot.backfill import NICE_INCREMENT, lower_thread_priority
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest, check_request
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest, check_request
 from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.snapshot.watermark_window import WatermarkWindows
 from cdc.table import TableSchema, TableState

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdc.catalog import Command, CommandState
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest, BackfillState, Blocks, TableBackfillState
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest, BackfillState, Blocks, TableBackfillState
 from cdc.snapshot.backfill_status import BackfillStatus, backfill_status, progress_text, tables_text
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

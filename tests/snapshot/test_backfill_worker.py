@@ -11,7 +11,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.log_row import Operation
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest
 from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured

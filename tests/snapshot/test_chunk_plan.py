@@ -12,7 +12,7 @@ import pytest
 
 from cdc.postgres.chunk_queries import BlockRange, StoredTable
 from cdc.postgres.tables import TableName
-from cdc.snapshot.backfill_requests import TableBackfillState
+from cdc.snapshot.backfill_documents import TableBackfillState
 from cdc.snapshot.chunk_plan import BlockPlan, ChunkLimits, ChunkRange, ChunkResult
 
 LIMITS = ChunkLimits(rows=60, nbytes=1 << 20)

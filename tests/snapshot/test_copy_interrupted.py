@@ -15,7 +15,7 @@ from cdc.catalog import Catalog
 from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest
 from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableState
 from tests.faults.capture import Captured

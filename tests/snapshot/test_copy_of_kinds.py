@@ -12,7 +12,7 @@ from psycopg import sql
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.tables import TableName
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.table import TableState
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import fresh_database, rows_of, run_sql

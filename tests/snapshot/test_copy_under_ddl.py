@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest
 from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured, fold
 from tests.fixtures.postgres import run_sql

@@ -15,7 +15,7 @@ from cdc.errors import ConfigError
 from cdc.log.writer import LogWriter
 from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.position import Position
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest
 from cdc.snapshot.debezium_signal_queue import FOLDER
 from cdc.snapshot.debezium_signals import SIGNAL, Signals
 from cdc.table import Column, ReplicaIdentity, TableSchema

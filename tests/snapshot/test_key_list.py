@@ -14,7 +14,7 @@ from cdc.errors import ConfigError
 from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_requests import BACKFILL, KEYS, BackfillRequest, check_request
+from cdc.snapshot.backfill_documents import BACKFILL, KEYS, BackfillRequest, check_request
 from cdc.snapshot.chunk_plan import LIST_KEYS
 from cdc.table import TableState
 from tests.faults.capture import Captured

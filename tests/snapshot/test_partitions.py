@@ -8,7 +8,7 @@ from typing import LiteralString
 
 import pytest
 
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableSchema, TableState
 from tests.faults.capture import Captured

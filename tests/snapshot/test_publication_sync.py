@@ -12,7 +12,7 @@ import pytest
 
 from cdc.catalog.commands import CommandState
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.snapshot.publication_sync import SYNC_EVERY
 from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableState

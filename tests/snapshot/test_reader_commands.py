@@ -10,7 +10,7 @@ import pytest
 from cdc.catalog import Catalog
 from cdc.errors import StateConflict, UnknownName
 from cdc.log.writer import LogWriter
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest
 from cdc.snapshot.reader_commands import (
     CHECK_TABLES,
     SKIP_TABLES,

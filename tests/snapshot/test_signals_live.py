@@ -12,7 +12,7 @@ import pytest
 from cdc.catalog import Command
 from cdc.errors import ConfigError
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction
 from cdc.snapshot.debezium_signals import SIGNAL
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

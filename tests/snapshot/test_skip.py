@@ -13,7 +13,7 @@ from cdc.catalog.commands import CommandState
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.position import Position
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.snapshot.reader_commands import SKIP_TABLES, request_skip
 from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import TableRecord, TargetState

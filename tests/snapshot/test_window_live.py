@@ -10,7 +10,7 @@ from typing import Final, LiteralString
 import pytest
 
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.snapshot.watermark_window import Chunk
 from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql

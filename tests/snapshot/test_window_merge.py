@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.log_row import LOG_SCHEMA, RowOrder
-from cdc.snapshot.chunk_reader import deletion_rows
+from cdc.snapshot.chunk_copier import deletion_rows
 from cdc.snapshot.window_merge import merge_keyed, rows_at_position, rows_of_relation
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.fixtures.examples import examples

@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 from cdc.config import SinkRule, TableSettings
 from cdc.errors import TargetRulesChanged
 from cdc.stores.target_rule_changes import TargetRules
-from pipelines.sinks.delta.keeping_strategy import DeltaSinkParts
 from pipelines.sinks.delta.settings import DeltaSettings
+from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from tests.contracts.folded import ORDERS, column
 
 MASKED = {"transform": {"mask": {"item": "redact"}}}

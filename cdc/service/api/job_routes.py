@@ -30,7 +30,7 @@ from cdc.service.api.route_context import (
 )
 from cdc.service.background_jobs import ReplayRequest, ReplayStatus, VerifyRequest, VerifyStatus
 from cdc.service.verification_status import VerifiedStatus, verified_statuses
-from cdc.snapshot import backfill_requests
+from cdc.snapshot import backfill_documents
 from cdc.snapshot.backfill_status import BackfillStatus, find_backfill, list_backfills
 from cdc.table import exact_glob
 from cdc.verify_and_replay_options import Against, VerifyMode
@@ -49,7 +49,7 @@ class BackfillBody(RequestBody):
     """First key of the range to read, as one text per key column; the range includes this key."""
     last: list[str] | None = None
     """Last key of the range to read, as one text per key column; the range includes this key."""
-    keys: Annotated[list[list[str]], Field(max_length=backfill_requests.KEYS)] | None = None
+    keys: Annotated[list[list[str]], Field(max_length=backfill_documents.KEYS)] | None = None
     """Keys to read in one table, as one text per key column; the sinks delete keys that have no row at the source."""
     sink: str | None = None
     """Name of the only sink that gets the rows; null means all sinks."""
@@ -126,7 +126,7 @@ def _backfill_routes(context: RouteContext) -> APIRouter:
     def backfill(pipeline: PipelinePath, body: BackfillBody, request: Request) -> BackfillStatus:
         """Start a backfill (`cdc backfill`); 409 if a pending backfill already has one of the tables."""
         context.check_pipeline(pipeline)
-        wanted = backfill_requests.BackfillRequest(
+        wanted = backfill_documents.BackfillRequest(
             tables=tuple(body.tables),
             where=body.where,
             first=None if body.first is None else tuple(body.first),
@@ -153,7 +153,7 @@ def _backfill_routes(context: RouteContext) -> APIRouter:
     def resync(pipeline: PipelinePath, table: TablePath, body: ResyncBody, request: Request) -> BackfillStatus:
         """Copy a whole table again (`cdc tables resync`); sinks also delete rows that the source no longer has."""
         context.check_table(pipeline, table)
-        whole = backfill_requests.BackfillRequest((exact_glob(table),), rate=body.rate, resync=True)
+        whole = backfill_documents.BackfillRequest((exact_glob(table),), rate=body.rate, resync=True)
         return _request_backfill(context, whole, actor_of(request))
 
     @routes.post("/tables/{table:path}/skip", status_code=ACCEPTED)
@@ -249,7 +249,7 @@ def _verification_routes(context: RouteContext) -> APIRouter:
     return routes
 
 
-def _request_backfill(context: RouteContext, request: backfill_requests.BackfillRequest, actor: str) -> BackfillStatus:
+def _request_backfill(context: RouteContext, request: backfill_documents.BackfillRequest, actor: str) -> BackfillStatus:
     """Request a backfill or resync, and return its status."""
     job = _reader_commands().request_backfill(context.definition, context.catalog, request, actor)
     return find_backfill(context.catalog, context.definition.name, job.id)
@@ -259,7 +259,7 @@ def _send_action(context: RouteContext, pipeline: str, job: int, verb: str, acto
     """Send pause, resume or cancel to a backfill, and return its status."""
     context.check_pipeline(pipeline)
     status: BackfillStatus = _reader_commands().send_action(
-        context.catalog, pipeline, job, backfill_requests.BackfillAction(verb), actor
+        context.catalog, pipeline, job, backfill_documents.BackfillAction(verb), actor
     )
     return status
 

@@ -29,9 +29,9 @@ from cdc.metrics import SLOT_RETAINED
 from cdc.position import Position
 from cdc.service.api.access import may_change
 from cdc.service.log_sampler import LogSampler, utc_now
+from cdc.service.machine_load import LoadMeter, MachineLoad
 from cdc.service.page.document import PageContext, page, render
 from cdc.service.position_history import PositionHistory
-from cdc.service.processor_load import LoadMeter, MachineLoad
 from cdc.service.source_sampler import SourceSampler
 from cdc.service.status import PipelineStatus, pipeline_status, with_delays, with_source
 

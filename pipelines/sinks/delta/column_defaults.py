@@ -10,7 +10,7 @@ import pyarrow as pa
 from cdc.errors import ValueNotRepresentable
 from cdc.table import Column
 from cdc.target_names import column_name
-from pipelines.sinks.delta.target_shapes import RowShape
+from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types import Policy, family_of
 from pipelines.types.families import parse_array
 

@@ -21,7 +21,7 @@ from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier
 from pipelines.sinks.delta.history_row_states import typed_changes
 from pipelines.sinks.delta.merge_source import BaseLookup, has_no_base, source_rows
-from pipelines.sinks.delta.target_shapes import RowShape
+from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types.typed_rows import typed_keys
 
 STALE: Final = 500

@@ -18,7 +18,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from cdc import atomic_file
 from cdc.failpoint import hit
-from cdc.log.checkpoint import HINT, checkpoint_at
+from cdc.log.delta_checkpoint import HINT, checkpoint_at
 from pipelines.sinks.delta.delta_log_cleanup import LOG, expired_log_files, paths_of, remove_old_commits
 
 ERASE: Final = "cdc.erase"

@@ -21,13 +21,13 @@ from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.folding.fold import FOLDED_ARROW
-from pipelines.folding.unfolded_changes import GenerationEnd
+from pipelines.folding.history_changes import GenerationEnd
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import ROWS, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.history_modes import HistoryRows
 from pipelines.sinks.delta.history_row_states import StoredRows, complete_changes
+from pipelines.sinks.delta.target_columns import OP
 from pipelines.sinks.delta.target_layout import check_partition_values, double_quoted
-from pipelines.sinks.delta.target_shapes import OP
 from pipelines.sinks.delta.writers import Writers
 
 
@@ -44,7 +44,7 @@ class HistoryMerge:
         return self.rows.target
 
     def apply(self, batch: TableBatch) -> None:
-        """Merge a batch whose rows are single changes, as pipelines.folding.unfolded_changes returns them.
+        """Merge a batch whose rows are single changes, as pipelines.folding.history_changes returns them.
 
         Raises MissingBase for a partial image without a base row, and ValueNotRepresentable for a value that the target
         cannot represent. Raises HistoryTrimmed if single changes after the target's position were trimmed.

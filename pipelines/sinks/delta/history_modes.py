@@ -28,13 +28,13 @@ from cdc.target_names import (
     START_COLUMN,
     TO_COLUMN,
 )
-from pipelines.folding.unfolded_changes import GenerationEnd
+from pipelines.folding.history_changes import GenerationEnd
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.history_row_states import RowStates, StoredRows
 from pipelines.sinks.delta.history_rows import change_rows, marked_rows, tracked_columns, version_rows
 from pipelines.sinks.delta.merge_source import key_numbers, latest_per_key, rows_with_keys
-from pipelines.sinks.delta.target_shapes import RowShape
+from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types.typed_rows import typed_keys
 
 _NEVER: Final = int(np.iinfo(np.int64).max)

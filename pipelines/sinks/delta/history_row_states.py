@@ -26,9 +26,9 @@ from cdc.log_row import Operation
 from cdc.position import Position
 from cdc.table import TableState
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
-from pipelines.folding.unfolded_changes import GenerationEnd
+from pipelines.folding.history_changes import GenerationEnd
 from pipelines.sinks.delta.merge_source import key_numbers
-from pipelines.sinks.delta.target_shapes import RowShape
+from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types.typed_rows import sent_cells, typed_keys
 
 _NONE: Final = -1
@@ -89,7 +89,7 @@ def complete_changes(
 ) -> RowStates:
     """Return every state of each key that occurs in the row images or in the stored rows.
 
-    images: changes as pipelines.folding.unfolded_changes returns them. stored: rows of the target, for each key that a
+    images: changes as pipelines.folding.history_changes returns them. stored: rows of the target, for each key that a
     partial image may need as its base row. endings: truncates and ends of full copies in the range. While the table is
     being copied, an image without a base row makes no state; otherwise such an image raises MissingBase. Raises
     ValueNotRepresentable for a value that the target cannot represent.

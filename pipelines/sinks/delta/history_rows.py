@@ -32,11 +32,11 @@ from cdc.target_names import (
     TO_COLUMN,
     column_name,
 )
+from pipelines.folding.history_changes import GenerationEnd
 from pipelines.folding.keyless_fold import row_ids
-from pipelines.folding.unfolded_changes import GenerationEnd
 from pipelines.sinks.delta.history_row_states import RowStates, StoredRows
+from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.sinks.delta.target_layout import MODE_COLUMNS
-from pipelines.sinks.delta.target_shapes import RowShape
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 

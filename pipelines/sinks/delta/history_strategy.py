@@ -27,8 +27,8 @@ from pipelines.sinks.delta.dead_letters import refused_changes
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.history_merge import HistoryMerge
 from pipelines.sinks.delta.history_modes import ROWS_OF
-from pipelines.sinks.delta.keeping_strategy import DeltaSinkParts
 from pipelines.sinks.delta.schema_evolution import ColumnChange, column_id, ids_only_in
+from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.delta.target_layout import double_quoted
 
 OLDER_THAN_COLUMN: Final = "/older/"
@@ -40,7 +40,7 @@ log = structlog.get_logger("apply")
 
 
 class History:
-    """Implements pipelines.sinks.delta.keeping_strategy.KeepingStrategy for targets with history."""
+    """Implements pipelines.sinks.delta.merge_strategy.MergeStrategy for targets with history."""
 
     replaced_by_copy = False
 
@@ -49,7 +49,7 @@ class History:
         self._targets, self._published = parts.targets, parts.published
 
     def merge(self, target: DeltaTarget, batch: TableBatch) -> None:
-        """See KeepingStrategy.merge."""
+        """See MergeStrategy.merge."""
         shape, known = self._targets.shape(batch.schema), self._published.schema_of(batch.schema.relation)
         batch, settings = without_earlier_keys(batch, known), self._settings.of(batch.schema.topic)
         defaults = new_defaults(shape, original_columns(target, shape.schema) if known is None else known.columns)
@@ -65,11 +65,11 @@ class History:
         HistoryMerge(ROWS_OF[settings.history_mode](target, shape, settings), self._writers).apply(batch)
 
     def rows_upto(self, target: DeltaTarget) -> int:
-        """See KeepingStrategy.rows_upto."""
+        """See MergeStrategy.rows_upto."""
         return target.changed_upto
 
     def find_refused(self, target: DeltaTarget, batch: TableBatch, limit: int) -> list[RefusedRow]:  # noqa: ARG002
-        """See KeepingStrategy.find_refused."""
+        """See MergeStrategy.find_refused."""
         return refused_changes(batch, self._targets.shape(batch.schema), limit)
 
 

@@ -36,8 +36,8 @@ from pipelines.sinks.delta.indexed.delta_log import Action, LiveFile, LiveFiles,
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.indexed.key_index import FoundRows, KeyHashes, KeyIndex
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
+from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
-from pipelines.sinks.delta.target_shapes import OP, POSITION_KEY
 
 ATTEMPTS: Final = 5
 """Number of attempts to commit; each but the first follows a commit of another client."""

@@ -26,17 +26,17 @@ from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_rows
 from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget, TxnMarker
-from pipelines.sinks.delta.keeping_strategy import DeltaSinkParts
 from pipelines.sinks.delta.merge_source import BaseLookup, frame_source, keyless_source, table_source
 from pipelines.sinks.delta.schema_evolution import ColumnChange, columns_to_drop
-from pipelines.sinks.delta.target_shapes import RowShape
+from pipelines.sinks.delta.sink_parts import DeltaSinkParts
+from pipelines.sinks.delta.target_columns import RowShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 class LatestState:
-    """Keeps one row per key; its methods follow the contract pipelines.sinks.delta.keeping_strategy.KeepingStrategy."""
+    """Keeps one row per key; its methods follow the contract pipelines.sinks.delta.merge_strategy.MergeStrategy."""
 
     replaced_by_copy = True
 
@@ -45,7 +45,7 @@ class LatestState:
         self._targets, self._published = parts.targets, parts.published
 
     def merge(self, target: DeltaTarget, batch: TableBatch) -> None:
-        """See KeepingStrategy.merge."""
+        """See MergeStrategy.merge."""
         shape = self._targets.shape(batch.schema)
         bases = self._bases(target, batch)
         self._evolve(target, batch, shape)
@@ -63,11 +63,11 @@ class LatestState:
         hit("delta_after_merge")
 
     def rows_upto(self, target: DeltaTarget) -> int:
-        """See KeepingStrategy.rows_upto."""
+        """See MergeStrategy.rows_upto."""
         return target.applied or 0
 
     def find_refused(self, target: DeltaTarget, batch: TableBatch, limit: int) -> list[RefusedRow]:
-        """See KeepingStrategy.find_refused."""
+        """See MergeStrategy.find_refused."""
         if batch.rows is None:
             return []
         shape = self._targets.shape(batch.schema)

@@ -25,14 +25,14 @@ from pipelines.sinks.delta.schema_evolution import (
     with_target_types,
 )
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.delta.target_layout import TargetLayout
-from pipelines.sinks.delta.target_shapes import (
+from pipelines.sinks.delta.target_columns import (
     RowShape,
     TablePlans,
     check_history_mode,
     check_named,
     with_selected_columns,
 )
+from pipelines.sinks.delta.target_layout import TargetLayout
 from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
 from pipelines.sinks.delta.writers import Writers
 

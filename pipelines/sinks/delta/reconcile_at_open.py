@@ -18,7 +18,7 @@ from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier, is_marked
 from pipelines.sinks.delta.open_targets import OpenTargets
 from pipelines.sinks.delta.published_cuts_table import PublishedTable
-from pipelines.sinks.next_table_record import failure_reason, with_progress_state
+from pipelines.sinks.record_after_batch import failure_reason, with_progress_state
 
 
 def open_part(uri: str, relation: int) -> DeltaTarget | None:

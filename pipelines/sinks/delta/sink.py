@@ -1,6 +1,6 @@
 """Delta sink: writes one Delta table per source table, and one published record that names the cut which readers see.
 
-The sink opens and recovers the targets, passes each batch to the keeping strategy of its table, and publishes. The
+The sink opens and recovers the targets, passes each batch to the merge strategy of its table, and publishes. The
 docstring of the package lists the functions that process a batch.
 
 The guarantee is effectively once. If two drivers write to the sink, `publish` refuses the second one. On a local or S3
@@ -24,13 +24,14 @@ from cdc.table import TableSchema
 from pipelines.sinks.contract import DeadLetterSettings, ImageMask, Published, RefusedRow, TableBatch, TableRecord
 from pipelines.sinks.delta.delta_target import DeltaTarget, rewritten_bytes
 from pipelines.sinks.delta.history_strategy import History
-from pipelines.sinks.delta.keeping_strategy import DeltaSinkParts, KeepingStrategy
 from pipelines.sinks.delta.latest_state_strategy import LatestState
 from pipelines.sinks.delta.maintenance import TargetMaintenance
+from pipelines.sinks.delta.merge_strategy import MergeStrategy
 from pipelines.sinks.delta.published_cuts_table import PublishedTable
 from pipelines.sinks.delta.reconcile_at_open import follow_rules, parked_upto, readable_versions, with_target_position
 from pipelines.sinks.delta.settings import DeltaSettings
-from pipelines.sinks.next_table_record import applied_state
+from pipelines.sinks.delta.sink_parts import DeltaSinkParts
+from pipelines.sinks.record_after_batch import applied_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,8 +52,8 @@ class DeltaSink:
         self.name = settings.name
         self._settings = settings
         self.parts = DeltaSinkParts.of(settings)
-        self._latest: KeepingStrategy = LatestState(self.parts)
-        self._history: KeepingStrategy = History(self.parts)
+        self._latest: MergeStrategy = LatestState(self.parts)
+        self._history: MergeStrategy = History(self.parts)
         self._record_table: PublishedTable | None = None
         self._maintenance = TargetMaintenance(settings.upkeep, rewriter=self.parts.rewriter)
         self.commit_rate, self.external_commits = self.parts.commit_rate, self.parts.external_commits.report
@@ -188,7 +189,7 @@ class DeltaSink:
             target = targets.open(batch.schema)
             return self._strategy(batch.schema).find_refused(target, targets.in_target_columns(target, batch), limit)
 
-    def _strategy(self, schema: TableSchema) -> KeepingStrategy:
+    def _strategy(self, schema: TableSchema) -> MergeStrategy:
         return self._history if self._settings.keeps_history(schema.topic) else self._latest
 
     def _opened(self) -> PublishedTable:

@@ -38,8 +38,8 @@ from pipelines.sinks.delta.spark_only_target import (
     require_delta,
     transaction,
 )
+from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import TargetLayout, backticked, double_quoted
-from pipelines.sinks.delta.target_shapes import OP, POSITION_KEY
 from pipelines.sinks.delta.unsupported_feature_errors import MOVE_AND_REBUILD, unsupported
 from pipelines.sinks.delta.writer_costs import LEARNS_FROM, MergeWork, WriterCosts, WriterDecision, candidates
 

@@ -30,7 +30,7 @@ from cdc.errors import MissingBase, SchemaNotApplicable, SinkFenced, SinkOfAnoth
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Image, Key, ParkedRow
-from cdc.stores.search_index_reader import (
+from cdc.stores.search_index import (
     OWNER_ID,
     PARKED_TOPIC,
     PUBLISHED_ID,
@@ -44,7 +44,7 @@ from cdc.stores.search_index_reader import (
 )
 from cdc.table import Column, TableSchema
 from pipelines.sinks.contract import NONE_PARKED, Published, RefusedRow, TableBatch, TableRecord, TargetState
-from pipelines.sinks.next_table_record import applied_state
+from pipelines.sinks.record_after_batch import applied_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from cdc.log.small_file_rewrite import plan_rewrite
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.table import TableState
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 from tests.fixtures import forked
 from tests.log.file_damage import flip_byte, page_of
 from tests.log.rows import info, row, table

@@ -28,7 +28,7 @@ from cdc.log.vacuum import remove_orphan_files, vacuum
 from cdc.log.writer import LogWriter
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 from tests.log.file_damage import flip_byte, page_of
 from tests.log.rows import IDENTITY, info, row, table
 from tests.log.sample_log import (

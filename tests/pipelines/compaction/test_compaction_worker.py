@@ -22,7 +22,7 @@ from cdc.log.reader import LogReader
 from cdc.log.trim_plan import REQUEST_FILE
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.compaction.compact import CompactionLimits
+from pipelines.compaction.compaction_steps import CompactionLimits
 from pipelines.compaction.compaction_worker import CompactionWorker, Spark
 from tests.fixtures.waiting import until
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN, folded, log_writer

@@ -10,7 +10,7 @@ import pytest
 
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 from pipelines.compaction.key_partitions import (
     from_ipc,
     moves_as_texts,
@@ -22,7 +22,7 @@ from pipelines.compaction.key_partitions import (
     to_ipc,
 )
 from tests.pipelines.cold_log import append, log_writer
-from tests.pipelines.compaction.test_compact import compacted_state, key
+from tests.pipelines.compaction.test_compaction_steps import compacted_state, key
 from tests.pipelines.fold_model import log_row, to_arrow
 
 

@@ -22,13 +22,13 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.compaction.compact import CompactionLimits, compact
+from pipelines.compaction.compaction_steps import CompactionLimits, compact
 from pipelines.compaction.keyless_netting import CANCELLED_SCHEMA, remove_cancelled_halves
 from pipelines.folding.fold import fold
 from tests.fixtures.examples import examples
 from tests.log.rows import info, row, schema_of, table
 from tests.pipelines.cold_log import log_writer
-from tests.pipelines.compaction.test_compact import trim
+from tests.pipelines.compaction.test_compaction_steps import trim
 
 BAG = 16390
 Image = tuple[tuple[int, str | None], ...]

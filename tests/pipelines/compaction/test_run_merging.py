@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cdc.log import small_file_rewrite
 from cdc.log.disk_format import LogFile
 from cdc.position import Position
-from pipelines.compaction.compact import MOST_RUNS, cold_end, first_run_to_merge
+from pipelines.compaction.compaction_steps import MOST_RUNS, cold_end, first_run_to_merge
 
 SEGMENT, COMMITS = 128 << 20, 600
 """Bytes or commits after which a segment of the model is full."""

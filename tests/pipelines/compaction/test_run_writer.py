@@ -13,11 +13,11 @@ from cdc.errors import LogCorrupt
 from cdc.log.reader import LogReader
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.compaction.compact import CompactionLimits, compact
 from pipelines.compaction.compact_rows import compact_rows
+from pipelines.compaction.compaction_steps import CompactionLimits, compact
 from pipelines.compaction.run_writer import find_live_rows, read_live_rows, split_into_files
 from tests.pipelines.cold_log import append, folded, histories, interleaved, log_writer, transactions
-from tests.pipelines.compaction.test_compact import START, compacted_state, key, read_log, sorted_rows
+from tests.pipelines.compaction.test_compaction_steps import START, compacted_state, key, read_log, sorted_rows
 from tests.pipelines.fold_model import log_row, to_arrow
 
 

@@ -14,7 +14,7 @@ from cdc import metrics
 from cdc.catalog import Catalog, Command
 from cdc.log.reader import LogReader
 from cdc.position import Position
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from pipelines.dead_letters.requests import AGAIN_AFTER, DeadLetterCommands
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from pipelines.folding.fences_and_statistics import RangeStatistics, collect_statistics
 from pipelines.folding.fold import FOLDED_ARROW, fold
-from pipelines.folding.fold_inputs import RangeStatistics, collect_statistics
 from pipelines.folding.spark_fold import fold_frame
 from tests.fixtures.examples import examples
 from tests.pipelines.fold_model import SINK, Row, Source, Target, log_row, replay, to_arrow

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.folded_batch import split_by_table
-from pipelines.folding.unfolded_changes import GenerationEnd
+from pipelines.folding.history_changes import GenerationEnd
 from tests.contracts.folded import ORDERS
 
 COMMITTED_US = 1_000_000

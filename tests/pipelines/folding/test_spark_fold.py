@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.folding.fences_and_statistics import collect_statistics
 from pipelines.folding.fold import fold
-from pipelines.folding.fold_inputs import collect_statistics
 from pipelines.folding.spark_fold import FOLDED, fold_frame
 from tests.pipelines.fold_model import SINK, to_arrow
 from tests.pipelines.folding.test_fold import change, histories, in_order, in_spark

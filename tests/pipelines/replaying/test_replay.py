@@ -19,14 +19,14 @@ from cdc.errors import ConfigError, SinkInUse
 from cdc.stores.dead_letter_rows import read_parked
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import TargetState
-from cdc.stores.search_index_reader import SearchIndex
+from cdc.stores.search_index import SearchIndex
 from cdc.table import Column
+from pipelines.opened_sink import SinkParts
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses, paused, sole_replay
-from pipelines.sink_lifecycle import SinkRunner
-from pipelines.sink_stream import SinkParts
+from pipelines.sink_runner import SinkRunner
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.types.families import TypePolicy

@@ -20,11 +20,11 @@ from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import TableRecord
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget
-from pipelines.sinks.delta.keeping_strategy import DeltaSinkParts
 from pipelines.sinks.delta.latest_state_strategy import LatestState
 from pipelines.sinks.delta.merge_source import BaseLookup
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from tests.contracts.folded import batch, gone, put
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from cdc.errors import InvalidDefinition
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.object_path import BucketPath
 from cdc.log.writer import LogWriter
-from pipelines.compaction.compact import CompactionLimits, compact
+from pipelines.compaction.compaction_steps import CompactionLimits, compact
 from pipelines.source.data_source import register
 from pipelines.source.options import SourceOptions
 from tests.fixtures.s3 import KEY, KEY_ID, S3

@@ -16,7 +16,7 @@ from cdc.log.compacted_table import read_compacted_state
 from cdc.log.reader import LogReader, RowSpan, row_spans
 from cdc.log.trim_plan import Retention, plan_trim
 from cdc.position import Position
-from pipelines.compaction.compact import CompactionLimits, compact
+from pipelines.compaction.compaction_steps import CompactionLimits, compact
 from pipelines.folding.fold import fold
 from pipelines.source.data_source import LogStreamReader
 from pipelines.source.read_tasks import divide_baseline, fold_share

@@ -21,7 +21,7 @@ from cdc.log.trim_plan import Retention, plan_trim
 from cdc.log.vacuum import vacuum
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.compaction.compact import compact
+from pipelines.compaction.compaction_steps import compact
 from pipelines.source.data_source import LogStreamReader
 from tests.pipelines.cold_log import append, folded, log_writer
 from tests.pipelines.fold_model import Row, log_row, to_arrow

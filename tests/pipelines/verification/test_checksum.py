@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.postgres.key_ranges import Digest
+from cdc.postgres.key_range_digests import Digest
 from pipelines.verification.canonical_text import text_batch
 from pipelines.verification.checksum import BUCKETS, Checksum, digest_of, row_hashes
 

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from cdc.postgres.connection import connect
-from cdc.snapshot.backfill_requests import BACKFILL
+from cdc.snapshot.backfill_documents import BACKFILL
 from pipelines.__main__ import main
 from pipelines.verification.compare_rows import LISTED
 from tests.faults.capture import Captured

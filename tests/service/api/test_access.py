@@ -15,7 +15,7 @@ from cdc.config.definition import Service, is_loopback
 from cdc.errors import CdcError, RequestRefused, Unauthorized
 from cdc.service.api.access import refusal
 from cdc.service.api.app import create_app
-from cdc.snapshot.backfill_requests import BACKFILL
+from cdc.snapshot.backfill_documents import BACKFILL
 from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME, TOKEN, definition
 from tests.service.running import answering

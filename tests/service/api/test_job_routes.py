@@ -16,7 +16,7 @@ from cdc.catalog import Catalog
 from cdc.catalog.commands import REPLAY
 from cdc.log.writer import LogWriter
 from cdc.service.api.app import create_app
-from cdc.snapshot.backfill_requests import BACKFILL, BackfillAction, BackfillRequest
+from cdc.snapshot.backfill_documents import BACKFILL, BackfillAction, BackfillRequest
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table

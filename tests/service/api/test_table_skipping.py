@@ -13,7 +13,7 @@ from cdc.catalog import Catalog
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.service.api.app import create_app
-from cdc.snapshot.backfill_requests import BackfillRequest
+from cdc.snapshot.backfill_documents import BackfillRequest
 from cdc.snapshot.reader_commands import SKIP_TABLES
 from cdc.table import TableState
 from tests.log.rows import LIMITS, info, row, table

@@ -14,7 +14,7 @@ from cdc.service.log_status import Compaction, LogState, LogStatus
 from cdc.service.page import section_values
 from cdc.service.status import PipelineStatus, pipeline_status
 from cdc.service.table_status import TableStatus
-from cdc.snapshot.backfill_requests import BackfillRequest
+from cdc.snapshot.backfill_documents import BackfillRequest
 from tests.service.pipeline import NAME, copying, fill
 
 

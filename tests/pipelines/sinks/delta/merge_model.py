@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
-from pipelines.sinks.delta.target_shapes import OP
+from pipelines.sinks.delta.target_columns import OP
 
 Plain = dict[str, Any]
 """A row of a target: column → value."""

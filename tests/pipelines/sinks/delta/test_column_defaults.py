@@ -13,7 +13,7 @@ from deltalake import QueryBuilder
 
 from cdc.errors import ValueNotRepresentable
 from pipelines.sinks.delta.column_defaults import default_expression, default_literal, new_defaults
-from pipelines.sinks.delta.target_shapes import RowShape
+from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ID, ITEM, ORDERS, column
 

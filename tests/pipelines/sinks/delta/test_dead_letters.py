@@ -13,7 +13,7 @@ from cdc.stores.dead_letter_rows import DeadLetterEntry, ParkedRow, read_entries
 from cdc.stores.published_record import Published, TableRecord
 from pipelines.sinks.delta.dead_letters import DeadLetterTable, refused_changes, refused_rows
 from pipelines.sinks.delta.merge_source import BaseLookup
-from pipelines.sinks.delta.target_shapes import RowShape
+from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ORDERS, batch, folded, gone, part, put
 

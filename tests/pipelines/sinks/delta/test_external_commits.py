@@ -15,7 +15,7 @@ from cdc import metrics
 from cdc.config.sinks import HistoryMode
 from cdc.log.disk_format import commit_file
 from cdc.stores.published_record import Published, TableRecord
-from pipelines.folding.unfolded_changes import GenerationEnd
+from pipelines.folding.history_changes import GenerationEnd
 from pipelines.runtime.sink_status_reporter import ExternalCommit, SinkFigures
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget

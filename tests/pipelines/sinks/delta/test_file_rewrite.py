@@ -31,7 +31,7 @@ from pipelines.sinks.delta.file_rewrite import (
 )
 from pipelines.sinks.delta.indexed.deletion_vectors import encode
 from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles
-from pipelines.sinks.delta.target_shapes import OP
+from pipelines.sinks.delta.target_columns import OP
 from tests.fixtures.examples import examples
 from tests.pipelines.sinks.added_features import commit
 from tests.pipelines.sinks.delta.vector_tables import (

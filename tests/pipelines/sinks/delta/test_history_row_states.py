@@ -10,9 +10,9 @@ import pytest
 
 from cdc.errors import MissingBase
 from cdc.table import TableState
-from pipelines.folding.unfolded_changes import GenerationEnd
+from pipelines.folding.history_changes import GenerationEnd
 from pipelines.sinks.delta.history_row_states import RowStates, StoredRows, complete_changes
-from pipelines.sinks.delta.target_shapes import RowShape
+from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ORDERS, folded, gone, part, put
 from tests.contracts.histories import RELATION, SETTINGS, TABLE, Lake

@@ -11,10 +11,10 @@ import pytest
 
 from cdc.config import TableSettings
 from cdc.config.sinks import HistoryMode
-from pipelines.folding.unfolded_changes import GenerationEnd
+from pipelines.folding.history_changes import GenerationEnd
 from pipelines.sinks.delta.history_row_states import RowStates, StoredRows, complete_changes
 from pipelines.sinks.delta.history_rows import change_rows, marked_rows, tracked_columns, version_rows
-from pipelines.sinks.delta.target_shapes import RowShape
+from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ORDERS, Row, folded, gone, put
 

@@ -28,8 +28,8 @@ from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, MetadataChanged, commit_path
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.indexed_writer import ATTEMPTS, refusal
+from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS
-from pipelines.sinks.delta.target_shapes import OP, POSITION_KEY
 from tests.fixtures.examples import examples
 from tests.pipelines.sinks.added_features import add_features, commit
 from tests.pipelines.sinks.delta.merge_model import ModelledRows, Plain

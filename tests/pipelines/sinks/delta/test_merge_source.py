@@ -24,7 +24,7 @@ from pipelines.sinks.delta.merge_source import (
     split_partial,
     table_source,
 )
-from pipelines.sinks.delta.target_shapes import RowShape
+from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, folded, gone, part, put
 

@@ -23,8 +23,8 @@ from pipelines.sinks.delta.merge_source import source_rows
 from pipelines.sinks.delta.open_indexed_tables import UNUSED_FOR, IndexedTargets
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, TargetLayout
-from pipelines.sinks.delta.target_shapes import RowShape
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, folded, gone, put
 from tests.pipelines.sinks.added_features import add_features

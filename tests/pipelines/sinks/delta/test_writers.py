@@ -17,8 +17,8 @@ from pipelines.sinks.delta.file_statistics import DataFile, statistics
 from pipelines.sinks.delta.merge_source import source_rows
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.target_columns import POSITION_KEY, RowShape
 from pipelines.sinks.delta.target_layout import TargetLayout, double_quoted
-from pipelines.sinks.delta.target_shapes import POSITION_KEY, RowShape
 from pipelines.sinks.delta.writer_costs import (
     LEARNS_FROM,
     MAX_CANDIDATE_BYTES,

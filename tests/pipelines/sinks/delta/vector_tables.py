@@ -15,8 +15,8 @@ from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.sinks.delta.indexed.delta_log import Action, LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage, TableStorage
 from pipelines.sinks.delta.indexed_writer import IndexedTable
+from pipelines.sinks.delta.target_columns import OP
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS
-from pipelines.sinks.delta.target_shapes import OP
 
 VECTORS = {DELETION_VECTORS: "true"}
 APP = "app"

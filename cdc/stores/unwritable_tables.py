@@ -1,0 +1,162 @@
+"""Unwritable tables: finds the tables that cannot be written to their targets, before the first write.
+
+`cdc doctor` checks the tables of the source. The apply process checks the tables of the log before it opens a sink. If
+a table can no longer be written while the sink runs, only this table stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.config import Definition, DeltaSinkDefinition, SinkRule, TableSettings, rule_of, table_settings
+from cdc.config.column_checks import KeyConflict, column_conflicts
+from cdc.config.sinks import target_path
+from cdc.config.yaml_document import Key
+from cdc.errors import (
+    CdcError,
+    LogCorrupt,
+    LogError,
+    LogFormatUnknown,
+    LogInaccessible,
+    LogUnreachable,
+    SinkUnavailable,
+    TargetUnusable,
+    TransformFailed,
+)
+from cdc.log.reader import LogReader
+from cdc.stores.path_ownership import check_path
+from cdc.table import TableSchema, TableState, matches
+
+AT_ONCE: Final = 16
+"""Maximum number of paths that are checked in parallel."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTable:
+    """One table together with one Delta sink that receives it."""
+
+    sink: DeltaSinkDefinition
+    number: int
+    """Index of the sink in the definition."""
+    schema: TableSchema
+
+    @property
+    def rule(self) -> SinkRule | None:
+        """The rule of the sink that applies to the table; None if no rule applies."""
+        return rule_of(self.schema.topic, self.sink.rules)
+
+    @property
+    def settings(self) -> TableSettings:
+        """The table's settings: the settings of the sink, overridden by the table's rule."""
+        return table_settings(self.schema.topic, self.sink, self.sink.rules)
+
+    def key(self, *below: str | int) -> Key:
+        """Return the path of the key in the definition that sets one setting of the table.
+
+        `below` is the path of the setting inside a rule or a sink. The result is a path inside the table's rule if the
+        rule contains the setting, otherwise inside the sink.
+        """
+        rule = self.rule
+        if rule is not None and below[0] in rule.model_fields_set:
+            return ("sinks", self.number, "rules", self.sink.rules.index(rule), *below)
+        return ("sinks", self.number, *below)
+
+
+def tables_of_sinks(
+    definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]
+) -> Iterator[SinkTable]:
+    """Yield each table of each Delta sink whose name is in `sinks`."""
+    for number, sink in enumerate(definition.sinks):
+        if isinstance(sink, DeltaSinkDefinition) and sink.name in sinks:
+            yield from (SinkTable(sink, number, schema) for schema in tables if matches(schema.topic, sink.tables))
+
+
+def tables_in(log: LogReader) -> list[TableSchema]:
+    """Return the schemas of all tables in the log that were not dropped."""
+    return [schema for schema in log.schemas().values() if schema.state is not TableState.DROPPED]
+
+
+def sink_conflicts(definition: Definition, tables: Sequence[TableSchema]) -> list[KeyConflict]:
+    """Return the reasons why tables cannot be written to their targets, as far as a check without Spark finds them.
+
+    Paths are not checked if the log cannot be read, because the owner of a target is then unknown.
+    """
+    sinks = {sink.name for sink in definition.sinks}
+    found = rule_conflicts(definition, tables, sinks)
+    try:
+        return [*found, *path_conflicts(definition, tables, sinks, LogReader(definition.log.root).log_id)]
+    except (LogCorrupt, LogFormatUnknown, LogInaccessible, LogUnreachable):
+        return found
+    except LogError:
+        return [*found, *path_conflicts(definition, tables, sinks, None)]
+
+
+def rule_conflicts(definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]) -> list[KeyConflict]:
+    """Return the conflicts between the columns of tables and the settings of Delta sinks that need no Spark to find."""
+    return [
+        KeyConflict(one.key(*key), error)
+        for one in tables_of_sinks(definition, tables, sinks)
+        for key, error in column_conflicts(one.schema, one.rule, one.settings)
+    ]
+
+
+def path_conflicts(
+    definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str], log_id: str | None
+) -> list[KeyConflict]:
+    """Return one conflict for each target whose path is already used by another table or by other files.
+
+    If the store of a sink cannot be read, only one conflict reports this for the sink. `log_id` is the id of the log,
+    or None if no log exists yet.
+    """
+    routes, found = list[tuple[str, SinkTable]](), list[KeyConflict]()
+    for one in tables_of_sinks(definition, tables, sinks):
+        try:
+            routes.append((target_path(one.sink.path, one.sink.rules, one.schema), one))
+        except TransformFailed as exc:
+            found.append(KeyConflict(one.key("pattern"), exc))
+    found += _overlapping_paths(routes)
+    first_of = dict[str, SinkTable]()
+    for uri, one in routes:
+        first_of.setdefault(uri, one)
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="paths") as pool:
+        errors = list(pool.map(lambda uri: _path_error(uri, log_id), first_of))
+    unreadable = set[int]()
+    for one, error in zip(first_of.values(), errors, strict=True):
+        if error is None or (isinstance(error, SinkUnavailable) and one.number in unreadable):
+            continue
+        if isinstance(error, SinkUnavailable):
+            unreadable.add(one.number)
+        message = f"table {one.schema.topic!r} cannot be written to its target: {error.message}"
+        found.append(KeyConflict(one.key("path"), type(error)(message, remedy=error.fix)))
+    return found
+
+
+def _overlapping_paths(routes: Iterable[tuple[str, SinkTable]]) -> Iterator[KeyConflict]:
+    """Yield one conflict for each table whose target has the path of another target, or a path inside that path.
+
+    Tables of one rule with `merge_tables` may have the same target.
+    """
+    around: tuple[str, SinkTable] | None = None
+    for uri, one in sorted(routes, key=lambda route: f"{route[0]}/"):
+        if around is None or not f"{uri}/".startswith(f"{around[0]}/"):
+            around = uri, one
+            continue
+        other, owner = around
+        if uri != other or one.rule is None or not one.rule.merge_tables or one.rule is not owner.rule:
+            message = (
+                f"the target of table {one.schema.topic!r} would be {uri!r}, which overlaps {other!r}, the target "
+                "of table "
+                f"{owner.schema.topic!r}"
+            )
+            yield KeyConflict(one.key("path"), TransformFailed(message))
+
+
+def _path_error(uri: str, log_id: str | None) -> CdcError | None:
+    try:
+        check_path(uri, log_id)
+    except (SinkUnavailable, TargetUnusable) as exc:
+        return exc
+    return None

@@ -1,0 +1,72 @@
+"""Changes for history: each change as a row in the shape of folded rows, for targets that keep the history of a row.
+
+The rows have the columns of FOLDED_ARROW, with one row for each change instead of one for each key. `op` is the log's
+operation. `after` is the sent image; for a delete, the image of the old row. `complete` is false where columns were
+not sent. `base` is the key of the row before a key change. The sink looks up unsent columns in the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.log_row import ROW_OPERATIONS, Operation
+from pipelines.folding.fences_and_statistics import addressed_to
+from pipelines.folding.fold import FOLDED_ARROW
+
+_ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
+_IMAGE: Final = FOLDED_ARROW.field("after").type
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GenerationEnd:
+    """A truncate, which removes all rows so far, or the end of a full copy, which removes rows older than its start."""
+
+    position: int
+    ordinal: int
+    committed_at: int
+    """Commit time in µs since 1970 UTC."""
+    began: int | None = None
+    """Start position of the full copy, which removes the rows from before that position; None for a truncate."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self | None:
+        """Convert a `t` or `g` row, with `committed_at` in µs; return None for any other control row."""
+        if row["op"] == Operation.TRUNCATE:
+            return cls(row["position"], row["ordinal"], row["committed_at"])
+        if row["op"] == Operation.GENERATION:
+            return cls(row["position"], row["ordinal"], row["committed_at"], int(row["payload"] or b"0"))
+        return None
+
+
+def every_change(rows: pa.Table, *, sink: str) -> pa.Table:
+    """Convert log rows (LOG_SCHEMA) to one FOLDED_ARROW row per change, without rows addressed to another sink."""
+    rows = rows.filter(pc.and_(pc.is_in(rows["op"], _ROWS), addressed_to(rows["address"], sink)))
+    deleted = pc.equal(rows["op"], Operation.DELETE.value)
+    image = pc.if_else(deleted, rows["before"].combine_chunks(), rows["after"].combine_chunks())
+    columns = {
+        "after": image,
+        "complete": pc.or_(deleted, pc.invert(rows["partial"])),
+        "base": rows["old_key"],
+        "payload": pa.nulls(rows.num_rows, FOLDED_ARROW.field("payload").type),
+    }
+    values = [columns[name] if name in columns else rows[name] for name in FOLDED_ARROW.names]
+    return pa.table(values, schema=FOLDED_ARROW)
+
+
+def as_copied_rows(folded: pa.Table) -> pa.Table:
+    """Convert the folded rows of a table with a key to rows of a copy: op `u` becomes `r`, op `d` stays.
+
+    These rows begin a history whose older changes were trimmed from the log. The result has no `base`, so an incomplete
+    row stays incomplete.
+    """
+    deleted = pc.equal(folded["op"], Operation.DELETE.value)
+    columns = {
+        "op": pc.if_else(deleted, folded["op"], Operation.READ.value),
+        "base": pa.nulls(folded.num_rows, FOLDED_ARROW.field("base").type),
+    }
+    return pa.table([columns.get(name, folded[name]) for name in FOLDED_ARROW.names], schema=FOLDED_ARROW)

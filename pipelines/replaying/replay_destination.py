@@ -1,0 +1,188 @@
+"""The new target of a replay: staged targets that replace the old ones, or a separate directory (`--into`).
+
+A staged target is built next to the old target and replaces it in one step. `split_records` decides which tables are
+replaced, and which tables of the sink keep their targets.
+
+A separate directory contains a marker file while a replay fills it. After a crash, a second run of the same replay
+may empty such a directory; any other directory has to be empty or missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
+from cdc.config.field_types import fixed_part, placeholders
+from cdc.errors import ConfigError, SinkError
+from cdc.stores.published_record import Published, TableRecord, TargetState
+from cdc.table import TableSchema
+from pipelines.sink_factory import build_sink, delta_settings
+from pipelines.sinks.contract import Sink
+from pipelines.sinks.delta.staged_targets import StagedDelta
+from pipelines.sinks.record_after_batch import with_progress_state
+from pipelines.sinks.search.staged_index import StagedSearch
+
+UNFINISHED: Final = "_unfinished_replay"
+"""Name of the marker file in a directory that a replay is filling; it contains the log id and the name of the sink."""
+
+
+class StagedTarget(Protocol):
+    """New targets of a sink, until `put` replaces the old ones or `discard` is called."""
+
+    @property
+    def sink(self) -> Sink:
+        """The sink that fills the new targets."""
+
+    @property
+    def erased(self) -> Mapping[str, int]:
+        """Target → number of files that were removed because the rules hide values in them; set when `put` returns."""
+
+    def forget_earlier(self, schemas: dict[int, TableSchema]) -> None:
+        """Remove the staged targets of earlier processes that ended before they called `put`."""
+
+    def open_published(self, log_id: str) -> Published | None:
+        """Return the published record of the sink; None if nothing was published.
+
+        If an apply process publishes after this call, its publish fails, or `put` raises SinkFenced.
+        """
+
+    def put(self, built: Published, rest: dict[int, TableRecord]) -> Published:
+        """Replace the old targets of the tables in `built`; publish and return a record of these tables and `rest`."""
+
+    def discard(self) -> None:
+        """Close the staged sink without replacing the old targets."""
+
+
+def stage_target(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> StagedTarget:
+    """Return the staged targets of a sink, before anything is written to them."""
+    if isinstance(wanted, DeltaSinkDefinition):
+        return StagedDelta(delta_settings(wanted))
+    return StagedSearch(wanted.name, wanted.path, wanted.fields, wanted.dead_letters)
+
+
+def split_records(
+    wanted: DeltaSinkDefinition | SearchSinkDefinition, built: Published, current: Published | None
+) -> tuple[Published, dict[int, TableRecord]]:
+    """Split a build into the tables whose targets are replaced, and the records of all other tables at the same cut.
+
+    current: the published record of the sink. Raises SinkError if a table would be lost: the table could not be built,
+    but the target with its present rows is replaced.
+    """
+    good = {r: record for r, record in built.tables.items() if record.state != TargetState.FAILED}
+    before = {} if current is None else current.tables
+    if not isinstance(wanted, DeltaSinkDefinition):
+        _check_no_table_lost(built, before, ", or write --into PATH")
+        return replace(built, tables=good), {r: built.tables[r] for r in built.tables.keys() - good.keys()}
+    replaced = _other_tables_in_replaced_targets(wanted, good.values(), before)
+    _check_no_table_lost(built, replaced, ", or exclude the table from its rule")
+    staying = before.keys() - good.keys() - replaced.keys()
+    rest = {r: record for r, record in built.tables.items() if r not in good and r not in staying}
+    rest |= {r: _at_new_cut(before[r], built) for r in staying}
+    return replace(built, tables=good), rest
+
+
+def _at_new_cut(record: TableRecord, built: Published) -> TableRecord:
+    """Return the record of a table whose target the replay does not replace.
+
+    The record moves to the position of the new cut. It keeps its position if the table has failed or could not be
+    built.
+    """
+    lags = record.relation in built.tables or record.state == TargetState.FAILED
+    position = record.position if lags else max(record.position, built.position)
+    return with_progress_state(replace(record, position=position), built.position)
+
+
+def _other_tables_in_replaced_targets(
+    wanted: DeltaSinkDefinition, good: Iterable[TableRecord], before: Mapping[int, TableRecord]
+) -> dict[int, TableRecord]:
+    """Return the records of tables that share a target with a built table, but were not built themselves."""
+    settings = delta_settings(wanted)
+    rebuilt = {record.relation: settings.uri_of(TableSchema.from_json(record.schema or "")) for record in good}
+    return {r: record for r, record in before.items() if r not in rebuilt and record.target in rebuilt.values()}
+
+
+def _check_no_table_lost(built: Published, replaced: Mapping[int, TableRecord], alternative: str) -> None:
+    for relation, record in built.tables.items():
+        before = replaced.get(relation)
+        if record.state == TargetState.FAILED and before is not None and before.state != TargetState.FAILED:
+            raise SinkError(
+                f"the replay did not replace the old target, because the new one would lose table {record.topic!r}: "
+                f"{record.reason}",
+                remedy=f"correct the cause of this table's failure, then replay again{alternative}",
+            )
+
+
+def build_sink_at(wanted: DeltaSinkDefinition | SearchSinkDefinition, path: str) -> Sink:
+    """Build the sink so that it writes all of its tables below the directory `path`."""
+    if not isinstance(wanted, DeltaSinkDefinition):
+        return build_sink(wanted.model_copy(update={"path": absolute_path(path)}))
+    # targets whose path comes from a rule are below the directory as well
+    rules = tuple(rule.model_copy(update={"path": None, "pattern": None}) for rule in wanted.rules)
+    return build_sink(wanted.model_copy(update={"path": table_template(path), "rules": rules}))
+
+
+def table_template(path: str) -> str:
+    """Return the path template of a Delta sink: `path` if it is a template, otherwise a template below `path`."""
+    absolute = absolute_path(path)
+    return absolute if "table" in placeholders(absolute) else f"{absolute}/{{schema}}/{{table}}"
+
+
+def absolute_path(path: str) -> str:
+    """Make a local path absolute; a URI stays as it is."""
+    return path if "://" in path else os.path.abspath(path)  # noqa: PTH100 - Path would fold the slashes of a URI
+
+
+def check_directory(path: str, owner: str) -> None:
+    """Raise ConfigError unless the directory is missing, is empty, or has the marker file of an unfinished replay.
+
+    owner: content of the marker file of this replay.
+    """
+    system, base = _open_filesystem(path)
+    if system.get_file_info(base).type == pafs.FileType.File:
+        raise ConfigError(f"--into {path!r} is a file", remedy="name a directory that does not exist yet")
+    if _entries(system, base) and _read_owner(system, base) != owner:
+        raise ConfigError(
+            f"directory --into {path!r} is not empty", remedy="name a directory that does not exist yet or is empty"
+        )
+
+
+@contextmanager
+def fill_directory(path: str, owner: str) -> Iterator[None]:
+    """Create or empty the directory, and keep a marker file in it until the block ends without an error.
+
+    owner: content of the marker file. Raises ConfigError as check_directory does.
+    """
+    check_directory(path, owner)
+    system, base = _open_filesystem(path)
+    system.create_dir(base, recursive=True)
+    for entry in _entries(system, base):
+        if entry.base_name != UNFINISHED:  # the marker goes last: without it nobody could empty the directory
+            (system.delete_dir if entry.type == pafs.FileType.Directory else system.delete_file)(entry.path)
+    with system.open_output_stream(f"{base}/{UNFINISHED}") as marker:
+        marker.write(owner.encode())
+    yield
+    system.delete_file(f"{base}/{UNFINISHED}")
+
+
+def _open_filesystem(path: str) -> tuple[pafs.FileSystem, str]:
+    system, base = pafs.FileSystem.from_uri(fixed_part(absolute_path(path)))
+    return system, base
+
+
+def _entries(system: pafs.FileSystem, base: str) -> list[pafs.FileInfo]:
+    return list(system.get_file_info(pafs.FileSelector(base, allow_not_found=True)))
+
+
+def _read_owner(system: pafs.FileSystem, base: str) -> str | None:
+    try:
+        with system.open_input_stream(f"{base}/{UNFINISHED}") as marker:
+            return bytes(marker.read()).decode()
+    except (FileNotFoundError, pa.ArrowException):
+        return None

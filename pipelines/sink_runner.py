@@ -1,0 +1,354 @@
+"""The runner of a sink: a state machine that opens the sink, applies the log to it, and opens it again after a failure.
+
+A sink does not wait for Spark: the runner itself applies ranges of the log that are small enough to be folded and
+merged in this process. The streaming query looks for larger ranges at an interval. A batch of the query whose range was
+applied meanwhile does nothing.
+
+    state            sink     what a step does
+    ---------------  -------  ------------------------------------------------------------------------
+    CLOSED           closed   open the sink once the back-off after a failure is over
+    STANDBY          closed   ask for the lease, which another apply process has
+    PAUSED           closed   confirm to the replay that the sink is closed
+    HALTED           closed   nothing: another attempt would fail in the same way
+    DIRECT           open     apply small ranges; start the query when the session is there
+    AWAITING_SPARK   open     start the query when the session is there: the next range needs it
+    WARMING          open     apply small ranges until the first batch of the query begins
+    AWAITING_BATCH   open     nothing: the next range needs Spark, and the first batch has not begun
+    STREAMING        open     apply small ranges; Spark applies larger ones
+
+                      OPENED             RANGE_NEEDS_SPARK
+      CLOSED ───────────────▶ DIRECT ───────────────────▶ AWAITING_SPARK
+        ▲                       │ QUERY_STARTED               │ QUERY_STARTED
+        │ FAILED, REOPEN,       ▼     RANGE_NEEDS_SPARK       ▼
+        │ STOPPED            WARMING ───────────────────▶ AWAITING_BATCH
+        │ (every open state)    │ FIRST_BATCH                 │ FIRST_BATCH
+        └───────────────────────┴────────▶ STREAMING ◀────────┘
+
+      CLOSED, every open state   FAILED_FOR_GOOD ▶ HALTED
+      every state but STANDBY    LEASE_LOST      ▶ STANDBY   LEASE_GAINED ▶ CLOSED
+      every other state          REPLAY_BEGAN    ▶ PAUSED    REPLAY_ENDED ▶ CLOSED
+
+In every open state a step also releases cuts that verification no longer reads, answers commands about dead letters and
+registers the applied position. `_fire` is the one place that changes the state: it looks the event up in
+`TRANSITIONS`, closes the sink when the new state is a closed one, and does what entering that state requires.
+A pair that is not in the table is a defect and raises KeyError.
+
+Only the runner's own thread fires events. Spark's thread sets attributes of the `OpenedSink` that the next step reads.
+The main thread reads `is_standby`, `final_error` and `has_applied`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+
+from cdc.back_off import BackOff
+from cdc.config import Definition, DeltaSinkDefinition, SearchSinkDefinition
+from cdc.errors import CdcError, LogTrimmed, Reaction, SinkError, SinkInUse
+from cdc.position import Position
+from pipelines.dead_letters.requests import DeadLetterCommands
+from pipelines.opened_sink import OpenedSink, SinkParts
+from pipelines.runtime.executor_code import worker_error
+from pipelines.runtime.sink_lease import LEASE
+from pipelines.runtime.sink_status_reporter import SinkFigures
+from pipelines.sink_factory import needs_spark
+from pipelines.sinks.contract import SparkAwaited
+from pipelines.sinks.record_after_batch import failure_reason, log_trimmed_error
+
+ATTEMPTS: Final = 5
+"""Number of consecutive failures after which an apply process with --once stops trying the sink."""
+BACK_OFF: Final = BackOff(1.0, 30.0)
+"""The back-off between attempts to open a sink."""
+
+log = structlog.get_logger("apply")
+
+
+class State(Enum):
+    """States of the runner of a sink; the table at the top of this module says what a step does in each state."""
+
+    CLOSED = auto()
+    STANDBY = auto()
+    PAUSED = auto()
+    HALTED = auto()
+    DIRECT = auto()
+    AWAITING_SPARK = auto()
+    WARMING = auto()
+    AWAITING_BATCH = auto()
+    STREAMING = auto()
+
+
+class Event(Enum):
+    """Events that change the state of the runner of a sink."""
+
+    LEASE_LOST = auto()
+    LEASE_GAINED = auto()
+    REPLAY_BEGAN = auto()
+    REPLAY_ENDED = auto()
+    OPENED = auto()
+    RANGE_NEEDS_SPARK = auto()
+    QUERY_STARTED = auto()
+    FIRST_BATCH = auto()
+    REOPEN = auto()
+    """A stopped table can continue: the sink is opened again, and the table catches up."""
+    FAILED = auto()
+    FAILED_FOR_GOOD = auto()
+    """The sink failed with an error that another attempt would not resolve."""
+    STOPPED = auto()
+
+
+OPEN: Final = frozenset({State.DIRECT, State.AWAITING_SPARK, State.WARMING, State.AWAITING_BATCH, State.STREAMING})
+"""States in which the sink is open."""
+WITH_QUERY: Final = frozenset({State.WARMING, State.AWAITING_BATCH, State.STREAMING})
+"""States in which a streaming query has been started."""
+_APPLIES_DIRECTLY: Final = frozenset({State.DIRECT, State.WARMING, State.STREAMING})
+_BEFORE_FIRST_BATCH: Final = frozenset({State.WARMING, State.AWAITING_BATCH})
+_AWAITS_SPARK: Final = frozenset({State.AWAITING_SPARK, State.AWAITING_BATCH})
+
+_FROM_CLOSED: Final = {
+    Event.LEASE_LOST: State.STANDBY,
+    Event.REPLAY_BEGAN: State.PAUSED,
+    Event.FAILED: State.CLOSED,
+    Event.FAILED_FOR_GOOD: State.HALTED,
+}
+_FROM_OPEN: Final = {**_FROM_CLOSED, Event.REOPEN: State.CLOSED, Event.STOPPED: State.CLOSED}
+
+TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
+    {
+        State.CLOSED: {**_FROM_CLOSED, Event.OPENED: State.DIRECT},
+        State.STANDBY: {Event.LEASE_GAINED: State.CLOSED},
+        State.PAUSED: {Event.LEASE_LOST: State.STANDBY, Event.REPLAY_ENDED: State.CLOSED},
+        State.HALTED: {Event.LEASE_LOST: State.STANDBY, Event.REPLAY_BEGAN: State.PAUSED},
+        State.DIRECT: {
+            **_FROM_OPEN,
+            Event.RANGE_NEEDS_SPARK: State.AWAITING_SPARK,
+            Event.QUERY_STARTED: State.WARMING,
+        },
+        State.AWAITING_SPARK: {**_FROM_OPEN, Event.QUERY_STARTED: State.AWAITING_BATCH},
+        State.WARMING: {
+            **_FROM_OPEN,
+            Event.RANGE_NEEDS_SPARK: State.AWAITING_BATCH,
+            Event.FIRST_BATCH: State.STREAMING,
+        },
+        State.AWAITING_BATCH: {**_FROM_OPEN, Event.FIRST_BATCH: State.STREAMING},
+        State.STREAMING: _FROM_OPEN,
+    }
+)
+"""The next state of a runner, by state and event."""
+
+
+@dataclass(slots=True)
+class Failures:
+    """The consecutive failures of one sink, and the time of the next attempt to open it."""
+
+    error: CdcError | None = None
+    """The error of the last failure."""
+    is_final: bool = False
+    """Whether another attempt would fail in the same way."""
+    attempts: int = 0
+    due: float = 0.0
+    """Time of the next attempt, on the monotonic clock."""
+
+    def count(self) -> None:
+        """Count a failed attempt, and set the time of the next attempt by the back-off."""
+        self.attempts += 1
+        self.due = time.monotonic() + BACK_OFF.seconds(self.attempts)
+
+    def reset(self) -> None:
+        """Forget earlier failures, because a replay replaces the target, and then the sink is opened again."""
+        self.is_final, self.attempts, self.due = False, 0, 0.0
+
+
+class SinkRunner:
+    """Applies the log to one sink until it is stopped; the top of this module describes the states of the runner."""
+
+    def __init__(
+        self, definition: Definition, sink: DeltaSinkDefinition | SearchSinkDefinition, parts: SinkParts
+    ) -> None:
+        self._definition, self._settings, self._parts = definition, sink, parts
+        self.progress = SinkFigures(definition.name, sink.name, parts.figures)
+        self._requests = None if parts.catalog is None else DeadLetterCommands(definition, parts.catalog, self.progress)
+        self._state = State.CLOSED
+        self._opened: OpenedSink | None = None
+        """The open sink; None unless the state is one of OPEN."""
+        self._failures = Failures()
+        self._standby_since = 0.0
+        """Time at which STANDBY began, on the monotonic clock."""
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether another apply process has the lease of the sink."""
+        return self._state is State.STANDBY
+
+    @property
+    def final_error(self) -> CdcError | None:
+        """The error after which a process with --once gives up the sink; None while an attempt may still succeed."""
+        if self._state is State.STANDBY and time.monotonic() - self._standby_since > LEASE:
+            return SinkInUse(
+                f"another apply process has the lease of sink {self._settings.name!r}: {self._other_process}",
+                remedy="let the other process continue, or stop the other process and start this one again",
+            )
+        failures = self._failures
+        return failures.error if failures.is_final or failures.attempts >= ATTEMPTS else None
+
+    def has_applied(self, goal: Position) -> bool:
+        """Return whether every running table has applied the log up to `goal`, or the sink has a final error."""
+        if self.final_error is not None:
+            return True
+        opened = self._opened
+        if opened is None or opened.loop.position < goal:
+            return False
+        return self._state in WITH_QUERY or not opened.loop.lagging_tables
+
+    def step(self) -> None:
+        """Do what the current state requires, once; the thread of the sink calls this method repeatedly."""
+        self._follow_lease()
+        if self._state is not State.STANDBY:
+            self._follow_replay()
+        if self._parts.has_spark_failed:
+            return
+        if self._opened is not None and self._opened.has_stopped_query:
+            self._attempt(self._opened.raise_query_error)
+        elif self._opened is not None and self._opened.loop.needs_reopen:
+            self._fire(Event.REOPEN)
+        else:
+            self._step_closed()
+            self._step_open()
+
+    def apply_small_range(self) -> bool:
+        """Apply the next range, unless the range needs Spark; return whether the position advanced."""
+        opened = self._opened
+        if opened is None:
+            return False
+        if opened.has_first_batch and self._state in _BEFORE_FIRST_BATCH:
+            self._fire(Event.FIRST_BATCH)
+        if self._state not in _APPLIES_DIRECTLY or opened.is_throttled or not opened.is_batch_due:
+            return False
+        before = opened.loop.position
+        self._attempt(lambda: self._advance(opened))
+        return self._opened is opened and opened.loop.position > before
+
+    def stop(self) -> None:
+        """Wait until the running batch ends, then close the sink."""
+        if self._state in OPEN:
+            self._fire(Event.STOPPED)
+
+    def _fire(self, event: Event) -> None:
+        state = TRANSITIONS[self._state][event]
+        if self._opened is not None and state not in OPEN:
+            self._opened.close()
+            self._opened = None
+        if state is State.STANDBY:
+            self._standby_since = time.monotonic()
+        if state is State.PAUSED:
+            self._failures.reset()
+        self._state = state
+        self.progress.awaits_spark = state in _AWAITS_SPARK
+
+    def _follow_lease(self) -> None:
+        leases = self._parts.leases
+        if leases is not None and not leases.try_acquire(self._settings.name):
+            if self._state is not State.STANDBY:
+                self._fire(Event.LEASE_LOST)
+        elif self._state is State.STANDBY:
+            self._fire(Event.LEASE_GAINED)
+
+    def _follow_replay(self) -> None:
+        pauses, name = self._parts.pauses, self._settings.name
+        if pauses.is_paused(name):
+            if self._state is not State.PAUSED:
+                self._fire(Event.REPLAY_BEGAN)
+            with suppress(CdcError):
+                pauses.confirm(name)
+        elif self._state is State.PAUSED:
+            self._fire(Event.REPLAY_ENDED)
+
+    def _step_closed(self) -> None:
+        if self._state is not State.CLOSED:
+            return
+        if self._failures.is_final:  # halted before another process had the lease
+            self._fire(Event.FAILED_FOR_GOOD)
+        elif time.monotonic() >= self._failures.due and self._can_open:
+            self._attempt(self._open)
+
+    def _step_open(self) -> None:
+        opened = self._opened
+        if opened is None:
+            return
+        starts = self._state not in WITH_QUERY and self._parts.starting.done()
+        if starts and self._parts.first_batch.enter(opened):
+            self._attempt(lambda: self._start_query(opened))
+        self.apply_small_range()
+        if self._opened is None:
+            return  # closed by a failure
+        if opened.has_progress:
+            self._failures.attempts = 0
+        for handle in self._parts.cuts.pop_releases(self._settings.name):
+            opened.sink.release(handle)
+        if self._requests is not None:
+            self._requests.process(opened.loop.quarantine)
+        opened.register()
+
+    @property
+    def _can_open(self) -> bool:
+        return not needs_spark(self._settings) or self._parts.starting.done()
+
+    @property
+    def _other_process(self) -> str:
+        return "" if self._parts.leases is None else self._parts.leases.other_holder(self._settings.name)
+
+    def _open(self) -> None:
+        self._opened = OpenedSink(self._definition, self._settings, self._parts, self.progress)
+        self._fire(Event.OPENED)
+        self._opened.register(at_once=True)
+
+    def _start_query(self, opened: OpenedSink) -> None:
+        opened.start_query(self._parts.starting.result())
+        self._fire(Event.QUERY_STARTED)
+
+    def _advance(self, opened: OpenedSink) -> None:
+        try:
+            opened.loop.advance()
+        except SparkAwaited:
+            if self._state is not State.STREAMING:  # otherwise the next batch of the query applies the range
+                self._fire(Event.RANGE_NEEDS_SPARK)
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        """Call `act`. If it fails, close the sink and delay the next attempt; after a final error, halt."""
+        try:
+            act()
+        except Exception as exc:
+            error, is_final = self._classify(exc)
+            self._failures.error, self._failures.is_final = error, is_final
+            self._fire(Event.FAILED_FOR_GOOD if is_final else Event.FAILED)
+            self._failures.count()
+            self.progress.record_failure(error)
+            log.exception(
+                "a sink failed and was closed; it is opened again after the back-off, unless it is halted",
+                sink=self._settings.name,
+                reason=failure_reason(error),
+                halted=is_final,
+                exc_info=not isinstance(exc, CdcError),
+            )
+
+    def _classify(self, exc: Exception) -> tuple[CdcError, bool]:
+        """Return the error to report for `exc`, and whether another attempt would fail in the same way."""
+        if isinstance(exc, LogTrimmed):
+            # the end of the batch may have been trimmed, although the sink can continue from its own position
+            is_final = self._opened is not None and self._opened.is_trimmed()
+            return log_trimmed_error(exc, self._settings.name), is_final
+        if isinstance(exc, CdcError):
+            return exc, exc.reaction is Reaction.HALT
+        if (unread := worker_error(exc)) is not None:
+            return unread, True
+        return SinkError(f"sink {self._settings.name!r} failed with {type(exc).__name__}: {str(exc)[:300]}"), False

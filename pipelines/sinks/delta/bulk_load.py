@@ -1,0 +1,63 @@
+"""Bulk load: writes all rows of a source table into its empty target, with Spark or from files that executors wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cdc.stores.published_record import TableRecord
+from cdc.table import TableSchema
+from pipelines.sinks.contract import TableBatch
+from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
+from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder
+from pipelines.sinks.delta.settings import Writer
+from pipelines.sinks.delta.sink import DeltaSink
+from pipelines.sinks.delta.spark_only_target import ONE_SPARK_WRITE
+from pipelines.sinks.delta.target_columns import OP
+from pipelines.sinks.delta.writers import merge_with_spark
+from pipelines.transform.expressions import raising_transform_failed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class BulkLoad:
+    """Fills empty targets of one open sink."""
+
+    def __init__(self, sink: DeltaSink) -> None:
+        self._sink, self._targets = sink, sink.parts.targets
+
+    def fill(self, batch: TableBatch, rows: DataFrame) -> TableRecord:
+        """Write all rows of a source table with Spark; return the table's record.
+
+        rows: each row of the table once, with the target's columns except computed ones. The Spark session must support
+        Delta. An error while the frame is read is raised, and the target is then still empty.
+        """
+        target, shape = self._targets.open(batch.schema), self._targets.shape(batch.schema)
+        source = shape.finished_frame(rows.selectExpr("*", f"'u' AS {OP}"))
+        with ONE_SPARK_WRITE, raising_transform_failed(batch.schema.topic):
+            merge_with_spark(target, source, shape.key, TxnMarker(target.app_id, batch.upto))
+        return self._complete(batch, target)
+
+    def folder(self, schema: TableSchema) -> TargetFolder | None:
+        """Return the directory in which executors may write files for `adopt`; None if `fill` must write the rows."""
+        target, shape = self._targets.open(schema), self._targets.shape(schema)
+        by_spark = self._sink.parts.settings.writer is Writer.SPARK or shape.expressions is not None
+        if by_spark or "://" in target.uri or target.table.metadata().partition_columns:
+            return None
+        return TargetFolder(target.uri, target.statistics_columns)
+
+    def adopt(self, batch: TableBatch, files: Sequence[DataFile]) -> TableRecord:
+        """Add files that executors wrote into the directory of an empty target, in one commit.
+
+        Returns the table's record.
+        """
+        target = self._targets.open(batch.schema)
+        target.add(files, batch.upto)
+        return self._complete(batch, target)
+
+    def _complete(self, batch: TableBatch, target: DeltaTarget) -> TableRecord:
+        target.set_key(batch.schema, None, replaced=True)
+        if batch.generation is not None:
+            target.complete_generation(batch.generation)
+        return self._sink.record(batch, target, batch.upto)

@@ -1,0 +1,83 @@
+"""Record after a batch: computes the published record of a table after a batch or a failure, and the lag of a batch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc.errors import RESYNC, CdcError, LogTrimmed, SchemaNotApplicable, complete_remedy
+from cdc.stores.published_record import TableRecord, TargetState
+from cdc.table import CAPTURED, TableSchema, TableState
+from pipelines.sinks.contract import TableBatch
+
+NO_LONGER_CAPTURED: Final = (
+    "nothing to do: the target keeps the rows; if the table was created again, run 'cdc replay SINK --tables TABLE'"
+)
+"""Remedy for a table that was dropped at the source or is no longer captured."""
+
+
+def check_captured(schema: TableSchema) -> None:
+    """Raise SchemaNotApplicable if the state of the table says that some of its changes are not in the log."""
+    if schema.state not in CAPTURED:
+        copied_again = schema.state == TableState.NEEDS_RESYNC
+        raise SchemaNotApplicable(
+            f"cannot apply changes of table {schema.topic!r}, because its state is {schema.state}: {schema.reason}",
+            remedy=RESYNC if copied_again else NO_LONGER_CAPTURED,
+        )
+
+
+def applied_state(batch: TableBatch, before: TableRecord | None, *, complete: bool) -> TargetState:
+    """Return the state of a target after a batch was merged.
+
+    before: the last published record of the table; None if it has none. complete: whether at least one full copy has
+    ended in the target.
+    """
+    waits = before is not None and before.state == TargetState.SNAPSHOTTING and batch.generation is None
+    return TargetState.STREAMING if complete and not waits and not batch.is_copying else TargetState.SNAPSHOTTING
+
+
+def with_progress_state(record: TableRecord, upto: int) -> TableRecord:
+    """Return the record with state STREAMING if its position is `upto`, otherwise CATCHING_UP.
+
+    A record in any other state is returned unchanged. upto: the position of the cut.
+    """
+    whole = record.state in {TargetState.STREAMING, TargetState.CATCHING_UP}
+    if not whole:
+        return record
+    return replace(record, state=(TargetState.STREAMING if record.position == upto else TargetState.CATCHING_UP).value)
+
+
+def log_trimmed_error(exc: LogTrimmed, sink: str) -> LogTrimmed:
+    """Return LogTrimmed with the remedy to rebuild the sink, because changes that the sink needs were trimmed."""
+    return LogTrimmed(exc.message, remedy=f"rebuild the sink: 'cdc replay {sink}'")
+
+
+def failure_reason(exc: CdcError) -> str:
+    """Return code, message and remedy of an error as one line of text."""
+    return f"{exc.code} {exc.message} → {exc.fix}"
+
+
+def failed_record(before: TableRecord | None, schema: TableSchema, exc: CdcError) -> TableRecord:
+    """Return the record of a table that failed: it keeps the position of `before`, and the reason describes `exc`."""
+    target, position, version = (before.target, before.position, before.version) if before else ("", 0, None)
+    return TableRecord(
+        relation=schema.relation,
+        topic=schema.topic,
+        target=target,
+        position=position,
+        version=version,
+        state=TargetState.FAILED.value,
+        reason=complete_remedy(failure_reason(exc), topic=schema.topic),
+        schema=before.schema if before else schema.to_json().decode(),
+        parked=before.parked if before else (),
+    )
+
+
+def median_lag(images: pa.Table) -> float | None:
+    """Return the median time in seconds since the rows of a batch were committed at the source; None for no rows."""
+    middle = pc.quantile(images["committed_at"].cast(pa.int64()), 0.5)[0].as_py()
+    return None if middle is None else max(0.0, time.time() - middle / 1e6)
