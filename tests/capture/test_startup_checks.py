@@ -181,7 +181,13 @@ def codes_of_doctor(pipeline: Captured, capsys: pytest.CaptureFixture[str]) -> s
     return {problem["code"] for problem in problems if problem["fatal"]}
 
 
-@pytest.mark.parametrize("situation", CONTINUED)
+QUICK = {"slot missing", "slot advanced", "publication narrowed", "epoch over a foreign slot", "torn slot record"}
+"""Checks of an existing log; `faults/test_source_history.py` and `faults/test_slot_ownership.py` have the others."""
+
+
+@pytest.mark.parametrize(
+    "situation", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONTINUED]
+)
 def test_doctor_reports_the_error_that_stops_a_reader_of_an_existing_log(
     pipeline: Captured, situation: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

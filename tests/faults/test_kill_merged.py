@@ -23,7 +23,7 @@ POINTS = [
     "delta_before_publish",
 ]
 ALWAYS = {"delta_after_merge:2", "delta_after_columns"}
-SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 60))]
+SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 60))]
 
 
 def drive(folder: Path, upto: int, failpoint: str | None = None, *, apart: bool = False) -> int:

@@ -21,6 +21,8 @@ ROWS = 500
 CALLS = {"link": "link,linkat", "unlink": "unlink,unlinkat", "fsync": "fsync"}
 DEFAULT = {("link", 1), ("unlink", 1), ("fsync", 1)}
 """Reached by every run; the others where a thread makes more such calls."""
+QUICK = {("link", 1), ("unlink", 1)}
+"""Before a commit as with fsync, and after one; test_failing_sync and test_power_loss are about fsync."""
 
 
 def killed_at(held: Captured, calls: str, nth: int) -> bool:
@@ -67,7 +69,7 @@ def begun(trace: str) -> tuple[Counter[str], set[str]]:
 @pytest.mark.parametrize(
     ("call", "nth"),
     [
-        pytest.param(call, nth, marks=[] if (call, nth) in DEFAULT else [pytest.mark.slow])
+        pytest.param(call, nth, marks=[] if (call, nth) in QUICK else [pytest.mark.slow])
         for call in CALLS
         for nth in range(1, 4)
     ],

@@ -29,7 +29,7 @@ from cdc.position import Position
 from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 from tests.log.simple_compaction import compact, latest_state, open_compactor, read_range
-from tests.log.table_writers import BOTH, TableWriter
+from tests.log.table_writers import APPENDS, COMPACTS, TableWriter
 from tests.log.test_format_upgrade import FORMAT_1, told
 
 SMALL = SegmentLimits(size=1, age=3600.0)
@@ -99,7 +99,17 @@ def test_of_two_writers_the_second_to_commit_is_fenced(root: Root) -> None:
     assert rows_of(root) == wrote(10, 20, 30)
 
 
-@pytest.mark.parametrize("of", BOTH, ids=lambda of: of.name)
+@pytest.mark.parametrize(
+    ("root", "of"),
+    [
+        ("directory", COMPACTS),
+        ("bucket", APPENDS),
+        pytest.param("directory", APPENDS, marks=pytest.mark.slow),
+        pytest.param("bucket", COMPACTS, marks=pytest.mark.slow),
+    ],
+    ids=lambda of: getattr(of, "name", of),
+    indirect=["root"],
+)
 def test_a_stopped_writer_is_fenced_past_checkpoint_and_clean_up(root: Root, of: TableWriter) -> None:
     of.create(root)
     stopped, second = of.writer(root), of.writer(root)

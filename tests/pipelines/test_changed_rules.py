@@ -88,7 +88,13 @@ def files_with(folder: Path, text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+QUICK: Final = {"filter", "listed", "mode"}
+"""Rules of three kinds, of which the other tests add none."""
+
+
+@pytest.mark.parametrize(
+    "rule", [pytest.param(RULES[name], id=name, marks=() if name in QUICK else pytest.mark.slow) for name in RULES]
+)
 def test_a_rule_that_is_added_stops_its_table_before_any_change_comes(shop: ShopPipeline, rule: str) -> None:
     under(shop, rule).drive("lake", LATER + 1)
     record = orders(shop)
@@ -168,7 +174,13 @@ KEPT: Final = {
 @pytest.mark.parametrize(
     "hides", [MASK, pytest.param(RULES["left out"], marks=pytest.mark.slow)], ids=["mask", "left out"]
 )
-@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT.keys())
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param(KEPT[name], id=name, marks=() if name in {"versions", "in one target"} else pytest.mark.slow)
+        for name in KEPT
+    ],
+)
 def test_however_a_target_keeps_its_rows_what_a_rule_hides_goes(tmp_path: Path, kept: str, hides: str) -> None:
     rule = kept.replace("<folder>", str(tmp_path))
     shop = under(make_shop(tmp_path), rule)
@@ -217,7 +229,12 @@ def test_a_replay_without_a_rule_keeps_the_past_cuts_that_were_masked(
 
 
 @pytest.mark.parametrize(
-    "failpoint", ["replay_after_table", "replay_before_publish", "delta_erased_file", "delta_erased_file:3"]
+    "failpoint",
+    [
+        "replay_before_publish",
+        "delta_erased_file",
+        *(pytest.param(point, marks=pytest.mark.slow) for point in ("replay_after_table", "delta_erased_file:3")),
+    ],
 )
 def test_what_a_killed_replay_left_is_shown_to_nobody_and_erased_by_the_sink(
     shop: ShopPipeline, capsys: pytest.CaptureFixture[str], failpoint: str

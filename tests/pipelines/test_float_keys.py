@@ -106,10 +106,10 @@ def put(key: str, item: str, position: int, **more: Any) -> Row:
     [
         ("arrow by delta-rs", False),
         ("arrow by delta-rs", True),
-        ("frame by Spark", True),
         *(
-            pytest.param(*variant, marks=pytest.mark.slow)
-            for variant in (("frame by Spark", False), ("arrow by Spark", False), ("arrow by Spark", True))
+            pytest.param(shape, partial, marks=pytest.mark.slow)
+            for shape in ("frame by Spark", "arrow by Spark")
+            for partial in (False, True)
         ),
     ],
 )

@@ -16,7 +16,8 @@ from pipelines.replaying.replay import replay
 from tests.pipelines.trimmed_log import KEEP, NOBODY, TrimmedAndWholeLog, apply_all, running_sink
 
 SINKS = ("lake", "find")
-SEEDS = [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 30))]
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 30))]
+"""The first takes every kind of step."""
 
 
 class Story:

@@ -86,7 +86,22 @@ def made(database: str) -> None:
     run_sql(database, *TABLES)
 
 
-@pytest.mark.parametrize("reason", DRIFTS)
+QUICK = {
+    "values for old rows",
+    "labels",
+    "attached again",
+    "is unlogged",
+    "no longer contains the table",
+    "removed the table and added it again",
+    "altered back",
+    "row filter",
+}
+"""Of the default run; the test of a rewrite after the copy and snapshot/test_partitions.py have some of the others."""
+
+
+@pytest.mark.parametrize(
+    "reason", [pytest.param(reason, marks=() if reason in QUICK else pytest.mark.slow) for reason in DRIFTS]
+)
 def test_an_unstreamed_change_of_rows_marks_the_table(either_database: str, reason: str) -> None:
     made(either_database)
     with decoding_session(either_database) as session:

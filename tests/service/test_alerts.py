@@ -216,8 +216,8 @@ SITUATIONS: dict[str, Situation] = {
 }
 
 
-QUICK = {"CdcSlotInactive", "CdcProcessDown", "CdcErrors", "CdcSlotAtRisk"}
-"""Alerts of the four kinds: a state, an absence, a rate and a forecast."""
+QUICK = {"CdcErrors", "CdcSlotAtRisk"}
+"""A rate of what the processes count, and a forecast from two figures of the source."""
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,8 @@ def test_a_resync_takes_away_what_vanished_unseen_and_the_mark(running: Running)
     [
         (BackfillRequest(("public.t",), first=("7", "k0"), last=("8", "k9")), 20),
         (BackfillRequest(("public.t",), where="a = 5 AND b > 'k4'"), 5),
-        (BackfillRequest(("public.t",), last=("0", "k4")), 4),
-        (BackfillRequest(("public.t",), where="false"), 0),
+        pytest.param(BackfillRequest(("public.t",), last=("0", "k4")), 4, marks=pytest.mark.slow),
+        pytest.param(BackfillRequest(("public.t",), where="false"), 0, marks=pytest.mark.slow),
     ],
 )
 def test_a_range_and_a_predicate_read_just_those_rows(running: Running, asked: BackfillRequest, expected: int) -> None:

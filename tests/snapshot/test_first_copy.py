@@ -22,11 +22,12 @@ from tests.fixtures.postgres import rows_of, run_sql
 from tests.snapshot.multiset import left_of
 from tests.snapshot.reader_with_backfills import Running, read_rows
 
-ROWS = 4_000
-IN_CHUNKS = "snapshot: {beside: 0, chunk_rows: 150, parallel: 3}\n"
+FEW, ROWS = 1_500, 4_000
+CHUNKS = 27
+"""Of the table, about."""
 
 
-WRITES = f"""
+WRITES = """
 CREATE PROCEDURE write(number int) LANGUAGE plpgsql AS $$
 DECLARE
     line int;
@@ -34,12 +35,12 @@ DECLARE
 BEGIN
     LOOP
         number := number + 7;
-        line := number * 31 % {ROWS};
+        line := number * 31 % {rows};
         FOREACH change IN ARRAY ARRAY[
             format('UPDATE t SET v = %L WHERE id = %s', 'new ' || number, line),
-            format('UPDATE t SET id = id + 100000 WHERE id = %s', (line + 1) % {ROWS}),
-            format('UPDATE t SET id = id - 100000 WHERE id = %s', (line + 11) % {ROWS} + 100000),
-            format('DELETE FROM t WHERE id = %s', (line + 2) % {ROWS}),
+            format('UPDATE t SET id = id + 100000 WHERE id = %s', (line + 1) % {rows}),
+            format('UPDATE t SET id = id - 100000 WHERE id = %s', (line + 11) % {rows} + 100000),
+            format('DELETE FROM t WHERE id = %s', (line + 2) % {rows}),
             format('INSERT INTO t VALUES (%s, ''again'', repeat(''y'', 3000))', number + 1000000)
         ] LOOP
             BEGIN
@@ -57,9 +58,9 @@ END $$
 
 
 @contextmanager
-def written(dsn: str) -> Iterator[None]:
+def written(dsn: str, rows: int) -> Iterator[None]:
     """Somebody changes the rows all the while: values beside an unsent one, keys, deletes, inserts."""
-    run_sql(dsn, WRITES)
+    run_sql(dsn, WRITES.replace("{rows}", str(rows)))
     with connect(dsn) as first, connect(dsn) as second, ThreadPoolExecutor(2) as writers:
         running = [writers.submit(conn.execute, f"CALL write({seed})") for seed, conn in enumerate((first, second))]
         try:
@@ -70,18 +71,23 @@ def written(dsn: str) -> Iterator[None]:
             assert all(isinstance(written.exception(), psycopg.errors.QueryCanceled) for written in running)
 
 
+@pytest.fixture(name="rows")
+def _rows() -> int:
+    return ROWS
+
+
 @pytest.fixture(name="large")
-def _large(tmp_path: Path, either_database: str) -> Captured:
+def _large(tmp_path: Path, either_database: str, rows: int) -> Captured:
     """A table with a value that no update sends, not copied yet, which counts as large."""
     run_sql(
         either_database,
         "CREATE TABLE t (id int PRIMARY KEY, v text, long text)",
         "ALTER TABLE t ALTER long SET STORAGE EXTERNAL",
-        f"INSERT INTO t SELECT i, 'v' || i, repeat('x', 3000) || i FROM generate_series(1, {ROWS}) i",
+        f"INSERT INTO t SELECT i, 'v' || i, repeat('x', 3000) || i FROM generate_series(1, {rows}) i",
     )
     held = Captured(tmp_path, either_database)
     with held.path.open("a") as definition:
-        definition.write(IN_CHUNKS)
+        definition.write(f"snapshot: {{beside: 0, chunk_rows: {rows // CHUNKS}, parallel: 3}}\n")
     return held
 
 
@@ -96,8 +102,9 @@ def copied(running: Running) -> None:
     assert command.state == "done", command.result
 
 
-def test_a_first_copy_beside_writers_ends_in_the_sources_state(large: Captured) -> None:
-    with written(large.dsn), Running(large) as running:
+@pytest.mark.parametrize("rows", [FEW, pytest.param(ROWS, marks=pytest.mark.slow)])
+def test_a_first_copy_beside_writers_ends_in_the_sources_state(large: Captured, rows: int) -> None:
+    with written(large.dsn, rows), Running(large) as running:
         copied(running)
     with Running(large) as running:
         running.caught_up()

@@ -21,17 +21,22 @@ from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.snapshot.reader_with_backfills import Running
 
-ROWS = 1_500
+FEW, ROWS = 600, 1_500
+
+
+@pytest.fixture(name="rows")
+def _rows() -> int:
+    return ROWS
 
 
 @pytest.fixture(name="held")
-def _held(tmp_path: Path, database: str) -> Captured:
+def _held(tmp_path: Path, database: str, rows: int) -> Captured:
     """A table of two key columns and a long one, copied."""
     run_sql(
         database,
         "CREATE TABLE t (v text, a int, long text, b char(4), PRIMARY KEY (b, a))",
         "ALTER TABLE t ALTER long SET STORAGE EXTERNAL",
-        f"INSERT INTO t SELECT 'v' || i, i, repeat('x', 3000) || i, 'k' || i % 10 FROM generate_series(1, {ROWS}) i",
+        f"INSERT INTO t SELECT 'v' || i, i, repeat('x', 3000) || i, 'k' || i % 10 FROM generate_series(1, {rows}) i",
         "CREATE TABLE u (id int PRIMARY KEY)",
     )
     held = Captured(tmp_path, database)
@@ -77,27 +82,28 @@ def test_a_row_is_read_and_a_key_without_one_is_told_as_gone_in_the_text_of_the_
     assert ended.result["tables"]["public.t"]["rows"] == 4
 
 
+@pytest.mark.parametrize("rows", [FEW, pytest.param(ROWS, marks=pytest.mark.slow)])
 def test_a_list_beside_writers_that_take_and_bring_its_keys_leaves_the_log_in_the_sources_state(
-    running: Running,
+    running: Running, rows: int
 ) -> None:
     held, done = running.held, Event()
-    before = durable(held)
+    before, behind = durable(held), 7 * (rows // 30)
 
     def write() -> None:
         number = 0
         with connect(held.dsn) as conn:
             while not done.is_set():
                 number += 1
-                a = number * 7 % ROWS
+                a = number * 7 % rows
                 conn.execute("DELETE FROM t WHERE a = %s", [a])
                 conn.execute("INSERT INTO t VALUES ('again', %s, repeat('y', 3000), 'new')", [a - 70])
-                conn.execute("UPDATE t SET b = 'k' || a %% 10 WHERE a = %s", [a - 350])
-                conn.execute("UPDATE t SET v = %s WHERE a = %s", [f"{number}", a - 700])
+                conn.execute("UPDATE t SET b = 'k' || a %% 10 WHERE a = %s", [a - behind])
+                conn.execute("UPDATE t SET v = %s WHERE a = %s", [f"{number}", a - 2 * behind])
                 conn.execute("DELETE FROM t WHERE a < 0")
 
     writer = Thread(target=write)
     writer.start()
-    keys = tuple((b, str(a)) for a in range(ROWS) for b in (f"k{a % 10}", "new"))
+    keys = tuple((b, str(a)) for a in range(rows) for b in (f"k{a % 10}", "new"))
     try:
         for _ in range(2):
             ended = running.ended(running.ask(BackfillRequest(("public.t",), keys=keys)))
@@ -106,8 +112,8 @@ def test_a_list_beside_writers_that_take_and_bring_its_keys_leaves_the_log_in_th
         done.set()
         writer.join()
     running.caught_up()
-    rows = placed(held, before)
-    assert len({row["position"] for row in rows if row["op"] == Operation.READ.value}) > len(keys) // LIST_KEYS
+    told = placed(held, before)
+    assert len({row["position"] for row in told if row["op"] == Operation.READ.value}) > len(keys) // LIST_KEYS
     source = rows_of(held.dsn, "SELECT v, a::text, long, rpad(b::text, 4) FROM t")
     assert held.folded("t") == sorted(tuple(row) for row in source)
 

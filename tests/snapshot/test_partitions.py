@@ -128,15 +128,13 @@ PUBLICATIONS: dict[str, LiteralString | None] = {
     "all tables": "CREATE PUBLICATION own FOR ALL TABLES WITH (publish_via_partition_root)",
 }
 QUICK = {
-    "created by the reader": {
-        "a captured tree is attached",
-        "a leaf is detached, loaded and attached again",
-        "a leaf moves to another root",
-        "a tree is detached",
-    },
-    "all tables": {"a captured table is attached", "a leaf of a tree is truncated"},
+    "created by the reader": {"a leaf moves to another root"},
+    "all tables": {"a leaf of a tree is truncated"},
 }
-"""Publication → the moves of the default run: tables are added, removed, changed, and change their root."""
+"""Publication → the moves of the default run: a change of the root, and rows that go without a word in the stream.
+
+The last test attaches a captured table and detaches it.
+"""
 
 
 def captured(folder: Path, dsn: str, publication: LiteralString | None) -> Captured:

@@ -124,8 +124,8 @@ def publications(dsn: str) -> list[tuple[str, ...]]:
                         "SELECT oid::text, xmin::text FROM pg_publication_rel ORDER BY 1, 2")  # fmt: skip
 
 
-QUICK = {"created by the reader", "all tables by leaf", "column lists", "row filters"}
-"""Kinds of the default run."""
+QUICK = {"all tables by leaf", "row filters"}
+"""Kinds of the default run; test_partitions has the reader's own publication, test_copy_of_kinds a column list."""
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,13 @@ UNFIT: dict[str, tuple[LiteralString, LiteralString, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", UNFIT)
+QUICK = {"unlogged", "foreign"}
+"""Mended by an ALTER, and by a DROP; the test above refuses a table without an identity."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in UNFIT]
+)
 def test_a_table_that_is_refused_is_recorded_with_the_reason_until_the_cause_is_gone(held: Captured, name: str) -> None:
     made, mended, says = UNFIT[name]
     with Running(held) as running:

@@ -63,9 +63,9 @@ def in_ranges(source: Source, random: Random) -> list[Row]:
     return [row | {"relation": row["relation"] + sum(c < row["position"] for c in cuts)} for row in source.log]
 
 
-def histories(seed: int) -> tuple[list[Source], list[Row]]:
+def histories(seed: int, count: int = HISTORIES) -> tuple[list[Source], list[Row]]:
     """Random histories, each a relation, and their rows in ranges and in no order."""
-    sources = [Source(number * RANGES, Random(f"{seed} {number}")) for number in range(HISTORIES)]
+    sources = [Source(number * RANGES, Random(f"{seed} {number}")) for number in range(count)]
     rows: list[Row] = []
     for source in sources:
         for _ in range(source.random.randint(2, 14)):

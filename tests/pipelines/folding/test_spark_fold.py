@@ -9,15 +9,21 @@ from pipelines.folding.fences_and_statistics import collect_statistics
 from pipelines.folding.fold import fold
 from pipelines.folding.spark_fold import FOLDED, fold_frame
 from tests.pipelines.fold_model import SINK, to_arrow
-from tests.pipelines.folding.test_fold import change, histories, in_order, in_spark
+from tests.pipelines.folding.test_fold import HISTORIES, change, histories, in_order, in_spark
 
 
 @pytest.mark.parametrize(
-    ("seed", "with_statistics"),
-    [(1, True), *(pytest.param(n, n % 2 == 0, marks=pytest.mark.slow) for n in range(2, 23))],
+    ("seed", "with_statistics", "count"),
+    [
+        (1, True, HISTORIES // 2),
+        pytest.param(1, True, HISTORIES, marks=pytest.mark.slow),
+        *(pytest.param(n, n % 2 == 0, HISTORIES, marks=pytest.mark.slow) for n in range(2, 23)),
+    ],
 )
-def test_the_plan_and_the_specification_are_equal(spark: SparkSession, seed: int, with_statistics: bool) -> None:
-    _, rows = histories(seed)
+def test_the_plan_and_the_specification_are_equal(
+    spark: SparkSession, seed: int, with_statistics: bool, count: int
+) -> None:
+    _, rows = histories(seed, count)
     known = collect_statistics([to_arrow(rows)], sink=SINK) if with_statistics else None
 
     planned, specified = in_order(in_spark(spark, rows, known)), in_order(fold(to_arrow(rows), sink=SINK))

@@ -351,7 +351,13 @@ def changed(folder: str) -> None:
     sink.apply(batch([part(1, 30, {3: "2.5000", 6: "x"})], 20, 40, having(ID, ARTICLE, WIDER, note)))
 
 
-@pytest.mark.parametrize("point", ["delta_before_columns", "delta_after_columns", "delta_after_refill"])
+@pytest.mark.parametrize(
+    "point",
+    [  # the slow ones are in test_delta_dropped as well
+        *(pytest.param(point, marks=pytest.mark.slow) for point in ("delta_before_columns", "delta_after_columns")),
+        "delta_after_refill",
+    ],
+)
 @pytest.mark.parametrize(
     "then", ["shorter", *(pytest.param(then, marks=pytest.mark.slow) for then in ["the same", "longer"])]
 )

@@ -193,8 +193,7 @@ def test_what_another_client_and_the_batch_did_are_both_there(
         (Writer.INDEXED, add_a_column),
         (Writer.DELTA_RS, name),
         (Writer.DELTA_RS, add_a_column),
-        (Writer.SPARK, add_a_column),
-        pytest.param(Writer.SPARK, name, marks=pytest.mark.slow),
+        *(pytest.param(Writer.SPARK, client, marks=pytest.mark.slow) for client in (name, add_a_column)),
     ],
 )
 def test_a_batch_is_merged_again_into_a_target_that_was_described_anew_meanwhile(

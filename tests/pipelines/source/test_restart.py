@@ -104,7 +104,7 @@ def compacted_again(life: Life) -> None:
     assert not {file.path for file in before.files} & {file.path for file in after.files}
 
 
-@pytest.mark.parametrize("history", ["false", "true"])
+@pytest.mark.parametrize("history", [pytest.param("false", marks=pytest.mark.slow), "true"])
 def test_an_announced_batch_is_the_same_after_the_log_was_compacted_again(life: Life, history: str) -> None:
     end = announced(life, history=history)
     before = read(started(life, history=history), end)

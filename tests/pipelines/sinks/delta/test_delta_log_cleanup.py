@@ -50,21 +50,28 @@ def names(uri: str) -> list[str]:
     return sorted(path.name for path in Path(uri, "_delta_log").iterdir())
 
 
-def test_listed_versions_and_the_newest_ones_stay_readable_and_the_rest_goes(tmp_path: Path):
-    uri, listed = table_of(tmp_path, 67), (3, 19, 23, 24, 41)
+@pytest.mark.parametrize(
+    ("newest", "kept", "listed", "gone"),
+    [(37, 10, (3, 9, 13, 14), 17), pytest.param(67, 15, (3, 19, 23, 24, 41), 30, marks=pytest.mark.slow)],
+)
+def test_listed_versions_and_the_newest_ones_stay_readable_and_the_rest_goes(
+    tmp_path: Path, newest: int, kept: int, listed: tuple[int, ...], gone: int
+):
+    uri, first = table_of(tmp_path, newest), newest - kept
     before = len(names(uri))
 
-    removed = remove_old_commits(uri, 67, listed, kept=15)
+    removed = remove_old_commits(uri, newest, listed, kept=kept)
 
     assert [rows(uri, version) for version in listed] == list(listed)
-    assert [rows(uri, version) for version in range(67 - 15, 68)] == list(range(67 - 15, 68))
-    assert rows(uri) == 67
-    # a checkpoint and a commit each; the last checkpoint up to 52 is that of 49
-    assert len([name for name in names(uri) if name[:20].isdigit() and int(name[:20]) < 49]) == 2 * len(listed)
-    assert len(names(uri)) == before - removed + len(set(listed) - {19})
+    assert [rows(uri, version) for version in range(first, newest + 1)] == list(range(first, newest + 1))
+    assert rows(uri) == newest
+    # a checkpoint and a commit each; the last checkpoint up to 27 is that of 19, and up to 52 that of 49
+    begins = {27: 19, 52: 49}[first]
+    assert len([name for name in names(uri) if name[:20].isdigit() and int(name[:20]) < begins]) == 2 * len(listed)
+    assert len(names(uri)) == before - removed + len(set(listed) - {9, 19})
     with pytest.raises(DeltaError):
-        rows(uri, 30)
-    assert remove_old_commits(uri, 67, listed, kept=15) == 0
+        rows(uri, gone)
+    assert remove_old_commits(uri, newest, listed, kept=kept) == 0
 
 
 def test_what_is_not_listed_any_more_goes_the_next_time(tmp_path: Path):
@@ -92,7 +99,7 @@ def test_more_listed_versions_than_one_call_gives_checkpoints_keep_what_they_are
     assert [rows(uri, version) for version in listed] == listed
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 5))])
 def test_any_listing_at_any_time_stays_readable(tmp_path: Path, seed: int):
     random, listed = Random(seed), set[int]()
     uri = table_of(tmp_path, 1)
@@ -127,16 +134,17 @@ def test_a_commit_that_was_removed_does_not_make_the_one_before_it_the_newest(tm
     assert not is_newest(uri, 5)
 
 
-def test_a_busy_target_has_a_short_log_and_every_kept_cut(tmp_path: Path):
+@pytest.mark.parametrize("commits", [300, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_a_busy_target_has_a_short_log_and_every_kept_cut(tmp_path: Path, commits: int):
     upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=0))
     upkept.round()
     for _ in range(2):
-        changed_nothing(upkept.uri, 1_000)
+        changed_nothing(upkept.uri, commits)
         upkept.round()
         upkept.clock.now += 2
         upkept.look()
 
-    assert len(names(upkept.uri)) < 1_000
+    assert len(names(upkept.uri)) < commits
     assert upkept.assert_every_kept_cut_is_whole() == 3
 
 
