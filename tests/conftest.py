@@ -75,8 +75,8 @@ pytest_plugins = [
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two a core: most tests wait for a server more than they compute."""
-    return 2 * (os.cpu_count() or 1)
+    """Five for two cores: most tests wait for a server more than they compute."""
+    return 5 * (os.cpu_count() or 1) // 2
 
 
 class OneSparkScheduling(LoadGroupScheduling):  # type: ignore[misc]

@@ -45,7 +45,7 @@ from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.folding.keyless_fold import image_texts, net_changes
 from pipelines.folding.spark_fold import FOLDED, fold_frame
 from pipelines.replaying.table_sizes_in_log import TableContents, filter_sink_rows
-from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, statistics
+from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder, columns_with_bounds, statistics
 from pipelines.sinks.delta.target_columns import RowShape
 
 if TYPE_CHECKING:
@@ -180,8 +180,7 @@ def _keep_newest(rows: pa.Table) -> pa.Table:
 def _write_file(rows: pa.Table, folder: TargetFolder) -> DataFile:
     name = f"part-{uuid.uuid4()}.parquet"
     path = Path(folder.path) / name
-    # Parquet bounds ignore NaN, but Spark sorts NaN above all values, so with bounds it would skip rows
-    bounded = [field.name for field in rows.schema if not pa.types.is_floating(field.type)]
+    bounded = columns_with_bounds(rows.schema)
     pq.write_table(rows, path, compression="snappy", store_schema=False, write_statistics=bounded)
     return DataFile(name, path.stat().st_size, rows.num_rows, statistics(rows, folder.statistics_columns))
 

@@ -19,7 +19,7 @@ SIZES = {
 PARTS = {
     "snapshot": ("copy", "stream", "replay"),
     "log": ("append", "compaction", "amplification", "reading", "cold"),
-    "apply": ("throughput", "peer", "large", "random", "indexed"),
+    "apply": ("throughput", "peer", "large", "random", "indexed", "day"),
     "freshness": ("small", "large", "tables", "huge"),
 }
 

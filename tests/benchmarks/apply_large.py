@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,9 +18,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc.config import SinkRule
 from cdc.stores.lake_reader import read_target
+from cdc.stores.published_record import Published, TableRecord
 from pipelines.folding.fold import FOLDED_ARROW
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget
+from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.benchmarks.apply_input import ITEMS
@@ -84,6 +86,7 @@ class Kind:
     spark: SparkSession | None = None
     bucket: Callable[[np.ndarray], np.ndarray] | None = None
     """By which the rule parts it; None: a file has the keys of a range."""
+    upkeep: UpkeepSettings = field(default_factory=UpkeepSettings)
 
     def files(self, rows: int) -> Iterator[np.ndarray]:
         """Keys that are written at once."""
@@ -112,7 +115,8 @@ class Target:
     """A sink with one large target, and what its rows have to be."""
 
     def __init__(self, sink: DeltaSink, uri: str, rows: int) -> None:
-        self._sink, self._uri = sink, uri
+        self._sink, self.uri = sink, uri
+        self._record: TableRecord | None = None
         self._positions = np.full(rows, FILLED, np.int32)
         """Of the last change of each key."""
         self._upto = FILLED
@@ -123,17 +127,22 @@ class Target:
         had = self._files()
         batch = _batch(keys, before, after)
         began = time.perf_counter()
-        self._sink.apply(batch)
+        self._record = self._sink.apply(batch)
         seconds = time.perf_counter() - began
         self._positions[keys], self._upto = after, after
         has = self._files()
         return Applied(seconds, sum(has[path] for path in has.keys() - had.keys()) / 2**20)
 
+    def publish(self) -> None:
+        """Publish the last batch; maintenance follows."""
+        assert self._record is not None
+        self._sink.publish(Published(self._upto, self._upto, {self._record.relation: self._record}))
+
     def differing(self) -> int:
         """Rows that are missing, there twice, or not as the input says: every row is looked at."""
         rows, seen = 0, np.zeros(len(self._positions), bool)
         wrong = 0
-        for batch in read_target(self._uri, None):
+        for batch in read_target(self.uri, None):
             found = pa.Table.from_batches([batch]).select(_VALUES.names).cast(_VALUES)
             ids = found["id"].to_numpy()
             wanted = values(ids, self._positions[ids])
@@ -145,7 +154,7 @@ class Target:
         return wrong + (rows - distinct) + (len(seen) - distinct)
 
     def _files(self) -> dict[str, int]:
-        files = pa.table(DeltaTable(self._uri).get_add_actions(flatten=True))
+        files = pa.table(DeltaTable(self.uri).get_add_actions(flatten=True))
         return dict(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True))
 
 
@@ -154,7 +163,9 @@ def filled(rows: int, kind: Kind) -> Iterator[Target]:
     """An open sink whose target holds so many rows, and stands at FILLED."""
     folder = Path(tempfile.mkdtemp(prefix="cdc-large-"))
     try:
-        settings = DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}", kind.writer, rules=kind.rules)
+        settings = DeltaSettings(
+            "lake", f"{folder}/{{schema}}/{{table}}", kind.writer, rules=kind.rules, upkeep=kind.upkeep
+        )
         sink = DeltaSink(settings, kind.spark)
         sink.open("bench")
         target = DeltaTarget.open(sink.apply(_batch(np.arange(0), 0, FILLED)).target)

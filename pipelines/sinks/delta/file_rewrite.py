@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from cdc.failpoint import hit
-from pipelines.sinks.delta.file_statistics import FileStatistics
+from pipelines.sinks.delta.file_statistics import FileStatistics, columns_with_bounds
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import Action, LiveFile, LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
@@ -35,7 +35,8 @@ TOGETHER: Final = 32 << 20
 ATTEMPTS: Final = 5
 """Number of attempts to commit; each but the first follows a commit of another client."""
 _BATCH: Final = 1 << 15
-_ROW_GROUP: Final = 1 << 17
+_ROW_GROUP: Final = 1 << 15
+"""Rows of a row group. Whoever reads some rows of a file reads their row groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def write(
         # INT96, which Spark may have written, has years that nanoseconds do not have
         contents = [pq.ParquetFile(file, coerce_int96_timestamp_unit="us") for file in files]
         schema = _common_schema((content.schema_arrow for content in contents), columns)
-        writer = opened.enter_context(pq.ParquetWriter(sink, schema, compression="snappy"))
+        writer = opened.enter_context(_writer(sink, schema))
         for source, content in zip(sources, contents, strict=True):
             starts.append(statistics.rows)
             deleted, first = rows_of(source.deleted).astype(np.int64), 0
@@ -151,6 +152,10 @@ def commit(storage: TableStorage, files: LiveFiles, done: RewrittenFile, signatu
         hit("delta_rewrite_committed")
         return True
     return False
+
+
+def _writer(sink: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(sink, schema, compression="snappy", write_statistics=columns_with_bounds(schema))
 
 
 def _without(storage: TableStorage, file: LiveFile, deleted: BitMap) -> LiveFile:

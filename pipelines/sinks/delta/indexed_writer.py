@@ -30,7 +30,7 @@ from cdc.failpoint import hit
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta import file_rewrite
 from pipelines.sinks.delta.file_rewrite import RewrittenFile
-from pipelines.sinks.delta.file_statistics import statistics
+from pipelines.sinks.delta.file_statistics import columns_with_bounds, statistics
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import Action, LiveFile, LiveFiles, MetadataChanged
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
@@ -213,16 +213,31 @@ class IndexedTable:
         files = [(path, self.read_rows(self.files.by_path[path], self.key)) for path in paths]
         self.index.add({path: hash_keys(rows.columns, self.index.secret) for path, rows in files})
 
-    def read_rows(self, file: LiveFile, names: Sequence[str]) -> pa.Table:
-        """Read columns of all rows of a data file, also of deleted ones."""
+    def find_rows(self, keys: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Return the rows with some keys, each row once. keys: the key columns. schema: the columns to return."""
+        self.index_new_files()
+        hashes, numbers = hash_keys([keys[name] for name in self.key], self.index.secret)
+        found = self._live_matches(self.index.find(hashes), numbers)
+        _, first = np.unique(np.stack([found.files, found.rows]), axis=1, return_index=True)
+        return self._old_values(FoundRows(*(values[first] for values in found)), schema)
+
+    def read_rows(self, file: LiveFile, names: Sequence[str], numbers: np.ndarray | None = None) -> pa.Table:
+        """Read columns of the rows of a data file with some numbers; of all rows, also of deleted ones, without them.
+
+        Row groups that contain none of the rows are not read.
+        """
         partitions = self.files.partition_columns
         stored = [name for name in names if name not in partitions]
         with self._storage.open(file.path) as opened:
             content = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
             present = content.schema_arrow.names
-            rows = content.read(columns=[name for name in stored if name in present])
+            present = [name for name in stored if name in present]
+            groups, places = _row_groups(content.metadata, numbers)
+            rows = content.read_row_groups(groups, columns=present)
             rows = rows.cast(plain_schema(rows.schema))
-            count = content.metadata.num_rows
+        if places is not None:
+            rows = rows.take(places)
+        count = content.metadata.num_rows if places is None else len(places)
         values = file.add.get("partitionValues") or {}
         columns = [
             rows[name] if name in rows.column_names else pa.repeat(pa.scalar(values.get(name), pa.string()), count)
@@ -263,7 +278,7 @@ class IndexedTable:
             if greatest is not None and int(greatest) < first:
                 continue
             here = np.flatnonzero(found.files == number)
-            stored = self.read_rows(file, (POSITION_COLUMN, ORDINAL_COLUMN)).take(pa.array(found.rows[here]))
+            stored = self.read_rows(file, (POSITION_COLUMN, ORDINAL_COLUMN), found.rows[here])
             unpositioned = pc.is_null(stored[POSITION_COLUMN]).to_numpy()
             there = pc.fill_null(stored[POSITION_COLUMN], 0).to_numpy()
             within = pc.fill_null(stored[ORDINAL_COLUMN], 0).to_numpy()
@@ -303,10 +318,10 @@ class IndexedTable:
     def _old_values(self, found: FoundRows, schema: pa.Schema) -> pa.Table:
         """Read columns of the found rows, in the order of the numbers of their files."""
         path_of = {number: path for path, number in self.index.files.items()}
-        parts = []
+        parts = [schema.empty_table()]
         for number in np.unique(found.files).tolist():
-            numbers = pa.array(found.rows[found.files == number])
-            rows = self.read_rows(self.files.by_path[path_of[number]], schema.names).take(numbers)
+            numbers = found.rows[found.files == number]
+            rows = self.read_rows(self.files.by_path[path_of[number]], schema.names, numbers)
             columns = [
                 pa.nulls(len(values), field.type) if values.null_count == len(values) else values.cast(field.type)
                 for field, values in zip(schema, rows.columns, strict=True)
@@ -348,7 +363,8 @@ class IndexedTable:
     def _write_file(self, rows: pa.Table, values: Mapping[str, str | None], described: Sequence[str]) -> LiveFile:
         path = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
         sink = pa.BufferOutputStream()
-        pq.write_table(rows.replace_schema_metadata(None), sink, compression=_COMPRESSION)
+        bounded = columns_with_bounds(rows.schema)
+        pq.write_table(rows.replace_schema_metadata(None), sink, compression=_COMPRESSION, write_statistics=bounded)
         content = sink.getvalue()
         self._storage.write(path, content)
         add: Action = {
@@ -409,3 +425,18 @@ class IndexedTable:
             with self._storage.open(file.path) as opened:
                 file.stats["numRecords"] = pq.ParquetFile(opened).metadata.num_rows
         return int(file.stats["numRecords"])
+
+
+def _row_groups(metadata: pq.FileMetaData, numbers: np.ndarray | None) -> tuple[list[int], pa.Array | None]:
+    """Return the row groups that contain rows of a file, and the places of the rows in these row groups together.
+
+    numbers: the rows; None: all rows, whose places are None.
+    """
+    if numbers is None:
+        return [*range(metadata.num_row_groups)], None
+    sizes = np.array([metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)], np.int64)
+    ends = np.cumsum(sizes)
+    group_of = np.searchsorted(ends, numbers, side="right")
+    groups = np.unique(group_of)
+    skipped = ends - np.cumsum(np.where(np.isin(np.arange(sizes.size), groups), sizes, 0))
+    return groups.tolist(), pa.array(numbers - skipped[group_of])

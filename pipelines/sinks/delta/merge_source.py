@@ -15,7 +15,7 @@ Keys are compared as Postgres, Spark and delta-rs compare them: the texts `-0` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -35,7 +35,7 @@ from pipelines.sinks.delta.schema_evolution import evolved_batch, read_plan, sou
 from pipelines.sinks.delta.spark_only_target import frame_of
 from pipelines.sinks.delta.target_columns import OP, RowShape
 from pipelines.sinks.delta.target_layout import backticked, double_quoted
-from pipelines.sinks.delta.target_part import RowReader, columns_of_part
+from pipelines.sinks.delta.target_part import RowFinder, RowReader, columns_of_part
 from pipelines.types.typed_rows import sent_cells, typed_keys
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class BaseLookup:
     """The relation whose rows are read in a shared target; None if the target belongs to one source table."""
     read_rows: RowReader | None = None
     """Function that reads the target's rows with Spark; None if delta-rs can read them."""
+    find_rows: RowFinder | None = None
+    """Function that finds rows of this version by their complete keys in an index; None if there is no index."""
 
 
 def table_source(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
@@ -321,17 +323,27 @@ def _awaits_copy(images: pa.Table, places: pa.Array, bases: BaseLookup) -> np.nd
 
 
 def _rows_before(bases: BaseLookup, table: DeltaTable, keys: pa.Table, wanted: pa.Schema) -> pa.Table:
-    if bases.read_rows is None:
-        return rows_with_keys(table, keys, wanted, relation=bases.relation)
     present = _columns(table, bases.relation)
     columns = read_plan(present, wanted)
     name_of = {column.field.name: column.source for column in columns if column.source is not None}
+    if bases.find_rows is not None and all(_is_unchanged(field, name_of, present) for field in keys.schema):
+        found = bases.find_rows(keys, pa.schema([present.field(name) for name in dict.fromkeys(name_of.values())]))
+        if found is not None:
+            batch = found.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], found.schema)]
+            return pa.Table.from_batches([evolved_batch(batch[0], present, columns)])
+    if bases.read_rows is None:
+        return rows_with_keys(table, keys, wanted, relation=bases.relation)
     first = keys.column_names[0]
     same = first in name_of and present.field(name_of[first]).type == keys.schema.field(first).type
     key = name_of[first] if same else None
     batches = bases.read_rows(table.version(), list(name_of.values()), key, keys[first])
     found = [pa.Table.from_batches([evolved_batch(batch, present, columns)]) for batch in batches]
     return pa.concat_tables(found) if found else wanted.empty_table()
+
+
+def _is_unchanged(field: pa.Field, name_of: Mapping[str, str], present: pa.Schema) -> bool:
+    """Return whether a key column has the same name and type in the target as in the batch."""
+    return name_of.get(field.name) == field.name and present.field(field.name).type == field.type
 
 
 def _columns(table: DeltaTable, relation: int | None) -> pa.Schema:

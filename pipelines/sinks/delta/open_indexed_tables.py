@@ -67,6 +67,21 @@ class IndexedTargets:
         if target.version % CHECKPOINT_EVERY == 0:
             target.table.create_checkpoint()
 
+    def find_rows(
+        self, target: DeltaTarget, key: tuple[str, ...], keys: pa.Table, schema: pa.Schema
+    ) -> pa.Table | None:
+        """Return the rows of the newest version of a target with some keys; None if there is no index for them.
+
+        keys: the values of the key columns `key`. schema: the columns to return.
+        """
+        with _translated_errors(target.uri):
+            if self._open(target, key) is not None:
+                return None
+            table = self._tables[_name(target)]
+            if table.files.version != target.version or not {*schema.names}.isdisjoint(table.files.partition_columns):
+                return None
+            return table.find_rows(keys, schema)
+
     def opened(self, target: DeltaTarget) -> list[IndexedTable]:
         """Return the open tables of a target: several if several source tables share it."""
         return [table for (uri, _), table in self._tables.items() if uri == target.uri]

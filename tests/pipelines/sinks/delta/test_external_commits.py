@@ -168,6 +168,7 @@ def test_our_own_upkeep_is_ours(tmp_path: Path) -> None:
     with capture_logs() as logs:
         for n in range(1, COMPACT_ABOVE + 5):
             publish(sink, sink.apply(batch([put(n, "x", n * 10)], n * 10 - 10, n * 10)))
+            sink.parts.rewriter.finish(sink.parts.targets.by_uri, wait=True)
     assert "OPTIMIZE" in {entry["operation"] for entry in table_of(sink).history()}
     assert not [entry for entry in logs if entry["log_level"] == "warning"]
 

@@ -26,7 +26,7 @@ from pipelines.sinks.delta.merge_source import (
 )
 from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types.families import TypePolicy
-from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, folded, gone, part, put
+from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, column, folded, gone, part, put
 
 SHAPE = RowShape(ORDERS, TypePolicy.EXACT)
 KEYS = pa.table({"id": pa.array([1, 2], pa.int64())})
@@ -54,6 +54,35 @@ def test_a_partial_image_takes_unsent_columns_from_its_base_row(table: DeltaTabl
         ("u", 1, "a"),
         ("u", 7, "b"),
     ]
+
+
+def test_base_rows_are_found_by_an_index_that_has_them(table: DeltaTable) -> None:
+    asked = list[tuple[list[int], list[str]]]()
+
+    def find(keys: pa.Table, schema: pa.Schema) -> pa.Table | None:
+        asked.append((keys["id"].to_pylist(), schema.names))
+        rows = SHAPE.rows(folded([put(1, "indexed", 10)]))
+        return None if keys.num_rows > 1 else rows.select(schema.names)
+
+    bases = BaseLookup(table, find_rows=find)
+    assert merged(table_source(folded([part(1, 32, {3: "2.00"})]), bases, SHAPE)) == [("u", 1, "indexed")]
+    both = folded([part(1, 32, {3: "2.00"}), part(2, 33, {3: "2.00"})])
+    assert merged(table_source(both, bases, SHAPE)) == [("u", 1, "a"), ("u", 2, "b")]
+    assert [keys for keys, _ in asked] == [[1], [1, 2]]
+    assert set(asked[0][1]) == set(SHAPE.columns.names)
+
+
+def test_an_index_of_a_key_column_of_another_type_is_not_asked(tmp_path: Path) -> None:
+    def find(keys: pa.Table, schema: pa.Schema) -> pa.Table | None:
+        raise AssertionError((keys, schema))
+
+    narrow = RowShape(
+        replace(ORDERS, columns=(column(1, "id", "integer", oid=23, key=0), ITEM, PRICE)), TypePolicy.EXACT
+    )
+    write_deltalake(str(tmp_path), narrow.rows(folded([put(1, "a", 10)])))
+    bases = BaseLookup(DeltaTable(str(tmp_path)), find_rows=find)
+    assert narrow.columns.field("id").type != SHAPE.columns.field("id").type
+    assert merged(table_source(folded([part(1, 32, {3: "2.00"})]), bases, SHAPE)) == [("u", 1, "a")]
 
 
 def test_an_image_without_a_base_row_is_an_error_or_waits_for_the_copy(table: DeltaTable) -> None:

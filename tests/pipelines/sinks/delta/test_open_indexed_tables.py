@@ -320,3 +320,42 @@ def test_a_sink_merges_on_after_a_new_column(tmp_path: Path) -> None:
 
     assert items_in(record.target) == {1: "A", 2: "b"}
     assert operations(record) == ["cdc", "cdc"]
+
+
+def found(opened: Opened, *ids: int, version: int | None = None) -> dict[int, str] | None:
+    """Return item by id of the rows that the index finds."""
+    target = opened.target
+    if version is not None:
+        target.table.load_as_version(version)
+    schema = pa.schema([SHAPE.columns.field(name) for name in ("item", "id")])
+    rows = opened.indexed.find_rows(target, SHAPE.key, pa.table({"id": pa.array(ids, pa.int64())}), schema)
+    return None if rows is None else dict(zip(rows["id"].to_pylist(), rows["item"].to_pylist(), strict=True))
+
+
+def test_rows_are_found_by_their_keys(opened: Opened) -> None:
+    opened.merge(20, *(put(number, str(number), number) for number in range(10)))
+    opened.merge(40, put(3, "new", 30), gone(4, 31))
+
+    assert found(opened, 3, 4, 5, 77, 5) == {3: "new", 5: "5"}
+    assert found(opened) == {}
+    assert found(Opened(opened.target, IndexedTargets(None)), 3, 9) == {3: "new", 9: "9"}
+
+
+def test_rows_that_another_client_changed_are_found(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10), put(2, "b", 11))
+    DeltaTable(opened.target.uri).update(updates={"item": "'other'"}, predicate="id = 2")
+    opened.target.refresh()
+
+    assert found(opened, 1, 2) == {1: "a", 2: "other"}
+
+
+def test_rows_of_an_older_version_are_not_found_in_the_index(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10))
+    version = opened.target.version
+    opened.merge(40, put(1, "b", 30))
+
+    assert found(opened, 1, version=version) is None
+
+
+def test_rows_of_a_target_without_an_index_are_not_found(tmp_path: Path) -> None:
+    assert found(Opened(create(str(tmp_path / "target"), has_vectors=False), IndexedTargets(None)), 1) is None
