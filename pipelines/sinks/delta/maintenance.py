@@ -33,6 +33,7 @@ from pipelines.sinks.delta.delta_log_cleanup import (
 )
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.indexed.deletion_vectors import FOLDER as VECTORS
+from pipelines.sinks.delta.indexed.delta_log import RECENT
 from pipelines.sinks.delta.published_cuts_table import KeptCut
 from pipelines.sinks.delta.target_layout import partition_text
 
@@ -467,7 +468,7 @@ def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
     found = target.table.metadata().configuration
     wanted = {_OWN: "false"}
     if _GRACE not in found:
-        hours = int(max(settings.retain, settings.vacuum_after) // 3600) + 1
+        hours = int((max(settings.retain, settings.vacuum_after) + RECENT) // 3600) + 1
         wanted[_GRACE] = f"interval {hours} hours"
     if any(found.get(name) != value for name, value in wanted.items()):
         target.table.alter.set_table_properties(wanted)

@@ -66,6 +66,7 @@ class IndexedTargets:
         target.read_own_commit(marker.app_id, marker.version, since)
         if target.version % CHECKPOINT_EVERY == 0:
             target.table.create_checkpoint()
+            table.files.shorten_checkpoint(target.version)
 
     def find_rows(
         self, target: DeltaTarget, key: tuple[str, ...], keys: pa.Table, schema: pa.Schema

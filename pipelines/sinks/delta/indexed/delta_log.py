@@ -30,6 +30,8 @@ Action = dict[str, Any]
 _HINT: Final = "_delta_log/_last_checkpoint"
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")
 _NO_ROWS: Final = BitMap()
+RECENT: Final = 3600.0
+"""Seconds for which a file counts as young; the retention of removed files exceeds that of kept cuts by as much."""
 
 
 class LogNotReadable(Exception):
@@ -114,6 +116,8 @@ class LiveFiles:
     by_path: dict[str, LiveFile]
     """Path of a data file, as `_delta_log` spells it → the file."""
     with_vectors: bool = True
+    _written: dict[str, float] = field(default_factory=dict)
+    """Data file or file of vectors that this process added in the last RECENT seconds → when it did."""
 
     @classmethod
     def read(cls, storage: TableStorage, version: int | None = None, *, with_vectors: bool = True) -> Self:
@@ -156,7 +160,38 @@ class LiveFiles:
             if isinstance(file, str):
                 self.by_path.pop(file, None)
             else:
+                if file.add["path"] not in self.by_path:
+                    self._written[file.add["path"]] = time.time()
+                if file.vector is not None and (path := path_of(file.vector)) is not None:
+                    self._written[path] = time.time()
                 self.by_path[file.add["path"]] = file
+
+    def shorten_checkpoint(self, version: int) -> None:
+        """Leave `remove` actions that no VACUUM needs out of a checkpoint that delta-rs wrote.
+
+        A VACUUM of another client spares the files of `remove` actions within the retention of the table, and files
+        younger than that. Nearly every commit of this writer removes young files: vectors, and files of single batches.
+        Their `remove` actions would make each checkpoint larger, by a million in a day.
+        """
+        path = f"_delta_log/{version:020d}.checkpoint.parquet"
+        with self.storage.open(path) as file:
+            rows = pq.read_table(file)
+        since = time.time() - RECENT
+        self._written = {path: at for path, at in self._written.items() if at > since}
+        removes = rows["remove"].to_pylist()
+        needed = [remove is None or not self._is_recent(remove, since) for remove in removes]
+        if all(needed):
+            return
+        content = pa.BufferOutputStream()
+        pq.write_table(rows.filter(pa.array(needed)), content, store_schema=False)
+        self.storage.replace(path, content.getvalue())
+
+    def _is_recent(self, remove: Action, since: float) -> bool:
+        """Return whether all files that a `remove` action protects from a VACUUM were written after `since`."""
+        paths = [] if remove["path"] in self.by_path else [remove["path"]]
+        if remove["deletionVector"] is not None:
+            paths.append(path_of(remove["deletionVector"]) or "")
+        return all(self._written.get(path, 0.0) > since for path in paths)
 
     @property
     def configuration(self) -> dict[str, str]:

@@ -39,6 +39,10 @@ class TableStorage(ABC):
         """Write a file atomically, unless it exists; raises FileExistsError if it exists."""
 
     @abstractmethod
+    def replace(self, path: str, content: bytes | pa.Buffer) -> None:
+        """Replace a file atomically."""
+
+    @abstractmethod
     def list(self, folder: str) -> Iterator[str]:
         """Yield the paths of the files of a folder, without those of its folders."""
 
@@ -79,6 +83,17 @@ class LocalStorage(TableStorage):
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
+    def replace(self, path: str, content: bytes | pa.Buffer) -> None:
+        """See TableStorage.replace."""
+        file = self._root / path
+        draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            draft.write_bytes(content)
+            draft.replace(file)
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
     def list(self, folder: str) -> Iterator[str]:
         """See TableStorage.list."""
         with suppress(FileNotFoundError), os.scandir(self._root / folder) as found:
@@ -109,6 +124,10 @@ class BucketStorage(TableStorage):
         except FileExistsError:
             if self.read(path) != content:
                 raise
+
+    def replace(self, path: str, content: bytes | pa.Buffer) -> None:
+        """See TableStorage.replace."""
+        (self._root / path).write_bytes(content)
 
     def list(self, folder: str) -> Iterator[str]:
         """See TableStorage.list."""

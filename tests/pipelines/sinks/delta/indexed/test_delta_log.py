@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
-from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles, LogNotReadable, commit_path, vector_paths
+from pipelines.sinks.delta.indexed.delta_log import (
+    RECENT,
+    Action,
+    LiveFile,
+    LiveFiles,
+    LogNotReadable,
+    commit_path,
+    vector_paths,
+)
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from tests.fixtures.examples import examples
 from tests.pipelines.sinks.added_features import commit
@@ -378,3 +386,54 @@ def test_advance_stops_at_the_wanted_version(marked: VectorTable) -> None:
 
     assert (files.version, files.advance()) == (5, [])
     assert len(rows_in(marked.uri)) == as_read(files)[2]
+
+
+def checkpointed(table: VectorTable) -> list[Action]:
+    """Write a checkpoint as the sink does, and return its `remove` actions."""
+    table.table.read_commits()
+    other, files = DeltaTable(table.uri), table.table.files
+    other.create_checkpoint()
+    files.shorten_checkpoint(files.version)
+    path = Path(table.uri, "_delta_log", f"{files.version:020d}.checkpoint.parquet")
+    return [remove for remove in pq.read_table(path)["remove"].to_pylist() if remove is not None]
+
+
+@pytest.fixture(name="busy")
+def _busy(tmp_path: Path) -> VectorTable:
+    """A table of which one file was emptied and another one has its third vector."""
+    table = VectorTable(str(tmp_path / "table"))
+    table.merge(upsert(1, id=100))
+    table.merge(*(upsert(1, number, id=number) for number in range(10)))
+    for number in (1, 2, 3, 100):
+        table.merge(delete(2 + number, id=number))
+    return table
+
+
+def test_a_checkpoint_has_no_removes_of_young_files(busy: VectorTable) -> None:
+    rows = busy.rows()
+    assert checkpointed(busy) == []
+    for removed in Path(busy.uri, "_delta_log").glob("*.json"):
+        removed.unlink()  # from now on the checkpoint is read
+    assert busy.rows() == rows
+    found = busy.files()
+    assert {path: (file.add, file.deleted) for path, file in found.by_path.items()} == {
+        path: (file.add, file.deleted) for path, file in busy.table.files.by_path.items()
+    }
+    busy.merge(upsert(9, id=2, item="back"))
+    assert len(busy.rows()) == len(rows) + 1
+
+
+def test_a_checkpoint_keeps_the_removes_of_old_files(busy: VectorTable) -> None:
+    busy.reopen()  # the process that wrote the vectors is gone
+    removes = checkpointed(busy)
+    assert sorted(remove["deletionVector"] is None for remove in removes) == [False, False, True]
+    for number in (4, 5):
+        busy.merge(delete(20 + number, id=number))
+    assert len(checkpointed(busy)) == len(removes) + 1  # the vector of the process that is gone was replaced
+
+
+def test_a_file_is_young_for_an_hour(busy: VectorTable) -> None:
+    busy.table.files._written = {path: at - RECENT - 1 for path, at in busy.table.files._written.items()}
+
+    assert len(checkpointed(busy)) == 3  # not the first state of the file that is still there
+    assert busy.table.files._written == {}

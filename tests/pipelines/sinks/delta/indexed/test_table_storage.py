@@ -64,6 +64,14 @@ def test_a_file_is_read_as_it_was_written_also_in_a_new_folder(storage: TableSto
             storage.read(missing)
 
 
+def test_a_file_is_replaced_and_leaves_no_draft(storage: TableStorage) -> None:
+    storage.write("_delta_log/0.checkpoint.parquet", b"before")
+    storage.replace("_delta_log/0.checkpoint.parquet", pa.py_buffer(b"after"))
+
+    assert storage.read("_delta_log/0.checkpoint.parquet") == b"after"
+    assert [path for path in storage.list("_delta_log") if path.endswith(".tmp")] == []
+
+
 def test_a_file_that_exists_is_not_created_again_and_leaves_no_draft(storage: TableStorage) -> None:
     storage.write("_delta_log/0.json", b"before")
     storage.create("_delta_log/1.json", b"first")
