@@ -85,6 +85,8 @@ class SinkFigures:
         """The limit on rewritten bytes; None if the sink has no limit."""
         self.external_commits: ExternalCommitReport | None = None
         """Commits of other clients in the targets; None: the sink cannot detect them."""
+        self.not_indexed: Mapping[str, str] = {}
+        """URI of a target → why the sink writes it without its key index."""
         self.awaits_spark = False
         """Whether the sink can apply nothing until Spark begins the first batch of its query."""
 
@@ -195,15 +197,18 @@ class SinkFigures:
             ]
 
     def _notice(self, table: TableRecord) -> str | None:
-        """Return the notice for a running table: its last commit by another client and its number of parked keys.
+        """Return the notice for a running table: its last commit by another client, its number of parked keys, and why
+        it is written without the key index.
 
-        None if it has neither.
+        None if it has none of these.
         """
         commit = None if self.external_commits is None else self.external_commits.last(table.topic)
         notices = [str(commit)] if commit is not None else []
         if table.parked:
             keys = "1 key is" if len(table.parked) == 1 else f"{len(table.parked):,} keys are"
             notices.append(f"{keys} parked: 'cdc dlq ls' shows why")
+        if (refusal := self.not_indexed.get(table.target)) is not None:
+            notices.append(f"written without the key index: {refusal}")
         return "; ".join(notices) or None
 
 

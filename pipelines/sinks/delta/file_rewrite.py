@@ -36,7 +36,7 @@ ATTEMPTS: Final = 5
 """Number of attempts to commit; each but the first follows a commit of another client."""
 _BATCH: Final = 1 << 15
 _ROW_GROUP: Final = 1 << 15
-"""Rows of a row group. Whoever reads some rows of a file reads their row groups."""
+"""Rows of a row group. A reader of some rows of a file reads their row groups."""
 
 
 @dataclass(frozen=True, slots=True)

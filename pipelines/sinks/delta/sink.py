@@ -57,7 +57,7 @@ class DeltaSink:
         self._record_table: PublishedTable | None = None
         self._maintenance = TargetMaintenance(settings.upkeep, rewriter=self.parts.rewriter)
         self.commit_rate, self.external_commits = self.parts.commit_rate, self.parts.external_commits.report
-        self.parked = self.parts.parked
+        self.parked, self.not_indexed = self.parts.parked, self.parts.writers.indexed.refused
         if spark is not None:
             self.attach(spark)
 

@@ -199,6 +199,19 @@ def test_a_foreign_commit_is_counted_and_stands_beside_its_table(sink: DeltaSink
     assert "(DELETE): run 'cdc verify' to find changed rows" in table.reason
 
 
+def test_a_target_that_is_written_without_its_index_says_why(sink: DeltaSink) -> None:
+    progress = SinkFigures("shop", "lake", metrics.Metrics())
+    progress.not_indexed = sink.not_indexed
+    progress.record_published(publish(sink, sink.apply(batch([put(1, "A", 45)], 40, 60))), lag=None, rows={})
+    assert [table.reason for table in progress.to_tables()] == [None]
+    table_of(sink).alter.set_table_properties({"delta.enableDeletionVectors": "false"})
+    progress.record_published(publish(sink, sink.apply(batch([put(1, "A", 65)], 60, 80))), lag=None, rows={})
+
+    (table,) = progress.to_tables()
+    assert table.reason is not None
+    assert table.reason.endswith("written without the key index: deletion vectors are not enabled")
+
+
 @pytest.mark.parametrize("began", [None, 35], ids=["truncate", "generation end"])
 @pytest.mark.parametrize("keeping", [HistoryMode.LATEST, HistoryMode.VERSIONS, HistoryMode.MARKED])
 def test_a_row_without_a_place_goes_with_older_ones(tmp_path: Path, keeping: HistoryMode, began: int | None) -> None:
