@@ -116,6 +116,8 @@ class LiveFiles:
     by_path: dict[str, LiveFile]
     """Path of a data file, as `_delta_log` spells it → the file."""
     with_vectors: bool = True
+    _unread: set[str] = field(default_factory=set)
+    """Paths of live files whose deletion vector was not read yet."""
     _written: dict[str, float] = field(default_factory=dict)
     """Data file or file of vectors that this process added in the last RECENT seconds → when it did."""
 
@@ -135,16 +137,20 @@ class LiveFiles:
         return found
 
     def advance(self, upto: int | None = None) -> list[Action]:
-        """Read the commits after `version`, at most to version `upto`, and return their actions."""
+        """Read the commits after `version`, at most to version `upto`, and return their actions.
+
+        Only the vectors of the last version are read: a VACUUM may have deleted those in between.
+        """
         actions: list[Action] = []
         while upto is None or self.version < upto:
             try:
                 content = self.storage.read(commit_path(self.version + 1))
             except FileNotFoundError:
-                return actions
+                break
             found = [json.loads(line) for line in content.splitlines() if line.strip()]
             self._apply(found, self.version + 1)
             actions += found
+        self._read_vectors()
         return actions
 
     def commit(self, actions: Sequence[Action], files: Iterable[LiveFile | str]) -> None:
@@ -222,14 +228,23 @@ class LiveFiles:
                 self.protocol = action["protocol"]
         for path in removed:
             self.by_path.pop(path, None)
-        read = cache(self.storage.read)  # a file contains the vectors of many data files
+            self._unread.discard(path)
         for add in added:
             if "://" in add["path"] or add["path"].startswith("/"):
                 raise LogNotReadable("data files outside of the table's directory")
-            vector = add.get("deletionVector")
-            deleted = _NO_ROWS if vector is None or not self.with_vectors else decode(vector, read)
-            self.by_path[add["path"]] = LiveFile(add, deleted)
+            self.by_path[add["path"]] = LiveFile(add)
+            if add.get("deletionVector") is not None and self.with_vectors:
+                self._unread.add(add["path"])
         self.version = version
+
+    def _read_vectors(self) -> None:
+        """Read the deletion vectors of the files that were added since the last call."""
+        read = cache(self.storage.read)  # a file contains the vectors of many data files
+        for path in sorted(self._unread):
+            file = self.by_path[path]
+            if file.vector is not None:
+                self.by_path[path] = LiveFile(file.add, decode(file.vector, read))
+            self._unread.discard(path)
 
 
 def commit_path(version: int) -> str:
