@@ -32,7 +32,7 @@ from cdc.log_row import LOG_SCHEMA
 from cdc.metrics import Metrics
 from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.position import Position
-from cdc.postgres.wal_bound import WalBound
+from cdc.postgres.commit_position_bound import WalBound
 
 OPEN_LIMIT: Final = 16 * 1024 * 1024
 """Maximum bytes of an open transaction in memory; above it, the rows go to data files that a later commit contains."""

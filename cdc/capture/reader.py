@@ -34,9 +34,9 @@ from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.pgoutput.load_kernels import load_kernels
 from cdc.pgoutput.message_parser import FrameBatch
 from cdc.position import Position
+from cdc.postgres.commit_position_bound import WalBound
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
 from cdc.postgres.source_state import read_source_state
-from cdc.postgres.wal_bound import WalBound
 from cdc.snapshot.chunk_sender import ReaderLink
 
 FRAMES_WAITING: Final = 16 * 1024 * 1024

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cdc.config import Definition
-    from cdc.log.json_messages import Message, Row
+    from cdc.log.json_output_formats import Message, Row
     from cdc.log.reader import LogReader
     from cdc.position import Position
 
@@ -115,7 +115,7 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
     With --json or another format the command prints one JSON object per change; --json without -f prints one envelope.
     Integers and booleans are JSON values; every other value is the text that Postgres sent.
     """
-    from cdc.log.json_messages import SchemaInForce
+    from cdc.log.json_output_formats import SchemaInForce
 
     printer = _Printer(form, op, json=json, follow=follow)
     definition, log = open_log(config)
@@ -148,7 +148,7 @@ class _LogMessages:
     ) -> None:
         from importlib.metadata import version
 
-        from cdc.log.json_messages import SourceBlock
+        from cdc.log.json_output_formats import SourceBlock
 
         self._log, self._wanted, self._printer = log, wanted, printer
         self._source = SourceBlock(definition.name, log.identity.database, version("cdc"))
@@ -188,7 +188,7 @@ class _LogMessages:
 
     def messages(self, rows: pa.Table, tables: Any) -> Iterator[tuple[Row, Message]]:
         """Yield each row together with the message made from it."""
-        from cdc.log.json_messages import messages
+        from cdc.log.json_output_formats import messages
 
         stream = (row for batch in rows.to_batches(max_chunksize=1024) for row in batch.to_pylist())
         return messages(stream, tables, self._printer.form, self._source)
@@ -198,7 +198,7 @@ class _Printer:
     """Printer of messages: as lines for people, as JSON lines, or in one JSON envelope."""
 
     def __init__(self, form: str, operations: str, *, json: bool, follow: bool) -> None:
-        from cdc.log.json_messages import MessageFormat
+        from cdc.log.json_output_formats import MessageFormat
         from cdc.log_row import Operation
 
         if form not in tuple(MessageFormat):
@@ -217,7 +217,7 @@ class _Printer:
 
     def show(self, found: Iterator[tuple[Row, Message]], count: int) -> None:
         """Print the last `count` messages of the requested operations; all of them if `count` is -1."""
-        from cdc.log.json_messages import filter_messages
+        from cdc.log.json_output_formats import filter_messages
 
         wanted = deque(filter_messages(found, self.operations), maxlen=None if count < 0 else count)
         if self._envelope:
@@ -242,7 +242,7 @@ def _line(message: Message) -> str:
 
 def _inspect_transaction(log: LogReader, definition: Definition, position: str, *, json: bool) -> None:
     from cdc.log.inspection import transaction
-    from cdc.log.json_messages import MessageFormat, SchemaInForce
+    from cdc.log.json_output_formats import MessageFormat, SchemaInForce
     from cdc.position import Position
 
     wanted = Position.parse(position)

@@ -18,7 +18,7 @@ from cdc.command_output import emit
 if TYPE_CHECKING:
     from cdc.config import Definition
     from cdc.log.export import ExportRange
-    from cdc.log.json_messages import Message, MessageFormat
+    from cdc.log.json_output_formats import Message, MessageFormat
     from cdc.log.reader import LogReader
     from cdc.position import Position
 
@@ -61,7 +61,7 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
     JSON lines are in commit order and need memory for one transaction. Parquet has the order of the log's files.
     """
     from cdc.log.export import export_range, write_lines, write_parquet
-    from cdc.log.json_messages import MessageFormat
+    from cdc.log.json_output_formats import MessageFormat
     from cdc.table import matches_name
 
     definition, log = open_log(config)
@@ -89,7 +89,7 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 def _messages(log: LogReader, definition: Definition, asked: ExportRange, form: MessageFormat) -> Iterator[Message]:
     from cdc.log.export import sorted_rows
-    from cdc.log.json_messages import SchemaInForce, SourceBlock, messages
+    from cdc.log.json_output_formats import SchemaInForce, SourceBlock, messages
 
     tables = SchemaInForce(dict(log.schemas(asked.after)))
     place = SourceBlock(definition.name, log.identity.database, version("cdc"))

@@ -15,7 +15,7 @@ them:
    not below the position that the slot had confirmed: the server skips older transactions.
 
 No other field repeats the WAL end of a keepalive, so it never becomes a position (`cdc/capture/decode_stage.py`).
-`cdc/postgres/wal_bound.py` detects LSNs that agree but are all too high.
+`cdc/postgres/commit_position_bound.py` detects LSNs that agree but are all too high.
 
 The stream contains the commit LSN of a Stream Commit only once. If this LSN is slightly too low but not below the last
 change, no rule detects it. The log then has the transaction at a wrong position in the right order. When the server

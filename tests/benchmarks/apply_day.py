@@ -4,8 +4,8 @@
 maintenance. The day passes as fast as the batches do.
 
 A batch of k keys in a table of T rows writes the vectors of all files anew, and a vector has two bytes for each deleted
-row. With b bytes to a row, vectors and rewritten files together write at least 2·√(T/(k·b)) bytes for a changed byte:
-30 for 1,000 keys of 45 bytes in 10 million rows. So only the larger batch has a limit.
+row. With b bytes to a row, vectors and rewritten files together write in the long run at least 2·√(T/(k·b)) bytes for a
+changed byte: 30 for 1,000 keys of 45 bytes in 10 million rows. So only the larger batch has a limit.
 """
 
 from __future__ import annotations

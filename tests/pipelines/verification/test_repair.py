@@ -42,7 +42,7 @@ def workload(dsn: str) -> Iterator[Callable[[], int]]:
 
     def write() -> None:
         with connect(dsn) as conn:
-            while not done.wait(0.005):
+            while not done.wait(0.02):
                 count[0] = number = count[0] + 1
                 conn.execute("UPDATE t SET v = %s WHERE id = %s", [f"w{number}", 290 + number % 60])
                 conn.execute("DELETE FROM t WHERE id = %s", [1000 + number - 50])

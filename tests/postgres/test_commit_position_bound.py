@@ -9,9 +9,9 @@ import pytest
 
 from cdc.errors import PositionBeyondWal, SourceUnreachable
 from cdc.lsn import Lsn
+from cdc.postgres.commit_position_bound import WalBound
 from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres
-from cdc.postgres.wal_bound import WalBound
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import until
 

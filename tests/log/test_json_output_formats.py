@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from cdc.log.json_messages import (
+from cdc.log.json_output_formats import (
     UNAVAILABLE,
     Message,
     MessageFormat,
