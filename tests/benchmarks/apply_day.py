@@ -3,7 +3,7 @@
 1 % of the rows change in each of 24 hours: random keys, 1,000 or 10,000 to a batch, each batch published, with
 maintenance. The day passes as fast as the batches do.
 
-A batch of k keys in a table of T rows writes the vectors of all files anew, and a vector has two bytes for each deleted
+A batch of k keys in a table of T rows writes new vectors for all files, and a vector has two bytes for each deleted
 row. With b bytes to a row, vectors and rewritten files together write in the long run at least 2·√(T/(k·b)) bytes for a
 changed byte: 30 for 1,000 keys of 45 bytes in 10 million rows. So only the larger batch has a limit.
 """
@@ -80,7 +80,7 @@ class WrittenBytes:
 
 
 def _read_ratio(target: Target) -> float:
-    """Return the seconds of reading all rows, divided by those of a table that was written anew."""
+    """Return the seconds of reading all rows, divided by those of a new table with the same rows."""
     compacted = f"{target.uri}.compacted"
     write_deltalake(compacted, read_target(target.uri, None))
     seconds: dict[str, list[float]] = {target.uri: [], compacted: []}

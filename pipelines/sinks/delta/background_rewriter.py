@@ -1,8 +1,8 @@
 """Background rewriter: rewrites data files of a sink's targets in one thread, while the sink merges.
 
-It is for targets that the indexed writer has open. `finish` and `start` are called between merges and take as long as a
-small merge: they commit the files that the thread has written, and choose the next ones. The thread reads at most RATE
-bytes per second, so that merges keep most of the machine.
+It is for targets that the indexed writer has open. `finish` and the `start_…` methods are called between merges and
+take as long as a small merge: they commit the file that the thread has written, and choose the next ones to rewrite.
+The thread reads at most RATE bytes per second, so that merges keep most of the machine.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ class BackgroundRewriter:
     def is_busy(self, uri: str | None = None) -> bool:
         """Return whether files are being rewritten: of the target at `uri`, or of any target."""
         return self._running is not None and uri in {None, self._running.uri}
+
+    @property
+    def rewritten(self) -> str | None:
+        """URI of the target of which files have been rewritten, or could not be; `finish` is due. None: no target."""
+        return self._running.uri if self._running is not None and self._running.result.done() else None
 
     def rewrites(self, target: DeltaTarget) -> bool:
         """Return whether this rewriter, and not delta-rs, rewrites files of the target."""

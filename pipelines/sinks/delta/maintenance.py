@@ -210,6 +210,8 @@ class _Turn:
     """Clock time of the next search for file groups that need sorting."""
     purge_due: float
     """Clock time of the next search for data files with many deleted rows."""
+    rewrite_due: float = 0.0
+    """Clock time before which no files are rewritten in the background, because that failed."""
     files: TableFiles = field(default_factory=TableFiles)
     version: int = -1
     """Version of the table at which its files were last added to `files.known`."""
@@ -262,13 +264,14 @@ class TargetMaintenance:
         if not self._settings.every or not cuts:
             return
         self._add_turns(cuts[-1])
-        began, uri = self._clock(), self._next()
+        rewritten = None if self._rewriter is None else self._rewriter.rewritten
+        began, uri = self._clock(), rewritten if rewritten in self._turns else self._next()
         if uri is None:
             return
         turn, worked = self._turns[uri], True
         try:
             self._record_files(targets)
-            if self._rewriter is not None and self._rewriter.finish(targets):
+            if self._rewriter is not None and rewritten is not None and self._finish(self._rewriter, targets, turn):
                 return
             worked = self._run_job(uri, turn, cuts, targets.get(uri))
         except Exception as exc:  # noqa: BLE001 - another client wrote, or the store does not answer: tried again
@@ -350,7 +353,9 @@ class TargetMaintenance:
         """
         if rewriter.is_busy():
             if many > URGENT * COMPACT_ABOVE and rewriter.is_busy(target.uri):
-                rewriter.finish({target.uri: target}, wait=True)
+                self._finish(rewriter, {target.uri: target}, turn, wait=True)
+            return False
+        if turn.rewrite_due > self._clock():
             return False
         if many > COMPACT_ABOVE:
             if rewriter.start_merge_of_small_files(target):
@@ -362,6 +367,17 @@ class TargetMaintenance:
             return True
         turn.purge_due = self._clock() + self._settings.every
         return False
+
+    def _finish(
+        self, rewriter: BackgroundRewriter, targets: Mapping[str, DeltaTarget], turn: _Turn, *, wait: bool = False
+    ) -> bool:
+        """Commit a rewritten file; return whether that was done. After an error, the next rewrite follows one interval
+        later.
+        """
+        turn.rewrite_due = self._clock() + self._settings.every
+        done = rewriter.finish(targets, wait=wait)
+        turn.rewrite_due = 0.0
+        return done
 
     def _order(self, target: DeltaTarget, turn: _Turn) -> bool:
         """Sort the file group with the most unsorted bytes; return whether a group needed sorting.

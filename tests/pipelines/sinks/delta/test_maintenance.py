@@ -12,6 +12,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from structlog.testing import capture_logs
 
 from cdc.config import SinkRule
 from cdc.stores.published_record import Published, TableRecord
@@ -162,6 +163,29 @@ def test_vectors_that_no_kept_cut_needs_are_removed_and_every_kept_cut_stays_who
     assert upkept.assert_every_kept_cut_is_whole() == cuts
     assert upkept.items() == upkept.expected(10)
     assert set() < left < vectors
+
+
+def test_a_rewrite_that_fails_is_reported_for_its_target_and_repeated_later(tmp_path: Path) -> None:
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=10, vacuum_after=AFTER), writer=Writer.INDEXED)
+    for _ in range(COMPACT_ABOVE + 1):
+        upkept.applied()
+    cuts = [KeptCut(0, Published(1, 1, {ORDERS.relation: upkept.applied()}), "")]
+    rewriter, target = upkept.sink.parts.rewriter, DeltaTarget.open(upkept.uri)
+    assert target is not None
+    away = [path.rename(path.with_suffix(".away")) for path in Path(upkept.uri).glob("*.parquet")]
+    with capture_logs() as logs:
+        while not logs:
+            upkept.upkeep.turn(cuts, {upkept.uri: target})
+        for _ in range(3):
+            upkept.upkeep.turn(cuts, {upkept.uri: target})
+    assert [(entry["target"], "FileNotFoundError" in entry["reason"]) for entry in logs] == [(upkept.uri, True)]
+    assert not rewriter.is_busy()
+    for path in away:
+        path.rename(path.with_suffix(".parquet"))
+    upkept.clock.now += 10
+    upkept.upkeep.turn(cuts, {upkept.uri: target})
+
+    assert rewriter.is_busy()
 
 
 def test_a_table_that_is_being_made_inside_it_is_left_alone(tmp_path: Path):
