@@ -11,7 +11,6 @@ whatever the size of the table. And every batch adds a file, so small files are 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,15 +24,13 @@ from pyroaring import BitMap
 from cdc.failpoint import hit
 from pipelines.sinks.delta.file_statistics import FileStatistics, columns_with_bounds
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
-from pipelines.sinks.delta.indexed.delta_log import Action, LiveFile, LiveFiles
+from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, Action, LiveFile, LiveFiles, new_data_path
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
 
 DELETED: Final = 4
 """Divisor of the number of rows: a file is due when at least 1/DELETED of its rows is deleted."""
 TOGETHER: Final = 32 << 20
 """Bytes of data files that are rewritten into one; a larger file is rewritten alone."""
-ATTEMPTS: Final = 5
-"""Number of attempts to commit; each but the first follows a commit of another client."""
 _BATCH: Final = 1 << 15
 _ROW_GROUP: Final = 1 << 15
 """Rows of a row group. A reader of some rows of a file reads their row groups."""
@@ -96,7 +93,7 @@ def write(
     columns: the columns of the table; others are left out. described: the columns that get file statistics. pace:
     called with the size of the bytes that were copied; it may wait, or raise an exception to stop.
     """
-    path, sink = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet", pa.BufferOutputStream()
+    path, sink = new_data_path(), pa.BufferOutputStream()
     statistics, starts = FileStatistics(described), list[int]()
     with ExitStack() as opened:
         files = [opened.enter_context(storage.open(source.path)) for source in sources]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +31,20 @@ from pipelines.sinks.delta import file_rewrite
 from pipelines.sinks.delta.file_rewrite import RewrittenFile
 from pipelines.sinks.delta.file_statistics import columns_with_bounds, statistics
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
-from pipelines.sinks.delta.indexed.delta_log import Action, LiveFile, LiveFiles, MetadataChanged
+from pipelines.sinks.delta.indexed.delta_log import (
+    ATTEMPTS,
+    Action,
+    LiveFile,
+    LiveFiles,
+    MetadataChanged,
+    new_data_path,
+)
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.indexed.key_index import FoundRows, KeyHashes, KeyIndex
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
 
-ATTEMPTS: Final = 5
-"""Number of attempts to commit; each but the first follows a commit of another client."""
 FEATURES: Final = frozenset(
     {"appendOnly", "invariants", "deletionVectors", "timestampNtz", "changeDataFeed", "variantType"}
 )
@@ -361,7 +365,7 @@ class IndexedTable:
         ]
 
     def _write_file(self, rows: pa.Table, values: Mapping[str, str | None], described: Sequence[str]) -> LiveFile:
-        path = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+        path = new_data_path()
         sink = pa.BufferOutputStream()
         bounded = columns_with_bounds(rows.schema)
         pq.write_table(rows.replace_schema_metadata(None), sink, compression=_COMPRESSION, write_statistics=bounded)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,6 +31,8 @@ Action = dict[str, Any]
 _HINT: Final = "_delta_log/_last_checkpoint"
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")
 _NO_ROWS: Final = BitMap()
+ATTEMPTS: Final = 5
+"""Number of attempts to commit; each but the first follows a commit of another client."""
 RECENT: Final = 3600.0
 """Seconds for which a file counts as young; the retention of removed files exceeds that of kept cuts by as much."""
 
@@ -245,6 +248,11 @@ class LiveFiles:
             if file.vector is not None:
                 self.by_path[path] = LiveFile(file.add, decode(file.vector, read))
             self._unread.discard(path)
+
+
+def new_data_path() -> str:
+    """Return a path for a data file that does not exist yet."""
+    return f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
 
 
 def commit_path(version: int) -> str:

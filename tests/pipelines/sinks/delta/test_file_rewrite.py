@@ -30,7 +30,7 @@ from pipelines.sinks.delta.file_rewrite import (
     together,
 )
 from pipelines.sinks.delta.indexed.deletion_vectors import encode
-from pipelines.sinks.delta.indexed.delta_log import LiveFile, LiveFiles
+from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, LiveFile, LiveFiles
 from pipelines.sinks.delta.target_columns import OP
 from tests.fixtures.examples import examples
 from tests.pipelines.sinks.added_features import commit
@@ -352,7 +352,7 @@ def test_a_row_that_was_undeleted_meanwhile_is_not_lost(many: VectorTable) -> No
 
 
 def test_a_commit_ends_after_some_attempts(many: VectorTable) -> None:
-    others = [lambda: commit(many.uri)] * file_rewrite.ATTEMPTS
+    others = [lambda: commit(many.uri)] * ATTEMPTS
     storage = OthersFirst(Path(many.uri), list(others))
     rows, done = many.rows(), written(many, due_in(many))
 

@@ -25,9 +25,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
-from pipelines.sinks.delta.indexed.delta_log import LiveFiles, MetadataChanged, commit_path
+from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, LiveFiles, MetadataChanged, commit_path
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
-from pipelines.sinks.delta.indexed_writer import ATTEMPTS, refusal
+from pipelines.sinks.delta.indexed_writer import refusal
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS
 from tests.fixtures.examples import examples
