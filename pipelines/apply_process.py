@@ -1,6 +1,6 @@
 """The apply process: its Spark session, one thread per sink, signals and the way the process ends.
 
-`sink_runner.py` runs a single sink. Two apply processes may fill different sinks of one pipeline. If both processes
+`sink_lifecycle.py` runs a single sink. Two apply processes may fill different sinks of one pipeline. If both processes
 name the same sink, the second process waits until the first releases the lease (`runtime/sink_lease.py`).
 """
 
@@ -34,7 +34,7 @@ from pipelines.runtime.sink_lease import SinkLeases
 from pipelines.runtime.sink_status_reporter import ProgressReporter
 from pipelines.runtime.spark_session import SparkSettings, spark_session
 from pipelines.sink_factory import without_throttle
-from pipelines.sink_runner import SinkRunner
+from pipelines.sink_lifecycle import SinkRunner
 from pipelines.source.data_source import register
 
 POLL: Final = 0.5

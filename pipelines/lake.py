@@ -12,7 +12,7 @@ from cdc.stores.lake_reader import Lake, Moment, ReadAt, aliases, parse_at, tabl
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.stores.target_rule_changes import TargetRules
 from cdc.target_names import RELATION_COLUMN
-from pipelines.sinks.delta.spark_only_target import require_delta
+from pipelines.sinks.delta.spark_target import require_delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,7 +24,7 @@ PURE = (
     "pipelines.folding.fences_and_statistics", "pipelines.folding.fold", "pipelines.types",
 )  # fmt: skip
 # the policy for text that is not UTF-8 is an enumeration of a definition; the compiler of kernels caches them on disk
-PURE_MAY_ALSO = ("cdc.config.source", "cdc.numba_cache")
+PURE_MAY_ALSO = ("cdc.config.source", "cdc.cached_njit")
 INPUT_OUTPUT = {
     "socket",
     "subprocess",

@@ -14,7 +14,7 @@ from typing import Final, Self
 from cdc.capture.schema_tracker import CaptureFilter, SchemaTracker
 from cdc.capture.settings import SourceSettings
 from cdc.capture.spool import Spool
-from cdc.log.object_path import Root
+from cdc.log.bucket_files import Root
 from cdc.log.reader import LogReader
 from cdc.lsn import Lsn
 from cdc.pgoutput.columnar_decoder import ColumnarDecoder

@@ -22,15 +22,15 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final
 
+from cdc.capture.commit_outside_stream import SnapshotCommit
 from cdc.capture.resume_checks import lineage_of
 from cdc.capture.settings import SourceSettings
 from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable
-from cdc.capture.snapshot_commit import SnapshotCommit
 from cdc.config.source import Snapshot
 from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit
+from cdc.log.bucket_files import Root
 from cdc.log.epoch_and_slot_records import read_pending_epoch, remove_pending_epoch, write_slot_record
-from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn

@@ -8,6 +8,7 @@ from typing import Any, Final
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cdc import metrics
+from cdc.capture.commit_outside_stream import SnapshotCommit
 from cdc.capture.initial_snapshot import ensure_initial_snapshot
 from cdc.capture.resume_checks import check_slot_kind
 from cdc.capture.settings import ReaderSettings, reader_settings
@@ -19,7 +20,6 @@ from cdc.capture.slot_ownership import (
     check_written_from,
     slot_missing_error,
 )
-from cdc.capture.snapshot_commit import SnapshotCommit
 from cdc.config import Definition
 from cdc.errors import CdcError, ConfigError, LogError, SlotInUse, SlotMissing, StateConflict
 from cdc.failpoint import hit

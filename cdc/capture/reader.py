@@ -24,8 +24,8 @@ from cdc.capture.slot_ownership import check_resume
 from cdc.errors import SourceError
 from cdc.failpoint import hit
 from cdc.log.disk_format import LogIdentity
+from cdc.log.maintenance_worker import RetentionWorker
 from cdc.log.reader import LogReader
-from cdc.log.retention_worker import RetentionWorker
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cdc.config import Definition
 from cdc.config.source import Snapshot, SnapshotMode, Undecodable
-from cdc.log.object_path import Root
+from cdc.log.bucket_files import Root
 from cdc.log.trim_plan import Retention
 from cdc.log.writer import SegmentLimits
 from cdc.postgres.publication import PublicationControl

@@ -16,9 +16,9 @@ from typing import Final, Self
 
 from cdc.capture.resume_checks import check_slot_kind, check_source, lsn_to_confirm
 from cdc.errors import SlotInUse, SlotNotCreated, SlotNotOwned, UnexpectedSlot
+from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CommitInfo
 from cdc.log.epoch_and_slot_records import SlotRecord, read_slot_record, write_slot_record
-from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.lsn import Lsn

@@ -49,9 +49,9 @@ from cdc.errors import (
     complete_remedy,
 )
 from cdc.file_modes import is_exposed
+from cdc.log.bucket_files import BucketPath, has_conditional_create
 from cdc.log.epoch_and_slot_records import read_pending_epoch
 from cdc.log.fenced_table import check_writable_format
-from cdc.log.object_path import BucketPath, has_conditional_create
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.postgres.connection import connect

@@ -82,7 +82,7 @@ def _slot_risks(definition: Definition) -> list[PreflightProblem]:
     """
     from cdc.errors import SlotInvalidated
     from cdc.postgres.preflight import PreflightProblem
-    from cdc.service.source_observation import LOST
+    from cdc.service.slot_risk import LOST
     from cdc.service.source_sampler import SourceSampler
 
     observed = SourceSampler(definition).wait_for_rate(SOURCE_ANSWERS)

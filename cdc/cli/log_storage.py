@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from cdc.catalog.commands import Command
     from cdc.config import Definition
+    from cdc.log.bucket_files import Root
     from cdc.log.disk_format import LogFile
-    from cdc.log.object_path import Root
     from cdc.log.reader import LogReader
     from cdc.service.log_status import ConsumerLine, LogStatus, SegmentLine, VacuumReport
 

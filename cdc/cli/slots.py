@@ -13,7 +13,7 @@ from cdc.command_output import LineMark, echo, emit, line
 from cdc.errors import CdcError, ConfigError, ExitCode
 
 if TYPE_CHECKING:
-    from cdc.service.source_observation import SourceObservation
+    from cdc.service.slot_risk import SourceObservation
 
 SOURCE_ANSWERS = 5.0
 """Maximum seconds to wait for the source's answer to the query about the slot."""

@@ -36,7 +36,7 @@ from cdc.config.sinks import Sink
 from cdc.config.source import Snapshot, Source
 from cdc.config.units import Bytes, Seconds
 from cdc.errors import ServiceUnprotected
-from cdc.log.object_path import Root
+from cdc.log.bucket_files import Root
 
 
 class TableRule(Model):

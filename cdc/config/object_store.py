@@ -13,7 +13,7 @@ from cdc.config.field_types import Location, Model, Switch, invalid
 from cdc.config.interpolation import interpolate
 from cdc.config.secret import HIDDEN, Secret
 from cdc.errors import InvalidDefinition
-from cdc.log.object_path import Root, as_root
+from cdc.log.bucket_files import Root, as_root
 
 _S3: Final = {
     "endpoint": "aws_endpoint",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdc.catalog import Catalog
-from cdc.demo.pipeline_probe import PIPELINE
+from cdc.demo.pipeline_observer import PIPELINE
 from cdc.demo.workspace import Workspace
 from cdc.lsn import Lsn
 from cdc.position import Position

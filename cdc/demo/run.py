@@ -11,7 +11,7 @@ from threading import Event
 from typing import Final
 
 from cdc.catalog import Catalog
-from cdc.demo.pipeline_probe import LAKE, SEARCH, Freshness, PipelineProbe, PipelineSnapshot
+from cdc.demo.pipeline_observer import LAKE, SEARCH, Freshness, PipelineProbe, PipelineSnapshot
 from cdc.demo.processes import DemoProcesses
 from cdc.demo.query_runner import LakeQueries
 from cdc.demo.shop_workload import Workload, make_shop, write_marker

@@ -27,7 +27,7 @@ from cdc.catalog.dead_letter_requests import (
     request_action,
 )
 from cdc.demo import terminal
-from cdc.demo.pipeline_probe import PIPELINE
+from cdc.demo.pipeline_observer import PIPELINE
 from cdc.demo.processes import DemoProcesses, last_line, pipelines_command
 from cdc.demo.query_runner import LakeQueries
 from cdc.demo.shop_workload import named_statements, write_marker

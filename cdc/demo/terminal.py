@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Final, TextIO
 
 from cdc.catalog import AWAITS_SPARK
-from cdc.demo.pipeline_probe import LAKE, SEARCH, PipelineSnapshot
+from cdc.demo.pipeline_observer import LAKE, SEARCH, PipelineSnapshot
 from cdc.service.status import COMPILING_ACTIVITY
 
 _CLEAR: Final = "\r\x1b[K"

@@ -20,6 +20,7 @@ from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import removed_file_records
+from cdc.log.bucket_files import BucketPath, Root, as_root
 from cdc.log.disk_format import (
     CHANGES,
     COMPACTED,
@@ -31,7 +32,6 @@ from cdc.log.disk_format import (
     segment_of,
 )
 from cdc.log.fenced_table import FencedTable, sync_commit
-from cdc.log.object_path import BucketPath, Root, as_root
 from cdc.log.table_io import is_table, last_commit_info, open_table
 from cdc.position import Position
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from cdc import atomic_file
 from cdc.errors import LogCorrupt
 from cdc.log.boot_clock import BootTimestamp
-from cdc.log.object_path import Root, as_root
+from cdc.log.bucket_files import Root, as_root
 from cdc.position import Position
 
 FOLDER: Final = "_consumers"

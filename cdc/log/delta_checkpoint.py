@@ -16,7 +16,7 @@ from typing import Final
 from deltalake import DeltaTable
 
 from cdc import atomic_file
-from cdc.log.object_path import BucketPath, Root
+from cdc.log.bucket_files import BucketPath, Root
 
 HOUR: Final = 3600.0
 ASIDE: Final = "_checkpoint"

@@ -19,7 +19,7 @@ from typing import Final
 
 from cdc import atomic_file
 from cdc.errors import LogCorrupt
-from cdc.log.object_path import Root, as_root
+from cdc.log.bucket_files import Root, as_root
 from cdc.lsn import Lsn
 
 SLOT_RECORD_FILE: Final = "_slot.json"

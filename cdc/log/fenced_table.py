@@ -36,9 +36,9 @@ from deltalake.transaction import (
 from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown, LogUnwritable
 from cdc.file_modes import make_private_directory
+from cdc.log.bucket_files import BucketPath, Root, options_of, storage_errors
 from cdc.log.delta_checkpoint import checkpoint
 from cdc.log.disk_format import FORMAT, PROPERTIES, TABLE_SCHEMA, LogIdentity, commit_file, format_of, segment_of
-from cdc.log.object_path import BucketPath, Root, options_of, storage_errors
 from cdc.log.table_io import footer, is_table, last_commit_info, open_table
 from cdc.log_row import LOG_SCHEMA
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from cdc.errors import LogCorrupt, LogError
 from cdc.log import read_plan
+from cdc.log.bucket_files import BucketPath, Root, as_root, storage_errors
 from cdc.log.compacted_table import CompactedState, read_compacted_state
 from cdc.log.disk_format import (
     CHANGES,
@@ -31,7 +32,6 @@ from cdc.log.disk_format import (
     trimmed_id,
 )
 from cdc.log.file_selection import EVERY_ROW, TableSelection
-from cdc.log.object_path import BucketPath, Root, as_root, storage_errors
 from cdc.log.parquet_check import unreadable_file_error
 from cdc.log.table_io import (
     can_read_in_threads,

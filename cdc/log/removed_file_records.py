@@ -17,8 +17,8 @@ from typing import Final, Self
 from cdc import atomic_file
 from cdc.errors import LogCorrupt
 from cdc.log.boot_clock import BootTimestamp
+from cdc.log.bucket_files import Root, as_root
 from cdc.log.disk_format import CHANGES, COMPACTED, segment_of
-from cdc.log.object_path import Root, as_root
 
 FOLDER: Final = "_leaving"
 """Name of the folder under the log's root that contains the records."""

@@ -22,8 +22,8 @@ import structlog
 
 from cdc.errors import LogCorrupt
 from cdc.log import lost_range_records
+from cdc.log.bucket_files import Root, as_root
 from cdc.log.disk_format import CHANGES, GROUP, ORDER, SMALL_GROUP, LogFile, delta_statistics
-from cdc.log.object_path import Root, as_root
 from cdc.log.reader import LogReader, read_file
 from cdc.log.table_io import write_parquet
 from cdc.log.writer import StagedFile

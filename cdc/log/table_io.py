@@ -16,8 +16,8 @@ from deltalake.exceptions import DeltaError
 
 from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogInaccessible
+from cdc.log.bucket_files import BucketPath, Options, Root, as_root, options_of, storage_errors
 from cdc.log.disk_format import GROUP, PARQUET, commit_file
-from cdc.log.object_path import BucketPath, Options, Root, as_root, options_of, storage_errors
 
 _LOG: Final = "_delta_log"
 _READABLE: Final = (

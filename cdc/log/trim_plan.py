@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.log.boot_clock import SECOND
+from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import secured_horizon
 from cdc.log.consumers import Consumer, list_consumers
 from cdc.log.disk_format import COMPACTED, LogFile
-from cdc.log.object_path import Root, as_root
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.table import TableState

@@ -25,9 +25,9 @@ import pyarrow as pa
 
 from cdc.log import consumers, removed_file_records
 from cdc.log.boot_clock import SECOND, BootTimestamp
+from cdc.log.bucket_files import Root, as_root
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo
 from cdc.log.fenced_table import FencedTable
-from cdc.log.object_path import Root, as_root
 from cdc.log.removed_file_records import RemovedFiles
 from cdc.log.table_io import is_table, last_commit_info, open_table
 from cdc.log.trim_plan import Retention

@@ -19,6 +19,7 @@ from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import removed_file_records
+from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import secured_horizon
 from cdc.log.disk_format import (
     CHANGES,
@@ -31,7 +32,6 @@ from cdc.log.disk_format import (
     trimmed_id,
 )
 from cdc.log.fenced_table import TOKEN, FencedTable, repair_torn_commit
-from cdc.log.object_path import Root, as_root
 from cdc.log.table_io import encode, write_encoded
 from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.position import Position

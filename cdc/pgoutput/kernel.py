@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numba import njit
 
-from cdc.numba_cache import cached_njit
+from cdc.cached_njit import cached_njit
 from cdc.pgoutput.kernel_arrays import Layouts, Rows, Texts, Values
 from cdc.pgoutput.word_ops import load_word, lowest_bit, store_word
 

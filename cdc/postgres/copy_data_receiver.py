@@ -21,7 +21,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from psycopg import pq
 
-from cdc.numba_cache import cached_njit
+from cdc.cached_njit import cached_njit
 from cdc.pgoutput.message_parser import FrameBatch
 
 LIMIT: Final = 4 << 20

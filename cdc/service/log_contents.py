@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from cdc.errors import LogError, UnknownName
+from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.disk_format import CHANGES, LogFile
 from cdc.log.inspection import SegmentListing, SegmentSummary, outline
 from cdc.log.json_output_formats import MessageFormat, SchemaInForce, SourceBlock, messages
-from cdc.log.object_path import Root, as_root
 from cdc.log.reader import LogReader
 from cdc.log.table_io import is_table
 from cdc.position import Position

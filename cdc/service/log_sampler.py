@@ -15,7 +15,7 @@ from threading import Lock, Thread
 from typing import Any, Final
 
 from cdc.errors import CdcError, LogError
-from cdc.log.object_path import BucketPath, Root
+from cdc.log.bucket_files import BucketPath, Root
 from cdc.service.log_status import LogState, LogStatus
 from cdc.service.problem import Problem
 

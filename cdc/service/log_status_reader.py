@@ -8,10 +8,10 @@ from typing import Final, TypeVar
 
 from cdc.errors import CdcError, ConfigError, LogCorrupt, LogTrimmed
 from cdc.log import consumers
+from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import CompactedState, Run, last_commit, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.inspection import SegmentListing
-from cdc.log.object_path import Root
 from cdc.log.read_plan import is_late
 from cdc.log.reader import LogReader
 from cdc.log.vacuum import waiting

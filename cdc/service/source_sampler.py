@@ -17,7 +17,7 @@ from typing import Any, Final
 from cdc.config import Definition
 from cdc.errors import CdcError
 from cdc.service.position_history import PositionHistory
-from cdc.service.source_observation import SourceObservation
+from cdc.service.slot_risk import SourceObservation
 
 SAMPLE_INTERVAL: Final = 3.0
 """Seconds from the start of one query to the next."""

@@ -30,7 +30,7 @@ from cdc.service.log_status import LogState, LogStatus, wal_between
 from cdc.service.machine_load import MachineLoad
 from cdc.service.position_history import PositionHistory
 from cdc.service.problem import REMEDIES, Problem, problem_from_reason
-from cdc.service.source_observation import SourceObservation
+from cdc.service.slot_risk import SourceObservation
 from cdc.service.table_status import TableStatus, table_statuses
 from cdc.service.verification_status import VerifiedStatus, mismatch_problems, verified_statuses
 from cdc.snapshot.backfill_status import BackfillStatus, list_backfills

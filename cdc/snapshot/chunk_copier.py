@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from cdc.errors import ConfigError, SnapshotInvalidated
 from cdc.failpoint import hit
-from cdc.log.object_path import Root
+from cdc.log.bucket_files import Root
 from cdc.log_row import LOG_SCHEMA, Operation
 from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.position import Position

@@ -23,7 +23,7 @@ import structlog
 from cdc import atomic_file
 from cdc.errors import ConfigError, LogCorrupt, LogUnwritable
 from cdc.failpoint import hit
-from cdc.log.object_path import BucketPath, Root
+from cdc.log.bucket_files import BucketPath, Root
 from cdc.log_row import Operation
 from cdc.pgoutput.decoder_events import SignalSeen
 from cdc.table import TableSchema

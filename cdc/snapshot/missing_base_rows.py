@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.log.object_path import Root
+from cdc.log.bucket_files import Root
 from cdc.log.reader import LogReader, read_file
 from cdc.log_row import Operation
 from cdc.position import Position

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 from cdc import atomic_file
 from cdc.failpoint import hit
 from cdc.log import consumers
+from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import CompactedWriter, Run, WrittenFile, read_compacted_state
 from cdc.log.disk_format import CHANGES, LogFile, commit_file
 from cdc.log.fenced_table import sync_commit
-from cdc.log.object_path import Root, as_root
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from pipelines.compaction.key_partitions import (

@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc.log.bucket_files import Root, as_root
 from cdc.log.compacted_table import WrittenFile
 from cdc.log.disk_format import ORDER, LogFile, delta_statistics
 from cdc.log.file_selection import split
-from cdc.log.object_path import Root, as_root
 from cdc.log.reader import read_file, stream_file
 from cdc.log.table_io import write_parquet
 from cdc.log_row import LOG_SCHEMA, ROW_OPERATIONS, Operation

@@ -43,7 +43,7 @@ from pipelines.sink_factory import keeps_history
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.contract import Sink, SparkAwaited
 from pipelines.sinks.delta.settings import Writer
-from pipelines.sinks.delta.spark_only_target import has_file_system
+from pipelines.sinks.delta.spark_target import has_file_system
 from pipelines.source.data_source import register
 
 MAX_ROWS: Final = 200_000

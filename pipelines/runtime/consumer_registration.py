@@ -19,8 +19,8 @@ from cdc.config import DeltaSinkDefinition, SearchSinkDefinition
 from cdc.errors import CdcError
 from cdc.log import consumers
 from cdc.log.boot_clock import BootTimestamp
+from cdc.log.bucket_files import Root, as_root
 from cdc.log.consumers import Consumer
-from cdc.log.object_path import Root, as_root
 from cdc.log.reader import LogReader
 from cdc.position import Position
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.numba_cache import cached_njit
+from cdc.cached_njit import cached_njit
 from cdc.postgres.key_range_digests import Digest, DigestColumn, DigestForm
 from cdc.table import Column
 

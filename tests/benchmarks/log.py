@@ -20,8 +20,8 @@ from cdc.log.compacted_table import read_compacted_state
 from cdc.log.delta_checkpoint import HINT
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
+from cdc.log.maintenance_worker import RetentionWorker
 from cdc.log.reader import LogReader
-from cdc.log.retention_worker import RetentionWorker
 from cdc.log.trim_plan import Retention
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.log_row import LOG_SCHEMA

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from cdc.log.disk_format import LogFile
 from cdc.log.file_selection import TableSelection
+from cdc.log.maintenance_worker import REWRITE_EVERY, RetentionWorker
 from cdc.log.reader import LogReader
-from cdc.log.retention_worker import REWRITE_EVERY, RetentionWorker
 from cdc.log.trim_plan import Retention
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.log_row import LOG_SCHEMA

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cdc.log import consumers
+from cdc.log.bucket_files import BucketPath
 from cdc.log.consumers import Consumer
-from cdc.log.object_path import BucketPath
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position

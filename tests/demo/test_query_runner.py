@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog, SinkProgress
-from cdc.demo.pipeline_probe import PIPELINE
+from cdc.demo.pipeline_observer import PIPELINE
 from cdc.demo.query_runner import LakeQueries
 from cdc.demo.workspace import Workspace
 from cdc.lsn import Lsn

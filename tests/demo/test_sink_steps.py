@@ -12,7 +12,7 @@ import pytest
 
 from cdc.catalog import Catalog
 from cdc.config import TableSettings
-from cdc.demo.pipeline_probe import LAKE
+from cdc.demo.pipeline_observer import LAKE
 from cdc.demo.processes import DemoProcesses
 from cdc.demo.query_runner import LakeQueries
 from cdc.demo.shop_workload import Workload, make_shop

@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 
 from cdc.catalog import AWAITS_SPARK
-from cdc.demo.pipeline_probe import LAKE, SEARCH, PipelineSnapshot
+from cdc.demo.pipeline_observer import LAKE, SEARCH, PipelineSnapshot
 from cdc.demo.terminal import Terminal, lag_line
 from cdc.position import Position
 

@@ -10,7 +10,7 @@ import pytest
 
 from cdc.errors import LogFenced, LogUnreachable
 from cdc.log.audit.verify import verify
-from cdc.log.object_path import BucketPath
+from cdc.log.bucket_files import BucketPath
 from cdc.log.reader import LogReader
 from cdc.log.removed_file_records import list_removals
 from cdc.log.retrying_writer import RetryingWriter

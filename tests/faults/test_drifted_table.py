@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cdc.catalog import Catalog
-from cdc.log.object_path import Root
+from cdc.log.bucket_files import Root
 from cdc.log.reader import LogReader
 from cdc.table import TableState
 from tests.cli.command import spawn

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import CompactedWriter, WrittenFile
 from cdc.log.disk_format import delta_statistics
-from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file
 from cdc.log.table_io import write_parquet
 from cdc.log_row import LOG_SCHEMA

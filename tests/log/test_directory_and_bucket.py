@@ -9,15 +9,15 @@ from threading import Event
 import pytest
 
 from cdc.errors import LogError, LogFenced, LogFormatUnknown
-from cdc.log import consumers, retention_worker
+from cdc.log import consumers, maintenance_worker
 from cdc.log.audit.verify import verify
+from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import CompactedWriter, read_compacted_state
 from cdc.log.consumers import Consumer
 from cdc.log.delta_checkpoint import checkpoint
 from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, commit_file, segment_of
 from cdc.log.epoch_and_slot_records import PendingEpoch, read_pending_epoch, remove_pending_epoch, write_pending_epoch
 from cdc.log.format_upgrade import MigrationResult, migrate_log
-from cdc.log.object_path import Root
 from cdc.log.reader import PROBE_EVERY, LogReader
 from cdc.log.retrying_writer import RetryingWriter
 from cdc.log.small_file_rewrite import CLOSED_PREFIX, OPEN_PREFIX, SmallFileRewriter, plan_rewrite, rewrite_files
@@ -268,5 +268,5 @@ def test_who_asks_for_a_trim_is_seen_until_it_is_done(root: Root) -> None:
     request_trim(root)
     asked = root / REQUEST_FILE
     assert asked.exists()
-    with retention_worker.RetentionWorker(root, AT_ONCE, Event().set):
+    with maintenance_worker.RetentionWorker(root, AT_ONCE, Event().set):
         until(lambda: not asked.exists(), "a look", seconds=60)

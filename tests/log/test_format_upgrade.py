@@ -11,10 +11,10 @@ import pytest
 from cdc.errors import LogError, LogFenced, LogFormatUnknown
 from cdc.log.audit.delta_tables import parse_commit
 from cdc.log.audit.verify import verify
+from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import CompactedWriter, read_compacted_state
 from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, LogIdentity, commit_file, format_of
 from cdc.log.format_upgrade import STEPS, MigrationResult, describe, migrate_log
-from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.table_io import open_table
 from cdc.log.trim_plan import Retention

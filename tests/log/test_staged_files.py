@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cdc.log import removed_file_records
+from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CHANGES, CommitInfo
-from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter

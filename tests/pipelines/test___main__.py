@@ -20,7 +20,7 @@ from pipelines.__main__ import main
 from pipelines.opened_sink import SinkParts
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
-from pipelines.sink_runner import SinkRunner
+from pipelines.sink_lifecycle import SinkRunner
 from tests.fixtures import forked
 from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, make_shop
 from tests.pipelines.sinks.added_features import add_features

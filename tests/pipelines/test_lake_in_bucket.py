@@ -13,7 +13,7 @@ from cdc.stores.lake_reader import Lake
 from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from pipelines.sink_factory import build_sink
-from pipelines.sinks.delta.spark_only_target import has_file_system
+from pipelines.sinks.delta.spark_target import has_file_system
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 from tests.pipelines.shop_pipeline import END, Rows, ShopPipeline, delta_rows, make_shop
 

@@ -18,7 +18,7 @@ from pipelines.compaction.compaction_steps import compact
 from pipelines.opened_sink import SinkParts
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
-from pipelines.sink_runner import SinkRunner
+from pipelines.sink_lifecycle import SinkRunner
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 from tests.pipelines.shop_pipeline import END, FIGURES, ITEMS, ORDERS, Rows, ShopPipeline, change, make_shop
 

@@ -17,7 +17,7 @@ from cdc.service.machine_load import MachineLoad
 from cdc.service.page.document import PageContext, render
 from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
-from cdc.service.source_observation import SourceObservation
+from cdc.service.slot_risk import SourceObservation
 from cdc.service.status import REPORT_MAX_AGE, pipeline_status, with_delays, with_source
 from tests.service.pipeline import LOG_END, NAME, fill
 

@@ -22,8 +22,8 @@ from cdc.errors import LogCorrupt
 from cdc.log import consumers, epoch_and_slot_records, removed_file_records
 from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim
+from cdc.log.bucket_files import BucketPath, Root
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo, LogIdentity, commit_file, floor_id, trimmed_id
-from cdc.log.object_path import BucketPath, Root
 from cdc.log.parquet_check import open_for_random_access
 from cdc.log.table_io import is_table, last_commit_info, open_table, parquet_file
 from cdc.position import Position

@@ -25,10 +25,10 @@ from cdc.failpoint import hit
 from cdc.log import lost_range_records, parquet_check, removed_file_records
 from cdc.log.audit import delta_tables
 from cdc.log.audit.rows import CommitClaim, FileContents
+from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import CompactedWriter, read_compacted_state, secured_horizon
 from cdc.log.disk_format import CHANGES, COMPACTED, ORDER, CommitInfo, LogFile, delta_statistics
 from cdc.log.fenced_table import FencedTable
-from cdc.log.object_path import Root
 from cdc.log.reader import LogReader, read_file
 from cdc.log.table_io import is_table, write_parquet
 from cdc.log.trim_plan import oldest_copy_start

@@ -20,8 +20,8 @@ from cdc.log.audit import delta_tables
 from cdc.log.audit.delta_tables import FOREIGN_WRITER_REMEDY, RESTORE_REMEDY, LogTables
 from cdc.log.audit.finding import AuditFinding, DamageKind
 from cdc.log.audit.rows import CommitClaim, FileContents, Gap, Place, SchemaVersions, Transactions
+from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CHANGES, COMPACTED
-from cdc.log.object_path import Root
 from cdc.log.parquet_check import UnreadablePart
 from cdc.log.table_io import is_table
 from cdc.log.vacuum import OrphanFile, find_orphan_files

@@ -15,7 +15,7 @@ from threading import Event
 from typing import Final
 
 from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
-from pipelines.sinks.delta.file_rewrite import files_with_deleted_rows, small_files, together
+from pipelines.sinks.delta.file_compaction import files_with_deleted_rows, small_files, together
 from pipelines.sinks.delta.indexed.delta_log import LiveFile
 from pipelines.sinks.delta.indexed_writer import IndexedRewrite, IndexedTable
 from pipelines.sinks.delta.open_indexed_tables import IndexedTargets

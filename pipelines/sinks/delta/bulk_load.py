@@ -12,7 +12,7 @@ from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.file_statistics import DataFile, TargetFolder
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.spark_only_target import ONE_SPARK_WRITE
+from pipelines.sinks.delta.spark_target import ONE_SPARK_WRITE
 from pipelines.sinks.delta.target_columns import OP
 from pipelines.sinks.delta.writers import merge_with_spark
 from pipelines.transform.expressions import raising_transform_failed

@@ -27,8 +27,8 @@ from pyroaring import BitMap
 
 from cdc.failpoint import hit
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
-from pipelines.sinks.delta import file_rewrite
-from pipelines.sinks.delta.file_rewrite import RewrittenFile
+from pipelines.sinks.delta import file_compaction
+from pipelines.sinks.delta.file_compaction import RewrittenFile
 from pipelines.sinks.delta.file_statistics import columns_with_bounds, statistics
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import (
@@ -190,20 +190,20 @@ class IndexedTable:
     ) -> IndexedRewrite:
         """Write the live rows of data files to a new file, and hash its keys; another thread may merge meanwhile.
 
-        Arguments as in file_rewrite.write.
+        Arguments as in file_compaction.write.
         """
-        written, secret = file_rewrite.write(self._storage, sources, columns, described, pace), self.index.secret
+        written, secret = file_compaction.write(self._storage, sources, columns, described, pace), self.index.secret
         return IndexedRewrite(written, *hash_keys(self.read_rows(written.file, self.key).columns, secret), secret)
 
     def commit_rewrite(self, done: IndexedRewrite, signature: Action, columns: pa.Schema) -> bool:
         """Replace data files by the file that `rewrite` wrote; return whether that was done. No merge may run.
 
-        signature: as in file_rewrite.commit. columns: the columns of the table.
+        signature: as in file_compaction.commit. columns: the columns of the table.
         """
         self.files.advance()
         if refusal(self.files, columns) is not None:
             return False
-        if not file_rewrite.commit(self._storage, self.files, done.written, signature):
+        if not file_compaction.commit(self._storage, self.files, done.written, signature):
             return False
         for source in done.written.sources:
             self.index.forget(source.add["path"])

@@ -32,7 +32,7 @@ from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.folding.fold import has_base_key
 from pipelines.folding.keyless_fold import keep_latest_per_id, net_changes, row_ids
 from pipelines.sinks.delta.schema_evolution import evolved_batch, read_plan, sources
-from pipelines.sinks.delta.spark_only_target import frame_of
+from pipelines.sinks.delta.spark_target import frame_of
 from pipelines.sinks.delta.target_columns import OP, RowShape
 from pipelines.sinks.delta.target_layout import backticked, double_quoted
 from pipelines.sinks.delta.target_part import RowFinder, RowReader, columns_of_part

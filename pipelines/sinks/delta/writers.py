@@ -29,7 +29,7 @@ from pipelines.sinks.contract import SparkAwaited, TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.open_indexed_tables import IndexedTargets
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
-from pipelines.sinks.delta.spark_only_target import (
+from pipelines.sinks.delta.spark_target import (
     ONE_SPARK_WRITE,
     SparkTarget,
     can_write_delta,

@@ -15,9 +15,9 @@ from cdc import metrics
 from cdc.catalog import Catalog
 from cdc.catalog.commands import COMPACT, Command, CommandState
 from cdc.config import Definition
+from cdc.log.bucket_files import Root
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.disk_format import COMPACTED
-from cdc.log.object_path import Root
 from cdc.log.reader import LogReader
 from cdc.log.trim_plan import REQUEST_FILE
 from cdc.log_row import LOG_SCHEMA

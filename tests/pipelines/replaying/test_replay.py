@@ -26,7 +26,7 @@ from pipelines.replaying.plan import ReplayOptions
 from pipelines.replaying.replay import replay
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses, paused, sole_replay
-from pipelines.sink_runner import SinkRunner
+from pipelines.sink_lifecycle import SinkRunner
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.types.families import TypePolicy

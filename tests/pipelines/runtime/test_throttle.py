@@ -25,7 +25,7 @@ from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_status_reporter import SinkFigures
 from pipelines.runtime.throttle import ASK_EVERY, LONGEST, BatchThrottle, CommitRate, ThrottleState
 from pipelines.sink_factory import without_throttle
-from pipelines.sink_runner import SinkRunner, State
+from pipelines.sink_lifecycle import SinkRunner, State
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import END, ShopPipeline, change, make_shop
 

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc.errors import InvalidDefinition
+from cdc.log.bucket_files import BucketPath
 from cdc.log.compacted_table import read_compacted_state
-from cdc.log.object_path import BucketPath
 from cdc.log.writer import LogWriter
 from pipelines.compaction.compaction_steps import CompactionLimits, compact
 from pipelines.source.data_source import register

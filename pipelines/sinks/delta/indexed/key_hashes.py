@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc.numba_cache import cached_njit
+from cdc.cached_njit import cached_njit
 from pipelines.sinks.delta.indexed.key_index import KeyHashes
 
 _INITIAL: Final = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)

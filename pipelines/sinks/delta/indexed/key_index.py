@@ -34,8 +34,8 @@ from typing import IO, Any, Final, NamedTuple
 import numpy as np
 import structlog
 
+from cdc.cached_njit import cached_njit
 from cdc.file_modes import make_private_directory
-from cdc.numba_cache import cached_njit
 
 GROWTH: Final = 3
 """A run is at least this many times as large as the next one; smaller runs are merged."""

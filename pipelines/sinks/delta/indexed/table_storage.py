@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake.fs import DeltaStorageHandler
 
-from cdc.log.object_path import BucketPath
+from cdc.log.bucket_files import BucketPath
 
 
 class TableStorage(ABC):

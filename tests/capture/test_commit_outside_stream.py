@@ -6,7 +6,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from cdc.capture.snapshot_commit import SnapshotCommit
+from cdc.capture.commit_outside_stream import SnapshotCommit
 from cdc.log.disk_format import CommitSource
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter

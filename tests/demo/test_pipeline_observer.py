@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc.demo.pipeline_probe import LAKE, SEARCH, Freshness, PipelineSnapshot
+from cdc.demo.pipeline_observer import LAKE, SEARCH, Freshness, PipelineSnapshot
 from cdc.position import Position
 
 

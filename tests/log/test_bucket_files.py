@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import LogError, LogInaccessible, LogUnreachable
-from cdc.log.object_path import BucketPath, as_root, options_of, storage_errors
+from cdc.log.bucket_files import BucketPath, as_root, options_of, storage_errors
 
 LAKE = BucketPath("s3://lake", "shop/log", (("secret_access_key", "hidden"),))
 

@@ -16,7 +16,7 @@ from pipelines.opened_sink import SinkParts
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
-from pipelines.sink_runner import OPEN, TRANSITIONS, WITH_QUERY, Event, SinkRunner, State
+from pipelines.sink_lifecycle import OPEN, TRANSITIONS, WITH_QUERY, Event, SinkRunner, State
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, make_shop
 

@@ -15,7 +15,7 @@ from tests.source_tree import ROOT
 FUNCTION = """
 from typing import NamedTuple
 import numpy as np
-from cdc.numba_cache import cached_njit
+from cdc.cached_njit import cached_njit
 from adder.parts import {name}, ADDED
 # version {added}
 @cached_njit

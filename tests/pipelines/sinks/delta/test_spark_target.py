@@ -16,7 +16,7 @@ from cdc.stores.published_record import TargetState
 from cdc.stores.unsupported_table_features import unsupported_features
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
-from pipelines.sinks.delta.spark_only_target import can_write_delta, require_delta, transaction
+from pipelines.sinks.delta.spark_target import can_write_delta, require_delta, transaction
 from tests.contracts.folded import ORDERS, batch, gone, part, put
 from tests.pipelines.sinks.added_features import LOG, add_features, filled_sink
 

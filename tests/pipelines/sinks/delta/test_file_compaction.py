@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from pipelines.sinks.delta import file_rewrite
-from pipelines.sinks.delta.file_rewrite import (
+from pipelines.sinks.delta import file_compaction
+from pipelines.sinks.delta.file_compaction import (
     TOGETHER,
     RewrittenFile,
     files_with_deleted_rows,
@@ -72,12 +72,12 @@ def due_in(table: VectorTable) -> list[LiveFile]:
 
 def written(table: VectorTable, chosen: list[LiveFile]) -> RewrittenFile:
     """Write the live rows of files to a new one that no commit has added."""
-    return file_rewrite.write(table.storage, chosen, table.columns.names, table.columns.names, lambda _: None)
+    return file_compaction.write(table.storage, chosen, table.columns.names, table.columns.names, lambda _: None)
 
 
 def rewritten(table: VectorTable, chosen: list[LiveFile]) -> bool:
     """Rewrite files into one."""
-    return file_rewrite.commit(table.storage, table.files(), written(table, chosen), SIGNATURE)
+    return file_compaction.commit(table.storage, table.files(), written(table, chosen), SIGNATURE)
 
 
 def rewrite_due(table: VectorTable) -> None:
@@ -297,7 +297,7 @@ def test_a_rewrite_is_one_signed_commit_that_changes_no_rows(many: VectorTable) 
 
 def test_the_live_files_of_the_caller_are_those_after_the_commit(many: VectorTable) -> None:
     files = many.files()
-    assert file_rewrite.commit(many.storage, files, written(many, due_in(many)), SIGNATURE)
+    assert file_compaction.commit(many.storage, files, written(many, due_in(many)), SIGNATURE)
 
     assert files.version == many.files().version
     assert {path: file.add for path, file in files.by_path.items()} == {
@@ -309,7 +309,7 @@ def test_after_a_commit_of_another_client_the_rewrite_is_committed_all_the_same(
     rows, files, done = many.rows(), many.files(), written(many, due_in(many))
     commit(many.uri)
 
-    assert file_rewrite.commit(many.storage, files, done, SIGNATURE)
+    assert file_compaction.commit(many.storage, files, done, SIGNATURE)
     assert (many.rows(), left_in(many)) == (rows, [(4, 0), (6, 0)])
 
 
@@ -317,7 +317,7 @@ def test_a_changed_table_gets_no_file_of_the_old_one(many: VectorTable) -> None:
     rows, files, done = many.rows(), many.files(), written(many, due_in(many))
     DeltaTable(many.uri).alter.set_table_properties({"owner": "me"}, raise_if_not_exists=False)
 
-    assert not file_rewrite.commit(many.storage, files, done, SIGNATURE)
+    assert not file_compaction.commit(many.storage, files, done, SIGNATURE)
     assert (many.rows(), left_in(many)) == (rows, [(4, 0), (4, 1), (4, 2), (4, 3)])
 
 
@@ -327,7 +327,7 @@ def test_rows_that_were_all_deleted_meanwhile_leave_no_file(many: VectorTable) -
     many.merge(upsert(4, id=1, item="back"))
     files = many.files()
 
-    assert not file_rewrite.commit(many.storage, files, done, SIGNATURE)  # the file was removed with its last row
+    assert not file_compaction.commit(many.storage, files, done, SIGNATURE)  # the file was removed with its last row
     assert items_in(many) == [(1, "back")]
 
 
@@ -336,7 +336,7 @@ def test_a_row_that_was_deleted_meanwhile_is_the_right_one(many: VectorTable) ->
     many.merge(delete(3, id=3), delete(3, id=6))
     rows = many.rows()
 
-    assert file_rewrite.commit(many.storage, many.files(), done, SIGNATURE)
+    assert file_compaction.commit(many.storage, many.files(), done, SIGNATURE)
     assert (many.rows(), left_in(many)) == (rows, [(4, 0), (6, 2)])
 
 
@@ -347,7 +347,7 @@ def test_a_row_that_was_undeleted_meanwhile_is_not_lost(many: VectorTable) -> No
     DeltaTable(many.uri).restore(version)
     rows = many.rows()
 
-    assert not file_rewrite.commit(many.storage, many.files(), done, SIGNATURE)
+    assert not file_compaction.commit(many.storage, many.files(), done, SIGNATURE)
     assert (many.rows(), 3 in {row["id"] for row in rows}) == (rows, True)
 
 
@@ -356,8 +356,8 @@ def test_a_commit_ends_after_some_attempts(many: VectorTable) -> None:
     storage = OthersFirst(Path(many.uri), list(others))
     rows, done = many.rows(), written(many, due_in(many))
 
-    assert not file_rewrite.commit(storage, LiveFiles.read(storage), done, SIGNATURE)
-    assert file_rewrite.commit(storage, LiveFiles.read(storage), done, SIGNATURE)
+    assert not file_compaction.commit(storage, LiveFiles.read(storage), done, SIGNATURE)
+    assert file_compaction.commit(storage, LiveFiles.read(storage), done, SIGNATURE)
     assert many.rows() == rows
 
 
@@ -395,7 +395,7 @@ def test_a_file_without_live_rows_is_removed(many: VectorTable) -> None:
 
 
 def test_columns_that_the_table_no_longer_has_are_left_out(many: VectorTable) -> None:
-    done = file_rewrite.write(many.storage, due_in(many), ["id"], ["id"], lambda _: None)
+    done = file_compaction.write(many.storage, due_in(many), ["id"], ["id"], lambda _: None)
 
     assert pq.read_schema(Path(many.uri, done.file.path)).names == ["id"]
     assert {*done.file.stats["nullCount"]} == {"id"}
@@ -421,7 +421,7 @@ def test_what_a_pace_raises_ends_the_rewrite_without_a_file(many: VectorTable) -
 
     files = set(Path(many.uri).iterdir())
     with pytest.raises(InterruptedError):
-        file_rewrite.write(many.storage, due_in(many), COLUMNS.names, COLUMNS.names, stop)
+        file_compaction.write(many.storage, due_in(many), COLUMNS.names, COLUMNS.names, stop)
     assert set(Path(many.uri).iterdir()) == files
 
 

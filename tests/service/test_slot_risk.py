@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.service.source_observation import SourceObservation
+from cdc.service.slot_risk import SourceObservation
 
 
 def test_what_is_kept_and_what_is_left_is_one_sentence() -> None:
