@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
+from cdc.log.boot_clock import SECOND, BootTimestamp
 from pipelines.sinks.delta.indexed.deletion_vectors import Descriptor, decode, path_of
 from pipelines.sinks.delta.indexed.table_storage import TableStorage
 
@@ -33,7 +34,7 @@ _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.\d{10}\.(\
 _NO_ROWS: Final = BitMap()
 ATTEMPTS: Final = 5
 """Number of attempts to commit; each but the first follows a commit of another client."""
-RECENT: Final = 3600.0
+RECENT: Final = 3600
 """Seconds for which a file counts as young; the retention of removed files exceeds that of kept cuts by as much."""
 
 
@@ -121,7 +122,7 @@ class LiveFiles:
     with_vectors: bool = True
     _unread: set[str] = field(default_factory=set)
     """Paths of live files whose deletion vector was not read yet."""
-    _written: dict[str, float] = field(default_factory=dict)
+    _written: dict[str, BootTimestamp] = field(default_factory=dict)
     """Data file or file of vectors that this process added in the last RECENT seconds → when it did."""
 
     @classmethod
@@ -170,9 +171,9 @@ class LiveFiles:
                 self.by_path.pop(file, None)
             else:
                 if file.add["path"] not in self.by_path:
-                    self._written[file.add["path"]] = time.time()
+                    self._written[file.add["path"]] = BootTimestamp.now()
                 if file.vector is not None and (path := path_of(file.vector)) is not None:
-                    self._written[path] = time.time()
+                    self._written[path] = BootTimestamp.now()
                 self.by_path[file.add["path"]] = file
 
     def shorten_checkpoint(self, version: int) -> None:
@@ -185,22 +186,22 @@ class LiveFiles:
         path = f"_delta_log/{version:020d}.checkpoint.parquet"
         with self.storage.open(path) as file:
             rows = pq.read_table(file)
-        since = time.time() - RECENT
-        self._written = {path: at for path, at in self._written.items() if at > since}
+        now = BootTimestamp.now()
+        self._written = {path: at for path, at in self._written.items() if now.since(at) < RECENT * SECOND}
         removes = rows["remove"].to_pylist()
-        needed = [remove is None or not self._is_recent(remove, since) for remove in removes]
+        needed = [remove is None or not self._is_recent(remove) for remove in removes]
         if all(needed):
             return
         content = pa.BufferOutputStream()
         pq.write_table(rows.filter(pa.array(needed)), content, store_schema=False)
         self.storage.replace(path, content.getvalue())
 
-    def _is_recent(self, remove: Action, since: float) -> bool:
-        """Return whether all files that a `remove` action protects from a VACUUM were written after `since`."""
+    def _is_recent(self, remove: Action) -> bool:
+        """Return whether all files that a `remove` action protects from a VACUUM are in `_written`."""
         paths = [] if remove["path"] in self.by_path else [remove["path"]]
         if remove["deletionVector"] is not None:
             paths.append(path_of(remove["deletionVector"]) or "")
-        return all(self._written.get(path, 0.0) > since for path in paths)
+        return all(path in self._written for path in paths)
 
     @property
     def configuration(self) -> dict[str, str]:

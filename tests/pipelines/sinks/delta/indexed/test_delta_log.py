@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
+from cdc.log.boot_clock import SECOND
 from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
 from pipelines.sinks.delta.indexed.delta_log import (
     RECENT,
@@ -432,10 +434,21 @@ def test_a_checkpoint_keeps_the_removes_of_old_files(busy: VectorTable) -> None:
 
 
 def test_a_file_is_young_for_an_hour(busy: VectorTable) -> None:
-    busy.table.files._written = {path: at - RECENT - 1 for path, at in busy.table.files._written.items()}
+    written = busy.table.files._written
+    for path, at in written.items():
+        written[path] = replace(at, up_us=at.up_us - RECENT * SECOND)
 
     assert len(checkpointed(busy)) == 3  # not the first state of the file that is still there
     assert busy.table.files._written == {}
+
+
+@pytest.mark.parametrize("jump", [-RECENT * 24, RECENT * 24])
+def test_a_jump_of_the_clock_changes_no_age(busy: VectorTable, jump: int) -> None:
+    written = busy.table.files._written
+    for path, at in written.items():
+        written[path] = replace(at, clock_us=at.clock_us + jump * SECOND)
+
+    assert checkpointed(busy) == []
 
 
 def test_vectors_that_a_later_commit_replaced_are_not_read(busy: VectorTable) -> None:
