@@ -33,7 +33,7 @@ from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.history_row_states import RowStates, StoredRows
 from pipelines.sinks.delta.history_rows import change_rows, marked_rows, tracked_columns, version_rows
-from pipelines.sinks.delta.merge_source import key_numbers, latest_per_key, rows_with_keys
+from pipelines.sinks.delta.merge_source import RowFinder, find_by_index, key_numbers, latest_per_key, rows_with_keys
 from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types.typed_rows import typed_keys
 
@@ -50,8 +50,14 @@ class HistoryRows(ABC):
     open_rows: str | None
     """SQL condition that is true for target rows that still exist at the source; None if the mode closes no rows."""
 
-    def __init__(self, target: DeltaTarget, shape: RowShape, settings: TableSettings) -> None:
-        self.target, self.shape, self.settings = target, shape, settings
+    null_column: str | None = None
+    """Column that is null in the current rows of the target; None if it is null in no row or in others too."""
+
+    def __init__(
+        self, target: DeltaTarget, shape: RowShape, settings: TableSettings, find_rows: RowFinder | None = None
+    ) -> None:
+        """find_rows: finds the current rows with some keys by an index; None if there is no index for them."""
+        self.target, self.shape, self.settings, self._find_rows = target, shape, settings, find_rows
         self.columns = shape.columns_in_mode(self.mode)
 
     @property
@@ -98,9 +104,19 @@ class HistoryRows(ABC):
         """Return the new values, as SQL by column, of a row that a truncate or the end of a full copy closes."""
         return {}
 
+    @abstractmethod
     def _read(self, keys: pa.Table) -> StoredRows:
-        rows = rows_with_keys(self.target.table, keys, self.columns).combine_chunks()
-        return StoredRows(rows, np.ones(rows.num_rows, bool))
+        """Read the target's current rows of some keys. Rows of other keys may be among them."""
+
+    def _find(self, keys: pa.Table, where: str | None = None) -> pa.Table:
+        """Find the current rows with some keys by the index; without one, scan the target.
+
+        where: an SQL condition that is true for the current rows, for the scan.
+        """
+        found = find_by_index(self._find_rows, self.target.table, keys, self.columns)
+        if found is None:
+            found = rows_with_keys(self.target.table, keys, self.columns, where)
+        return found.combine_chunks()
 
 
 class VersionRows(HistoryRows):
@@ -108,6 +124,7 @@ class VersionRows(HistoryRows):
 
     mode = HistoryMode.VERSIONS
     open_rows = f'"{END_COLUMN}" IS NULL'
+    null_column = END_COLUMN
 
     @property
     def find_columns(self) -> tuple[str, ...]:
@@ -146,7 +163,7 @@ class VersionRows(HistoryRows):
         return {END_COLUMN: str(ending.position), TO_COLUMN: _timestamp(ending)}
 
     def _read(self, keys: pa.Table) -> StoredRows:
-        rows = rows_with_keys(self.target.table, keys, self.columns, self.open_rows).combine_chunks()
+        rows = self._find(keys, self.open_rows)
         return StoredRows(rows, np.ones(rows.num_rows, bool))
 
 
@@ -189,7 +206,7 @@ class MarkedRows(HistoryRows):
         keys = self._typed_keys(parked)
         if keys is None:
             return "true"
-        rows = rows_with_keys(self.target.table, keys, self.columns).combine_chunks()
+        rows = self._find(keys)
         rows = rows.filter(pa.array(_has_key(rows, keys)))
         moments = zip(rows[POSITION_COLUMN].to_pylist(), rows[ORDINAL_COLUMN].to_pylist(), strict=True)
         listed = ", ".join(f"'{int(position)}/{int(ordinal)}'" for position, ordinal in moments)
@@ -202,7 +219,7 @@ class MarkedRows(HistoryRows):
         return {DELETED_COLUMN: "true", COMMITTED_COLUMN: _timestamp(ending), **moment}
 
     def _read(self, keys: pa.Table) -> StoredRows:
-        rows = rows_with_keys(self.target.table, keys, self.columns).combine_chunks()
+        rows = self._find(keys)
         return StoredRows(rows, ~rows[DELETED_COLUMN].to_numpy())
 
     def _typed_keys(self, keys: Sequence[Key]) -> pa.Table | None:

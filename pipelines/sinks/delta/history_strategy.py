@@ -62,7 +62,11 @@ class History:
         else:
             record_rows_before_columns(target, columns, batch.upto)
         fill_older_rows(target, defaults, settings.history_mode)
-        HistoryMerge(ROWS_OF[settings.history_mode](target, shape, settings), self._writers).apply(batch)
+        rows_of = ROWS_OF[settings.history_mode]
+        finder = None
+        if self._settings.uses_index(batch.schema):
+            finder = self._writers.indexed.row_finder(target, shape.key, rows_of.null_column)
+        HistoryMerge(rows_of(target, shape, settings, finder), self._writers).apply(batch)
 
     def rows_upto(self, target: DeltaTarget) -> int:
         """See MergeStrategy.rows_upto."""

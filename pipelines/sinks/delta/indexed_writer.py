@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -49,6 +49,7 @@ FEATURES: Final = frozenset(
     {"appendOnly", "invariants", "deletionVectors", "timestampNtz", "changeDataFeed", "variantType"}
 )
 """Table features that the writer knows. `appendOnly` and `changeDataFeed` must not be switched on in the properties."""
+NO_VECTORS: Final = "deletion vectors are not enabled"
 _COMPRESSION: Final = "snappy"
 
 
@@ -89,13 +90,24 @@ def refusal(files: LiveFiles, schema: pa.Schema) -> str | None:
     if unknown := sorted(files.features - FEATURES):
         return f"the table has features {', '.join(unknown)}"
     if "deletionVectors" not in files.features or files.configuration.get(DELETION_VECTORS) != "true":
-        return "deletion vectors are not enabled"
+        return NO_VECTORS
     for name in ("delta.enableChangeDataFeed", "delta.appendOnly"):
         if files.configuration.get(name) == "true":
             return f"the table has property {name}"
     if any(not column.nullable for column in schema) or "delta.invariants" in str(files.metadata.get("schemaString")):
         return "the table has columns with constraints"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedRows:
+    """Which rows of a table are in an index, and by which columns it finds them."""
+
+    key: tuple[str, ...]
+    relation: int | None = None
+    """The relation of the rows, if several source tables share the target."""
+    null_column: str | None = None
+    """Only rows in which this column is null are indexed, so rows cannot be merged by the index; None: all rows."""
 
 
 class IndexedTable:
@@ -106,16 +118,11 @@ class IndexedTable:
         storage: TableStorage,
         files: LiveFiles,
         folder: Path | None,
-        key: Sequence[str],
-        relation: int | None = None,
+        rows: IndexedRows,
     ) -> None:
-        """Open the index of a table.
-
-        folder: directory of the index; None: a temporary one. key: its columns. relation: the relation whose rows are
-        indexed, if several tables share the target.
-        """
-        self._storage, self.files, self.key, self._relation = storage, files, tuple(key), relation
-        self.index = KeyIndex(folder, json.dumps([files.metadata.get("id"), self.key, relation]))
+        """Open the index of a table. folder: directory of the index; None: a temporary one."""
+        self._storage, self.files, self.key, self._rows = storage, files, rows.key, rows
+        self.index = KeyIndex(folder, json.dumps([files.metadata.get("id"), *astuple(rows)]))
 
     def merge(self, source: pa.Table, marker: Action, columns: pa.Schema, described: Sequence[str]) -> None:
         """Merge rows into the table, in one commit with the action `marker`.
@@ -159,9 +166,9 @@ class IndexedTable:
 
     def own_files(self) -> Mapping[str, LiveFile]:
         """Return the live files with rows of the indexed table."""
-        if self._relation is None:
+        if self._rows.relation is None:
             return self.files.by_path
-        own = str(self._relation)
+        own = str(self._rows.relation)
         return {
             path: file
             for path, file in self.files.by_path.items()
@@ -214,8 +221,16 @@ class IndexedTable:
 
     def _index_files(self, paths: Sequence[str]) -> None:
         """Add data files to the index, with all rows, because a RESTORE can undelete some."""
-        files = [(path, self.read_rows(self.files.by_path[path], self.key)) for path in paths]
-        self.index.add({path: hash_keys(rows.columns, self.index.secret) for path, rows in files})
+        self.index.add({path: self._hashes_in(self.files.by_path[path]) for path in paths})
+
+    def _hashes_in(self, file: LiveFile) -> tuple[KeyHashes, np.ndarray]:
+        """Return the hashes of the keys in a data file, and their rows."""
+        if self._rows.null_column is None:
+            return hash_keys(self.read_rows(file, self.key).columns, self.index.secret)
+        rows = self.read_rows(file, (*self.key, self._rows.null_column))
+        wanted = np.flatnonzero(pc.is_null(rows[self._rows.null_column]).to_numpy())
+        hashes, numbers = hash_keys(rows.select(list(self.key)).take(pa.array(wanted)).columns, self.index.secret)
+        return hashes, wanted[numbers]
 
     def find_rows(self, keys: pa.Table, schema: pa.Schema) -> pa.Table:
         """Return the rows with some keys, each row once. keys: the key columns. schema: the columns to return."""

@@ -15,7 +15,6 @@ other steps can be repeated.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -23,17 +22,14 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from cdc.failpoint import hit
-from cdc.table import TableSchema
 from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.column_defaults import new_defaults
 from pipelines.sinks.delta.dead_letters import refused_rows
 from pipelines.sinks.delta.delta_target import ERASED, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.merge_source import BaseLookup, frame_source, keyless_source, table_source
 from pipelines.sinks.delta.schema_evolution import ColumnChange, columns_to_drop
-from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.delta.target_columns import RowShape
-from pipelines.sinks.delta.target_part import RowFinder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -88,7 +84,9 @@ class LatestState:
         start, relation = self._published.range_start(batch.after), batch.schema.relation
         part = target.part.relation
         if max(target.applied or 0, self._targets.erased_upto(target, relation)) <= start:
-            finder = self._finder(target, batch.schema)
+            finder = None
+            if self._settings.uses_index(batch.schema):
+                finder = self._writers.indexed.row_finder(target, self._targets.shape(batch.schema).key)
             return BaseLookup(target.table, relation=part, read_rows=target.read_rows, find_rows=finder)
         known = self._published.records.get(relation)
         if known is None or known.version is None:
@@ -97,11 +95,6 @@ class LatestState:
             older = DeltaTable(target.uri, version=self._published.versions[known.target])
             return BaseLookup(older, relation=part, read_rows=target.read_rows)
         return BaseLookup(DeltaTable(target.uri), exact=False, relation=part, read_rows=target.read_rows)
-
-    def _finder(self, target: DeltaTarget, schema: TableSchema) -> RowFinder | None:
-        if not schema.key or self._settings.writer_of(schema.topic) not in {Writer.AUTO, Writer.INDEXED}:
-            return None
-        return partial(self._writers.indexed.find_rows, target, self._targets.shape(schema).key)
 
     def _evolve(self, target: DeltaTarget, batch: TableBatch, shape: RowShape) -> None:
         """Change the target's columns to those of the batch, and set new columns to their defaults in older rows."""

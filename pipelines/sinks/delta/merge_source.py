@@ -35,7 +35,7 @@ from pipelines.sinks.delta.schema_evolution import evolved_batch, read_plan, sou
 from pipelines.sinks.delta.spark_target import frame_of
 from pipelines.sinks.delta.target_columns import OP, RowShape
 from pipelines.sinks.delta.target_layout import backticked, double_quoted
-from pipelines.sinks.delta.target_part import RowFinder, RowReader, columns_of_part
+from pipelines.sinks.delta.target_part import RowReader, columns_of_part
 from pipelines.types.typed_rows import sent_cells, typed_keys
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ more text keys, there is no predicate. The rows read are then matched in memory.
 _RANK: Final = "_rank"
 _ROW: Final = "_row"
 _NUMBER: Final = "_number"
+
+RowFinder = Callable[[pa.Table, pa.Schema], pa.Table | None]
+"""Function (keys, columns to return) → the rows with these keys; None if it cannot find rows of this table."""
 
 log = structlog.get_logger("apply")
 
@@ -247,6 +250,24 @@ def rows_with_keys(
     return pa.concat_tables(found) if found else wanted.empty_table()
 
 
+def find_by_index(
+    find_rows: RowFinder | None, table: DeltaTable, keys: pa.Table, wanted: pa.Schema, relation: int | None = None
+) -> pa.Table | None:
+    """Find the rows of a target with some keys; None if no index finds them. Arguments as in `rows_with_keys`."""
+    if find_rows is None:
+        return None
+    present = _columns(table, relation)
+    columns = read_plan(present, wanted)
+    name_of = {column.field.name: column.source for column in columns if column.source is not None}
+    if not all(_is_unchanged(field, name_of, present) for field in keys.schema):
+        return None
+    found = find_rows(keys, pa.schema([present.field(name) for name in dict.fromkeys(name_of.values())]))
+    if found is None:
+        return None
+    batch = found.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], found.schema)]
+    return pa.Table.from_batches([evolved_batch(batch[0], present, columns)])
+
+
 def comparable(values: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Convert the values of a key column so that equal values have equal bits: the float -0 becomes 0."""
     return pc.add(values, pa.scalar(0, values.type)) if pa.types.is_floating(values.type) else values
@@ -323,16 +344,13 @@ def _awaits_copy(images: pa.Table, places: pa.Array, bases: BaseLookup) -> np.nd
 
 
 def _rows_before(bases: BaseLookup, table: DeltaTable, keys: pa.Table, wanted: pa.Schema) -> pa.Table:
+    if (rows := find_by_index(bases.find_rows, table, keys, wanted, bases.relation)) is not None:
+        return rows
+    if bases.read_rows is None:
+        return rows_with_keys(table, keys, wanted, relation=bases.relation)
     present = _columns(table, bases.relation)
     columns = read_plan(present, wanted)
     name_of = {column.field.name: column.source for column in columns if column.source is not None}
-    if bases.find_rows is not None and all(_is_unchanged(field, name_of, present) for field in keys.schema):
-        found = bases.find_rows(keys, pa.schema([present.field(name) for name in dict.fromkeys(name_of.values())]))
-        if found is not None:
-            batch = found.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], found.schema)]
-            return pa.Table.from_batches([evolved_batch(batch[0], present, columns)])
-    if bases.read_rows is None:
-        return rows_with_keys(table, keys, wanted, relation=bases.relation)
     first = keys.column_names[0]
     same = first in name_of and present.field(name_of[first]).type == keys.schema.field(first).type
     key = name_of[first] if same else None

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -20,15 +21,17 @@ from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
 from pipelines.sinks.delta.indexed.table_storage import storage_of
-from pipelines.sinks.delta.indexed_writer import IndexedTable, refusal
+from pipelines.sinks.delta.indexed_writer import NO_VECTORS, IndexedRows, IndexedTable, refusal
+from pipelines.sinks.delta.merge_source import RowFinder
+from pipelines.sinks.delta.target_layout import DELETION_VECTORS
 
 UNUSED_FOR: Final = 7 * 86_400.0
 """Seconds after which the index of a target that no sink opened is removed."""
 
 log = structlog.get_logger("apply")
 
-_Name = tuple[str, int | None]
-"""URI of a target and, if several tables share it, the relation of the table."""
+_Name = tuple[str, int | None, str | None]
+"""URI of a target; if several tables share it, the relation of the table; the null column of an index for look-ups."""
 
 
 class IndexedTargets:
@@ -68,24 +71,34 @@ class IndexedTargets:
             target.table.create_checkpoint()
             table.files.shorten_checkpoint(target.version)
 
+    def row_finder(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> RowFinder:
+        """Return `find_rows` for one target and the key columns `key`. null_column: as there."""
+        return partial(self.find_rows, target, key, null_column)
+
     def find_rows(
-        self, target: DeltaTarget, key: tuple[str, ...], keys: pa.Table, schema: pa.Schema
+        self,
+        target: DeltaTarget,
+        key: tuple[str, ...],
+        null_column: str | None,
+        keys: pa.Table,
+        schema: pa.Schema,
     ) -> pa.Table | None:
         """Return the rows of the newest version of a target with some keys; None if there is no index for them.
 
-        keys: the values of the key columns `key`. schema: the columns to return.
+        keys: the values of the key columns `key`. schema: the columns to return. null_column: only rows in which this
+        column is null are wanted; they have an index of their own, which only this method uses.
         """
         with _translated_errors(target.uri):
-            if self._open(target, key) is not None:
+            if self._open(target, key, null_column) is not None:
                 return None
-            table = self._tables[_name(target)]
+            table = self._tables[_name(target, null_column)]
             if table.files.version != target.version or not {*schema.names}.isdisjoint(table.files.partition_columns):
                 return None
             return table.find_rows(keys, schema)
 
     def opened(self, target: DeltaTarget) -> list[IndexedTable]:
-        """Return the open tables of a target: several if several source tables share it."""
-        return [table for (uri, _), table in self._tables.items() if uri == target.uri]
+        """Return the open tables of a target by which rows are merged: several if several source tables share it."""
+        return [table for (uri, _, column), table in self._tables.items() if uri == target.uri and column is None]
 
     def close(self) -> None:
         """Save and close all indexes."""
@@ -95,32 +108,35 @@ class IndexedTargets:
         if self._folder is not None and self._folder.is_dir():
             _remove_unused(self._folder.iterdir())
 
-    def _open(self, target: DeltaTarget, key: tuple[str, ...]) -> str | None:
+    def _open(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> str | None:
         """Open the table or read its new commits; return a reason if the indexed writer cannot write it."""
-        name, table_id = _name(target), target.table.metadata().id
+        name, table_id = _name(target, null_column), target.table.metadata().id
         known = self._tables.get(name)
         if known is not None and (known.key != key or known.files.metadata.get("id") != str(table_id)):
             self._tables.pop(name).close()
             known = None
         if any(not can_hash(target.columns.field(column).type) for column in key):
             return "a key column has a nested type"
+        if target.read_property(DELETION_VECTORS) != "true":
+            return NO_VECTORS
         try:
             if known is None:
                 storage = storage_of(target.uri)
                 files = LiveFiles.read(storage)
                 if (reason := refusal(files, target.all_columns)) is not None:
                     return reason
-                known = IndexedTable(storage, files, self._folder_of(target, key), key, target.part.relation)
+                rows = IndexedRows(key, target.part.relation, null_column)
+                known = IndexedTable(storage, files, self._folder_of(target.uri, rows), rows)
                 self._tables[name] = known
             known.read_commits(target.version)
         except LogNotReadable as exc:
             return str(exc)
         return refusal(known.files, target.all_columns)
 
-    def _folder_of(self, target: DeltaTarget, key: tuple[str, ...]) -> Path | None:
+    def _folder_of(self, uri: str, rows: IndexedRows) -> Path | None:
         if self._folder is None:
             return None
-        return self._folder / sha256(repr((target.uri, target.part.relation, key)).encode()).hexdigest()[:32]
+        return self._folder / sha256(repr((uri, rows)).encode()).hexdigest()[:32]
 
 
 @contextmanager
@@ -137,8 +153,8 @@ def _translated_errors(uri: str) -> Iterator[None]:
         raise SinkUnavailable(f"target {uri!r} cannot be read or written: {exc}") from exc
 
 
-def _name(target: DeltaTarget) -> _Name:
-    return target.uri, target.part.relation
+def _name(target: DeltaTarget, null_column: str | None = None) -> _Name:
+    return target.uri, target.part.relation, null_column
 
 
 def _remove_unused(folders: Iterable[Path]) -> None:

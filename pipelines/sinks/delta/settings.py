@@ -96,6 +96,10 @@ class DeltaSettings:
         rule = rule_of(topic, self.rules)
         return self.writer if rule is None or rule.writer is None else Writer(rule.writer.value)
 
+    def uses_index(self, schema: TableSchema) -> bool:
+        """Return whether rows of a table are found by a key index, if its target can have one."""
+        return bool(schema.key) and self.writer_of(schema.topic) in {Writer.AUTO, Writer.INDEXED}
+
     def has_vectors(self, topic: str) -> bool:
         """Return whether the target of a table is created with deletion vectors, which the indexed writer needs."""
         changes_rows = self.of(topic).history_mode is not HistoryMode.CHANGES

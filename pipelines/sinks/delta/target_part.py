@@ -45,8 +45,6 @@ SHARED_TABLE: Final = "cdc.shard."
 """Prefix of names in the metadata of the column `_relation`. The name is the prefix and a relation; the value is the
 `SharedTable` of that relation as JSON.
 """
-RowFinder = Callable[[pa.Table, pa.Schema], pa.Table | None]
-"""Function (keys, columns to return) → the rows with these keys; None if it cannot find rows of this table."""
 RowReader = Callable[[int, Sequence[str], str | None, pa.Array], pa.RecordBatchReader]
 """Function that reads rows of one version of a target. Arguments: version, columns to read, key column, values of the
 key column. It returns the rows whose key is one of the values, or all rows if the key column is None.

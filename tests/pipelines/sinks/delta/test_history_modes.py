@@ -53,3 +53,31 @@ def test_a_table_without_a_key_keeps_every_change_and_is_refused_where_rows_have
     for keeping in (HistoryMode.VERSIONS, HistoryMode.MARKED):
         with pytest.raises(SchemaNotApplicable, match=f"has no key: '{keeping.value}' needs"):
             Lake(f"{tmp_path}/{keeping}", SETTINGS[keeping]).apply(rows, 0, 7, keyless)
+
+
+@pytest.mark.parametrize("mode", [HistoryMode.VERSIONS, HistoryMode.MARKED])
+def test_the_current_rows_of_a_batch_are_found_without_a_scan_of_the_target(mode: HistoryMode, tmp_path: Path) -> None:
+    rows = [log_row(RELATION, (5, n), "c", key=[str(n)], after={1: str(n), 2: "a", 3: "large"}) for n in range(3)]
+    rows += [
+        log_row(RELATION, (6, 0), "u", key=["2"], after={1: "2", 2: "b"}, partial=True),
+        log_row(RELATION, (6, 1), "u", key=["0"], after={1: "0", 2: "b"}, partial=True),
+        log_row(RELATION, (7, 0), "u", key=["1"], after={1: "1", 2: "c"}, partial=True),
+        log_row(RELATION, (8, 0), "u", key=["1"], after={1: "1", 2: "d"}, partial=True),
+        log_row(RELATION, (9, 0), "d", key=["1"], before={1: "1"}),
+    ]
+    lake = Lake(str(tmp_path), SETTINGS[mode])
+    lake.apply(rows, 4, 5)
+    first = {*Path(lake.uri).glob("*.parquet")}
+    lake.apply(rows, 5, 6)
+    second = {*Path(lake.uri).glob("*.parquet")} - first
+    lake.apply(rows, 6, 7)  # adds the files of the second batch to the index
+    contents = {file: file.read_bytes() for file in second}
+    for file in second:  # they have no row of key 1; a scan would read them
+        file.write_bytes(b"unreadable")
+    for upto in (8, 9):
+        lake.apply(rows, upto - 1, upto)
+    for file, content in contents.items():
+        file.write_bytes(content)
+
+    now = [row for row in lake.rows() if row.get("__END_AT") is None and not row.get("_deleted")]
+    assert sorted((row["id"], row["plain"], row["large"]) for row in now) == [(0, "b", "large"), (2, "b", "large")]

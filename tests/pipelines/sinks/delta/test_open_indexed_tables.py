@@ -235,7 +235,7 @@ def test_an_index_outlives_the_process(opened: Opened) -> None:
     assert again.indexed.can_merge(again.target, SHAPE.key)
     for path in kept:  # the index has the keys, so nothing reads them from the data files
         path.write_bytes(b"")
-    again.indexed._tables[again.target.uri, None].index_new_files()
+    again.indexed._tables[again.target.uri, None, None].index_new_files()
     for path, content in contents.items():
         path.write_bytes(content)
 
@@ -328,7 +328,7 @@ def found(opened: Opened, *ids: int, version: int | None = None) -> dict[int, st
     if version is not None:
         target.table.load_as_version(version)
     schema = pa.schema([SHAPE.columns.field(name) for name in ("item", "id")])
-    rows = opened.indexed.find_rows(target, SHAPE.key, pa.table({"id": pa.array(ids, pa.int64())}), schema)
+    rows = opened.indexed.find_rows(target, SHAPE.key, None, pa.table({"id": pa.array(ids, pa.int64())}), schema)
     return None if rows is None else dict(zip(rows["id"].to_pylist(), rows["item"].to_pylist(), strict=True))
 
 
@@ -359,3 +359,23 @@ def test_rows_of_an_older_version_are_not_found_in_the_index(opened: Opened) -> 
 
 def test_rows_of_a_target_without_an_index_are_not_found(tmp_path: Path) -> None:
     assert found(Opened(create(str(tmp_path / "target"), has_vectors=False), IndexedTargets(None)), 1) is None
+
+
+def test_only_rows_whose_column_is_null_are_found_by_their_own_index(opened: Opened) -> None:
+    opened.merge(20, *(put(number, None, number) for number in range(4)))
+    opened.merge(40, put(2, "named", 30))
+    schema, keys = pa.schema([SHAPE.columns.field("id")]), pa.table({"id": pa.array([1, 2, 9], pa.int64())})
+
+    def ids() -> list[int]:
+        opened.target.refresh()
+        rows = opened.indexed.find_rows(opened.target, SHAPE.key, "item", keys, schema)
+        assert rows is not None
+        return sorted(rows["id"].to_pylist())
+
+    assert ids() == [1]
+    opened.merge(60, put(1, "named", 50), put(2, None, 51))
+    assert ids() == [2]
+    assert [table.key for table in opened.indexed.opened(opened.target)] == [SHAPE.key]
+    opened.indexed.close()
+    assert len(folders_of(opened)) == 2
+    assert ids() == [2]

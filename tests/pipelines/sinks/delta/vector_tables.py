@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN
 from pipelines.sinks.delta.indexed.delta_log import Action, LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage, TableStorage
-from pipelines.sinks.delta.indexed_writer import IndexedTable
+from pipelines.sinks.delta.indexed_writer import IndexedRows, IndexedTable
 from pipelines.sinks.delta.target_columns import OP
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS
 
@@ -108,7 +108,7 @@ class VectorTable:
     def open(self) -> IndexedTable:
         """Open the table as a new process does."""
         storage = self.storage
-        return IndexedTable(storage, LiveFiles.read(storage), self.index_folder, self.key, self.relation)
+        return IndexedTable(storage, LiveFiles.read(storage), self.index_folder, IndexedRows(self.key, self.relation))
 
     def reopen(self) -> None:
         """Close the table and open it again."""
