@@ -47,7 +47,7 @@ RIGHT: Final[dict[tuple[str, str], str]] = {
     ("cdc/config/source.py", "beside"): "`snapshot.beside` is a key of definitions",
     ("cdc/metrics.py", "held"): "names of metrics stay the same: dashboards and alerts use them",
     ("cdc/service/api/prometheus_metrics.py", "held"): "constants named after cdc_log_held_bytes and holds_bytes",
-    ("cdc/service/log_status.py", "held"): "`holds_bytes` is a JSON field",
+    ("cdc/service/log_status_records.py", "held"): "`holds_bytes` is a JSON field",
     ("cdc/service/log_status_reader.py", "held"): "`holds_bytes` is a JSON field",
     ("cdc/service/page/templates/log.html", "held"): "`holds_bytes` is a JSON field",
     ("cdc/command_output.py", "flaw"): "`flaws` is a JSON field",

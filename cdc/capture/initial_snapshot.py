@@ -3,7 +3,7 @@
 One REPEATABLE READ transaction with the slot's exported snapshot reads the rows. Their position is the slot's
 consistent point − 1, because the next commit record can be at the consistent point itself. If the process is killed
 before this commit, the slot remains without use. The next start replaces the slot if the slot provably belongs to the
-log (see slot_ownership); otherwise the start fails.
+log (see slot_belongs_to_log); otherwise the start fails.
 
 The commit contains only the schema of a large table; backfills copy such tables in chunks while the stream runs. If the
 reader may not create the slot, there is no exported snapshot. The log then begins at the adopted slot, and all tables
@@ -25,7 +25,7 @@ from typing import Any, Final
 from cdc.capture.commit_outside_stream import SnapshotCommit
 from cdc.capture.resume_checks import lineage_of
 from cdc.capture.settings import SourceSettings
-from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable
+from cdc.capture.slot_belongs_to_log import SlotClaim, check_adopted, check_replaceable
 from cdc.config.source import Snapshot
 from cdc.errors import LogFenced, PreflightFailed, UnreadableRow
 from cdc.failpoint import hit

@@ -12,7 +12,7 @@ from cdc.capture.commit_outside_stream import SnapshotCommit
 from cdc.capture.initial_snapshot import ensure_initial_snapshot
 from cdc.capture.resume_checks import check_slot_kind
 from cdc.capture.settings import ReaderSettings, reader_settings
-from cdc.capture.slot_ownership import (
+from cdc.capture.slot_belongs_to_log import (
     SlotClaim,
     check_adopted,
     check_replaceable,

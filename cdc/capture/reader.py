@@ -20,7 +20,7 @@ from cdc.capture.decode_stage import DecodeStage, LastTransaction, ResumePoint, 
 from cdc.capture.initial_snapshot import CopySummary, ensure_initial_snapshot
 from cdc.capture.resume_checks import captured_oids, lineage_of, lsn_to_confirm
 from cdc.capture.settings import ReaderSettings
-from cdc.capture.slot_ownership import check_resume
+from cdc.capture.slot_belongs_to_log import check_resume
 from cdc.errors import SourceError
 from cdc.failpoint import hit
 from cdc.log.disk_format import LogIdentity

@@ -16,12 +16,12 @@ from typing import Final, NamedTuple
 
 from cdc import atomic_file, metrics
 from cdc.capture.resume_checks import captured_oids, check_source
-from cdc.capture.slot_ownership import SlotClaim, check_adopted, check_replaceable, check_slot_name
+from cdc.capture.slot_belongs_to_log import SlotClaim, check_adopted, check_replaceable, check_slot_name
 from cdc.catalog import Catalog
 from cdc.catalog.connection import check_catalog_writable, is_catalog_created
 from cdc.config import Definition, DeltaSinkDefinition, rule_of, table_settings
-from cdc.config.column_checks import with_target_columns
 from cdc.config.field_types import fixed_part, is_remote
+from cdc.config.rule_column_conflicts import with_target_columns
 from cdc.config.sinks import Sink
 from cdc.errors import (
     CatalogUnavailable,

@@ -11,7 +11,7 @@ from cdc.cli.options import ConfigOption, JsonOption, YesOption, audit, confirm
 from cdc.command_output import LineMark, aligned, echo, emit, line
 
 if TYPE_CHECKING:
-    from cdc.service.log_status import ConsumerLine
+    from cdc.service.log_status_records import ConsumerLine
 
 NameArgument = Annotated[
     str,

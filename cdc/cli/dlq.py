@@ -196,7 +196,7 @@ def _shown(text: str | None) -> str | None:
 def _read_parked_rows(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple[Published | None, list[ParkedRow]]:
     """Return the newest published record and the parked rows of a sink; (None, []) before its first cut."""
     if sink.type == "search":
-        from cdc.stores.search_index import SearchIndex
+        from cdc.stores.search_index_reader import SearchIndex
 
         index = SearchIndex.open(sink.path)
         return index.published, index.parked()

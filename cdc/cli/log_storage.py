@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cdc.log.bucket_files import Root
     from cdc.log.disk_format import LogFile
     from cdc.log.reader import LogReader
-    from cdc.service.log_status import ConsumerLine, LogStatus, SegmentLine, VacuumReport
+    from cdc.service.log_status_records import ConsumerLine, LogStatus, SegmentLine, VacuumReport
 
 _WAITING: Final = "of removed files are kept on disk for running readers"
 

@@ -14,7 +14,7 @@ from cdc.errors import ConfigError, UnknownName
 
 if TYPE_CHECKING:
     from cdc.config import Definition
-    from cdc.stores.search_index import FoundRow, SearchIndex
+    from cdc.stores.search_index_reader import FoundRow, SearchIndex
 
 _CELL = 60
 """Maximum characters of a value that a terminal line shows; `--json` prints values in full."""
@@ -54,7 +54,7 @@ def search(
 
 def _find_index(definition: Definition, table: str) -> tuple[SearchIndex, str]:
     """Return the index of the first search sink that has the table, and the topic of the table."""
-    from cdc.stores.search_index import SearchIndex
+    from cdc.stores.search_index_reader import SearchIndex
     from cdc.table import split_topic
 
     indexes = [SearchIndex.open(sink.path) for sink in definition.sinks if sink.type == "search"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cdc.catalog import Catalog
     from cdc.config import Definition
-    from cdc.service.log_status import LogStatus
+    from cdc.service.log_status_records import LogStatus
     from cdc.service.slot_risk import SourceObservation
     from cdc.service.status import PipelineStatus
 

@@ -18,7 +18,7 @@ from cdc.log.json_output_formats import MessageFormat, SchemaInForce, SourceBloc
 from cdc.log.reader import LogReader
 from cdc.log.table_io import is_table
 from cdc.position import Position
-from cdc.service.log_status import FileLine, SegmentLine, Transaction
+from cdc.service.log_status_records import FileLine, SegmentLine, Transaction
 from cdc.table import TableSchema, TableState
 
 _NOT_READ: Final = {"before": None, "after": None, "partial": False}

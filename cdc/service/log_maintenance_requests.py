@@ -16,7 +16,7 @@ from cdc.config import Definition
 from cdc.log.audit.verify import AuditScope, verify
 from cdc.log.trim_plan import plan_trim, request_trim
 from cdc.log.vacuum import remove_orphan_files, vacuum, waiting
-from cdc.service.log_status import FindingLine, LogCheck, Trimmable, VacuumReport
+from cdc.service.log_status_records import FindingLine, LogCheck, Trimmable, VacuumReport
 from cdc.service.status import pipeline_status
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from cdc.errors import CdcError, LogError
 from cdc.log.bucket_files import BucketPath, Root
-from cdc.service.log_status import LogState, LogStatus
+from cdc.service.log_status_records import LogState, LogStatus
 from cdc.service.problem import Problem
 
 SAMPLE_INTERVAL: Final = 5.0

@@ -17,7 +17,7 @@ from cdc.log.reader import LogReader
 from cdc.log.vacuum import waiting
 from cdc.position import Position
 from cdc.service.log_contents import open_log, segment_line
-from cdc.service.log_status import (
+from cdc.service.log_status_records import (
     Compaction,
     ConsumerLine,
     LogState,

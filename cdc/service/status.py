@@ -26,7 +26,7 @@ from cdc.metrics import (
     Metric,
 )
 from cdc.position import Position
-from cdc.service.log_status import LogState, LogStatus, wal_between
+from cdc.service.log_status_records import LogState, LogStatus, wal_between
 from cdc.service.machine_load import MachineLoad
 from cdc.service.position_history import PositionHistory
 from cdc.service.problem import REMEDIES, Problem, problem_from_reason

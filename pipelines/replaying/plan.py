@@ -15,7 +15,7 @@ from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import Published
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import exact_glob, matches_name
 from cdc.verify_and_replay_options import POINT_IN_TIME_REMEDY, parse_point_in_time
 from pipelines.replaying.table_sizes_in_log import TableContents, read_contents

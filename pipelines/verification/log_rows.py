@@ -23,7 +23,7 @@ from cdc.position import Position
 from cdc.postgres.key_range_digests import Digest, KeyRange
 from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import Published, TableRecord, TargetState
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableSchema
 from pipelines.folding.fold import FOLDED_ARROW, fold
 from pipelines.folding.keyless_fold import net_changes

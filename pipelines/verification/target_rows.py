@@ -11,7 +11,7 @@ from cdc.errors import CdcError, SinkUnavailable
 from cdc.postgres.key_range_digests import KeyRange
 from cdc.stores.current_rows import APPEND, CurrentRows, quote_identifier, quote_literal
 from cdc.stores.published_record import TableRecord
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from cdc.target_names import POSITION_COLUMN, column_name
 from pipelines.verification.canonical_text import document_batches, target_batch
 from pipelines.verification.compare_rows import Rows

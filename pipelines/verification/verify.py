@@ -24,7 +24,7 @@ from cdc.position import Position
 from cdc.postgres.publication import published_schema
 from cdc.postgres.tables import match_tables
 from cdc.stores.published_record import TableRecord, TargetState
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableSchema, matches, matches_name
 from cdc.verify_and_replay_options import Against, VerifyMode
 from pipelines.verification.compare_rows import LISTED

@@ -23,7 +23,7 @@ from cdc.errors import (
     ValueNotRepresentable,
 )
 from cdc.stores.lake_reader import read_target
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableState
 from pipelines.sinks.contract import Published, Sink, TableBatch, TableRecord, TargetState
 from pipelines.sinks.delta.settings import DeltaSettings, Writer

@@ -16,7 +16,7 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.stores.lake_reader import Lake, read_target
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableSchema
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests

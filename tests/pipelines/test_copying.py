@@ -17,7 +17,7 @@ from cdc.log.writer import LogWriter
 from cdc.position import Position
 from cdc.stores.lake_reader import Lake, read_target
 from cdc.stores.published_record import Published, TableRecord, TargetState
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableState
 from pipelines.range_folder import RangeFolder
 from pipelines.runtime.cut_requests import CutRequests

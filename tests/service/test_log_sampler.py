@@ -14,7 +14,7 @@ from cdc.log.consumers import Consumer
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
 from cdc.service.log_sampler import LogSampler
-from cdc.service.log_status import LogState, LogStatus
+from cdc.service.log_status_records import LogState, LogStatus
 from tests.fixtures.s3 import KEY, S3, Relay
 from tests.fixtures.waiting import until
 from tests.log.rows import IDENTITY, LIMITS, info, row, table

@@ -11,8 +11,8 @@ from cdc.errors import LogCorrupt, LogError
 from cdc.log.reader import LogReader
 from cdc.service.log_contents import open_log, segment_lines
 from cdc.service.log_sampler import LogSampler
-from cdc.service.log_status import LogState, LogStatus
 from cdc.service.log_status_reader import find_consumer, log_status
+from cdc.service.log_status_records import LogState, LogStatus
 from tests.cli.trimmed import Folder
 
 SOME_TIME = 20.0

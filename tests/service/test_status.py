@@ -12,7 +12,7 @@ import pytest
 from cdc.catalog import AWAITS_SPARK, Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.metrics import COMPACTION_CHANGES, COMPACTION_SECONDS, COMPILING, LOG_HORIZON, LOG_POSITION, Metrics
 from cdc.position import Position
-from cdc.service.log_status import Compaction, LogState, LogStatus
+from cdc.service.log_status_records import Compaction, LogState, LogStatus
 from cdc.service.machine_load import MachineLoad
 from cdc.service.page.document import PageContext, render
 from cdc.service.position_history import PositionHistory

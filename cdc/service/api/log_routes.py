@@ -25,7 +25,15 @@ from cdc.service.api.route_context import (
     RouteContext,
     actor_of,
 )
-from cdc.service.log_status import ConsumerLine, FileLine, LogCheck, LogStatus, SegmentLine, Transaction, VacuumReport
+from cdc.service.log_status_records import (
+    ConsumerLine,
+    FileLine,
+    LogCheck,
+    LogStatus,
+    SegmentLine,
+    Transaction,
+    VacuumReport,
+)
 
 MAX_BYTES: Final = 1 << 28
 """Maximum number of bytes of data files that one check reads; reading them takes a few seconds."""

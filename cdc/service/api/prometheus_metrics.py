@@ -61,7 +61,7 @@ from cdc.metrics import (
     Metric,
 )
 from cdc.position import Position
-from cdc.service.log_status import ConsumerLine, LogState, LogStatus
+from cdc.service.log_status_records import ConsumerLine, LogState, LogStatus
 from cdc.service.status import NOT_REPORTING, PipelineStatus, SourceStatus
 from cdc.snapshot.backfill_status import BackfillStatus
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from cdc.catalog import AWAITS_SPARK
 from cdc.service import number_format
-from cdc.service.log_status import ConsumerLine, LogStatus, SegmentLine
+from cdc.service.log_status_records import ConsumerLine, LogStatus, SegmentLine
 from cdc.service.page.chart_coordinates import LagCurve, lag_curve
 from cdc.service.status import PipelineStatus, SinkStatus, SourceStatus
 from cdc.service.table_status import TableStatus

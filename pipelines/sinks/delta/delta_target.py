@@ -33,7 +33,7 @@ from cdc.table import TableSchema
 from cdc.target_names import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, START_COLUMN, column_name
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_log_cleanup import is_newest
-from pipelines.sinks.delta.file_statistics import DataFile
+from pipelines.sinks.delta.new_file_statistics import DataFile
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
     EvolutionPlan,

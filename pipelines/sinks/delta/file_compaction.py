@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from cdc.failpoint import hit
-from pipelines.sinks.delta.file_statistics import FileStatistics, columns_with_bounds
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, Action, LiveFile, LiveFiles, new_data_path
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
+from pipelines.sinks.delta.new_file_statistics import FileStatistics, columns_with_bounds
 
 DELETED: Final = 4
 """Divisor of the number of rows: a file is due when at least 1/DELETED of its rows is deleted."""

@@ -29,7 +29,6 @@ from cdc.failpoint import hit
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta import file_compaction
 from pipelines.sinks.delta.file_compaction import RewrittenFile
-from pipelines.sinks.delta.file_statistics import columns_with_bounds, statistics
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import (
     ATTEMPTS,
@@ -42,6 +41,7 @@ from pipelines.sinks.delta.indexed.delta_log import (
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
 from pipelines.sinks.delta.indexed.key_index import FoundRows, KeyHashes, KeyIndex
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
+from pipelines.sinks.delta.new_file_statistics import columns_with_bounds, statistics
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
 

@@ -30,7 +30,7 @@ from cdc.errors import MissingBase, SchemaNotApplicable, SinkFenced, SinkOfAnoth
 from cdc.failpoint import hit
 from cdc.position import Position
 from cdc.stores.dead_letter_rows import DeadLetterEntry, Image, Key, ParkedRow
-from cdc.stores.search_index import (
+from cdc.stores.search_index_reader import (
     OWNER_ID,
     PARKED_TOPIC,
     PUBLISHED_ID,

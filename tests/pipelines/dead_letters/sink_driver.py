@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cdc.config import DeadLetterSettings, TableSettings
 from cdc.stores.lake_reader import read_target
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from pipelines.dead_letters.quarantine import Quarantine
 from pipelines.sinks.contract import ParkingSink, Published, TableBatch, TableRecord
 from pipelines.sinks.delta.settings import DeltaSettings

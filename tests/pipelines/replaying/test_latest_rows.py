@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from cdc.log.reader import LogReader
 from cdc.position import Position
 from cdc.stores.published_record import TargetState
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from pipelines.replaying.rebuild import LogSource, Rebuild, RebuildContext
 from pipelines.replaying.table_sizes_in_log import read_contents
 from pipelines.sinks.delta.settings import Writer

@@ -19,7 +19,7 @@ from cdc.errors import ConfigError, SinkInUse
 from cdc.stores.dead_letter_rows import read_parked
 from cdc.stores.lake_reader import read_target
 from cdc.stores.published_record import TargetState
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import Column
 from pipelines.opened_sink import SinkParts
 from pipelines.replaying.plan import ReplayOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import AWAITS_SPARK, Catalog
-from cdc.service.log_status import Compaction, LogState, LogStatus
+from cdc.service.log_status_records import Compaction, LogState, LogStatus
 from cdc.service.page import section_values
 from cdc.service.status import PipelineStatus, pipeline_status
 from cdc.service.table_status import TableStatus

@@ -16,7 +16,7 @@ import pytest
 
 from cdc.errors import MissingBase, SchemaNotApplicable, SinkFenced, SinkOfAnotherLog, SinkUnavailable
 from cdc.stores.published_record import TargetState
-from cdc.stores.search_index import PUBLISHED_ID, SearchIndex
+from cdc.stores.search_index_reader import PUBLISHED_ID, SearchIndex
 from cdc.table import Column, ReplicaIdentity, TableSchema, TableState
 from pipelines.sinks.contract import Published, TableBatch, TableRecord
 from pipelines.sinks.search.sink import SearchSink, _replace_reserved

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import SinkUnavailable
-from cdc.stores.search_index import SearchIndex
+from cdc.stores.search_index_reader import SearchIndex
 from cdc.table import TableSchema
 from pipelines.sinks.contract import Published
 from pipelines.sinks.search.sink import SearchSink

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc.config import SinkRule, TableSettings, TargetMode, Transform
-from cdc.config.column_checks import column_conflicts, with_target_columns
+from cdc.config.rule_column_conflicts import column_conflicts, with_target_columns
 from cdc.table import Column, ReplicaIdentity, TableSchema
 
 

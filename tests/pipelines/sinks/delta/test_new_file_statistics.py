@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.sinks.delta.file_statistics import MAX_TEXT_BOUND, statistics
+from pipelines.sinks.delta.new_file_statistics import MAX_TEXT_BOUND, statistics
 
 ROWS = pa.table(
     {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdc.position import Position
-from cdc.service.log_status import ConsumerLine, LogState, LogStatus, wal_between
+from cdc.service.log_status_records import ConsumerLine, LogState, LogStatus, wal_between
 
 
 def test_wal_is_not_counted_from_one_epoch_into_another() -> None:

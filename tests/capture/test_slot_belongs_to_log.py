@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.capture.slot_ownership import (
+from cdc.capture.slot_belongs_to_log import (
     SlotClaim,
     check_adopted,
     check_replaceable,

@@ -12,7 +12,7 @@ import tantivy
 
 from cdc.errors import SinkUnavailable
 from cdc.stores.published_record import Published, TableRecord
-from cdc.stores.search_index import (
+from cdc.stores.search_index_reader import (
     PUBLISHED_ID,
     TERM_BYTES,
     SearchIndex,
