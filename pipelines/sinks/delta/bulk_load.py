@@ -53,7 +53,7 @@ class BulkLoad:
         Returns the table's record.
         """
         target = self._targets.open(batch.schema)
-        target.add(files, batch.upto)
+        target.add([file.add_action() for file in files], batch.upto)
         return self._complete(batch, target)
 
     def _complete(self, batch: TableBatch, target: DeltaTarget) -> TableRecord:

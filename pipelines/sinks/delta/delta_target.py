@@ -33,7 +33,6 @@ from cdc.table import TableSchema
 from cdc.target_names import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, START_COLUMN, column_name
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_log_cleanup import is_newest
-from pipelines.sinks.delta.new_file_statistics import DataFile
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
     EvolutionPlan,
@@ -41,6 +40,7 @@ from pipelines.sinks.delta.schema_evolution import (
     evolved_batch,
     without_ids,
 )
+from pipelines.sinks.delta.table_properties import create_table, set_properties
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, PLAIN, SHARED, TargetLayout
 from pipelines.sinks.delta.target_part import KEYLESS, RELATION, RowReader, SharedPart, TargetPart, WholeTarget
 from pipelines.sinks.delta.unsupported_feature_errors import translate_refusals
@@ -157,15 +157,13 @@ class DeltaTarget:
         first = [*(column_name(column.name) for column in schema.key), *layout.cluster_by]
         described = [name for name in described_columns(columns, first) if name not in layout.partition_by]
         statistics = {STATISTICS: ",".join(described)}
-        table = DeltaTable.create(
+        table = create_table(
             uri,
             columns,
             name=uri.rpartition("/")[2] if layout.is_shared else schema.topic,
             description=f"changes of {'many tables' if layout.is_shared else schema.topic}, kept by cdc",
             partition_by=list(layout.partition_by) or None,
             configuration={**_PROPERTIES, **layout.configuration, **statistics, **identity},
-            # delta-rs does not know the properties `cdc.*`
-            raise_if_key_not_exists=False,
         )
         return cls(uri, table)
 
@@ -406,12 +404,10 @@ class DeltaTarget:
         """Names of the columns for which `_delta_log` has file statistics."""
         return tuple(filter(None, (self.read_property(STATISTICS) or "").split(",")))
 
-    def add(self, files: Sequence[DataFile], position: int) -> None:
+    def add(self, files: Sequence[AddAction], position: int) -> None:
         """Add data files in the target's directory to the table, in one commit whose `txn` has the given position."""
-        now = int(time.time() * 1000)
-        actions = [AddAction(file.name, file.size, {}, now, True, file.statistics) for file in files]
         self.table.create_write_transaction(
-            actions, "append", self.table.schema(), commit_properties=self.commit(position)
+            list(files), "append", self.table.schema(), commit_properties=self.commit(position)
         )
         self.refresh()
 
@@ -522,7 +518,11 @@ class DeltaTarget:
 
     def set_property(self, name: str, value: str) -> None:
         """Set a property of the Delta table, in a separate commit."""
-        self.table.alter.set_table_properties({name: value}, raise_if_not_exists=False)
+        self.set_properties({name: value})
+
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        """Set properties of the Delta table, in one separate commit."""
+        set_properties(self.uri, self.table, properties)
 
 
 def rewritten_bytes(before: pa.Table, after: pa.Table) -> int:

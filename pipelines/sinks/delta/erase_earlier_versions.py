@@ -20,6 +20,8 @@ from cdc import atomic_file
 from cdc.failpoint import hit
 from cdc.log.delta_checkpoint import HINT, checkpoint_at
 from pipelines.sinks.delta.delta_log_cleanup import LOG, expired_log_files, paths_of, remove_old_commits
+from pipelines.sinks.delta.delta_target import DeltaTarget
+from pipelines.sinks.delta.table_properties import set_properties
 
 ERASE: Final = "cdc.erase"
 """Table property that marks a target whose earlier versions have to be erased.
@@ -41,11 +43,11 @@ def is_marked(table: DeltaTable) -> bool:
     return bool(table.metadata().configuration.get(ERASE))
 
 
-def mark_to_erase(table: DeltaTable) -> None:
-    """Mark the table, so that this replay, or after a crash the next replay or driver, erases earlier versions."""
-    if not is_marked(table):
-        before = str(table.metadata().configuration.get(_RETENTION) or _DEFAULT)
-        table.alter.set_table_properties({ERASE: before, _RETENTION: _NONE}, raise_if_not_exists=False)
+def mark_to_erase(target: DeltaTarget) -> None:
+    """Mark a target, so that this replay, or after a crash the next replay or driver, erases earlier versions."""
+    if not is_marked(target.table):
+        before = target.read_property(_RETENTION) or _DEFAULT
+        target.set_properties({ERASE: before, _RETENTION: _NONE})
 
 
 def erase_earlier(uri: str, version: int) -> int:
@@ -63,7 +65,7 @@ def erase_earlier(uri: str, version: int) -> int:
         hit("delta_erased_file")
     _remove_log(uri, store, version)
     if before := table.metadata().configuration.get(ERASE):
-        table.alter.set_table_properties({ERASE: "", _RETENTION: str(before)}, raise_if_not_exists=False)
+        set_properties(uri, table, {ERASE: "", _RETENTION: str(before)})
     log.info("removed files with values that the rules now hide", target=uri, files=len(gone))
     return len(gone)
 

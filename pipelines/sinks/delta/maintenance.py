@@ -127,7 +127,7 @@ class ZOrdering:
         upto, now = _noted(target), {found.name: found.youngest for found in file_groups(target)}
         upto = {name: made for name, made in upto.items() if name in now} | {part.name: now[part.name]}
         said = json.dumps({"by": target.cluster_by, "upto": upto})
-        target.table.alter.set_table_properties({ORDERED: said}, raise_if_not_exists=False)
+        target.set_property(ORDERED, said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,7 +487,7 @@ def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
         hours = int((max(settings.retain, settings.vacuum_after) + RECENT) // 3600) + 1
         wanted[_GRACE] = f"interval {hours} hours"
     if any(found.get(name) != value for name, value in wanted.items()):
-        target.table.alter.set_table_properties(wanted)
+        target.set_properties(wanted)
 
 
 def _data_files(store: pafs.FileSystem, folder: str = "") -> Iterator[tuple[str, float]]:

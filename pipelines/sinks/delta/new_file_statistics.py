@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake.transaction import AddAction
 
 MAX_TEXT_BOUND: Final = 256
 """Maximum characters of a text bound; a longer lower bound is cut, a longer upper bound is left out."""
@@ -24,6 +26,10 @@ class DataFile:
     """Size of the file in bytes."""
     rows: int
     statistics: str
+
+    def add_action(self) -> AddAction:
+        """Return the action that adds the file to a table without partition columns."""
+        return AddAction(self.name, self.size, {}, int(time.time() * 1000), True, self.statistics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,10 +145,10 @@ class SparkTarget(DeltaTarget):
             SparkDeltaTable.forPath(self._spark, self.uri).delete(condition)
         self.refresh()
 
-    def set_property(self, name: str, value: str) -> None:
-        """See DeltaTarget.set_property."""
-        assignment = f"{_literal(name)} = {_literal(value)}"
-        self._spark.sql(f"ALTER TABLE delta.{backticked(self.uri)} SET TBLPROPERTIES ({assignment})")
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        """See DeltaTarget.set_properties."""
+        assignments = ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in properties.items())
+        self._spark.sql(f"ALTER TABLE delta.{backticked(self.uri)} SET TBLPROPERTIES ({assignments})")
         self.refresh()
 
 

@@ -139,7 +139,7 @@ class StagedDelta:
                 continue
             target.check_log(self._published.log_id)
             if is_marked(target.table) or self._rules.exposes(target.table, schema.topic, schema) is not None:
-                mark_to_erase(target.table)
+                mark_to_erase(target)
                 found.add(record.relation)
         return found
 
@@ -224,7 +224,7 @@ def _make_ready(target: DeltaTarget, staged: DeltaTarget, *, has_vectors: bool) 
     if described is not None and described != other:
         # columns that only one of the two has must not be named while the schema changes
         both = [name for name in described.split(",") if name in target.columns.names]
-        target.table.alter.set_table_properties({STATISTICS: ",".join(both)})
+        target.set_property(STATISTICS, ",".join(both))
 
 
 def _positions(target: DeltaTarget, records: Sequence[TableRecord]) -> list[Transaction]:
@@ -261,7 +261,7 @@ def _copy_properties(target: DeltaTarget, staged: DeltaTarget) -> None:
     copied |= {TRANSFORM: "", MODE: "", KEYLESS: wanted.get(KEYLESS, ""), **staged.layout.configuration}
     changed = {name: value for name, value in copied.items() if (present.get(name) or "") != value}
     if changed:
-        target.table.alter.set_table_properties(changed, raise_if_not_exists=False)
+        target.set_properties(changed)
 
 
 def _additions(table: DeltaTable, directory: str) -> Iterator[AddAction]:

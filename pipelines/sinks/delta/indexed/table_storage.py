@@ -46,6 +46,10 @@ class TableStorage(ABC):
     def list(self, folder: str) -> Iterator[str]:
         """Yield the paths of the files of a folder, without those of its folders."""
 
+    @abstractmethod
+    def make_folder(self, folder: str) -> None:
+        """Create a folder of the table unless it exists; `create` and `replace` need it."""
+
     def open(self, path: str) -> Any:
         """Open a file for pyarrow."""
         return self.file_system.open_input_file(path)
@@ -101,6 +105,10 @@ class LocalStorage(TableStorage):
                 if entry.is_file():
                     yield f"{folder}/{entry.name}"
 
+    def make_folder(self, folder: str) -> None:
+        """See TableStorage.make_folder."""
+        (self._root / folder).mkdir(parents=True, exist_ok=True)
+
 
 class BucketStorage(TableStorage):
     """A table's directory in an object store; access is configured by the environment, as for delta-rs."""
@@ -133,6 +141,9 @@ class BucketStorage(TableStorage):
         """See TableStorage.list."""
         for file in (self._root / folder).iterdir():
             yield f"{folder}/{file.name}"
+
+    def make_folder(self, folder: str) -> None:
+        """Do nothing, because folders of an object store exist implicitly."""
 
 
 def storage_of(uri: str) -> TableStorage:
