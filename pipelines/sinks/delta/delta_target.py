@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction
 
@@ -336,7 +336,15 @@ class DeltaTarget:
         """Return the position in the `txn` whose application id is `app_id` + suffix; None if the target has no such
         `txn`.
         """
-        application = self.app_id + suffix
+        return self._committed(self.app_id + suffix)
+
+    def check_not_committed(self, marker: TxnMarker) -> None:
+        """Raise CommitFailedError if another driver committed the `txn` of `marker`, or one of a later position."""
+        found = self._committed(marker.app_id)
+        if found is not None and found >= marker.version:
+            raise CommitFailedError("another driver committed rows of the same table")
+
+    def _committed(self, application: str) -> int | None:
         # delta-rs searches `_delta_log` each time, for 5 ms if there is no such `txn`
         return self._once(application, lambda: self.table.transaction_version(application))
 

@@ -135,7 +135,8 @@ class IndexedTable:
         written: tuple[pa.Table, list[NewFile]] | None = None
         for attempt in range(ATTEMPTS):
             if attempt:
-                self._read_conflict(marker)
+                self._read_conflict()
+            self._check_not_merged(marker)
             self.index_new_files()
             found = self._live_matches(self.index.find(hashes), numbers)
             found, stays = self._later_matches(rows, found)
@@ -179,18 +180,18 @@ class IndexedTable:
         """Save the index."""
         self.index.close()
 
-    def _read_conflict(self, marker: Action) -> None:
-        """Read the commits of another client that came first.
+    def _check_not_merged(self, marker: Action) -> None:
+        """Raise CommitFailedError if another driver merged up to the position of `marker`, or further."""
+        txn = marker["txn"]
+        if self.files.transactions.get(txn["appId"], -1) >= txn["version"]:
+            raise CommitFailedError("another driver committed rows of the same table")
 
-        Raises MetadataChanged if they changed the columns, and CommitFailedError if they have a `txn` with the
-        application id of `marker`: another driver may have merged the same range.
-        """
+    def _read_conflict(self) -> None:
+        """Read the commits of another client that came first; raises MetadataChanged if they changed the columns."""
         known = self.files.metadata, self.files.protocol
-        actions = self.files.advance()
+        self.files.advance()
         if (self.files.metadata, self.files.protocol) != known:
             raise MetadataChanged("another client changed columns, properties or features of the table")
-        if any(action.get("txn", {}).get("appId") == marker["txn"]["appId"] for action in actions):
-            raise CommitFailedError("another driver committed rows of the same table")
 
     def rewrite(
         self, sources: Sequence[LiveFile], columns: Sequence[str], described: Sequence[str], pace: Callable[[int], None]

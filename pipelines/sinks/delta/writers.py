@@ -149,8 +149,10 @@ class Writers:
     ) -> None:
         """Merge `source` into `target` with the chosen writer, in one commit with the `txn` of `marker`.
 
-        key: the columns by which source rows find target rows; empty: append the rows.
+        key: the columns by which source rows find target rows; empty: append the rows. Raises CommitFailedError if
+        another driver merged the same range meanwhile. Rows that it deleted in a later range would otherwise come back.
         """
+        target.check_not_committed(marker)
         with ONE_SPARK_WRITE if choice.writer is Writer.SPARK else nullcontext():
             began = time.monotonic()
             if choice.writer is Writer.INDEXED:

@@ -120,6 +120,8 @@ class LiveFiles:
     by_path: dict[str, LiveFile]
     """Path of a data file, as `_delta_log` spells it → the file."""
     with_vectors: bool = True
+    transactions: dict[str, int] = field(default_factory=dict)
+    """Application id of a `txn` → its version."""
     _unread: set[str] = field(default_factory=set)
     """Paths of live files whose deletion vector was not read yet."""
     _written: dict[str, BootTimestamp] = field(default_factory=dict)
@@ -140,22 +142,18 @@ class LiveFiles:
             raise LogNotReadable("commits are missing in _delta_log")
         return found
 
-    def advance(self, upto: int | None = None) -> list[Action]:
-        """Read the commits after `version`, at most to version `upto`, and return their actions.
+    def advance(self, upto: int | None = None) -> None:
+        """Read the commits after `version`, at most to version `upto`.
 
         Only the vectors of the last version are read: a VACUUM may have deleted those in between.
         """
-        actions: list[Action] = []
         while upto is None or self.version < upto:
             try:
                 content = self.storage.read(commit_path(self.version + 1))
             except FileNotFoundError:
                 break
-            found = [json.loads(line) for line in content.splitlines() if line.strip()]
-            self._apply(found, self.version + 1)
-            actions += found
+            self._apply([json.loads(line) for line in content.splitlines() if line.strip()], self.version + 1)
         self._read_vectors()
-        return actions
 
     def commit(self, actions: Sequence[Action], files: Iterable[LiveFile | str]) -> None:
         """Commit actions as the next version.
@@ -166,6 +164,8 @@ class LiveFiles:
         content = "".join(json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions)
         self.storage.create(commit_path(self.version + 1), content.encode())
         self.version += 1
+        for action in actions:
+            self._apply_to_table(action)
         for file in files:
             if isinstance(file, str):
                 self.by_path.pop(file, None)
@@ -226,10 +226,8 @@ class LiveFiles:
                 added.append(add)
             elif (remove := action.get("remove")) is not None:
                 removed.append(remove["path"])
-            elif "metaData" in action:
-                self.metadata = action["metaData"]
-            elif "protocol" in action:
-                self.protocol = action["protocol"]
+            else:
+                self._apply_to_table(action)
         for path in removed:
             self.by_path.pop(path, None)
             self._unread.discard(path)
@@ -240,6 +238,15 @@ class LiveFiles:
             if add.get("deletionVector") is not None and self.with_vectors:
                 self._unread.add(add["path"])
         self.version = version
+
+    def _apply_to_table(self, action: Action) -> None:
+        """Apply an action that concerns no file."""
+        if "metaData" in action:
+            self.metadata = action["metaData"]
+        elif "protocol" in action:
+            self.protocol = action["protocol"]
+        elif "txn" in action:
+            self.transactions[action["txn"]["appId"]] = int(action["txn"]["version"])
 
     def _read_vectors(self) -> None:
         """Read the deletion vectors of the files that were added since the last call."""
@@ -302,7 +309,7 @@ def _complete_parts(paths: Collection[str]) -> list[str]:
 def _actions(rows: pa.Table) -> Iterator[Action]:
     if "sidecar" in rows.column_names and rows["sidecar"].null_count < rows.num_rows:
         raise LogNotReadable("a checkpoint with sidecar files")
-    for kind in ("protocol", "metaData", "add"):
+    for kind in ("protocol", "metaData", "txn", "add"):
         if kind not in rows.column_names:
             continue
         column = rows[kind].combine_chunks()

@@ -330,6 +330,16 @@ def test_a_driver_whose_range_another_driver_merged_first_merges_nothing(two: Ve
     assert items_in(table) == [(1, "a"), (2, "b"), (3, "c")]
 
 
+def test_a_row_that_another_driver_deleted_in_a_later_range_does_not_come_back(two: VectorTable) -> None:
+    slow = VectorTable(two.uri)
+    two.merge(upsert(2, id=3, item="c"))
+    two.merge(delete(3, id=3))
+    with pytest.raises(CommitFailedError, match="another driver"):
+        slow.merge(upsert(2, id=3, item="c"))
+
+    assert items_in(two) == [(1, "a"), (2, "b")]
+
+
 def test_commits_of_others_during_every_attempt_are_refused_and_nothing_changes(two: VectorTable) -> None:
     table = with_others(two, *(lambda: commit(two.uri) for _ in range(ATTEMPTS)))
     with pytest.raises(CommitFailedError, match="each attempt"):
@@ -422,7 +432,7 @@ def test_an_empty_plan_commits_the_marker_alone(two: VectorTable) -> None:
     after = two.files()
 
     assert (after.version, list(after.by_path)) == (before.version + 1, list(before.by_path))
-    assert DeltaTable(two.uri).transaction_version(APP) == 1
+    assert DeltaTable(two.uri).transaction_version(APP) == 2
     assert items_in(two) == [(1, "a"), (2, "b")]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 from pyspark.sql import SparkSession
 
 from cdc.config import SinkRule
@@ -23,6 +24,7 @@ from pipelines.sinks.delta.writer_costs import (
     LEARNS_FROM,
     MAX_CANDIDATE_BYTES,
     Factors,
+    WriterDecision,
 )
 from pipelines.sinks.delta.writers import MergeSpec, Writers, merge_with_delta_rs
 from pipelines.types.families import TypePolicy
@@ -35,6 +37,20 @@ def test_a_table_with_features_waits_for_spark_where_that_may_come(tmp_path: Pat
     add_features(uri, ["inCommitTimestamp"])
     with pytest.raises(SparkAwaited):
         sink.apply(batch([put(4, "d", 30)], 20, 40))
+
+
+def test_no_writer_merges_a_range_that_another_driver_merged_after_the_check(tmp_path: Path) -> None:
+    sink, uri = filled_sink(tmp_path)
+    sink.apply(batch([put(4, "d", 30)], 20, 40))
+    sink.apply(batch([gone(4, 50)], 40, 60))
+    target = DeltaTarget.open(uri)
+    assert target is not None
+    shape = RowShape(ORDERS, TypePolicy.EXACT)
+    source = source_rows(folded([put(4, "d", 30)]), shape)
+    for writer in (Writer.DELTA_RS, Writer.SPARK, Writer.INDEXED):
+        with pytest.raises(CommitFailedError, match="another driver"):
+            sink.parts.writers.merge(target, source, shape.key, TxnMarker(target.app_id, 40), WriterDecision(writer))
+    assert DeltaTable(uri).version() == target.version
 
 
 MIB = 1 << 20

@@ -87,7 +87,8 @@ class VectorTable:
             DeltaTable.create(
                 self.uri, self.columns, configuration=VECTORS, partition_by=list(self.partition_by) or None
             )
-        self._versions = count()
+        self.app_id = APP if self.relation is None else f"{APP}/{self.relation}"
+        self._versions = count((DeltaTable(self.uri).transaction_version(self.app_id) or 0) + 1)
         self.table = self.open()
 
     @property
@@ -117,7 +118,7 @@ class VectorTable:
 
     def marker(self) -> Action:
         """Return a `txn` action that no commit has yet."""
-        return {"txn": {"appId": APP, "version": next(self._versions), "lastUpdated": 0}}
+        return {"txn": {"appId": self.app_id, "version": next(self._versions), "lastUpdated": 0}}
 
     def merge(self, *rows: Row) -> None:
         """Merge rows, after the commits of other clients were read."""

@@ -30,7 +30,7 @@ from pipelines.sinks.delta.indexed.delta_log import (
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from tests.fixtures.examples import examples
 from tests.pipelines.sinks.added_features import commit
-from tests.pipelines.sinks.delta.vector_tables import VectorTable, columns_of, delete, rows_in, upsert
+from tests.pipelines.sinks.delta.vector_tables import APP, VectorTable, columns_of, delete, rows_in, upsert
 
 PARTS = ["a", "b c", "ü/%=1", None]
 COLUMNS = columns_of(("id", pa.int64()), ("item", pa.string()), ("part", pa.string()))
@@ -383,10 +383,24 @@ def test_advance_stops_at_the_wanted_version(marked: VectorTable) -> None:
     marked.merge(delete(6, id=6))
     files.advance(4)
     assert files.version == 4
-    assert [next(iter(action)) for action in files.advance(5)][:2] == ["commitInfo", "txn"]
+    for upto in (5, None):
+        files.advance(upto)
+        assert files.version == 5
 
-    assert (files.version, files.advance()) == (5, [])
     assert len(rows_in(marked.uri)) == as_read(files)[2]
+
+
+def test_transactions_are_those_of_delta_rs_also_after_a_checkpoint(marked: VectorTable) -> None:
+    files = marked.files()
+    known = DeltaTable(marked.uri).transaction_version(APP)
+    for version in (7, 9):
+        commit(marked.uri, {"txn": {"appId": "other", "version": version}})
+    marked.merge(delete(6, id=6))
+    files.advance()
+    DeltaTable(marked.uri).create_checkpoint()
+    assert known is not None
+    for read in (files, marked.files(), marked.table.files):
+        assert read.transactions == {APP: known + 1, "other": 9}
 
 
 def checkpointed(table: VectorTable) -> list[Action]:
