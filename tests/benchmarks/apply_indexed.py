@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from threading import Event, Thread
+
 import numpy as np
 
 from pipelines.sinks.delta.settings import Writer
@@ -20,6 +24,9 @@ def figures() -> dict[str, Figure]:
         **{f"merge_ms.indexed.{size}": Figure("ms", at_most=limit) for size, (_, _, limit) in SIZES.items()},
         **{f"merge_p90_ms.indexed.{size}": Figure("ms") for size in SIZES},
         "vs_delta_rs_merge.10m_1k": Figure("ratio", at_least=50),
+        **{f"index_lost_s.{size}": Figure("s", at_most=limit) for size, limit in (("10m", 10), ("50m", None))},
+        "index_bytes_per_key.50m": Figure("bytes", at_most=24),
+        "anonymous_memory_mib.50m": Figure("MiB", at_most=1536),
         **{f"rows_differing.indexed.{size}": Figure("rows", at_most=0, in_every_run=True) for size in ("10m", "50m")},
     }
 
@@ -29,16 +36,45 @@ def measure(random: np.random.Generator, rows: int, found: dict[str, Figure]) ->
     for name, divisor in (("10m", 5), ("50m", 1)):
         count = rows // divisor
         with filled(count, Kind(Writer.INDEXED)) as target:
-            target.apply(chosen(random, 0, count))  # builds the index
+            memory = AnonymousMemory()
+            found[f"index_lost_s.{name}"].values.append(target.apply(chosen(random, 0, count)).seconds)
             for size, (own, keys, _) in SIZES.items():
                 if own != divisor:
                     continue
                 seconds = [target.apply(chosen(random, 0, count, keys)).seconds for _ in range(BATCHES)]
                 found[f"merge_ms.indexed.{size}"].values.append(float(np.median(seconds)) * 1e3)
                 found[f"merge_p90_ms.indexed.{size}"].values.append(float(np.quantile(seconds, 0.9)) * 1e3)
+            greatest = memory.stop()
+            if name == "50m":
+                found["anonymous_memory_mib.50m"].values.append(greatest - target.nbytes / 2**20)
             found[f"rows_differing.indexed.{name}"].values.append(target.differing())
+            target.close()
+            if name == "50m":
+                nbytes = sum(file.stat().st_size for file in target.index_folder.rglob("*.run"))
+                found["index_bytes_per_key.50m"].values.append(nbytes / count)
     peer = _peer(random, rows // 5)
     found["vs_delta_rs_merge.10m_1k"].values.append(peer * 1e3 / found["merge_ms.indexed.10m_1k"].values[-1])
+
+
+class AnonymousMemory:
+    """Measures the resident memory of this process that is not mapped from files, every 20 ms."""
+
+    def __init__(self) -> None:
+        self._greatest, self._stopped = 0.0, Event()
+        self._thread = Thread(target=self._measure)
+        self._thread.start()
+
+    def stop(self) -> float:
+        """Return the greatest size so far, in MiB."""
+        self._stopped.set()
+        self._thread.join()
+        return self._greatest
+
+    def _measure(self) -> None:
+        while not self._stopped.wait(0.02):
+            status = Path("/proc/self/status").read_text(encoding="ascii")
+            sizes = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", status, re.MULTILINE)
+            self._greatest = max(self._greatest, sum(map(int, sizes)) / 1024)
 
 
 def _peer(random: np.random.Generator, rows: int) -> float:

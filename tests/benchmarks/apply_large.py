@@ -133,6 +133,20 @@ class Target:
         has = self._files()
         return Applied(seconds, sum(has[path] for path in has.keys() - had.keys()) / 2**20)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what the rows have to be."""
+        return self._positions.nbytes
+
+    @property
+    def index_folder(self) -> Path:
+        """Where the sink keeps its key indexes."""
+        return index_folder(Path(self.uri).parent.parent)
+
+    def close(self) -> None:
+        """Close the sink."""
+        self._sink.close()
+
     def publish(self) -> None:
         """Publish the last batch; maintenance follows."""
         assert self._record is not None
@@ -158,13 +172,23 @@ class Target:
         return dict(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True))
 
 
+def index_folder(folder: Path) -> Path:
+    """Return where a sink keeps its key indexes. folder: that of its targets."""
+    return folder / "key-indexes"
+
+
 @contextmanager
 def filled(rows: int, kind: Kind) -> Iterator[Target]:
     """An open sink whose target holds so many rows, and stands at FILLED."""
     folder = Path(tempfile.mkdtemp(prefix="cdc-large-"))
     try:
         settings = DeltaSettings(
-            "lake", f"{folder}/{{schema}}/{{table}}", kind.writer, rules=kind.rules, upkeep=kind.upkeep
+            "lake",
+            f"{folder}/{{schema}}/{{table}}",
+            kind.writer,
+            rules=kind.rules,
+            upkeep=kind.upkeep,
+            index_folder=str(index_folder(folder)),
         )
         sink = DeltaSink(settings, kind.spark)
         sink.open("bench")
