@@ -55,6 +55,7 @@ def captured(folder: Path, umask: int) -> Iterator[Path]:
         yield state
 
 
+@pytest.mark.slow
 def test_the_printed_psql_line_and_what_the_capture_writes_are_for_the_own_account_only(folder: Path) -> None:
     """Log, catalog, checkpoints, spool, output of processes."""
     with captured(folder, 0o000) as state:

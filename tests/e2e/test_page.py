@@ -198,6 +198,7 @@ def test_a_cancel_is_asked_for_twice(page: Page, copy: int, catalog: Catalog) ->
     assert len(catalog.commands.ls(NAME, BackfillAction.CANCEL.kind)) == 1
 
 
+@pytest.mark.slow
 def test_a_service_that_takes_no_verbs_shows_no_buttons_for_them(
     browser: Browser, catalog: Catalog, tmp_path: Path
 ) -> None:
@@ -230,6 +231,7 @@ def test_the_page_asks_for_the_token_and_speaks_with_it(browser: Browser, catalo
         expect(page.locator("#tables")).to_contain_text("orders")
 
 
+@pytest.mark.slow
 def test_the_description_of_the_api_is_shown_with_nothing_of_another_site(browser: Browser, url: str) -> None:
     asked: list[str] = []
     with looking_at(browser, url, "page.png") as page:
@@ -271,6 +273,7 @@ def test_a_refused_verb_says_why(browser: Browser, catalog: Catalog, url: str) -
         expect(page.locator("#notice")).to_contain_text("→")
 
 
+@pytest.mark.slow
 def test_a_narrow_screen_needs_no_sideways_scrolling(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     expect(page.locator("#link")).to_have_text("live")

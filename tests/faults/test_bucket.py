@@ -85,6 +85,7 @@ def test_a_commit_that_meets_its_own_first_try_is_recognised(both: TableInBucket
     assert of.positions(root) == [10, 10, 20, 20, 30, 30]
 
 
+@pytest.mark.slow
 def test_who_cannot_know_whether_it_committed_looks_again_until_it_does(root: BucketPath, relay: Relay) -> None:
     writer, blocked = patient(root)
     lost, away = relay.fault(COMMIT), relay.fault(r"^(GET|HEAD) .*/0*2\.json", 503, times=12)
@@ -167,6 +168,7 @@ def test_a_compaction_that_meets_a_busy_store_fails_and_the_next_one_makes_it(
     assert COMPACTS.positions(root) == [10, 10, 20, 20]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [COMPACTS.file, COMPACTS.commit], ids=["data", "commit"])
 def test_a_compaction_that_is_refused_says_what_to_do_and_changes_nothing(s3: S3, relay: Relay, what: str) -> None:
     root = s3.root(port=relay.port)

@@ -57,6 +57,7 @@ def ended_with(held: Captured) -> tuple[str, str]:
     return report.state, (report.error or {}).get("code", "")
 
 
+@pytest.mark.slow
 def test_a_verdict_of_the_reporter_is_in_the_last_report(held: Captured, capsys: pytest.CaptureFixture[str]) -> None:
     with ReaderProcess(held) as reader:
         until(lambda: reports(held, "running") and is_read(held), reader.output)

@@ -186,6 +186,7 @@ def test_a_record_of_an_emptied_log_proves_nothing(tmp_path: Path, database: str
     stays(held, UnexpectedSlot.code)
 
 
+@pytest.mark.slow
 def test_a_killed_first_copy_into_a_bucket_begins_again_by_itself(pipeline: Pipeline, s3: S3) -> None:
     lies_in_a_bucket(pipeline, s3)
     run_sql(pipeline.dsn, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")

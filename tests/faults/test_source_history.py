@@ -201,6 +201,7 @@ def test_a_slot_whose_wal_was_removed_says_which_limit_it_was(tmp_path: Path, ow
     recovers(held)
 
 
+@pytest.mark.slow
 def test_a_slot_that_nobody_used_for_too_long_says_so(tmp_path: Path, own_server: EmbeddedPostgres) -> None:
     if own_server.version < 18:
         pytest.skip("idle_replication_slot_timeout came with 18")

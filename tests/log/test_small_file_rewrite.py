@@ -181,7 +181,9 @@ def test_who_reads_the_old_files_keeps_them(writer: LogWriter, tmp_path: Path):
     assert sum(batch.num_rows for batch in reader.rows(Position(0), Position(500))) == len(everything(tmp_path))
 
 
-@pytest.mark.parametrize(("point", "settled_files"), [("rewrite_noted", 0), ("rewrite_committed", 2)])
+@pytest.mark.parametrize(
+    ("point", "settled_files"), [pytest.param("rewrite_noted", 0, marks=pytest.mark.slow), ("rewrite_committed", 2)]
+)
 @pytest.mark.usefixtures("writer")
 def test_a_writer_that_is_killed_leaves_the_old_files_or_the_new_ones(tmp_path: Path, point: str, settled_files: int):
     rows = everything(tmp_path)

@@ -147,6 +147,7 @@ def test_after_the_replay_no_file_of_the_lake_has_what_the_mask_hides(
         assert (shown.status, CANARY in shown.output, "***" in shown.output) == (0, False, True)
 
 
+@pytest.mark.slow
 def test_no_name_of_a_folder_or_of_a_removed_file_has_what_the_mask_hides(tmp_path: Path) -> None:
     parted = "partition_by: [note], properties: {delta.enableChangeDataFeed: 'true'}"
     shop = under(make_shop(tmp_path), parted)
@@ -198,6 +199,7 @@ def test_however_a_target_keeps_its_rows_what_a_rule_hides_goes(tmp_path: Path, 
     assert files_with(shop.folder / "lake", CANARY) == []
 
 
+@pytest.mark.slow
 def test_past_cuts_of_a_masked_table_are_refused_and_those_of_others_stay(
     shop: ShopPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +252,7 @@ def test_what_a_killed_replay_left_is_shown_to_nobody_and_erased_by_the_sink(
     assert (orders(shop).state, orders(shop).reason) == (TargetState.STREAMING, None)
 
 
+@pytest.mark.slow
 def test_dead_letters_of_before_a_mask_go_with_the_target(shop: ShopPipeline) -> None:
     bad: dict[str, Any] = {"after": [(1, "not a number"), (2, CANARY)]}
     shop.append(LATER + 50, [change(LATER + 50, 0, 8, None, op="u", **bad)])

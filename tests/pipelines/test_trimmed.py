@@ -241,7 +241,9 @@ def test_a_batch_that_ends_where_none_can_end_any_more_is_planned_again(
     assert logs.cut.lake() == logs.expected()
 
 
-@pytest.mark.parametrize(("sink", "overtaken_at"), [("lake", 2), ("lake", 3), ("find", 2)])
+@pytest.mark.parametrize(
+    ("sink", "overtaken_at"), [pytest.param("lake", 2, marks=pytest.mark.slow), ("lake", 3), ("find", 2)]
+)
 def test_a_replay_whose_batch_was_overtaken_plans_it_again(
     logs: TrimmedAndWholeLog, catalog: Catalog, sink: str, overtaken_at: int
 ) -> None:
@@ -355,7 +357,7 @@ def test_a_batch_that_was_planned_before_a_trim_is_folded_from_what_is_left(
     assert logs.cut.lake() == logs.expected()
 
 
-@pytest.mark.parametrize("fold", [RangeFolder, Large])
+@pytest.mark.parametrize("fold", [RangeFolder, pytest.param(Large, marks=pytest.mark.slow)])
 def test_a_table_that_stayed_behind_catches_up_over_what_was_folded(
     spark: SparkSession, logs: TrimmedAndWholeLog, catalog: Catalog, lake: Sink, fold: type[RangeFolder]
 ) -> None:

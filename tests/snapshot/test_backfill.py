@@ -132,6 +132,7 @@ def test_a_range_and_a_predicate_read_just_those_rows(running: Running, asked: B
     assert ended.result["tables"]["public.t"]["rows"] == expected
 
 
+@pytest.mark.slow
 def test_the_largest_table_is_read_first_a_partitioned_one_by_its_leaves(tmp_path: Path, database: str) -> None:
     run_sql(
         database,
@@ -231,6 +232,7 @@ def test_a_paused_backfill_stays_so_when_the_reader_starts_again(held: Captured)
         assert running.ended(job).state == "done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_transaction_that_waits_for_a_standby_holds_nothing_up_and_is_not_lost(
     held: Captured, restarted: bool
@@ -339,6 +341,7 @@ def test_what_cannot_be_done_is_refused_with_the_way_out(held: Captured, request
 ENDLESS = "EXISTS (SELECT FROM generate_series(1, 1000000) x, generate_series(1, 1000000) y WHERE x + y < 0)"
 
 
+@pytest.mark.slow
 def test_a_predicate_that_writes_or_does_not_parse_is_refused_by_the_reader_too(running: Running) -> None:
     """What is asked here comes to the reader unseen, as a signal does."""
     held = running.held
@@ -385,6 +388,7 @@ def test_a_cancelled_backfill_ends_although_its_predicate_never_does(running: Ru
     assert rows_of(running.held.dsn, READS) == [(0,)]
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_does_not_wait_for_such_a_predicate(held: Captured) -> None:
     with Running(held) as running:
         running.ask(BackfillRequest(("public.t",), where=ENDLESS))

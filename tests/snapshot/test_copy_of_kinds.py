@@ -29,7 +29,7 @@ COLUMNS: LiteralString = """
 """
 
 
-QUICK: Final = {"partitioned", "filtered, some columns"}
+QUICK: Final = {"filtered, some columns"}
 """Rows that move between leaves, and into a filter; postgres/test_chunk_queries.py reads tables with children."""
 
 

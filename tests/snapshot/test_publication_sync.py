@@ -316,6 +316,7 @@ def test_a_table_that_is_refused_is_recorded_with_the_reason_until_the_cause_is_
         assert [table for table in running.catalog.tables.ls("held") if table.state == "refused"] == []
 
 
+@pytest.mark.slow
 def test_a_partition_is_refused_where_no_rule_means_its_root(held: Captured) -> None:
     run_sql(
         held.dsn,
@@ -358,6 +359,7 @@ def test_a_table_that_another_role_owns_is_refused_and_one_of_ours_beside_it_add
         run_sql(held.dsn, f"REASSIGN OWNED BY {role} TO CURRENT_USER", f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
+@pytest.mark.slow
 def test_tables_are_kept_while_a_long_copy_is_on_its_way(held: Captured) -> None:
     run_sql(held.dsn, "INSERT INTO t SELECT i, 'v' FROM generate_series(2, 3000) i")
     with held.path.open("a") as definition:
