@@ -18,8 +18,8 @@ from pipelines.types import ColumnPolicies, Policy, TypePolicy
 class Writer(StrEnum):
     """The engine that writes the targets."""
 
-    #: The indexed writer where it can write the target. Otherwise delta-rs while it is faster and has the memory, or
-    #: if Spark has no Delta; otherwise Spark.
+    #: The indexed writer where it can write the target. Otherwise delta-rs for what fits into the memory of the
+    #: driver, or if Spark has no Delta; otherwise Spark.
     AUTO = "auto"
     #: The indexed writer on the driver; delta-rs for targets that it cannot write.
     INDEXED = "indexed"

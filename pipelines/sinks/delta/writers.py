@@ -6,16 +6,15 @@ row only if the (position, ordinal) of the change is later. A change replaces a 
 ordinal) is later or equal. An equal pair is the same change: after a crash it is merged again, perhaps under a newer
 schema.
 
-The indexed writer merges where it can (pipelines.sinks.delta.indexed_writer). Otherwise estimated costs decide between
-delta-rs and Spark, see pipelines.sinks.delta.writer_costs.
+The indexed writer merges where it can (pipelines.sinks.delta.indexed_writer). Otherwise delta-rs merges what fits into
+the memory of the driver, and Spark the rest.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ from cdc.errors import DeltaJarMissing
 from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.contract import SparkAwaited, TableBatch
+from pipelines.sinks.delta.delta_rs_limits import fits
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.open_indexed_tables import IndexedTargets
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
@@ -41,7 +41,6 @@ from pipelines.sinks.delta.spark_target import (
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
 from pipelines.sinks.delta.target_layout import TargetLayout, backticked, double_quoted
 from pipelines.sinks.delta.unsupported_feature_errors import MOVE_AND_REBUILD, unsupported
-from pipelines.sinks.delta.writer_costs import LEARNS_FROM, MergeWork, WriterCosts, WriterDecision, candidates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,7 +55,6 @@ class Writers:
     def __init__(self, settings: DeltaSettings) -> None:
         """settings: those of the sink, which say which writer each table has."""
         self.wanted, self._path, self._writer_of = settings.writer, settings.path, settings.writer_of
-        self.costs = WriterCosts()
         self.indexed = IndexedTargets(settings.index_folder)
         self.by_spark = False
         """Whether a Spark session is attached, can write the targets, and is not excluded by the definition."""
@@ -103,7 +101,7 @@ class Writers:
 
     def choose(
         self, target: DeltaTarget, batch: TableBatch, source: pa.Table | DataFrame, key: tuple[str, ...]
-    ) -> WriterDecision:
+    ) -> Writer:
         """Return which writer merges `source` into `target`.
 
         key: the columns by which source rows find target rows; empty if the rows are only appended. Raises SparkAwaited
@@ -111,29 +109,21 @@ class Writers:
         """
         wanted = self._writer_of(batch.schema.topic)
         if not isinstance(source, pa.Table) or isinstance(target, SparkTarget):
-            return WriterDecision(Writer.DELTA_RS if wanted is Writer.DELTA_RS else Writer.SPARK)
+            return Writer.DELTA_RS if wanted is Writer.DELTA_RS else Writer.SPARK
         if key and wanted in {Writer.AUTO, Writer.INDEXED} and self.indexed.can_merge(target, key):
-            return WriterDecision(Writer.INDEXED)
+            return Writer.INDEXED
         if wanted is Writer.SPARK and self.wanted is not Writer.SPARK and self._spark is None:
             raise SparkAwaited(f"a rule sets writer 'spark' for table {batch.schema.topic!r}: waiting for Spark")
         if wanted is not Writer.AUTO:
-            return WriterDecision(Writer.SPARK if wanted is Writer.SPARK else Writer.DELTA_RS)
-        return self._cheaper(target, batch, source, key)
+            return Writer.SPARK if wanted is Writer.SPARK else Writer.DELTA_RS
+        return self._by_size(target, batch, source, key)
 
-    def _cheaper(
-        self, target: DeltaTarget, batch: TableBatch, source: pa.Table, key: tuple[str, ...]
-    ) -> WriterDecision:
-        """Return which of delta-rs and Spark merges `source` at the lower cost."""
-        size = target.files()[1] if key else 0
-        work = MergeWork(source.num_rows, source.nbytes, size, size)
-        if work.by_delta_rs() >= LEARNS_FROM:
-            work = replace(work, candidates=candidates(target.actions, source, key) if key else 0)
-        if self.costs.is_small(work) or (self._spark is not None and not self.by_spark):
-            return WriterDecision(Writer.DELTA_RS, work.by_delta_rs())
+    def _by_size(self, target: DeltaTarget, batch: TableBatch, source: pa.Table, key: tuple[str, ...]) -> Writer:
+        """Return delta-rs for a merge that fits into the memory of the driver, otherwise Spark if there is one."""
+        if fits(target, source, key) or (self._spark is not None and not self.by_spark):
+            return Writer.DELTA_RS
         if self._spark is not None:
-            return self.costs.choose(target.uri, work, self._spark.sparkContext.defaultParallelism)
-        if work.fits:
-            return WriterDecision(Writer.DELTA_RS, work.by_delta_rs())
+            return Writer.SPARK
         raise SparkAwaited(
             f"the batch of table {batch.schema.topic!r}, or the changed part of its target, is too large for delta-rs: "
             "waiting for Spark"
@@ -145,7 +135,7 @@ class Writers:
         source: pa.Table | DataFrame,
         key: tuple[str, ...],
         marker: TxnMarker,
-        choice: WriterDecision,
+        writer: Writer,
     ) -> None:
         """Merge `source` into `target` with the chosen writer, in one commit with the `txn` of `marker`.
 
@@ -153,17 +143,15 @@ class Writers:
         another driver merged the same range meanwhile. Rows that it deleted in a later range would otherwise come back.
         """
         target.check_not_committed(marker)
-        with ONE_SPARK_WRITE if choice.writer is Writer.SPARK else nullcontext():
-            began = time.monotonic()
-            if choice.writer is Writer.INDEXED:
+        with ONE_SPARK_WRITE if writer is Writer.SPARK else nullcontext():
+            if writer is Writer.INDEXED:
                 self.indexed.merge(target, source, key, marker)
-            elif choice.writer is Writer.SPARK:
+            elif writer is Writer.SPARK:
                 spark = require_delta(self._spark)
                 frame = frame_of(spark, source) if isinstance(source, pa.Table) else source
                 merge_with_spark(target, frame, key, marker)
             else:
                 merge_with_delta_rs(target, source, key, marker)
-            self.costs.learn(choice, time.monotonic() - began)
 
 
 def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from cdc.config import SinkRule
 from pipelines.sinks.contract import SparkAwaited
+from pipelines.sinks.delta.delta_rs_limits import MAX_BATCH_BYTES, MAX_CANDIDATE_BYTES
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.merge_source import source_rows
 from pipelines.sinks.delta.new_file_statistics import DataFile, statistics
@@ -20,12 +21,6 @@ from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target_columns import POSITION_KEY, RowShape
 from pipelines.sinks.delta.target_layout import TargetLayout, double_quoted
-from pipelines.sinks.delta.writer_costs import (
-    LEARNS_FROM,
-    MAX_CANDIDATE_BYTES,
-    Factors,
-    WriterDecision,
-)
 from pipelines.sinks.delta.writers import MergeSpec, Writers, merge_with_delta_rs
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ORDERS, Row, batch, folded, gone, put
@@ -49,7 +44,7 @@ def test_no_writer_merges_a_range_that_another_driver_merged_after_the_check(tmp
     source = source_rows(folded([put(4, "d", 30)]), shape)
     for writer in (Writer.DELTA_RS, Writer.SPARK, Writer.INDEXED):
         with pytest.raises(CommitFailedError, match="another driver"):
-            sink.parts.writers.merge(target, source, shape.key, TxnMarker(target.app_id, 40), WriterDecision(writer))
+            sink.parts.writers.merge(target, source, shape.key, TxnMarker(target.app_id, 40), writer)
     assert DeltaTable(uri).version() == target.version
 
 
@@ -57,7 +52,7 @@ MIB = 1 << 20
 
 
 def without_vectors(folder: Path) -> DeltaSettings:
-    """Settings under which the indexed writer cannot write, so that delta-rs or Spark is chosen by cost."""
+    """Settings under which the indexed writer cannot write, so that delta-rs or Spark is chosen by size."""
     rule = SinkRule.model_validate({"match": "*.*", "properties": {"delta.enableDeletionVectors": "false"}})
     return DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}", rules=(rule,))
 
@@ -79,30 +74,18 @@ def test_a_huge_target_needs_no_spark_for_keys_of_its_small_files_alone(tmp_path
     assert DeltaTable(record.target).transaction_version(target.app_id) == 40
 
 
-def test_what_a_merge_took_is_learned_of_the_writer_that_made_it(tmp_path: Path) -> None:
-    sink = DeltaSink(without_vectors(tmp_path))
-    sink.open("log-1")
-    sink.apply(batch([put(1, "a", 10)], 0, 20))
-    assert sink.parts.writers.costs.factors == Factors()
-    sink.apply(batch([put(n, "b", 30) for n in range(int(LEARNS_FROM * 1e6) + 1)], 20, 40))
-    sink.close()
-    assert sink.parts.writers.costs.factors.delta_rs != 1.0
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_delta")
-@pytest.mark.parametrize(("factors", "writes"), [(Factors(8, 1 / 8), "Apache-Spark"), (Factors(), "delta-rs")])
-def test_auto_merges_by_the_writer_that_was_the_quicker_one(
-    tmp_path: Path, spark: SparkSession, factors: Factors, writes: str
-) -> None:
+def test_a_batch_that_is_too_large_for_delta_rs_is_merged_by_spark(tmp_path: Path, spark: SparkSession) -> None:
     sink = DeltaSink(without_vectors(tmp_path), spark)
     sink.open("log-1")
     sink.apply(batch([put(1, "a", 10)], 0, 20))
-    sink.parts.writers.costs.factors = factors
-    record = sink.apply(batch([put(n, "b", 30) for n in range(30_000)], 20, 40))
+    wide = "b" * (MAX_BATCH_BYTES // 1000)
+    record = sink.apply(batch([put(n, wide, 30) for n in range(1000)], 20, 40))
+    assert DeltaTable(record.target).history(1)[0]["engineInfo"].startswith("Apache-Spark")
+    record = sink.apply(batch([put(1, "c", 50)], 40, 60))
+    assert DeltaTable(record.target).history(1)[0]["engineInfo"].startswith("delta-rs")
     sink.close()
-
-    assert DeltaTable(record.target).history(1)[0]["engineInfo"].startswith(writes)
 
 
 SHAPE = RowShape(ORDERS, TypePolicy.EXACT)
@@ -161,7 +144,7 @@ def test_the_writer_of_a_rule_is_chosen_for_its_tables(tmp_path: Path) -> None:
 def test_a_wanted_writer_is_chosen_whatever_the_size(tmp_path: Path) -> None:
     target = DeltaTarget.create(str(tmp_path / "target"), "log-1", ORDERS, SHAPE.columns)
     work, source = batch(None, 0, 20), source_rows(folded([put(1, "a", 10)]), SHAPE)
-    chosen = {wanted: writers(wanted).choose(target, work, source, SHAPE.key).writer for wanted in Writer}
+    chosen = {wanted: writers(wanted).choose(target, work, source, SHAPE.key) for wanted in Writer}
 
     # the target has no deletion vectors
     assert chosen == {
@@ -176,6 +159,6 @@ def test_the_indexed_writer_is_chosen_for_a_target_with_deletion_vectors(tmp_pat
     layout = TargetLayout(has_vectors=True)
     target = DeltaTarget.create(str(tmp_path / "target"), "log-1", ORDERS, SHAPE.columns, layout)
     work, source = batch(None, 0, 20), source_rows(folded([put(1, "a", 10)]), SHAPE)
-    chosen = {wanted: writers(wanted).choose(target, work, source, SHAPE.key).writer for wanted in Writer}
+    chosen = {wanted: writers(wanted).choose(target, work, source, SHAPE.key) for wanted in Writer}
 
     assert chosen == {wanted: wanted for wanted in Writer} | {Writer.AUTO: Writer.INDEXED}
