@@ -1,4 +1,4 @@
-"""The command line `python -m pipelines VERB -c FILE`, which commands of cdc start.
+"""The command line `python -m pipelines VERB -c FILE`. Some commands of cdc run it as a child process.
 
 The verbs are apply, verify, replay, compact and check.
 """

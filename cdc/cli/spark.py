@@ -68,7 +68,7 @@ EnvOption = Annotated[
     typer.Option(
         "--env",
         metavar="NAME",
-        help="Set this environment variable of the job from the key of that name in the job's secret; may be repeated.",
+        help="Give the job this environment variable; its value comes from the job's secret; may be repeated.",
     ),
 ]
 WordsArgument = Annotated[

@@ -54,7 +54,7 @@ RepairOption = Annotated[
     bool,
     typer.Option(
         "--repair",
-        help="Correct the sink: make the reader read each row that differs again by its key, then compare once more.",
+        help="Correct the sink: the reader reads the differing rows from the source again; then compare once more.",
     ),
 ]
 

@@ -173,7 +173,7 @@ class DeadLetterStep:
         """Retry the dead letter, which the lake must refuse again; then correct its row at the source."""
         if not self._order:
             raise UnknownName(
-                "step 'retried' has no order, because step 'parked' failed before it chose one",
+                "step 'retried' has no row of shop.orders to change, because step 'parked' failed",
                 remedy="read the error of the step 'parked'",
             )
         letter = self._letter()

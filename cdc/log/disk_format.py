@@ -65,8 +65,8 @@ needs 1,400 bytes in the footer, less than 0.3 % of the size of the group.
 SMALL_GROUP: Final = 4_096
 """Number of rows in a row group of a file with many relations.
 
-Such a file has more relations than it would have row groups of GROUP rows. The file grows by 2 %, and reading one
-table needs a quarter of the bytes.
+A file has many relations if groups of GROUP rows would be fewer than its relations. With small groups it is 2 % larger,
+and reading one table needs a quarter of the bytes.
 """
 
 PROPERTIES: Final[Mapping[str, str]] = {
@@ -149,7 +149,7 @@ class CommitInfo:
     last: Position
     """Durable position after this commit."""
     committed_at: int
-    """Commit time of the last transaction at the source, in microseconds UTC; 0 without a transaction."""
+    """Commit time of the last transaction in this commit of the log, in µs since 1970 UTC; 0 without one."""
     timeline: int
     rows: int = 0
     transactions: int = 0

@@ -148,7 +148,7 @@ def _check_lost_ranges(view: LogSnapshot, after: Position, upto: Position) -> No
         if gap.cuts(after, upto):
             raise LogTrimmed(
                 f"the log cannot be read from {after!s} to {upto!s}: the rows at {gap.first!s} to {gap.last!s} were "
-                f"lost with a damaged file, and only a read that ends at {gap.recorded_at!s} or later shows the loss",
+                f"lost with a damaged file; reads that end before {gap.recorded_at!s} do not know of the loss",
                 remedy=f"end at {gap.recorded_at!s} or later; if a sink is at an earlier position, rebuild it: "
                 "'cdc replay SINK'",
             )

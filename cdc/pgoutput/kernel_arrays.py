@@ -31,7 +31,7 @@ class Texts(NamedTuple):
     text: np.ndarray
     """uint8: the texts of all children in UTF-8."""
     used: np.ndarray
-    """int64, two entries: number of children and bytes used so far."""
+    """int64, two entries: the number of children so far, and the number of bytes in `text`."""
 
 
 class Rows(NamedTuple):

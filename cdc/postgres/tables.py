@@ -1,8 +1,8 @@
 """Tables of the source: pattern matching, and table schemas from system catalogs and Relation messages.
 
 pgoutput sends no attribute numbers. The system catalogs of Postgres contain the current state, but the stream may be
-behind. So `column_identity` compares a Relation message with the system catalogs and the previous schema. It flags a
-schema that cannot be proved as NEEDS_RESYNC.
+behind. So `column_identity` compares a Relation message with the system catalogs and the previous schema. If it cannot
+prove which columns are the same, the schema is marked NEEDS_RESYNC.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ class Backfill:
         return KeyRangePlan(done, KeyBounds(first=request.first, last=request.last, where=request.where), limits)
 
     def _start_of_copy_chunk(self, version: TableSchema) -> Chunk:
-        """Return the chunk that begins a full copy: an `s` row with the current schema version.
+        """Return the chunk that begins a full copy: one row, which contains the current schema version.
 
         If the table needs a resync, the version comes from the system catalogs of Postgres.
         """
@@ -250,7 +250,7 @@ class Backfill:
             self._record()
 
     def _oversee(self, running: set[Future[None]]) -> None:
-        """Record durable chunks and apply directives until all chunk copiers have ended."""
+        """Record durable chunks, and carry out requests to pause or cancel, until all chunk copiers have ended."""
         for future in running:
             future.add_done_callback(lambda _: self._changed.set())
         checked = time.monotonic()

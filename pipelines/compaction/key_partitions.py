@@ -60,7 +60,7 @@ def _has_moves(rows: pa.Table) -> bool:
 def parts_of_moved_keys(moves: pa.Table, parts: int) -> dict[tuple[int, str], int]:
     """Return (relation, key as one text) → part, for every old and new key of the moves.
 
-    Keys that moves connect get the same part.
+    An update that moves a row to another key connects the two keys; connected keys get the same part.
     """
     # union-find: every set of connected keys has its smallest key as representative
     parents: dict[tuple[int, str], tuple[int, str]] = {}

@@ -43,7 +43,7 @@ class OfferedRows:
     """The result of `overlay_parked`: the folded rows for the target, and the rows that stay parked."""
 
     rows: pa.Table
-    """The batch's rows, completed with parked rows, and the parked rows to retry; with the schema FOLDED_ARROW."""
+    """Rows of the batch, with partial images completed from parked rows, and parked rows to retry (FOLDED_ARROW)."""
     waiting: dict[Key, ParkedRow]
     """Rows that stay parked and are not merged into the target."""
 

@@ -1,4 +1,4 @@
-"""The folded rows of one batch, split by table into images and control events."""
+"""The folded rows of one batch, split by table into images and control events (truncates, ends of copies, schemas)."""
 
 from __future__ import annotations
 

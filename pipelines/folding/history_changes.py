@@ -35,7 +35,7 @@ class GenerationEnd:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self | None:
-        """Convert a `t` or `g` row, with `committed_at` in µs; return None for any other control row."""
+        """Convert a log row of a truncate or of the end of a full copy; return None for any other row."""
         if row["op"] == Operation.TRUNCATE:
             return cls(row["position"], row["ordinal"], row["committed_at"])
         if row["op"] == Operation.GENERATION:

@@ -106,7 +106,7 @@ class BackgroundRewriter:
 
     def _start(self, target: DeltaTarget, table: IndexedTable, files: Sequence[LiveFile]) -> None:
         if self._running is not None:
-            raise ValueError("the thread rewrites other files")
+            raise ValueError("the thread still rewrites the files of an earlier call")
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="rewrite")
         columns, described, pace = target.all_columns.names, target.statistics_columns, _Pace(self._rate, self._stop)
@@ -121,7 +121,7 @@ class _Pace:
         self._rate, self._stop, self._copied, self._began = rate, stop, 0, time.monotonic()
 
     def __call__(self, copied: int) -> None:
-        """Wait after so many bytes. Raises RewriteStopped when the sink is closed."""
+        """Wait until `copied` more bytes are within the rate. Raises RewriteStopped when the sink is closed."""
         self._copied += copied
         if self._stop.wait(max(0.0, self._began + self._copied / self._rate - time.monotonic())):
             raise RewriteStopped

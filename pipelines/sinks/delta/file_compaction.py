@@ -41,7 +41,7 @@ class RewrittenFile:
     """A new data file that no commit has added yet, and the files whose live rows it contains."""
 
     sources: tuple[LiveFile, ...]
-    """The old files, with the deleted rows that the new file does not contain."""
+    """The old files, each with the rows that were deleted when it was read. The new file has no such row."""
     starts: tuple[int, ...]
     """Number of the first row of each old file in the new file."""
     file: LiveFile

@@ -242,7 +242,7 @@ class ChangeRows(HistoryRows):
 
     @property
     def find_columns(self) -> tuple[str, ...]:
-        """No columns, because new rows are appended."""
+        """Empty: new rows are appended and replace no row."""
         return ()
 
     def new_rows(

@@ -124,7 +124,7 @@ class SparkTarget(DeltaTarget):
             self.read_rows = SparkRowReader(spark, self.uri)
 
     def fill_defaults(self, defaults: Mapping[str, str], upto: int) -> None:
-        """Raise TargetUnusable if the target has rows and a new column has a default: its columns cannot change."""
+        """Raise TargetUnusable if the target has rows that need the default of a new column."""
         if defaults and self.files()[0]:
             steps = tuple(f"rows get the default of column {name!r}" for name in defaults)
             self._change_columns(EvolutionPlan(steps), upto)

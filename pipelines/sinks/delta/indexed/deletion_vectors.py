@@ -113,7 +113,7 @@ def _blob(descriptor: Descriptor, read: ReadFile) -> bytes:
     content, begin, size = read(path), int(descriptor.get("offset") or 1), int(descriptor["sizeInBytes"])
     blob = content[begin + 4 : begin + 4 + size]
     if struct.unpack_from(">I", content, begin)[0] != size:
-        raise ValueError("another size than its descriptor says")
+        raise ValueError("the vector has another size than its descriptor says")
     if zlib.crc32(blob) != struct.unpack_from(">I", content, begin + 4 + size)[0]:
         raise ValueError("wrong checksum")
     return blob

@@ -90,7 +90,7 @@ def test_one_group_of_files_is_rewritten_at_a_time(opened: Opened, rewriter: Bac
     assert (rewriter.is_busy(), rewriter.is_busy(opened.target.uri)) == (False, False)
     rewriter.start_merge_of_small_files(opened.target)
     assert (rewriter.is_busy(), rewriter.is_busy(opened.target.uri), rewriter.is_busy("other")) == (True, True, False)
-    with pytest.raises(ValueError, match="rewrites other files"):
+    with pytest.raises(ValueError, match="still rewrites the files"):
         rewriter.start_merge_of_small_files(opened.target)
 
 
