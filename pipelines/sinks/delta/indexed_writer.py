@@ -50,6 +50,8 @@ FEATURES: Final = frozenset(
 )
 """Table features that the writer knows. `appendOnly` and `changeDataFeed` must not be switched on in the properties."""
 NO_VECTORS: Final = "deletion vectors are not enabled"
+_INDEXED_AT_ONCE: Final = 2_000_000
+"""Minimum rows that are added to an index together; their hashes need 32 bytes each."""
 _COMPRESSION: Final = "snappy"
 
 
@@ -222,7 +224,14 @@ class IndexedTable:
 
     def _index_files(self, paths: Sequence[str]) -> None:
         """Add data files to the index, with all rows, because a RESTORE can undelete some."""
-        self.index.add({path: self._hashes_in(self.files.by_path[path]) for path in paths})
+        found, rows = dict[str, tuple[KeyHashes, np.ndarray]](), 0
+        for path in paths:
+            found[path] = self._hashes_in(self.files.by_path[path])
+            rows += found[path][1].size
+            if rows >= _INDEXED_AT_ONCE:
+                self.index.add(found)
+                found, rows = {}, 0
+        self.index.add(found)
 
     def _hashes_in(self, file: LiveFile) -> tuple[KeyHashes, np.ndarray]:
         """Return the hashes of the keys in a data file, and their rows."""

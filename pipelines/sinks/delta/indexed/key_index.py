@@ -24,12 +24,12 @@ import shutil
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 import structlog
@@ -43,6 +43,10 @@ ON_DISK: Final = 1 << 16
 """Number of entries from which a run is a file, written by a thread so that no batch waits for it. After a crash, the
 entries of smaller runs are read from the target again.
 """
+LARGE: Final = 16
+"""A run of so many times ON_DISK entries, which only the first start adds, is written at once."""
+PIECE: Final = 1 << 18
+"""Number of entries that a merge of two files has in memory."""
 ENTRY_BYTES: Final = 24
 """Bytes of an entry: two words of the key's hash and the place."""
 MANIFEST: Final = "manifest.json"
@@ -132,6 +136,31 @@ def _merge_sorted(first: np.ndarray, second: np.ndarray, order: np.ndarray) -> N
             right += 1
 
 
+@cached_njit
+def _merge_next(
+    first: tuple[np.ndarray, ...], second: tuple[np.ndarray, ...], live: np.ndarray, at: np.ndarray,
+    out: tuple[np.ndarray, ...],
+) -> int:  # fmt: skip
+    """Fill `out` with the next entries of two sorted runs that belong to live files; return their number.
+
+    first, second, out: high words, low words and places. live: one bool per file number. at: the numbers of entries of
+    each run that earlier calls have read; this call adds its own.
+    """
+    left, right, filled = at[0], at[1], 0
+    while filled < out[0].size and (left < first[0].size or right < second[0].size):
+        if right >= second[0].size or (left < first[0].size and first[0][left] <= second[0][right]):
+            high, low, place = first[0][left], first[1][left], first[2][left]
+            left += 1
+        else:
+            high, low, place = second[0][right], second[1][right], second[2][right]
+            right += 1
+        if live[place >> np.uint64(_ROW_BITS)]:
+            out[0][filled], out[1][filled], out[2][filled] = high, low, place
+            filled += 1
+    at[0], at[1] = left, right
+    return filled
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRun:
     """Entries, sorted by the high word of their keys' hashes."""
@@ -156,33 +185,50 @@ class KeyRun:
         order = np.argsort(hashes.high)
         return cls(hashes.high[order], hashes.low[order], places[order], frozenset(files))
 
-    def merged(self, other: KeyRun, live: np.ndarray | None = None) -> KeyRun:
-        """Return a run with the entries of both runs.
-
-        live: one bool per file number; entries of other files are left out. None: no entry is left out.
-        """
+    def merged(self, other: KeyRun) -> KeyRun:
+        """Return a run in memory with the entries of both runs."""
         order = np.empty(self.size + other.size, np.int64)
         _merge_sorted(self.high, other.high, order)
         places = np.concatenate([self.places, other.places])[order]
-        if live is not None:
-            kept = live[(places >> np.uint64(_ROW_BITS)).astype(np.int64)]
-            order, places = order[kept], places[kept]
         high, low = np.concatenate([self.high, other.high])[order], np.concatenate([self.low, other.low])[order]
-        return KeyRun(high, low, places, self._numbers() | other._numbers() if live is None else frozenset())
+        return KeyRun(high, low, places, self._numbers() | other._numbers())
+
+    def merge_to_file(self, other: KeyRun, live: np.ndarray, folder: Path) -> KeyRun:
+        """Write the entries of both runs to a new file of the folder, piece by piece, and return that run.
+
+        live: one bool per file number; entries of other files are left out. If none is left, there is no file.
+        """
+        size = _count_live(self.places, live) + _count_live(other.places, live)
+        pieces = tuple(np.empty(min(size, PIECE), np.uint64) for _ in range(3))
+        if not size:
+            return KeyRun(pieces[0], pieces[1], pieces[2])
+        name, at, written = f"{uuid.uuid4().hex}.run", np.zeros(2, np.int64), 0
+        with _new_file(folder / name) as file:
+            while written < size:
+                filled = _merge_next(self.columns, other.columns, live, at, pieces)
+                for number, piece in enumerate(pieces):
+                    file.seek(8 * (number * size + written))
+                    file.write(piece[:filled].data)
+                written += filled
+        return self.load(folder, name, size, zlib.crc32(np.memmap(folder / name, np.uint64, "r").data))
+
+    @property
+    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """High words, low words and places, as arrays that cannot be written."""
+        return _read_only(self.high), _read_only(self.low), _read_only(self.places)
 
     def _numbers(self) -> frozenset[int]:
         return self.files or frozenset(np.unique(self.places >> np.uint64(_ROW_BITS)).tolist())
 
     def write(self, folder: Path) -> KeyRun:
         """Write the entries to a new file of the folder, and return the same run, mapped from that file."""
-        name, content = f"{uuid.uuid4().hex}.run", np.concatenate([self.high, self.low, self.places])
-        try:
-            content.tofile(folder / name)
-        except OSError:
-            with suppress(OSError):
-                (folder / name).unlink(missing_ok=True)
-            raise
-        return self.load(folder, name, self.size, zlib.crc32(content.data))
+        name, checksum = f"{uuid.uuid4().hex}.run", 0
+        with _new_file(folder / name) as file:
+            for words in (self.high, self.low, self.places):
+                content = np.ascontiguousarray(words).data
+                file.write(content)
+                checksum = zlib.crc32(content, checksum)
+        return self.load(folder, name, self.size, checksum)
 
     @classmethod
     def load(cls, folder: Path, name: str, size: int, checksum: int) -> KeyRun:
@@ -256,7 +302,8 @@ class KeyIndex:
         keys = [found for found, _ in hashes.values()]
         whole = KeyHashes(np.concatenate([key.high for key in keys]), np.concatenate([key.low for key in keys]))
         if whole.high.size:
-            self._runs.append(KeyRun.of(whole, np.concatenate(parts), range(first, self._next)))
+            run = KeyRun.of(whole, np.concatenate(parts), range(first, self._next))
+            self._runs.append(self._in_file(run) if run.size >= LARGE * self._on_disk else run)
             self._merge_runs()
 
     def forget(self, path: str) -> None:
@@ -300,6 +347,14 @@ class KeyIndex:
             self._lock.close()
             self._lock = None
 
+    def _in_file(self, run: KeyRun) -> KeyRun:
+        """Write a large run to a file at once, so that it needs no memory; if that fails, it stays in memory."""
+        try:
+            return run.write(self._folder)
+        except OSError as exc:
+            self._report(exc)
+            return run
+
     def _merge_runs(self) -> None:
         """Merge the last runs until each is GROWTH times as large as the next; begin a large merge in the thread."""
         self._end_merge(wait=False)
@@ -313,7 +368,7 @@ class KeyIndex:
             if self._merging is None:
                 live = np.zeros(self._next, np.bool_)
                 live[list(self.files.values())] = True
-                result = self._thread.submit(_merge_to_file, first, second, live, self._folder)
+                result = self._thread.submit(first.merge_to_file, second, live, self._folder)
                 self._merging = _Merging(first, second, result)
             return
 
@@ -349,7 +404,7 @@ class KeyIndex:
         if small:
             whole = small[0]
             for run in small[1:]:
-                whole = whole.merged(run, None)
+                whole = whole.merged(run)
             self._runs = [*(run for run in self._runs if run.name), whole.write(self._folder)]
         self._save()
 
@@ -420,9 +475,28 @@ class KeyIndex:
                     shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
-def _merge_to_file(first: KeyRun, second: KeyRun, live: np.ndarray, folder: Path) -> KeyRun:
-    merged = first.merged(second, live)
-    return merged.write(folder) if merged.size else merged
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file; remove it again if that or the writing fails."""
+    try:
+        with path.open("wb") as file:
+            yield file
+    except OSError:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _count_live(places: np.ndarray, live: np.ndarray) -> int:
+    """Return the number of places in live files; the places are read piece by piece."""
+    pieces = (places[start : start + PIECE] for start in range(0, places.size, PIECE))
+    return sum(int(np.count_nonzero(live[(piece >> np.uint64(_ROW_BITS)).astype(np.int64)])) for piece in pieces)
+
+
+def _read_only(values: np.ndarray) -> np.ndarray:
+    found = np.asarray(values)[:]
+    found.flags.writeable = False
+    return found
 
 
 def _locked(folder: Path | None) -> IO[str] | None:

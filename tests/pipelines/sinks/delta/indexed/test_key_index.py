@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pipelines.sinks.delta.indexed.key_index import MANIFEST, KeyHashes, KeyIndex
+from pipelines.sinks.delta.indexed.key_index import MANIFEST, PIECE, KeyHashes, KeyIndex
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.examples import examples
 
@@ -147,6 +147,31 @@ def test_a_merge_to_a_file_drops_the_entries_of_forgotten_files_and_no_others(tm
     assert found_in(index, second) == sorted((key, "b", row) for row, key in enumerate(second))
     index.close()
     assert KeyIndex(tmp_path, TABLE, ON_DISK).entries == 6
+
+
+def test_large_runs_are_written_at_once_and_merged_piece_by_piece(tmp_path: Path) -> None:
+    words = np.random.default_rng(1).integers(0, 1 << 64, (2, 3 * PIECE), np.uint64)
+    keys = KeyHashes(words[0], words[1])
+    parts = {"a": slice(0, PIECE), "b": slice(PIECE, PIECE + 7), "c": slice(PIECE + 7, None)}
+    index = KeyIndex(tmp_path, TABLE, ON_DISK)
+    for path, part in parts.items():
+        index.add({path: (KeyHashes(keys.high[part], keys.low[part]), np.arange(keys.high[part].size))})
+        assert run_files(tmp_path) != []
+        if path == "a":
+            index.forget("a")
+    index._end_merge()
+    index._merge_runs()  # merges the run of the forgotten file with the merged ones
+    index._end_merge()
+    assert index.entries == 2 * PIECE
+    index.close()
+    reopened = KeyIndex(tmp_path, TABLE, ON_DISK)
+    found = reopened.find(keys)
+
+    assert [len(run_files(tmp_path)), reopened.entries] == [1, 2 * PIECE]
+    in_c = found.files == reopened.files["c"]
+    assert np.array_equal(np.sort(found.rows[in_c]), np.arange(2 * PIECE - 7))
+    assert np.array_equal(found.wanted[in_c] - PIECE - 7, found.rows[in_c])
+    assert np.count_nonzero(~in_c) == 7
 
 
 def test_a_small_run_that_the_thread_merges_is_not_merged_twice(tmp_path: Path) -> None:
