@@ -24,6 +24,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from types import TracebackType
@@ -330,8 +331,11 @@ class ReplicationStream:
 
 
 def _limit_receive_buffer(descriptor: int) -> None:
-    """Limit the receive buffer of a TCP connection to RECEIVE_BUFFER if Postgres is on this machine."""
-    with socket.socket(fileno=os.dup(descriptor)) as connected:
+    """Limit the receive buffer of a TCP connection to RECEIVE_BUFFER if Postgres is on this machine.
+
+    Does nothing if the connection broke: the next command on it raises an error that says so.
+    """
+    with socket.socket(fileno=os.dup(descriptor)) as connected, suppress(OSError):
         if (
             connected.family in {socket.AF_INET, socket.AF_INET6}
             and connected.getpeername()[0] == connected.getsockname()[0]

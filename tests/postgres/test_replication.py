@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import select
+import socket
+import struct
 import time
 
 import pytest
@@ -13,7 +16,14 @@ from cdc.postgres import copy_data_receiver
 from cdc.postgres.connection import connect
 from cdc.postgres.logical_messages import emit_message
 from cdc.postgres.publication import ensure_publication
-from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system, quote_identifier, quote_literal
+from cdc.postgres.replication import (
+    ReplicationStream,
+    StreamOptions,
+    _limit_receive_buffer,
+    identify_system,
+    quote_identifier,
+    quote_literal,
+)
 from cdc.postgres.slot import create_slot, slot_status
 from cdc.postgres.tables import TableName
 from tests.fixtures.postgres import rows_of, run_sql
@@ -184,3 +194,17 @@ def test_a_literal_without_zero_bytes_only() -> None:
     assert quote_literal("it's") == "'it''s'"
     with pytest.raises(InvalidDefinition):
         quote_literal("\0")
+
+
+def test_a_connection_that_was_reset_before_its_buffer_is_limited_is_left_to_the_next_command() -> None:
+    """Otherwise the reader ended with an error of a file, and did not connect again."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
+        server, _ = listener.accept()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        server.close()  # sends a reset
+        reset = select.poll()
+        reset.register(client, select.POLLIN)
+        assert reset.poll(10_000)
+        with pytest.raises(OSError, match="not connected"):
+            client.getpeername()
+        _limit_receive_buffer(client.fileno())
