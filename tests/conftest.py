@@ -54,7 +54,7 @@ def _in_memory() -> bool:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# five processes compile 800 test modules, and every command under test compiles the product, unless bytecode is kept
+# six processes compile 800 test modules, and every command under test compiles the product, unless bytecode is kept
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -75,8 +75,8 @@ pytest_plugins = [
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Five for two cores: most tests wait for a server more than they compute."""
-    return 5 * (os.cpu_count() or 1) // 2
+    """Six for two cores: most tests wait for a server more than they compute."""
+    return 3 * (os.cpu_count() or 1)
 
 
 class OneSparkScheduling(LoadGroupScheduling):  # type: ignore[misc]
