@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -78,10 +78,10 @@ def test_two_drivers_at_once_merge_each_range_once(rounds: int, tmp_path: Path) 
     with ThreadPoolExecutor(3) as threads:
         running = [threads.submit(driver.run, batches, together) for driver in (first, second)]
         client = threads.submit(compact, uri, done)
-        for one in running:
-            one.result()
+        wait(running)
         done.set()
-        client.result()
+        for one in (*running, client):
+            one.result()
 
     found = pa.table(DeltaTable(uri).scan(columns=["id", "item"]))
     assert sorted(found.to_pylist(), key=lambda row: row["id"]) == [

@@ -68,8 +68,7 @@ class IndexedTargets:
             table.merge(source, marker.action, target.columns, target.statistics_columns)
         target.read_own_commit(marker.app_id, marker.version, since)
         if target.version % CHECKPOINT_EVERY == 0:
-            target.table.create_checkpoint()
-            table.files.shorten_checkpoint(target.version)
+            table.files.write_checkpoint()
 
     def row_finder(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> RowFinder:
         """Return `find_rows` for one target and the key columns `key`. null_column: as there."""

@@ -12,13 +12,18 @@ import re
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
@@ -32,6 +37,8 @@ Action = dict[str, Any]
 _HINT: Final = "_delta_log/_last_checkpoint"
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")
 _NO_ROWS: Final = BitMap()
+_READERS: Final = 8
+"""Threads that copy the files of a log; in an object store each file takes some milliseconds."""
 ATTEMPTS: Final = 5
 """Number of attempts to commit; each but the first follows a commit of another client."""
 RECENT: Final = 3600
@@ -176,25 +183,41 @@ class LiveFiles:
                     self._written[path] = BootTimestamp.now()
                 self.by_path[file.add["path"]] = file
 
-    def shorten_checkpoint(self, version: int) -> None:
-        """Leave `remove` actions that no VACUUM needs out of a checkpoint that delta-rs wrote.
+    def write_checkpoint(self) -> None:
+        """Write a checkpoint of this version, without the `remove` actions that no VACUUM needs.
 
         A VACUUM of another client spares the files of `remove` actions within the retention of the table, and files
         younger than that. Nearly every commit of this writer removes young files: vectors, and files of single batches.
         Their `remove` actions would make each checkpoint larger, by a million in a day.
+
+        delta-rs writes the checkpoint in a copy of the log. A checkpoint in the table is never replaced, because
+        another client may be reading it.
         """
-        path = f"_delta_log/{version:020d}.checkpoint.parquet"
-        with self.storage.open(path) as file:
-            rows = pq.read_table(file)
         now = BootTimestamp.now()
         self._written = {path: at for path, at in self._written.items() if now.since(at) < RECENT * SECOND}
-        removes = rows["remove"].to_pylist()
-        needed = [remove is None or not self._is_recent(remove) for remove in removes]
-        if all(needed):
-            return
-        content = pa.BufferOutputStream()
-        pq.write_table(rows.filter(pa.array(needed)), content, store_schema=False)
-        self.storage.replace(path, content.getvalue())
+        with TemporaryDirectory(prefix="cdc-checkpoint-") as folder:
+            copy, path = Path(folder), checkpoint_path(self.version)
+            (copy / "_delta_log").mkdir()
+            names = list(self._log_files())
+            with ThreadPoolExecutor(_READERS) as threads:
+                for name, content in zip(names, threads.map(self.storage.read, names), strict=True):
+                    (copy / name).write_bytes(content)
+            DeltaTable(folder).create_checkpoint()
+            rows = pq.read_table(copy / path)
+        needed = [remove is None or not self._is_recent(remove) for remove in rows["remove"].to_pylist()]
+        rows, shortened = rows.filter(pa.array(needed)), pa.BufferOutputStream()
+        pq.write_table(rows, shortened, store_schema=False)
+        with suppress(FileExistsError):  # of another client
+            self.storage.create(path, shortened.getvalue())
+        self.storage.replace(_HINT, json.dumps({"version": self.version, "size": rows.num_rows}).encode())
+
+    def _log_files(self) -> Iterator[str]:
+        """Yield the paths of the newest checkpoint and of the commits after it, up to this version."""
+        start = _last_checkpoint(self.storage, self.version)
+        if start is not None:
+            yield from _checkpoint_parts(self.storage, start)
+        for version in range(0 if start is None else start + 1, self.version + 1):
+            yield commit_path(version)
 
     def _is_recent(self, remove: Action) -> bool:
         """Return whether all files that a `remove` action protects from a VACUUM are in `_written`."""
@@ -268,6 +291,11 @@ def commit_path(version: int) -> str:
     return f"_delta_log/{version:020d}.json"
 
 
+def checkpoint_path(version: int) -> str:
+    """Return the path of a checkpoint with a single file in a table's directory."""
+    return f"_delta_log/{version:020d}.checkpoint.parquet"
+
+
 def vector_paths(files: Iterable[LiveFile]) -> frozenset[str]:
     """Return the paths of the files with the deletion vectors of these data files."""
     found = (path_of(file.vector) for file in files if file.vector is not None)
@@ -287,14 +315,17 @@ def _last_checkpoint(storage: TableStorage, version: int | None) -> int | None:
 
 
 def _checkpoint_actions(storage: TableStorage, version: int) -> Iterator[Action]:
-    prefix = f"_delta_log/{version:020d}.checkpoint."
-    parts = [path for path in storage.list("_delta_log") if path.startswith(prefix)]
-    complete = _complete_parts(parts)
-    if not complete:
-        raise LogNotReadable("a checkpoint with files of another form")
-    for path in complete:
+    for path in _checkpoint_parts(storage, version):
         with storage.open(path) as file:
             yield from _actions(pq.read_table(file))
+
+
+def _checkpoint_parts(storage: TableStorage, version: int) -> list[str]:
+    prefix = f"_delta_log/{version:020d}.checkpoint."
+    complete = _complete_parts([path for path in storage.list("_delta_log") if path.startswith(prefix)])
+    if not complete:
+        raise LogNotReadable("a checkpoint with files of another form")
+    return complete
 
 
 def _complete_parts(paths: Collection[str]) -> list[str]:

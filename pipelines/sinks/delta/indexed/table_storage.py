@@ -35,7 +35,7 @@ class TableStorage(ABC):
         """Write a new file with a name that nothing else uses."""
 
     @abstractmethod
-    def create(self, path: str, content: bytes) -> None:
+    def create(self, path: str, content: bytes | pa.Buffer) -> None:
         """Write a file atomically, unless it exists; raises FileExistsError if it exists."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class LocalStorage(TableStorage):
         with file:
             file.write(content)
 
-    def create(self, path: str, content: bytes) -> None:
+    def create(self, path: str, content: bytes | pa.Buffer) -> None:
         """See TableStorage.create."""
         file = self._root / path
         draft = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
@@ -125,8 +125,9 @@ class BucketStorage(TableStorage):
         """See TableStorage.write."""
         (self._root / path).write_bytes(content)
 
-    def create(self, path: str, content: bytes) -> None:
+    def create(self, path: str, content: bytes | pa.Buffer) -> None:
         """See TableStorage.create. After a lost reply the file may be this writer's own."""
+        content = bytes(content)
         try:
             (self._root / path).create_bytes(content)
         except FileExistsError:

@@ -24,6 +24,7 @@ from pipelines.sinks.delta.indexed.delta_log import (
     LiveFile,
     LiveFiles,
     LogNotReadable,
+    checkpoint_path,
     commit_path,
     vector_paths,
 )
@@ -406,9 +407,8 @@ def test_transactions_are_those_of_delta_rs_also_after_a_checkpoint(marked: Vect
 def checkpointed(table: VectorTable) -> list[Action]:
     """Write a checkpoint as the sink does, and return its `remove` actions."""
     table.table.read_commits()
-    other, files = DeltaTable(table.uri), table.table.files
-    other.create_checkpoint()
-    files.shorten_checkpoint(files.version)
+    files = table.table.files
+    files.write_checkpoint()
     path = Path(table.uri, "_delta_log", f"{files.version:020d}.checkpoint.parquet")
     return [remove for remove in pq.read_table(path)["remove"].to_pylist() if remove is not None]
 
@@ -436,6 +436,26 @@ def test_a_checkpoint_has_no_removes_of_young_files(busy: VectorTable) -> None:
     }
     busy.merge(upsert(9, id=2, item="back"))
     assert len(busy.rows()) == len(rows) + 1
+
+
+def test_a_checkpoint_that_another_client_may_be_reading_is_not_replaced(busy: VectorTable) -> None:
+    files = busy.table.files
+    DeltaTable(busy.uri).create_checkpoint()
+    path = Path(busy.uri, checkpoint_path(files.version))
+    before = path.stat()
+    assert len(checkpointed(busy)) == 4
+    assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+
+
+def test_a_checkpoint_follows_an_earlier_one(busy: VectorTable) -> None:
+    checkpointed(busy)
+    busy.merge(upsert(9, id=2, item="back"))
+    checkpointed(busy)
+    for removed in Path(busy.uri, "_delta_log").glob("*.json"):
+        removed.unlink()
+    assert busy.files().transactions == busy.table.files.transactions
+    assert rows_in(busy.uri) == busy.rows()
+    assert as_read(busy.files()) == as_read(busy.table.files)
 
 
 def test_a_checkpoint_keeps_the_removes_of_old_files(busy: VectorTable) -> None:
