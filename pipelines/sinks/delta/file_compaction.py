@@ -10,7 +10,6 @@ whatever the size of the table. And every batch adds a file, so small files are 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from pyroaring import BitMap
 
 from cdc.failpoint import hit
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
-from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, Action, LiveFile, LiveFiles, new_data_path
+from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, Action, LiveFile, LiveFiles, commit_info, new_data_path
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
 from pipelines.sinks.delta.new_file_statistics import FileStatistics, columns_with_bounds
 
@@ -138,8 +137,7 @@ def commit(storage: TableStorage, files: LiveFiles, done: RewrittenFile, signatu
             return False
         current = [files.by_path[source.add["path"]] for source in done.sources]
         new = [] if len(deleted) == done.rows else [_without(storage, done.file, deleted)]
-        info = {"timestamp": int(time.time() * 1000), "operation": "OPTIMIZE", "operationParameters": {}, **signature}
-        actions: list[Action] = [{"commitInfo": info}, *(source.remove(data_change=False) for source in current)]
+        actions = [commit_info("OPTIMIZE", **signature), *(source.remove(data_change=False) for source in current)]
         actions += [{"add": file.add} for file in new]
         try:
             files.commit(actions, [*(source.add["path"] for source in current), *new])

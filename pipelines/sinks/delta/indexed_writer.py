@@ -36,6 +36,7 @@ from pipelines.sinks.delta.indexed.delta_log import (
     LiveFile,
     LiveFiles,
     MetadataChanged,
+    commit_info,
     new_data_path,
 )
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
@@ -411,16 +412,9 @@ class IndexedTable:
         changed, removed, actions = self._with_deleted(found)
         actions += [{"add": file.add} for file in changed] + [{"add": one.file.add} for one in new]
         hit("delta_indexed_before_commit")
-        info = {
-            "operation": "MERGE",
-            "operationParameters": {},
-            "timestamp": int(time.time() * 1000),
-            "engineInfo": "cdc",
-        }
+        info = commit_info("MERGE", engineInfo="cdc")
         try:
-            self.files.commit(
-                [{"commitInfo": info}, marker, *actions], [*removed, *changed, *(one.file for one in new)]
-            )
+            self.files.commit([info, marker, *actions], [*removed, *changed, *(one.file for one in new)])
         except FileExistsError:
             return False
         for path in removed:  # if a RESTORE adds the file again, a merge of runs may have dropped its entries

@@ -8,8 +8,7 @@ table, although no column has the type. So the commits that create a table and s
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from deltalake import DeltaTable, TableFeatures
 from deltalake.exceptions import CommitFailedError
 
 from cdc.stores.unsupported_table_features import unsupported_features
-from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, Action, commit_path
+from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, Action, commit_info, commit_path, encode_commit
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS
 
@@ -35,10 +34,11 @@ def create_table(uri: str, columns: pa.Schema, **options: Any) -> DeltaTable:
         DeltaTable.create(folder, columns, raise_if_key_not_exists=False, **options)
         content = storage_of(folder).read(commit_path(0))
     created = [action for action in map(json.loads, content.splitlines()) if "commitInfo" not in action]
+    actions = [commit_info("CREATE TABLE", engineInfo="cdc"), *map(_without_feature, created)]
     storage = storage_of(uri)
     storage.make_folder("_delta_log")
     try:
-        storage.create(commit_path(0), _encode([_info("CREATE TABLE"), *map(_without_feature, created)]))
+        storage.create(commit_path(0), encode_commit(actions))
     except FileExistsError as exc:
         raise CommitFailedError(f"another client created a table at {uri!r}") from exc
     return DeltaTable(uri)
@@ -56,9 +56,9 @@ def set_properties(uri: str, table: DeltaTable, properties: Mapping[str, str]) -
         table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     storage = storage_of(uri)
     for _ in range(ATTEMPTS):
-        actions = [_info("SET TBLPROPERTIES"), _metadata(table, properties)]
+        actions = [commit_info("SET TBLPROPERTIES", engineInfo="cdc"), _metadata(table, properties)]
         try:
-            storage.create(commit_path(table.version() + 1), _encode(actions))
+            storage.create(commit_path(table.version() + 1), encode_commit(actions))
         except FileExistsError:
             table.update_incremental()
             continue
@@ -91,12 +91,3 @@ def _without_feature(action: Action) -> Action:
         if name in action["protocol"]
     }
     return {"protocol": action["protocol"] | lists}
-
-
-def _info(operation: str) -> Action:
-    info = {"timestamp": int(time.time() * 1000), "operation": operation, "operationParameters": {}}
-    return {"commitInfo": info | {"engineInfo": "cdc"}}
-
-
-def _encode(actions: Iterable[Action]) -> bytes:
-    return "".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions).encode()

@@ -2,7 +2,7 @@
 
 delta-rs shows neither the deletion vectors nor the complete `add` actions of a table, and it cannot commit a deletion
 vector. So this module reads the last checkpoint and the commits after it, and it writes commits of its own: a file that
-is created only if it does not exist. Checkpoints are left to delta-rs, which keeps deletion vectors.
+is created only if it does not exist. delta-rs makes the checkpoints, in a copy of the log; it keeps deletion vectors.
 """
 
 from __future__ import annotations
@@ -168,8 +168,7 @@ class LiveFiles:
         files: what changes in `by_path`, as the actions say: files that are new or have another vector, and paths of
         removed files. Raises FileExistsError, and changes nothing, if another client committed first.
         """
-        content = "".join(json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions)
-        self.storage.create(commit_path(self.version + 1), content.encode())
+        self.storage.create(commit_path(self.version + 1), encode_commit(actions))
         self.version += 1
         for action in actions:
             self._apply_to_table(action)
@@ -220,7 +219,7 @@ class LiveFiles:
             yield commit_path(version)
 
     def _is_recent(self, remove: Action) -> bool:
-        """Return whether all files that a `remove` action protects from a VACUUM are in `_written`."""
+        """Return whether this process wrote all files that a `remove` action protects from a VACUUM, and recently."""
         paths = [] if remove["path"] in self.by_path else [remove["path"]]
         if remove["deletionVector"] is not None:
             paths.append(path_of(remove["deletionVector"]) or "")
@@ -284,6 +283,18 @@ class LiveFiles:
 def new_data_path() -> str:
     """Return a path for a data file that does not exist yet."""
     return f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+
+
+def commit_info(operation: str, **more: str) -> Action:
+    """Return the `commitInfo` action of a commit made now. more: further fields."""
+    info = {"timestamp": int(time.time() * 1000), "operation": operation, "operationParameters": {}}
+    return {"commitInfo": info | more}
+
+
+def encode_commit(actions: Iterable[Action]) -> bytes:
+    """Return the content of a commit file: one JSON object in each line."""
+    lines = (json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions)
+    return "".join(lines).encode()
 
 
 def commit_path(version: int) -> str:
