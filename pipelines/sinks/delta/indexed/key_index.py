@@ -55,6 +55,7 @@ _FORMAT: Final = 1
 _LOCK: Final = "lock"
 _ROW_BITS: Final = 32
 _ROW_MASK: Final = (1 << _ROW_BITS) - 1
+_ALL_FILES: Final = np.empty(0, np.bool_)
 
 log = structlog.get_logger("apply")
 
@@ -124,27 +125,14 @@ def _search(
 
 
 @cached_njit
-def _merge_sorted(first: np.ndarray, second: np.ndarray, order: np.ndarray) -> None:
-    """Fill `order` with the indices that sort the concatenation of two sorted arrays."""
-    left, right, size = 0, 0, first.size
-    for at in range(order.size):
-        if right >= second.size or (left < size and first[left] <= second[right]):
-            order[at] = left
-            left += 1
-        else:
-            order[at] = size + right
-            right += 1
-
-
-@cached_njit
 def _merge_next(
     first: tuple[np.ndarray, ...], second: tuple[np.ndarray, ...], live: np.ndarray, at: np.ndarray,
     out: tuple[np.ndarray, ...],
 ) -> int:  # fmt: skip
     """Fill `out` with the next entries of two sorted runs that belong to live files; return their number.
 
-    first, second, out: high words, low words and places. live: one bool per file number. at: the numbers of entries of
-    each run that earlier calls have read; this call adds its own.
+    first, second, out: high words, low words and places. live: one bool per file number; empty: all files are live. at:
+    the numbers of entries of each run that earlier calls have read; this call adds its own.
     """
     left, right, filled = at[0], at[1], 0
     while filled < out[0].size and (left < first[0].size or right < second[0].size):
@@ -154,7 +142,7 @@ def _merge_next(
         else:
             high, low, place = second[0][right], second[1][right], second[2][right]
             right += 1
-        if live[place >> np.uint64(_ROW_BITS)]:
+        if live.size == 0 or live[place >> np.uint64(_ROW_BITS)]:
             out[0][filled], out[1][filled], out[2][filled] = high, low, place
             filled += 1
     at[0], at[1] = left, right
@@ -187,10 +175,8 @@ class KeyRun:
 
     def merged(self, other: KeyRun) -> KeyRun:
         """Return a run in memory with the entries of both runs."""
-        order = np.empty(self.size + other.size, np.int64)
-        _merge_sorted(self.high, other.high, order)
-        places = np.concatenate([self.places, other.places])[order]
-        high, low = np.concatenate([self.high, other.high])[order], np.concatenate([self.low, other.low])[order]
+        high, low, places = (np.empty(self.size + other.size, np.uint64) for _ in range(3))
+        _merge_next(self.columns, other.columns, _ALL_FILES, np.zeros(2, np.int64), (high, low, places))
         return KeyRun(high, low, places, self._numbers() | other._numbers())
 
     def merge_to_file(self, other: KeyRun, live: np.ndarray, folder: Path) -> KeyRun:
