@@ -12,7 +12,7 @@ the memory of the driver, and Spark the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -25,7 +25,6 @@ from cdc.errors import DeltaJarMissing
 from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.contract import SparkAwaited, TableBatch
-from pipelines.sinks.delta.delta_rs_limits import fits
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.open_indexed_tables import IndexedTargets
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
@@ -45,6 +44,10 @@ from pipelines.sinks.delta.unsupported_feature_errors import MOVE_AND_REBUILD, u
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+MAX_BATCH_BYTES: Final = 64 << 20
+"""Maximum size, in bytes of Arrow rows, of a batch that delta-rs merges; it needs about six times as much memory."""
+MAX_CANDIDATE_BYTES: Final = 512 << 20
+"""Maximum bytes of target files that a merge by delta-rs may read, because its memory grows with them."""
 SOURCE: Final = "s"
 TARGET: Final = "t"
 
@@ -120,7 +123,7 @@ class Writers:
 
     def _by_size(self, target: DeltaTarget, batch: TableBatch, source: pa.Table, key: tuple[str, ...]) -> Writer:
         """Return delta-rs for a merge that fits into the memory of the driver, otherwise Spark if there is one."""
-        if fits(target, source, key) or (self._spark is not None and not self.by_spark):
+        if fits_delta_rs(target, source, key) or (self._spark is not None and not self.by_spark):
             return Writer.DELTA_RS
         if self._spark is not None:
             return Writer.SPARK
@@ -152,6 +155,40 @@ class Writers:
                 merge_with_spark(target, frame, key, marker)
             else:
                 merge_with_delta_rs(target, source, key, marker)
+
+
+def fits_delta_rs(target: DeltaTarget, source: pa.Table, key: Sequence[str]) -> bool:
+    """Return whether a merge by delta-rs fits into the memory of the driver. Reads no file.
+
+    delta-rs has several copies of the batch in memory, and rewrites the files that may contain a key of the batch. key:
+    the key columns; empty: the rows are only appended.
+    """
+    if source.nbytes > MAX_BATCH_BYTES:
+        return False
+    if not key or target.files()[1] <= MAX_CANDIDATE_BYTES:
+        return True
+    return candidates(target.actions, source, key) <= MAX_CANDIDATE_BYTES
+
+
+def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
+    """Return the total bytes of the target files that may contain a key of the source rows.
+
+    files: the live files, with `size_bytes` and the columns `min.<name>` and `max.<name>` for each key column. A file
+    without these bounds may contain any key.
+    """
+    may = pa.array([True] * files.num_rows, pa.bool_())
+    for name in key:
+        if f"min.{name}" not in files.column_names or f"max.{name}" not in files.column_names:
+            continue
+        try:
+            found = pc.min_max(source[name])
+            meets = pc.and_(
+                pc.less_equal(files[f"min.{name}"], found["max"]), pc.greater_equal(files[f"max.{name}"], found["min"])
+            )
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+            continue  # bounds in another type than the column's
+        may = pc.and_(may, pc.fill_null(meets, fill_value=True))
+    return pc.sum(files["size_bytes"].filter(may)).as_py() or 0
 
 
 def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from cdc.config import SinkRule
 from pipelines.sinks.contract import SparkAwaited
-from pipelines.sinks.delta.delta_rs_limits import MAX_BATCH_BYTES, MAX_CANDIDATE_BYTES
 from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.merge_source import source_rows
 from pipelines.sinks.delta.new_file_statistics import DataFile, statistics
@@ -21,10 +22,18 @@ from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.delta.target_columns import POSITION_KEY, RowShape
 from pipelines.sinks.delta.target_layout import TargetLayout, double_quoted
-from pipelines.sinks.delta.writers import MergeSpec, Writers, merge_with_delta_rs
+from pipelines.sinks.delta.writers import (
+    MAX_BATCH_BYTES,
+    MAX_CANDIDATE_BYTES,
+    MergeSpec,
+    Writers,
+    candidates,
+    merge_with_delta_rs,
+)
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ORDERS, Row, batch, folded, gone, put
 from tests.pipelines.sinks.added_features import add_features, filled_sink
+from tests.pipelines.sinks.delta.test_delta_target import FILES
 
 
 def test_a_table_with_features_waits_for_spark_where_that_may_come(tmp_path: Path) -> None:
@@ -162,3 +171,28 @@ def test_the_indexed_writer_is_chosen_for_a_target_with_deletion_vectors(tmp_pat
     chosen = {wanted: writers(wanted).choose(target, work, source, SHAPE.key) for wanted in Writer}
 
     assert chosen == {wanted: wanted for wanted in Writer} | {Writer.AUTO: Writer.INDEXED}
+
+
+@given(st.lists(st.integers(-50, 400), min_size=1))
+def test_files_that_may_hold_a_key_are_those_whose_bounds_meet_the_batchs(keys: list[int]) -> None:
+    meets = [low is None or (low <= max(keys) and high >= min(keys)) for low, high in
+             zip(FILES["min.id"].to_pylist(), FILES["max.id"].to_pylist(), strict=True)]  # fmt: skip
+    expected = sum(size for size, met in zip(FILES["size_bytes"].to_pylist(), meets, strict=True) if met)
+
+    assert candidates(FILES, pa.table({"id": pa.array(keys, pa.int64())}), ["id"]) == expected
+
+
+@pytest.mark.parametrize("source", [pa.table({"id": ["a"]}), pa.table({"id": [b"x"]}), pa.table({"id": [[1]]})])
+def test_a_key_that_cannot_be_compared_with_the_bounds_leaves_every_file(source: pa.Table) -> None:
+    assert candidates(FILES, source, ["id"]) == 1111
+
+
+def test_a_target_without_files_has_none_that_may_hold_a_key() -> None:
+    assert candidates(FILES.slice(0, 0), pa.table({"id": [1]}), ["id"]) == 0
+
+
+def test_of_several_key_columns_each_one_rules_files_out() -> None:
+    both = FILES.append_column("min.no", pa.array([1, 1, 9, 1])).append_column("max.no", pa.array([5, 5, 9, 5]))
+    source = pa.table({"id": [150, 160], "no": [1, 2], "text": ["x", "y"]})
+
+    assert candidates(both, source, ["id", "no", "text"]) == 1010
