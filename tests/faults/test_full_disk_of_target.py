@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from structlog.testing import capture_logs
@@ -17,6 +16,7 @@ from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ORDERS, batch, gone, put
 from tests.fixtures.disk import small_file_system
+from tests.pipelines.sinks.added_features import items_by_id
 
 OTHER = replace(ORDERS, relation=ORDERS.relation + 1, oid=ORDERS.oid + 1, name="returns")
 FIRST = batch([put(number, "a", 10) for number in range(2000)], 0, 20)
@@ -33,13 +33,6 @@ def opened(folder: Path) -> DeltaSink:
     sink = DeltaSink(settings)
     sink.open("log-1")
     return sink
-
-
-def items_in(uri: str) -> dict[int, str]:
-    """Return item by id, as delta-rs reads the rows."""
-    found = pa.table(DeltaTable(uri).scan(columns=["id", "item"]))
-    assert len(set(found["id"].to_pylist())) == found.num_rows
-    return dict(zip(found["id"].to_pylist(), found["item"].to_pylist(), strict=True))
 
 
 @contextmanager
@@ -65,12 +58,12 @@ def test_a_batch_is_refused_as_a_whole_and_merged_once_there_is_room(part: str, 
             for _ in range(2):
                 with pytest.raises(SinkUnavailable, match="No space left on device"):
                     sink.apply(SECOND)
-            assert (items_in(uri), DeltaTable(uri).version()) == (AFTER_FIRST, version)
+            assert (items_by_id(uri), DeltaTable(uri).version()) == (AFTER_FIRST, version)
             other = sink.apply(replace(FIRST, schema=OTHER))
-            assert items_in(other.target) == AFTER_FIRST
+            assert items_by_id(other.target) == AFTER_FIRST
         sink.apply(SECOND)
 
-        assert (items_in(uri), DeltaTable(uri).version()) == (AFTER_SECOND, version + 1)
+        assert (items_by_id(uri), DeltaTable(uri).version()) == (AFTER_SECOND, version + 1)
         sink.close()
 
 
@@ -81,15 +74,15 @@ def test_batches_are_merged_while_the_disk_of_the_index_is_full(tmp_path: Path) 
         with full(place), capture_logs() as logs:
             sink.apply(SECOND)
             sink.close()
-            assert items_in(uri) == AFTER_SECOND
+            assert items_by_id(uri) == AFTER_SECOND
             sink = opened(tmp_path)
             sink.apply(batch([put(1, "AA", 50)], 40, 60))
             sink.close()
         assert {entry["event"].partition(";")[0] for entry in logs if entry["log_level"] == "warning"} == {
             "the key index of a target cannot be written"
         }
-        assert items_in(uri) == AFTER_SECOND | {1: "AA"}
+        assert items_by_id(uri) == AFTER_SECOND | {1: "AA"}
         sink = opened(tmp_path)
         sink.apply(batch([gone(1, 70)], 60, 80))
         sink.close()
-        assert 1 not in items_in(uri)
+        assert 1 not in items_by_id(uri)

@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 from threading import Barrier, Event
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -20,6 +19,7 @@ from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import batch, gone, put
+from tests.pipelines.sinks.added_features import items_by_id
 
 KEYS = 40
 
@@ -83,10 +83,7 @@ def test_two_drivers_at_once_merge_each_range_once(rounds: int, tmp_path: Path) 
         for one in (*running, client):
             one.result()
 
-    found = pa.table(DeltaTable(uri).scan(columns=["id", "item"]))
-    assert sorted(found.to_pylist(), key=lambda row: row["id"]) == [
-        {"id": id_, "item": item} for id_, item in sorted({**items, KEYS: "stays"}.items())
-    ]
+    assert items_by_id(uri) == {**items, KEYS: "stays"}
     merged = Counter[int]()
     for commit in sorted(Path(uri, "_delta_log").glob("*.json")):
         actions = [json.loads(line) for line in commit.read_text().splitlines()]

@@ -202,9 +202,9 @@ json_values = st.recursive(
 
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
 def test_a_message_that_is_none_of_ours_is_passed_over(content: bytes) -> None:
-    told = parse_ddl_message(content)
+    parsed = parse_ddl_message(content)
 
-    assert told is None or isinstance(told.oid, int)
+    assert parsed is None or isinstance(parsed.oid, int)
 
 
 def test_computed_columns_that_are_sent_are_not_taken_for_new_ones(database: str) -> None:

@@ -19,7 +19,7 @@ from tests.snapshot.reader_with_backfills import Running
 
 SLOWLY = "snapshot: {beside: 0, chunk_rows: 50, parallel: 2, max_source_load: {bytes_per_second: %s}}\n"
 QUICK = {"renamed, another in its place"}
-"""test_chunk_plan begins a rewritten table anew, postgres/test_column_identity.py exchanges names of columns."""
+"""test_chunk_plan copies a rewritten table again, postgres/test_column_identity.py exchanges names of columns."""
 PLAIN: tuple[LiteralString, ...] = (
     "CREATE TABLE t (id int PRIMARY KEY, a text, b text, n int, pad text)",
     "INSERT INTO t SELECT i, 'a' || i, 'b' || i, i, repeat('p', 1000) FROM generate_series(1, 500) i",

@@ -112,8 +112,8 @@ def test_a_list_beside_writers_that_take_and_bring_its_keys_leaves_the_log_in_th
         done.set()
         writer.join()
     running.caught_up()
-    told = placed(held, before)
-    assert len({row["position"] for row in told if row["op"] == Operation.READ.value}) > len(keys) // LIST_KEYS
+    found = placed(held, before)
+    assert len({row["position"] for row in found if row["op"] == Operation.READ.value}) > len(keys) // LIST_KEYS
     source = rows_of(held.dsn, "SELECT v, a::text, long, rpad(b::text, 4) FROM t")
     assert held.folded("t") == sorted(tuple(row) for row in source)
 
@@ -128,8 +128,8 @@ def test_a_list_that_a_killed_reader_left_is_read_from_its_beginning(held: Captu
         ended = running.ended(job)
     assert ended.result is not None
     assert ended.result["tables"]["public.u"]["rows"] == 3
-    told = [(row["op"], row["key"]) for row in placed(held, Position(0)) if row["op"] in "rd" and row["key"]]
-    assert sorted(row for row in told if len(row[1]) == 1) == [("d", ["3"]), ("r", ["1"]), ("r", ["2"])]
+    found = [(row["op"], row["key"]) for row in placed(held, Position(0)) if row["op"] in "rd" and row["key"]]
+    assert sorted(row for row in found if len(row[1]) == 1) == [("d", ["3"]), ("r", ["1"]), ("r", ["2"])]
 
 
 def test_a_key_that_the_table_cannot_have_ends_it_before_anything_is_read(running: Running) -> None:

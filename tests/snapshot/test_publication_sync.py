@@ -298,7 +298,7 @@ UNFIT: dict[str, tuple[LiteralString, LiteralString, str]] = {
 
 
 QUICK = {"unlogged", "foreign"}
-"""Mended by an ALTER, and by a DROP; the test above refuses a table without an identity."""
+"""Repaired by an ALTER, and by a DROP; the test above refuses a table without an identity."""
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,8 @@ def whole(rows: pa.Table, visibility: Visibility, **said: Any) -> Chunk:
 
 
 def placed(windows: WatermarkWindows, position: int, token: str = "one") -> list[dict[str, Any]]:
-    _, told = windows.batches_at_watermark(WatermarkSeen(token.encode(), Position(position), 3, 99, 5))
-    return [row for batch in told for row in batch.to_pylist()]
+    _, found = windows.batches_at_watermark(WatermarkSeen(token.encode(), Position(position), 3, 99, 5))
+    return [row for batch in found for row in batch.to_pylist()]
 
 
 @examples(60)
@@ -160,18 +160,18 @@ def test_a_table_without_a_key_begins_anew_as_it_is_at_the_watermark(history: Hi
         if history.transactions[number].needs <= seen and data.draw(st.booleans()):
             seen.add(number)
     windows.set_chunk("one", whole(read(history.values(seen)), history.visibility(seen), generation="here"))
-    told = placed(windows, watermark * 10 + 5)
+    found = placed(windows, watermark * 10 + 5)
     # the target holds what vanished unseen at the source
-    log = read(["stray"]).to_pylist() + [row for t in history.transactions[:watermark] for row in t.rows] + told
+    log = read(["stray"]).to_pylist() + [row for t in history.transactions[:watermark] for row in t.rows] + found
     of_table = [row for row in log if row["relation"] == RELATION]
-    strict_order(told, watermark * 10 + 5)
+    strict_order(found, watermark * 10 + 5)
     assert [dict(image)[1] for image in left_of(of_table)] == history.values(range(watermark))
     later = [row for t in history.transactions[watermark:] for row in t.rows if row["relation"] == RELATION]
     assert [dict(image)[1] for image in left_of(of_table + later)] == history.values(range(count))
 
 
-def strict_order(told: list[dict[str, Any]], position: int) -> None:
-    assert [(row["position"], row["ordinal"]) for row in told] == [(position, 3 + n) for n in range(len(told))]
+def strict_order(found: list[dict[str, Any]], position: int) -> None:
+    assert [(row["position"], row["ordinal"]) for row in found] == [(position, 3 + n) for n in range(len(found))]
 
 
 def transaction(number: int, op: str, **images: Any) -> Transaction:
@@ -196,9 +196,9 @@ def test_what_a_snapshot_saw_is_not_told_again_and_what_it_did_not_see_keeps_its
     windows.set_chunk("one", whole(read(["a"]), Visibility(2, 3, frozenset({2}))))
     clear, row, again = placed(windows, 900)
     assert (clear["op"], clear["payload"], row["op"], row["after"]) == ("t", None, "r", [(1, "a")])
-    told = {name: again[name] for name in LOG_SCHEMA.names}
+    found = {name: again[name] for name in LOG_SCHEMA.names}
     place = {"position": 900, "ordinal": 5, "xid": 99, "committed_at": again["committed_at"]}
-    assert told == {**unseen.rows[0], **place}
+    assert found == {**unseen.rows[0], **place}
     assert windows.wait_for_outcome("one", 0.0) == PlacedRows(Position(900), 1)
 
 
@@ -210,13 +210,13 @@ def test_a_version_comes_first_then_the_rows_then_the_end_of_the_copy(
     rows = read(["a"])
     chunk = Chunk(RELATION, "shop.t", rows, ORDERS, Position(7), "lake", visibility)
     windows.set_chunk("one", chunk)
-    told = placed(windows, 900)
-    strict_order(told, 900)
+    found = placed(windows, 900)
+    strict_order(found, 900)
     expected = ["s", "r", "g"] if visibility is None else ["s", "t", "r", "c", "g"]
-    assert [row["op"] for row in told] == expected
+    assert [row["op"] for row in found] == expected
     # the stream is read by that version for everyone; what one sink begins anew, no other may lose
-    assert [row["address"] for row in told] == [None] + ["lake"] * (len(told) - 1)
-    assert (told[0]["payload"], told[-1]["payload"]) == (ORDERS.to_json(), b"7")
+    assert [row["address"] for row in found] == [None] + ["lake"] * (len(found) - 1)
+    assert (found[0]["payload"], found[-1]["payload"]) == (ORDERS.to_json(), b"7")
     assert windows.open_window("two", RELATION, 0.0) == ORDERS
 
 
@@ -234,8 +234,8 @@ def test_a_sink_that_it_is_not_for_keeps_what_it_has(windows: WatermarkWindows) 
     before, since = transaction(1, "c", after=[(1, "a")]), transaction(2, "c", after=[(1, "b")])
     window(windows, before, since)
     windows.set_chunk("one", whole(read(["z"]), NOBODY, address="lake", generation="here"))
-    told = placed(windows, 900)
-    rows = pa.Table.from_pylist([*before.rows, *since.rows, *told], LOG_SCHEMA)
+    found = placed(windows, 900)
+    rows = pa.Table.from_pylist([*before.rows, *since.rows, *found], LOG_SCHEMA)
     assert images(fold(rows, sink="other")) == ["a", "b"]
     assert images(fold(rows, sink="lake")) == ["a", "b", "z"]
 

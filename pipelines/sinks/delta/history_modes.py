@@ -51,7 +51,7 @@ class HistoryRows(ABC):
     """SQL condition that is true for target rows that still exist at the source; None if the mode closes no rows."""
 
     null_column: str | None = None
-    """Column that is null in the current rows of the target; None if it is null in no row or in others too."""
+    """The current rows of the target are those in which this column is null; None if no column shows this."""
 
     def __init__(
         self, target: DeltaTarget, shape: RowShape, settings: TableSettings, find_rows: RowFinder | None = None

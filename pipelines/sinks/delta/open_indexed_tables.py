@@ -71,7 +71,7 @@ class IndexedTargets:
             table.files.write_checkpoint()
 
     def row_finder(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> RowFinder:
-        """Return `find_rows` for one target and the key columns `key`. null_column: as there."""
+        """Return the function `find_rows` for one target and its key columns. null_column: see `find_rows`."""
         return partial(self.find_rows, target, key, null_column)
 
     def find_rows(

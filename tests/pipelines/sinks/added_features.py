@@ -1,4 +1,4 @@
-"""A filled sink, and table features that another client adds to its target, as by ALTER TABLE."""
+"""A filled sink, the rows of its target, and table features that another client adds to it, as by ALTER TABLE."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from cdc.stores.published_record import Published
@@ -60,3 +61,10 @@ def filled_sink(folder: Path, writer: Writer = Writer.DELTA_RS) -> tuple[DeltaSi
     record = sink.apply(batch([put(1, "a", 10), put(2, "b", 11), put(3, "c", 12)], 0, 20, generation=1))
     sink.publish(Published(20, 0, {record.relation: record}))
     return sink, record.target
+
+
+def items_by_id(uri: str) -> dict[int, str]:
+    """Return the items of a target of shop.orders by id, as delta-rs reads them; no id may occur twice."""
+    found = pa.table(DeltaTable(uri).scan(columns=["id", "item"]))
+    assert len(set(found["id"].to_pylist())) == found.num_rows
+    return dict(zip(found["id"].to_pylist(), found["item"].to_pylist(), strict=True))

@@ -15,7 +15,8 @@ from pipelines.sinks.delta.indexed.delta_log import LiveFiles
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.open_indexed_tables import IndexedTargets
 from tests.contracts.folded import gone, put
-from tests.pipelines.sinks.delta.test_open_indexed_tables import Opened, create, items_in
+from tests.pipelines.sinks.added_features import items_by_id
+from tests.pipelines.sinks.delta.test_open_indexed_tables import Opened, create
 
 ITEMS = {number: str(number) for number in range(6)}
 
@@ -47,7 +48,7 @@ def targets(opened: Opened) -> dict[str, DeltaTarget]:
 def test_small_files_are_merged_and_found_by_later_merges(opened: Opened, rewriter: BackgroundRewriter) -> None:
     assert rewriter.start_merge_of_small_files(opened.target)
     assert rewriter.finish(targets(opened), wait=True)
-    assert (files_of(opened), items_in(opened.target.uri)) == ([(6, 0)], ITEMS)
+    assert (files_of(opened), items_by_id(opened.target.uri)) == ([(6, 0)], ITEMS)
     assert opened.target.version == DeltaTable(opened.target.uri).version()
     assert not rewriter.start_merge_of_small_files(opened.target)
 
@@ -59,12 +60,12 @@ def test_merges_go_on_while_files_are_rewritten(opened: Opened, rewriter: Backgr
     rewriter.start_merge_of_small_files(opened.target)
     expected = opened.merge(200, put(7, "7", 190), gone(0, 191))  # the file of row 0 is removed
     rewriter.finish(targets(opened), wait=True)
-    assert items_in(opened.target.uri) == expected
+    assert items_by_id(opened.target.uri) == expected
     rewriter.start_merge_of_small_files(opened.target)
     expected = opened.merge(220, put(8, "8", 210))
 
     assert rewriter.finish(targets(opened), wait=True)
-    assert items_in(opened.target.uri) == expected
+    assert items_by_id(opened.target.uri) == expected
     assert files_of(opened) == [(1, 0), (6, 0)]
 
 
@@ -76,7 +77,7 @@ def test_rows_that_were_deleted_meanwhile_stay_deleted(opened: Opened, rewriter:
     expected = opened.merge(220, gone(2, 210))
 
     assert rewriter.finish(targets(opened), wait=True)
-    assert items_in(opened.target.uri) == expected == {3: "3", 4: "4", 5: "5"}
+    assert items_by_id(opened.target.uri) == expected == {3: "3", 4: "4", 5: "5"}
     assert files_of(opened) == [(4, 1)]
     assert opened.merge(240, put(2, "back", 230), put(3, "new", 231)) == {2: "back", 3: "new", 4: "4", 5: "5"}
 

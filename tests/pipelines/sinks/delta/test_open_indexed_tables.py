@@ -27,7 +27,7 @@ from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS, TargetLayout
 from pipelines.types.families import TypePolicy
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, folded, gone, put
-from tests.pipelines.sinks.added_features import add_features
+from tests.pipelines.sinks.added_features import add_features, items_by_id
 
 SHAPE = RowShape(ORDERS, TypePolicy.EXACT)
 NO_VECTORS = "deletion vectors are not enabled"
@@ -46,14 +46,7 @@ class Opened:
         assert self.indexed.can_merge(self.target, SHAPE.key), self.indexed.refused
         source = source_rows(folded(list(rows)), SHAPE)
         self.indexed.merge(self.target, source, SHAPE.key, TxnMarker(self.target.app_id, upto))
-        return items_in(self.target.uri)
-
-
-def items_in(uri: str) -> dict[int, str]:
-    """Return item by id, as delta-rs reads the rows."""
-    found = pa.table(DeltaTable(uri).scan(columns=["id", "item"]))
-    assert len(set(found["id"].to_pylist())) == found.num_rows
-    return dict(zip(found["id"].to_pylist(), found["item"].to_pylist(), strict=True))
+        return items_by_id(self.target.uri)
 
 
 def create(uri: str, *, has_vectors: bool = True) -> DeltaTarget:
@@ -204,7 +197,7 @@ def test_a_target_whose_key_changes_gets_another_index(opened: Opened) -> None:
         opened.indexed.merge(opened.target, source, SHAPE.key, TxnMarker(opened.target.app_id, 40))
     opened.indexed.merge(opened.target, source, ("item",), TxnMarker(opened.target.app_id, 40))
 
-    assert items_in(opened.target.uri) == {2: "b", 7: "a"}
+    assert items_by_id(opened.target.uri) == {2: "b", 7: "a"}
     assert len(folders_of(opened)) == 2
     assert opened.merge(60, put(7, "A", 50)) == {2: "b", 7: "A"}
 
@@ -216,7 +209,7 @@ def test_what_changes_between_the_choice_of_the_writer_and_the_merge_counts(open
     DeltaTable(opened.target.uri).delete("id < 3")
     opened.target.refresh()
     opened.indexed.merge(opened.target, source, SHAPE.key, TxnMarker(opened.target.app_id, 40))
-    assert items_in(opened.target.uri) == {2: "B", 3: "c"}
+    assert items_by_id(opened.target.uri) == {2: "B", 3: "c"}
     assert opened.indexed.can_merge(opened.target, SHAPE.key)
     DeltaTable(opened.target.uri).alter.set_table_properties({DELETION_VECTORS: "false"})
     opened.target.refresh()
@@ -298,14 +291,14 @@ def test_a_sink_merges_by_its_index_and_records_why_it_does_not(tmp_path: Path) 
     first = sink_with(tmp_path / "vectors", Writer.INDEXED)
     first.apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20))
     record = first.apply(batch([put(1, "A", 30), gone(2, 31)], 20, 40))
-    assert (items_in(record.target), first.parts.writers.indexed.refused) == ({1: "A"}, {})
+    assert (items_by_id(record.target), first.parts.writers.indexed.refused) == ({1: "A"}, {})
     assert operations(record) == ["cdc", "cdc"]
     first.close()
     sink_with(tmp_path / "plain", Writer.DELTA_RS).apply(batch([put(1, "a", 10), put(2, "b", 11)], 0, 20))
     second = sink_with(tmp_path / "plain", Writer.INDEXED)
     record = second.apply(batch([put(1, "A", 30), gone(2, 31)], 20, 40))
 
-    assert items_in(record.target) == {1: "A"}
+    assert items_by_id(record.target) == {1: "A"}
     assert second.parts.writers.indexed.refused == {record.target: NO_VECTORS}
     assert [engine.split(":")[0] for engine in operations(record)] == ["delta-rs"]
 
@@ -318,7 +311,7 @@ def test_a_sink_merges_on_after_a_new_column(tmp_path: Path) -> None:
     record = sink.apply(batch([row], 20, 40, wider))
     sink.close()
 
-    assert items_in(record.target) == {1: "A", 2: "b"}
+    assert items_by_id(record.target) == {1: "A", 2: "b"}
     assert operations(record) == ["cdc", "cdc"]
 
 
