@@ -77,6 +77,8 @@ class CutRequest:
     epoch: int
     timeout: float
     """Maximum seconds of all attempts together."""
+    pause: Callable[[float], None] = time.sleep
+    """Waits for so many seconds; an exception that it raises ends the request."""
 
 
 @contextmanager
@@ -165,7 +167,7 @@ def _wait_for_sinks(
                 _timeout_message(catalog, request, [sink for sink, command in found.items() if command is None])
             )
         require_apply(catalog, request.pipeline)
-        time.sleep(POLL)
+        request.pause(POLL)
 
 
 def _finished(catalog: Catalog, command: int) -> Command | None:

@@ -8,13 +8,13 @@ there. A mismatch is reported, and repaired if the schedule says so. The passes 
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from cdc.catalog import Catalog, VerifiedRange
 from cdc.config import Definition
@@ -120,8 +120,34 @@ class RangeResult:
         return {**verdict, **bounds, "position": position, "verified_at": at}
 
 
-class Stopped(BaseException):
-    """Raised when the process receives SIGTERM or SIGINT."""
+class Stopped(Exception):
+    """Raised at the next pause after the process has received SIGTERM or SIGINT."""
+
+
+class _StopSignals:
+    """Records SIGTERM and SIGINT inside a `with` block; the code stops at its next pause.
+
+    The handler itself raises nothing: an exception between two arbitrary instructions could leave the transaction of
+    the catalog open, and an error of the cleanup could replace it.
+    """
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in _STOP_SIGNALS:
+            self._before[number] = signal.signal(number, lambda *_: self._stopped.set())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def pause(self, seconds: float = 0.0) -> None:
+        """Wait for so many seconds. Raises Stopped if a signal arrived before or arrives meanwhile."""
+        if self._stopped.wait(seconds):
+            raise Stopped
 
 
 class ContinuousVerification:
@@ -137,8 +163,9 @@ class ContinuousVerification:
         report: Callable[[RangeResult], None],
     ) -> None:
         self._definition, self._schedule, self._report = definition, schedule, report
-        self._options = replace(options, listed=KEYS) if schedule.repair else options
-        self._rate_limit = ReadRateLimit(schedule.rate)
+        self._signals = _StopSignals()
+        self._options = replace(options, listed=KEYS if schedule.repair else options.listed, pause=self._signals.pause)
+        self._rate_limit = ReadRateLimit(schedule.rate, pause=self._signals.pause)
         self._refused_at: dict[SinkTable, datetime] = {}
         """Table that cannot be compared → time of its last report."""
         self._tables: list[SinkTable] = []
@@ -152,12 +179,9 @@ class ContinuousVerification:
 
     def run(self) -> None:
         """Compare tables in rounds until SIGTERM or SIGINT. Raises errors of usage, which every round would repeat."""
-        with _stop_signals(), Catalog.open(self._definition.catalog.url) as catalog:
-            try:
-                while True:
-                    time.sleep(self._attempt_round(catalog))
-            except Stopped:
-                return
+        with self._signals, Catalog.open(self._definition.catalog.url) as catalog, suppress(Stopped):
+            while True:
+                self._signals.pause(self._attempt_round(catalog))
 
     def round(self, catalog: Catalog) -> None:
         """Compare ranges until none is due, at as many cuts as needed."""
@@ -205,6 +229,7 @@ class ContinuousVerification:
                 if time.monotonic() >= until:
                     complete = False
                     break
+                self._signals.pause()
         return self._repair(wrong) or not complete
 
     def _due_ranges(
@@ -279,7 +304,7 @@ class ContinuousVerification:
         """Have the reader read the differing rows again; return whether at least one repair was requested."""
         if not self._schedule.repair:
             return False
-        run = RepairRun(self._definition, self._options.timeout)
+        run = RepairRun(self._definition, self._options)
         repairs: dict[SinkTable, RepairResult] = {}
         wanted: dict[SinkTable, list[Key]] = {}
         for verdict, found in wrong:
@@ -293,22 +318,3 @@ class ContinuousVerification:
             wanted[table] = [*wanted.get(table, ()), *mismatched_keys(verdict)][:KEYS]
         run.carry_out(wanted, repairs)
         return bool(wanted)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Raise Stopped at the first SIGTERM or SIGINT inside the block. Later signals are ignored, so the cleanup can
-    finish.
-    """
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        for number in _STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        raise Stopped
-
-    before = {number: signal.signal(number, stop) for number in _STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -193,19 +193,20 @@ class ReadRateLimit:
         rate: int | None,
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.rate = rate
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._pause = clock, pause
         self._due = 0.0
 
     def wait(self, rows: int) -> None:
-        """Wait as long as the rate limit requires after reading this number of rows."""
+        """Wait as long as the rate limit requires after reading this number of rows; without a limit, pause for 0 s."""
         if not self.rate:
+            self._pause(0.0)
             return
         now = self._clock()
         self._due = max(self._due, now) + rows / self.rate
-        self._sleep(self._due - now)
+        self._pause(self._due - now)
 
 
 class RateLimitedRows:

@@ -108,7 +108,7 @@ def repair(definition: Definition, options: VerifyOptions) -> Repair:
         options = replace(options, mode=VerifyMode.ROWS)
         report = _merged(report, verify(definition, _only(options, without_keys)), without_keys)
     tried: dict[SinkTable, frozenset[Key]] = {}
-    run, position = RepairRun(definition, options.timeout), None
+    run, position = RepairRun(definition, options), None
     repairs = {_sink_table(v): run.assess(v) for v in report.tables if not v.equal}
     for _ in range(ROUNDS):
         wanted = {
@@ -135,8 +135,8 @@ def repair(definition: Definition, options: VerifyOptions) -> Repair:
 class RepairRun:
     """Requests backfills that read differing rows again, and waits until they end."""
 
-    def __init__(self, definition: Definition, timeout: float) -> None:
-        self._definition, self._timeout = definition, timeout
+    def __init__(self, definition: Definition, options: VerifyOptions) -> None:
+        self._definition, self._timeout, self._pause = definition, options.timeout, options.pause
 
     def assess(self, verdict: TableVerdict) -> RepairResult:
         """Return the RepairResult of a table before any repair: the verdict's numbers of mismatches.
@@ -220,7 +220,7 @@ class RepairRun:
                     remedy=f"wait until 'cdc backfill show {job}' shows the end of the backfill, then verify again",
                 )
             _require_reader(catalog, self._definition.name)
-            time.sleep(POLL)
+            self._pause(POLL)
 
 
 def mismatched_keys(verdict: TableVerdict) -> list[Key]:

@@ -9,6 +9,7 @@ repeated here.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -60,6 +61,8 @@ class VerifyOptions:
     against: Against = Against.SOURCE
     large: int = LARGE
     """Maximum log rows of a table that are folded without Spark, in a comparison with the log."""
+    pause: Callable[[float], None] = time.sleep
+    """Waits for so many seconds; an exception that it raises ends the verification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,7 @@ def cut_request(definition: Definition, options: VerifyOptions) -> CutRequest:
         publication=definition.source.publication.name,
         epoch=durable.epoch,
         timeout=options.timeout,
+        pause=options.pause,
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
@@ -14,6 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc.catalog import Catalog
+from cdc.errors import CatalogUnavailable
 from cdc.verify_and_replay_options import VerifyMode
 from pipelines.__main__ import main
 from pipelines.verification.continuous import (
@@ -145,6 +148,32 @@ def test_the_command_runs_until_a_signal_and_prints_each_range(
         assert status == 0
         assert {(one["ok"], one["result"]["sink"]) for one in results} == {(True, "lake"), (True, "find")}
         assert run_verify(captured, capsys)[0] == 0
+
+
+def test_a_signal_ends_it_even_if_the_cut_cannot_be_released(captured: Captured) -> None:
+    """The error of the cleanup once replaced the exception of the signal, so the process never ended."""
+    errors: list[CatalogUnavailable] = []
+    file = captured.definition.catalog.url.removeprefix("sqlite:///")
+    with (
+        Running(captured),
+        ApplyThread(captured) as applying,
+        closing(sqlite3.connect(file)) as broken,
+        ExitStack() as rest,
+    ):
+        until(lambda: _streams(captured), "both tables in the lake")
+
+        def stop_with_broken_catalog(result: RangeResult) -> None:
+            if result.error is None:
+                rest.enter_context(applying.resting())
+                broken.execute("ALTER TABLE commands RENAME TO hidden")
+                os.kill(os.getpid(), signal.SIGTERM)
+            elif isinstance(result.error, CatalogUnavailable):
+                errors.append(result.error)
+                broken.execute("ALTER TABLE hidden RENAME TO commands")
+                rest.close()
+
+        continuous(captured, HOURLY, stop_with_broken_catalog).run()
+    assert len(errors) == 1
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

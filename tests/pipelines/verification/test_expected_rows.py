@@ -14,15 +14,15 @@ from tests.pipelines.verification.table_of_every_type import VerifiedPipeline, r
 
 
 def test_rows_are_read_no_faster_than_the_limit() -> None:
-    slept: list[float] = []
+    pauses: list[float] = []
     now = [100.0]
-    limit = ReadRateLimit(10, clock=lambda: now[0], sleep=slept.append)
+    limit = ReadRateLimit(10, clock=lambda: now[0], pause=pauses.append)
     for at, rows in ((100.0, 20), (101.0, 5), (110.0, 1)):
         now[0] = at
         limit.wait(rows)
-    assert slept == pytest.approx([2.0, 1.5, 0.1])
-    ReadRateLimit(None, sleep=slept.append).wait(10**9)
-    assert len(slept) == 3
+    assert pauses == pytest.approx([2.0, 1.5, 0.1])
+    ReadRateLimit(None, pause=pauses.append).wait(10**9)
+    assert pauses[3:] == [0.0]
 
 
 @pytest.mark.parametrize(("rows", "extra"), [(2, []), (3, [["3"]])])
