@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from types import FrameType
 from typing import IO, Any, Final
 
@@ -83,7 +83,7 @@ class Supervisor:
         self._policy = policy or RestartPolicy()
         self._print = say or _print_line
         self._triggers = triggers
-        self._retry = Event()
+        self._retries: SimpleQueue[None] = SimpleQueue()  # put() is safe in a signal handler, Event.set() is not
         self._signals: SimpleQueue[int] = SimpleQueue()
         self.restarts: dict[str, int] = {child.name: 0 for child in children}
         """Number of restarts of each child, by its name."""
@@ -108,7 +108,7 @@ class Supervisor:
 
     def retry(self) -> None:
         """Restart at once all children that exited with status HALTED; safe from any thread and signal handler."""
-        self._retry.set()
+        self._retries.put(None)
 
     def handle_signals(self) -> None:
         """Install signal handlers: SIGTERM and SIGINT end `run`, SIGUSR1 calls `retry`. Only for the main thread."""
@@ -122,8 +122,9 @@ class Supervisor:
 
     def _step(self) -> float:
         """Check every child once, and return the seconds until the next check."""
-        retry = self._retry.is_set()
-        self._retry.clear()
+        retry = not self._retries.empty()
+        while not self._retries.empty():
+            self._retries.get()
         for child in self._children:
             if child.halted and (retry or self._has_changed(child)):
                 self._print(

@@ -8,12 +8,12 @@ there. A mismatch is reported, and repaired if the schedule says so. The passes 
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Self
 
 from cdc.catalog import Catalog, VerifiedRange
@@ -132,12 +132,13 @@ class _StopSignals:
     """
 
     def __init__(self) -> None:
-        self._stopped = threading.Event()
+        self._received: SimpleQueue[int] = SimpleQueue()  # put() is safe in a signal handler, Event.set() is not
+        self._stopped = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         for number in _STOP_SIGNALS:
-            self._before[number] = signal.signal(number, lambda *_: self._stopped.set())
+            self._before[number] = signal.signal(number, lambda sent, _: self._received.put(sent))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -146,7 +147,11 @@ class _StopSignals:
 
     def pause(self, seconds: float = 0.0) -> None:
         """Wait for so many seconds. Raises Stopped if a signal arrived before or arrives meanwhile."""
-        if self._stopped.wait(seconds):
+        if not self._stopped:
+            with suppress(Empty):
+                self._received.get(timeout=max(0.0, seconds))
+                self._stopped = True
+        if self._stopped:
             raise Stopped
 
 
