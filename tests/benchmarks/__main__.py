@@ -20,7 +20,7 @@ PARTS = {
     "snapshot": ("copy", "stream", "replay"),
     "log": ("append", "compaction", "amplification", "reading", "cold"),
     "apply": ("throughput", "peer", "large", "random", "indexed", "day"),
-    "freshness": ("small", "large", "tables", "huge"),
+    "freshness": ("small", "large", "tables", "10m", "50m"),
 }
 
 
