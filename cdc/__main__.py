@@ -71,7 +71,7 @@ def _report_error(command: Any, given: list[str], error: CdcError) -> int:
 
 
 def _definition_path(given: list[str]) -> str | None:
-    """Return the path of the definition from the command-line arguments; None if they name none."""
+    """Return the path of the definition from the command-line arguments; None if no option names a file."""
     own = given[: given.index("--")] if "--" in given else given
     for index, word in enumerate(own[:-1]):
         if word in {"-c", "--config"}:

@@ -41,8 +41,8 @@ class ByteQueue(Generic[T]):
     def put(self, item: T, size: int, *, meanwhile: Callable[[], None] | None = None) -> None:
         """Add an item of `size` bytes; wait while the queue is full.
 
-        While it waits, `put` calls `meanwhile` about ten times a second. Raises QueueClosed if the queue is closed,
-        because its consumer failed or stopped.
+        While it waits, `put` calls `meanwhile` about ten times a second. Raises QueueClosed if the queue is closed, for
+        example after the consumer failed.
         """
         with self._changed:
             while not self._fits(size) and not self._closed:
@@ -67,7 +67,7 @@ class ByteQueue(Generic[T]):
             self._changed.notify_all()
 
     def get(self, timeout: float | None = None) -> T | None:
-        """Return the next item; None after `timeout` seconds or a call of `wake`.
+        """Return the next item; None if the queue is still empty after `timeout` seconds or a call of `wake`.
 
         Raises QueueClosed if the queue is closed and empty.
         """

@@ -2,11 +2,11 @@
 
 After an upgrade of cdc, numba alone can run machine code of the old version, or end with an error:
 
-- It writes the new index of a function before the new code file, which has the name of an old code file. A process that
-  reads the cache between the two writes runs the old code. After a kill between the writes, every process runs it.
+- numba writes the new index of a function first, then overwrites an old code file of the same name. A process that
+  reads the cache between the two writes runs old code. After a kill between the writes, every process runs old code.
 - Two processes that compile a function for different argument types choose the same name for their code files.
-- It considers only the file of the function, although classes and constants of other files are compiled into it.
-- Its index contains names of classes. After one of these classes was renamed, the index cannot be read.
+- numba detects changes only in the file of the function. Classes and constants of other files are compiled in as well.
+- The index contains names of classes. After such a class was renamed, the index cannot be read.
 
 This module takes an exclusive file lock for every access to the cache of a package. The first access after a change of
 any file of the package removes all earlier code.
@@ -26,7 +26,7 @@ from typing import Any, Final
 import numba
 
 LOCK_FILE: Final = "cdc-kernels.lock"
-"""Name of the file in a cache directory that processes lock; it contains the fingerprint of the compiled package."""
+"""Name of the lock file in a cache directory; its content is the fingerprint of the compiled package."""
 
 
 def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
@@ -59,7 +59,7 @@ class _PackageCache:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other threads and processes from using the cache; the thread with the lock may lock again."""
+        """Lock the cache against other threads and processes while the block runs; reentrant in the same thread."""
         with self._thread_lock:
             if self._depth:
                 yield

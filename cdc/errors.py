@@ -864,9 +864,9 @@ def process_exit_code(error: CdcError) -> ExitCode:
 
 
 def as_cdc_error(failure: BaseException, process: str) -> CdcError:
-    """Return the failure as a CdcError.
+    """Return a CdcError unchanged, and any other exception as a CdcError whose message names only the exception's type.
 
-    The message for any other exception names only its type, because its text may contain row values.
+    The text of the exception is omitted, because it may contain row values.
     """
     if isinstance(failure, CdcError):
         return failure

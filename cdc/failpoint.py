@@ -19,7 +19,7 @@ class Abandoned(BaseException):
 
 
 def hit(name: str) -> None:
-    """Kill the process if CDC_FAILPOINT names this failpoint and this is call n with its name (n is 1 by default)."""
+    """Kill the process at call n with this name if CDC_FAILPOINT is `name:n`; at the first call if it is `name`."""
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return

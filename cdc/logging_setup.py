@@ -63,7 +63,7 @@ def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO", *, file:
 
 
 class _Remedies:
-    """Processor that inserts definition, sink and table of a log message into the commands of its remedy."""
+    """structlog processor: inserts a message's sink and table, and the definition file, into commands of its remedy."""
 
     def __init__(self, file: str | None) -> None:
         self._file = file

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Final
 
 BUCKET: Final = "_bucket"
-"""Suffix of the names of series with a histogram's counts; their last label is the upper bound of the bucket."""
+"""Suffix of the names of a histogram's bucket series; the last label of such a series is the bucket's upper bound."""
 SUM: Final = "_sum"
 """Suffix of the name of the series with the sum of a histogram's values."""
 INFINITE: Final = "+Inf"

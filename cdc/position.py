@@ -75,7 +75,7 @@ class ChangePosition(NamedTuple):
 
     position: Position
     ordinal: int
-    """Number of the change inside its transaction, from 0; schema rows count."""
+    """Number of the change inside its transaction, from 0; `s` rows count as changes."""
 
     def __str__(self) -> str:
         return f"{self.position}#{self.ordinal}"

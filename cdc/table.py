@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Self
 
 SCHEMA_FORMAT: Final = 2
-"""Version of the JSON format of a schema. Readers reject a newer version; they fill fields that an older one omits."""
+"""Version of the JSON format of a schema. Readers reject a newer version; an older one gets defaults for new fields."""
 
 _TOPIC: Final = re.compile(r'("(?:[^"]|"")+"|[^".]+)\.("(?:[^"]|"")+"|[^".]+)', re.DOTALL)
 _BARE: Final = re.compile(r'"(?:[^"]|"")+"|[^.]*', re.DOTALL)
@@ -151,9 +151,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogFingerprint:
-    """Values from the system catalogs that change when rows change without a message in the replication stream.
+    """Values from the system catalogs that show changes of rows which the replication stream does not contain.
 
-    The reader only compares the values with those of an earlier fingerprint; it does not interpret them.
+    The reader compares the values with those of an earlier fingerprint; it does not interpret a single fingerprint.
     """
 
     persistence: str
@@ -161,16 +161,16 @@ class CatalogFingerprint:
     file: int
     """`pg_class.relfilenode`; 0 for a partitioned table."""
     attributes: tuple[tuple[int, str], ...] = ()
-    """(attribute number, xmin) of the columns' `pg_attribute` rows without `attmissingval`.
+    """(attribute number, xmin) of the `pg_attribute` rows of the columns that are not dropped.
 
-    Dropped columns are left out, and so is `attmissingval`, because any rewrite of the table clears it.
+    A column with `attmissingval` is left out: any rewrite of the table clears that value, and so changes the xmin.
     """
     leaves: tuple[tuple[int, int], ...] = ()
     """(OID, relfilenode) of the leaf partitions of a partitioned table, sorted by OID."""
     links: tuple[tuple[int, str], ...] = ()
-    """(OID, xmins) of the leaf partitions, sorted by OID; empty in older rows.
+    """(OID, xmins) of the leaf partitions, sorted by OID; empty in `s` rows of older versions of cdc.
 
-    The xmins are those of the `pg_inherits` rows from the leaf up to this table.
+    The xmins are those of the `pg_inherits` rows that link the leaf, level by level, to this table.
     """
     published: tuple[str, ...] | None = None
     """Settings of the table in the publication; None if the publication omits the table, or was not read."""
@@ -206,11 +206,14 @@ class TableSchema:
     reason: str | None = None
     """Reason for a state other than LIVE, as text for an operator; None for LIVE."""
     root: int | None = None
-    """OID of the topmost partitioned table above a partition; that table has its own OID, an ordinary table None."""
+    """OID of the root of the partition tree that contains this table; None for an ordinary table."""
     standing: CatalogFingerprint | None = None
     """Fingerprint from the last query of the source's system catalogs; None in `s` rows of older versions of cdc."""
     witness: str | None = None
-    """Identity of the event triggers that sent this version; None if the reader inferred the version."""
+    """OID and xmin of the DDL event triggers at this version; None if it is not certain that they were enabled.
+
+    If the source still has the same triggers, they have reported every later schema change.
+    """
 
     @property
     def topic(self) -> str:
@@ -224,7 +227,7 @@ class TableSchema:
 
     @property
     def is_partition_now(self) -> bool:
-        """True if the table became a partition; Postgres then sends its changes under the name of another table."""
+        """True if the table became a partition; Postgres then sends its changes under the partitioned table's name."""
         return self.state is TableState.DROPPED and (self.reason or "").startswith(PARTITION_OF)
 
     @property

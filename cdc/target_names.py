@@ -28,7 +28,7 @@ OP_COLUMN: Final = "_op"
 COMMITTED_COLUMN: Final = "_committed_at"
 """Delta column of append and soft-delete targets: commit time of the row's change, timestamp."""
 GENERATION_COLUMN: Final = "_generation"
-"""Delta column of an append target: start position of the full copy that this row completes, int64."""
+"""Delta column of an append target: in a row with operation `g`, the start position of the full copy, int64."""
 DELETED_COLUMN: Final = "_deleted"
 """Delta column of a soft-delete target: whether the row was deleted at the source, boolean."""
 START_COLUMN: Final = "__START_AT"
@@ -108,7 +108,7 @@ def target_uri(template: str, schema: str, table: str, more: Mapping[str, str] |
 def published_uri(template: str) -> str:
     """Return the URI of the Delta table with a sink's published cuts, for the sink's path template.
 
-    The table is `_cdc/published` in the deepest folder of the template whose path contains no placeholder.
+    The table is in the deepest folder without a placeholder: `lake/{schema}/{table}` → `lake/_cdc/published`.
     """
     fixed = _PLACEHOLDER.split(template, maxsplit=1)[0]
     root = fixed if fixed == template else fixed.rpartition("/")[0]

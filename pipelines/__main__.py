@@ -29,9 +29,10 @@ INTERRUPTED: Final = 130
 
 
 def main(argv: Sequence[str] | None = None, *, submitted: bool = False) -> int:
-    """Run one command; return its exit status: 0 done, 1 failed, 2 usage, 3 environment, 4 mismatch.
+    """Run one command and return its exit status.
 
-    Outside a cluster, `apply` without `--once` returns 5 instead of 1 if a restart does not resolve the error.
+    0 is success, 1 a failure, 2 wrong usage, 3 a problem of the environment, 4 a mismatch. Outside a cluster, `apply`
+    without `--once` returns 5 instead of 1 if a restart does not resolve the error.
     `submitted` is True if spark-submit started the process on a cluster.
     """
     arguments = _parser().parse_args(argv, argparse.Namespace(submitted=submitted))
@@ -186,9 +187,10 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _select_sinks(definition: Definition, names: Sequence[str], trigger: str | None) -> Definition:
-    """Return the definition with only the named sinks and with the trigger; no names: all sinks.
+    """Return the definition with only the named sinks and with `trigger` as its batch interval.
 
-    Raises ConfigError for an unknown sink or a trigger that is no duration.
+    names: empty for all sinks. trigger: a duration; None and `once` leave the batch interval unchanged. Raises
+    ConfigError for an unknown sink and for any other trigger.
     """
     sinks, spark = chosen_sinks(definition, names), definition.spark
     if checked_trigger(trigger) not in {None, ONCE}:
@@ -256,7 +258,7 @@ def _print_replay(arguments: argparse.Namespace, report: Any) -> None:
 
 
 def _config_path(argv: Sequence[str]) -> str:
-    """Return the path of the definition file as given on the command line; remedies in log lines name it."""
+    """Return the path of the definition file as given on the command line. Remedies in log lines contain this path."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("-c", "--config", default=str(DEFAULT_CONFIG))
     return str(parser.parse_known_args(argv)[0].config)

@@ -42,7 +42,10 @@ POLL: Final = 0.5
 STEP: Final = 0.1
 """Seconds between two attempts to apply a small range of the log, if the log is in an object store."""
 LOCAL_STEP: Final = 0.02
-"""The same for a log in a local directory, where an attempt without new transactions takes 0.1 ms."""
+"""Seconds between two attempts to apply a small range of the log, if the log is in a local directory.
+
+An attempt without new transactions takes 0.1 ms there.
+"""
 COMPACTION_EXIT: Final = 5.0
 """Seconds that the ending process waits for a running compaction; a killed compaction does no harm."""
 
@@ -70,8 +73,8 @@ class StopCondition:
 def main(definition: Definition, *, once: bool = False, check: Check | None = None) -> int:
     """Apply the log to the sinks until SIGTERM or SIGINT; then finish the running batches and return 0.
 
-    With `once`, also return when all sinks have applied the log up to the durable position at the start. Raises the
-    error of a sink that gave up with `once`, the error of Spark's start, and the errors of `check`.
+    With `once`, also return when all sinks have applied the log up to the durable position at the start. If a sink
+    gives up before that, raise its error. Also raises the errors of `check`, and the error if Spark fails to start.
     """
     stop = Event()
 
@@ -122,7 +125,10 @@ def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, e
 
 
 def _stop_session(starting: Future[SparkSession]) -> None:
-    """Stop the Spark session if it has started; a JVM that a signal to the process group has ended is no error."""
+    """Stop the Spark session if it has started.
+
+    A signal to the process group may already have ended the JVM; this raises no error.
+    """
     if starting.exception() is None:
         with suppress(Py4JError, OSError):
             starting.result().stop()
@@ -163,8 +169,9 @@ def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkPa
 
 
 def _run_sink(runner: SinkRunner, ended: Event, pause: float) -> None:
-    """Run one sink in this thread; each sink has its own thread, so no sink waits for another sink's merges or jobs.
+    """Run one sink in the calling thread until `ended` is set.
 
+    Each sink has its own thread, so that no sink waits for the merges or Spark jobs of another sink.
     pause: seconds between two attempts to apply a small range.
     """
     while not ended.is_set():

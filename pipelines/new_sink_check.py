@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 SessionProvider = Callable[[], "SparkSession"]
 """Function that waits for the Spark session and returns it; called only if a rule has an expression."""
 _LAYOUT_CHECKS: Final = (("cluster_by", "partition_by"), ("partition_by", "cluster_by"), ("", "cluster_by"))
-"""Checks of `partition_by` and `cluster_by`, as pairs (key to leave out, key that an error names); "": none."""
+"""The checks of a rule's `partition_by` and `cluster_by`, in order: each of them alone, then both together.
+
+A check is a pair: the setting that it ignores ("" for none), and the setting that its error names.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +69,16 @@ def _is_new(sink: Sink) -> bool:
 
 
 def local_settings(definition: Definition) -> SparkSettings:
-    """Return settings of a small local session that only resolves expressions, even if `definition` names a cluster."""
+    """Return settings of a local Spark session for resolving expressions; a cluster in `definition` is ignored."""
     settings = SparkSettings.of(definition, f"cdc-{definition.name}-check")
     return replace(settings, master="local[1]", download=False)
 
 
 def find_unresolved_rules(tables: Iterable[SinkTable], session: SessionProvider) -> list[KeyConflict]:
-    """Check the keys of rules whose check needs Spark; return each key that a sink could not apply, with its error.
+    """Check those settings of the tables' rules that need Spark, such as expressions.
 
-    `cdc.stores.unwritable_tables` checks the other keys of rules without Spark.
+    Returns the settings that a sink could not apply, each with its key in the definition and its error.
+    `cdc.stores.unwritable_tables` checks the other settings without Spark.
     """
     return [KeyConflict(one.key(*key), error) for one in tables for key, error in _refusals(one, session)]
 

@@ -91,11 +91,15 @@ class SinkParts:
 
 
 QUERY_INTERVAL: Final = 1.0
-"""Minimum seconds between the starts of two batches of a streaming query, unless a batch takes longer. Small ranges do
-not wait for it, because the runner applies them; planning a batch takes Spark 0.2 s of both cores.
+"""Minimum seconds between the starts of two batches of a streaming query; planning a batch takes 0.2 s of two cores.
+
+Small ranges of the log do not wait for the query: the runner of the sink applies them.
 """
 KEY_INDEXES: Final = "key-index"
-"""Folder of the key indexes of all Delta sinks, next to the checkpoints of their streaming queries."""
+"""Name of the folder with the key indexes of all Delta sinks, next to the checkpoints of the streaming queries.
+
+A key index finds the rows of a target by key, without reading the target.
+"""
 
 
 class OpenedSink:
@@ -222,7 +226,10 @@ class OpenedSink:
         self._parts.first_batch.leave(self)
 
     def _is_batch_urgent(self) -> bool:
-        """Return whether the next batch must not be throttled: a request waits for it, or it has its maximum size."""
+        """Return whether the next batch must not be throttled.
+
+        A request about a cut or a parked row waits for the batch, or the batch has reached its maximum size.
+        """
         if self.loop.quarantine.requested_relations or self._parts.cuts.has_requests(self._settings.name):
             return True
         try:

@@ -28,10 +28,12 @@ from pipelines.source.data_source import rows_between
 SMALL: Final = 50_000
 """Maximum rows in the log files of a range that is folded on the driver."""
 WHOLE_BYTES: Final = 192 << 20
-"""Maximum bytes in the log files of a range without partial images; its number of rows does not matter.
+"""Maximum bytes in the log files of a range without partial images that is folded on the driver.
 
-Two million rows take three seconds on the driver, and ten seconds in Spark on two cores. In memory they are three times
-as large as on disk. Ranges with partial images are excluded because they are folded row by row."""
+Such a range may have more than SMALL rows. Two million rows take three seconds on the driver, and ten seconds in Spark
+on two cores. In memory they are three times as large as on disk. Ranges with partial images are excluded because they
+are folded row by row.
+"""
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 
 
@@ -69,7 +71,8 @@ class RangeFolder:
         """Fold the range (after, upto].
 
         rows: a frame of the log that contains the range, or a session to read the range with; None if the range is
-        small. relation: the batch has at least the rows of this relation; None: it has the rows of all relations.
+        small. relation: the only relation that the caller needs, None for all relations. The result may contain other
+        relations as well.
         """
         since = self._since(after)
         if self.is_small(after, upto):
@@ -137,7 +140,11 @@ class RangeFolder:
     def _in_spark(
         self, rows: DataFrame, within: tuple[Position, Position], kept: AbstractSet[int], since: Position
     ) -> pa.Table:
-        """Fold the range in Spark, without the single changes of the relations `kept`, whose history the sink keeps."""
+        """Fold the range in Spark.
+
+        kept: the relations whose history the sink keeps. Their changes after `since` are not folded, and neither are
+        their rows without a key: `single_changes` selects both.
+        """
         after, upto = within
         rows = rows.where((F.col("position") > int(after)) & (F.col("position") <= int(upto)))
         if kept:
@@ -177,15 +184,18 @@ def latest_topics(rows: pa.Table) -> dict[int, str]:
 def single_changes(rows: pa.Table | pa.RecordBatch, kept: AbstractSet[int], since: Position) -> Any:
     """Return a bool mask of the log rows that must not be folded, because the sink keeps the history of their relation.
 
-    The mask is true for changes of the relations `kept` after position `since`. It is also true for all changes of
-    these relations without a key, because equal rows may occur more than once.
+    The mask is true for changes of the relations `kept` after position `since`. In these relations it is also true for
+    every row without a key, because equal rows may occur more than once.
     """
     of_kept = pc.and_(pc.is_in(rows["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(rows["op"], _ROWS))
     return pc.and_(of_kept, pc.or_(pc.greater(rows["position"], int(since)), pc.is_null(rows["key"])))
 
 
 def with_copied(folded: pa.Table, kept: AbstractSet[int]) -> pa.Table:
-    """Return the folded rows; those of the relations `kept` are converted to rows of a copy of the table."""
+    """Return the folded rows, with op `u` replaced by `r` in the relations `kept`, whose history the sink keeps.
+
+    These rows have no `base`. They begin a history, as the rows of a full copy do.
+    """
     state = pc.and_(
         pc.is_in(folded["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(folded["op"], pa.array(["u", "d"]))
     )

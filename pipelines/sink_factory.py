@@ -15,7 +15,10 @@ from pipelines.sinks.search.sink import SearchSink as SearchTarget
 
 
 def build_sink(sink: DeltaSinkDefinition | SearchSinkDefinition, index_folder: str | None = None) -> Sink:
-    """Build the sink that a definition describes. index_folder: see DeltaSettings."""
+    """Build the sink that a definition describes.
+
+    index_folder: local directory for the key indexes of a Delta sink; None: a temporary directory.
+    """
     if isinstance(sink, DeltaSinkDefinition):
         return DeltaTarget(replace(delta_settings(sink), index_folder=index_folder))
     return SearchTarget(sink.name, sink.path, sink.fields, sink.dead_letters)

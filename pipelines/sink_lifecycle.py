@@ -1,8 +1,8 @@
 """The runner of a sink: a state machine that opens the sink, applies the log to it, and opens it again after a failure.
 
-A sink does not wait for Spark: the runner itself applies ranges of the log that are small enough to be folded and
-merged in this process. The streaming query looks for larger ranges at an interval. A batch of the query whose range was
-applied meanwhile does nothing.
+A sink does not wait for Spark: the runner itself folds and merges small ranges of the log in this process. The
+streaming query looks for larger ranges at an interval. If the runner applied the range of a query's batch in the
+meantime, the batch does nothing.
 
     state            sink     what a step does
     ---------------  -------  ------------------------------------------------------------------------
@@ -29,9 +29,9 @@ applied meanwhile does nothing.
       every other state          REPLAY_BEGAN    ▶ PAUSED    REPLAY_ENDED ▶ CLOSED
 
 In every open state a step also releases cuts that verification no longer reads, answers commands about dead letters and
-registers the applied position. `_fire` is the one place that changes the state: it looks the event up in
-`TRANSITIONS`, closes the sink when the new state is a closed one, and does what entering that state requires.
-A pair that is not in the table is a defect and raises KeyError.
+registers the applied position. Only `_fire` changes the state. It looks the event up in `TRANSITIONS`, closes the sink
+if the sink is closed in the new state, and does what entering the new state requires. A pair of state and event that is
+not in `TRANSITIONS` is a defect and raises KeyError.
 
 Only the runner's own thread fires events. Spark's thread sets attributes of the `OpenedSink` that the next step reads.
 The main thread reads `is_standby`, `final_error` and `has_applied`.
@@ -161,7 +161,7 @@ class Failures:
         self.due = time.monotonic() + BACK_OFF.seconds(self.attempts)
 
     def reset(self) -> None:
-        """Forget earlier failures, because a replay replaces the target, and then the sink is opened again."""
+        """Forget earlier failures, so that the sink is opened at once after a replay has replaced its target."""
         self.is_final, self.attempts, self.due = False, 0, 0.0
 
 

@@ -44,7 +44,7 @@ With more chunks per commit, the copying connections would be idle.
 
 
 def _wake_no_stage() -> None:
-    """Do nothing; DurablePosition calls this function while no replication session runs, so no commit can be due."""
+    """Do nothing; `DurablePosition.wait` calls this function while no replication session runs."""
 
 
 class DurablePosition:
@@ -191,7 +191,7 @@ class CommitBatch:
     end: CommitBoundary | None
     """Boundary of the commit; None if a later batch commits the files.
 
-    Such files contain parts of a large transaction, or chunks of a copy.
+    Without a boundary, the files contain part of an open transaction, or chunks of a copy.
     """
 
     is_trim: bool = False
@@ -252,10 +252,13 @@ class CommitBatcher:
             self._chunks += 1
 
     def next_due(self, *, more: bool) -> float | None:
-        """Return the time at which the next commit is due if no more rows arrive; None if no commit can become due.
+        """Return the time at which the next commit is due if no more rows arrive.
 
-        more: True if more decoded rows are queued. A commit for which a thread waits then includes these rows too,
-        unless the commit already has CHUNKS_PER_COMMIT chunks.
+        Returns None if no finished transaction is pending, or while the append stage is busy. A commit for which a
+        thread waits is due at once (0.0), even if the append stage is busy.
+
+        more: True if more decoded rows are queued. Then a waiting thread makes a commit due only if the commit already
+        has CHUNKS_PER_COMMIT chunks.
         """
         if not self._pending.is_ready:
             return None
@@ -317,9 +320,9 @@ class LogAppender:
     """Data files on disk that no commit contains yet."""
 
     def append(self, batch: CommitBatch) -> None:
-        """Write the files of a batch; if the batch has a commit boundary, commit them with all files written before.
+        """Write the files of a batch; if it has a commit boundary, commit all files that no commit contains yet.
 
-        A batch whose commit ends at or below the durable position is dropped, with the files written before.
+        If the boundary is at or below the durable position, the log already has the rows: the files are dropped.
         """
         end, began = batch.end, time.monotonic()
         if end is not None and end.last <= self.durable.position:

@@ -1,8 +1,8 @@
 """Snapshot commit: a commit of the log whose rows do not come from the stream and all have one position.
 
-An epoch begins with such a commit, which contains the schema of every table and the rows of small tables. The command
-that skips WAL also makes such a commit, to mark tables that must be copied again. Whenever the collected rows exceed
-STAGE_BYTES, they are written to data files. The commit makes all these files visible at once.
+An epoch begins with a snapshot commit, which contains the schema of every table and the rows of small tables. The
+command `cdc slots recover --skip-to` makes a snapshot commit that marks tables for a resync. Whenever the collected
+rows exceed STAGE_BYTES, they are written to data files. The commit makes all these files visible at once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SnapshotCommit:
             self._ended.append(schema)
 
     def commit(self, lineage: CommitSource) -> None:
-        """Add a `g` row for every copied or ended table, and commit all rows."""
+        """Add a `g` row for every table that was copied, or marked with `ended`; then commit all rows."""
         for schema in self._ended:
             self._add(self._control(schema, Operation.GENERATION, str(int(self.position)).encode()))
         self._stage()

@@ -35,7 +35,7 @@ _BEGINS: Final = kind_set(bytes([BEGIN]))
 
 @dataclass(frozen=True, slots=True)
 class LastTransaction:
-    """The last transaction of the log, by which the reader recognises the transaction if the server sends it again."""
+    """The last transaction of the log, to recognise a transaction that the server sends a second time."""
 
     root: Root
     position: Position
@@ -58,7 +58,7 @@ class ResumePoint:
     schemas: Mapping[int, TableSchema] = field(default_factory=dict)
     """Latest schema version of each relation in the log, by relation number."""
     confirmed: Lsn | None = None
-    """Confirmed LSN of the slot at the start of the session; a transaction that ended before it is an error."""
+    """Confirmed LSN of the slot at the start of the session; a transaction that ended before this LSN is an error."""
     last: LastTransaction | None = None
     """Last transaction of the log; the session skips it if the server sends it again under a higher LSN."""
 
@@ -122,7 +122,7 @@ class DecodeStage:
         )
 
     def close(self) -> None:
-        """Discard spooled transactions, and close their files and the connection to the source's catalogue."""
+        """Discard spooled transactions, and close their files and the connection to the source's system catalogs."""
         self._windows.end_session()
         self.spool.close()
         self._relations.close()
@@ -148,8 +148,9 @@ class DecodeStage:
     def _skip_known(self, frames: FrameBatch) -> None:
         """Skip the log's last transaction if the server sends it again under a higher LSN.
 
-        The stream contains the commit LSN of a streamed transaction only once, so a corrupt value cannot be detected.
-        If that value was too low, the confirmed LSN is too low as well, and the server sends the transaction again.
+        This happens if a streamed transaction arrived with a corrupt commit LSN that was too low. The stream contains
+        that LSN only once, so nothing detects the corruption. The reader then confirms too low an LSN, and the server
+        sends the transaction a second time.
         """
         index = -1
         while self._last and (index := next_of(*readonly_arrays(frames), index + 1, _BEGINS)) < len(frames):
@@ -199,8 +200,7 @@ class DecodeStage:
         """Resolve a Relation message; reuse the result if the message repeats an earlier one of the same transaction.
 
         After every rollback to a savepoint the server repeats the Relation messages of a streamed transaction, up to
-        thousands of times. The decoder gets the first message only after the commit of that transaction, so resolving a
-        repeated message would return the same schema.
+        thousands of times. The spool delivers all of them after the commit, so they would resolve to the same schema.
         """
         before, schema = self._resolved.get(seen.relation.oid, (None, None))
         if schema is not None and before == seen:

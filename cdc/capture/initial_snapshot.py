@@ -2,16 +2,17 @@
 
 One REPEATABLE READ transaction with the slot's exported snapshot reads the rows. Their position is the slot's
 consistent point − 1, because the next commit record can be at the consistent point itself. If the process is killed
-before this commit, the slot remains without use. The next start replaces the slot if the slot provably belongs to the
-log (see slot_belongs_to_log); otherwise the start fails.
+before this commit, the new slot remains unused. The next start replaces that slot if it provably belongs to the log
+(see slot_belongs_to_log); otherwise the start fails.
 
-The commit contains only the schema of a large table; backfills copy such tables in chunks while the stream runs. If the
-reader may not create the slot, there is no exported snapshot. The log then begins at the adopted slot, and all tables
-are copied in chunks.
+For a large table the commit contains only the schema; backfills copy large tables in chunks while the stream runs. If
+the reader may not create the slot, there is no exported snapshot. The log then begins at the adopted slot, and all
+tables are copied in chunks.
 
 Within an epoch the OID identifies a table and the attribute number a column. A restored, upgraded or failed-over source
 has other numbers, so a new epoch matches tables and columns by name. A table or column without a match gets an unused
-number. A new epoch copies all rows again, so a wrong match affects only the history of a name.
+number. A new epoch copies all rows again. So after a wrong match the current rows are right; only changes of earlier
+epochs are assigned to a wrong table or column.
 """
 
 from __future__ import annotations
@@ -107,11 +108,13 @@ class Continuation:
 def ensure_initial_snapshot(
     source: SourceSettings, root: Root, writer: LogWriter, metrics: Metrics
 ) -> CopySummary | None:
-    """Take an initial snapshot if the log is empty or a requested epoch has not begun; return None if none is needed.
+    """Take an initial snapshot if the log is empty or a requested epoch has not begun; otherwise return None.
 
-    An epoch begins with a single commit, so the function can be called again after a crash at any point. It raises
-    SlotInUse while another reader uses the slot, and SlotBlocked or PreflightFailed. It raises UnexpectedSlot,
-    SlotNotOwned or SlotNotCreated for a slot that it may not replace.
+    An epoch begins with a single commit, so the function can be called again after a crash at any point.
+
+    Raises SlotInUse while another process uses the slot, SlotBlocked if the slot cannot be created yet, PreflightFailed
+    if the source is not ready. Raises UnexpectedSlot or SlotNotOwned if the existing slot may not be replaced. Raises
+    SlotNotCreated if the reader may not create a slot and none was adopted.
     """
     copied = take_initial_snapshot(source, root, writer, metrics, EarlierTables()) if writer.durable is None else None
     intent = read_pending_epoch(root)
@@ -129,7 +132,7 @@ def take_initial_snapshot(
 ) -> CopySummary:
     """Create publication and slot, copy the tables, and make the first commit of the epoch.
 
-    Raises SlotInUse while another reader copies from the same source.
+    Raises SlotInUse while another process copies tables for the same slot.
     """
     with connect(source.dsn, application_name="cdc snapshot") as conn, copy_lock(conn, source.slot):
         if LogReader(root).durable != writer.durable:
@@ -259,7 +262,7 @@ def _tables_for_chunks(conn: Any, tables: Sequence[TableSchema], snapshot: Snaps
 def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], existing: Collection[str]) -> Continuation:
     """Assign relation numbers to the tables that a new epoch captures, and find the tables of the log that it omits.
 
-    tables: the tables to capture, from the source's catalogue. existing: topics of all tables of the source.
+    tables: the tables to capture, from the source's system catalogs. existing: topics of all tables of the source.
     """
     latest = {schema.topic: schema for schema in past.known.values() if schema.state is not TableState.DROPPED}
     copied = [_numbered(past, table, latest.get(table.topic)) for table in tables]

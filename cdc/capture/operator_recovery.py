@@ -67,7 +67,7 @@ def begin_epoch(definition: Definition) -> dict[str, Any]:
 
 
 def _record_slot_for_replacement(settings: ReaderSettings, writer: LogWriter) -> None:
-    """Write the slot record with the slot's current positions; the snapshot may replace a slot with these positions."""
+    """Write the slot's current positions to the log's slot record, so that the snapshot may replace the slot."""
     source, claim = settings.source, SlotClaim.of(settings.log, writer)
     identity = identify_system(source.dsn)
     with connect(source.dsn, application_name="cdc slots") as conn, copy_lock(conn, source.slot):
@@ -80,7 +80,7 @@ def _record_slot_for_replacement(settings: ReaderSettings, writer: LogWriter) ->
 
 
 def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
-    """Request a new epoch, because the source cannot continue the log, as the error `exc` shows.
+    """Request a new epoch after the error `exc`, which shows that the source cannot continue the log.
 
     No operator confirms this request, so it must be certain that the slot belongs to the log. Otherwise the function
     raises SlotNotOwned or SlotNotCreated, and requests nothing. It raises `exc` if the log is empty.
@@ -99,7 +99,7 @@ def declare_next_epoch(settings: ReaderSettings, exc: CdcError) -> None:
 
 
 def adopt_slot(definition: Definition) -> dict[str, Any]:
-    """Record that a slot that an operator created belongs to this log; the slot itself does not change.
+    """Assign the slot of the definition, which an operator created, to this log; the slot itself does not change.
 
     Creates the log if there is none. Raises SlotNotCreated if there is no slot, SlotUnsuitable if the log
     cannot use it, and SlotInUse if another process uses it.

@@ -75,7 +75,7 @@ class ReaderContext:
 class Reader:
     """Reader that captures one source database into one log, in one replication session.
 
-    `run` returns after a drain, or raises the error that ended the session.
+    `run` returns after `context.stop` is set and the last commits are done. It raises the error if the session fails.
     """
 
     def __init__(
@@ -88,7 +88,10 @@ class Reader:
         self._settings, self._context, self._on_start = settings, context, on_start
 
     def run(self) -> None:
-        """Take an initial snapshot if the log is empty or a new epoch is requested; then stream until `stop` is set."""
+        """Take an initial snapshot if needed, then stream until `context.stop` is set.
+
+        A snapshot is needed if the log is empty or a new epoch is requested.
+        """
         settings, source, context = self._settings, self._settings.source, self._context
         identity = identify_system(source.dsn)
         expected = LogIdentity(system_id=identity.system_id, database=identity.database)

@@ -1,7 +1,7 @@
 """Reader monitor: writes the reader's state to the catalog, watches slot and publication, and sends heartbeats.
 
 When the main thread knows how the reader ended, it calls `close`, which writes the last report. The reporter's own
-thread cannot write that report, because it may be waiting for the source, and `stop` is set before a failure is known.
+thread cannot write the last report. It may be waiting for the source, and `stop` is set before a failure is known.
 
 The reporter adds the positions of slot and log to errors that end the stream. To advance the slot or begin an epoch, an
 operator needs the slot's name, both positions, and a command with an LSN. The server's message contains none of them.
@@ -362,9 +362,10 @@ class StatusReporter(Thread):
 
 
 def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress], position: int) -> list[TableProgress]:
-    """Return the entries that the catalog must store for tables whose present entry is missing or not exact.
+    """Return the catalog entries to write: for tables whose stored entry is missing or may be outdated.
 
-    A table needs a new entry if it is not LIVE in the log, has no entry yet, or has an entry with an outdated state.
+    These are the tables that are not LIVE in the log, that have no entry, or that are LIVE but have another state in
+    their entry.
 
     known: the log's tables; a dropped table is ignored if another table has its name. shown: the entries that the
     catalog contains. position: durable position of the log.

@@ -39,7 +39,7 @@ from cdc.snapshot.debezium_signals import Signals
 GRACE: Final = 8.0
 """Seconds from SIGTERM or SIGINT until the process exits, even if its drain (the last commits) has not ended.
 
-A longer drain waits for a server or disk that does not answer. Exiting then is as safe as `kill -9`, because the log
+If the drain takes longer, a server or disk does not answer. Exiting then is as safe as `kill -9`, because the log
 contains only whole commits."""
 JITTER: Final = 0.25
 """Maximum random extension of a pause, as a share of the pause, so that readers do not all reconnect at once."""
@@ -63,8 +63,9 @@ UNDECODABLE: Final = BackOff(2.0, 8.0)
 LARGE_BLOCK: Final = 1 << 20
 """Size in bytes from which glibc maps a block separately and returns it to the system when it is freed.
 
-glibc's default is 128 KiB and grows to the largest freed block, up to 32 MiB. Smaller blocks are on the heap. There, a
-block in use above a freed block prevents its return. Reusing a smaller block is cheaper than mapping it again."""
+glibc's default is 128 KiB and grows to the largest freed block, up to 32 MiB. Smaller blocks are on the heap, where a
+freed block is returned to the system only if no block in use is above it. The value is not lower, because reusing a
+small block is cheaper than mapping a new one."""
 _M_MMAP_THRESHOLD: Final = -3
 
 log = structlog.get_logger("connector")
@@ -125,10 +126,12 @@ def main(definition: Definition, reload: Callable[[], Definition] | None = None)
 
 
 def exit_error(verdict: CdcError | None, failure: BaseException | None) -> BaseException | None:
-    """Return the error with which the process exits; None after a drain, or if `failure` can be retried.
+    """Return the error with which the process exits; None if the process was stopped on request.
 
-    verdict: error because of which the status reporter stopped the reader. It takes precedence, because it caused
-    `failure`, the error of the reader.
+    After a stop on request, `failure` is None or an error that the reader would have retried.
+
+    verdict: error because of which the status reporter stopped the reader. It takes precedence over `failure`, the
+    error with which the reader then ended.
     """
     if verdict is not None:
         return verdict

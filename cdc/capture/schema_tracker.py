@@ -1,8 +1,8 @@
 """Schema tracker: finds the current schema version of every relation in a replication session.
 
-The tracker uses Relation messages in the stream, messages of the DDL event triggers if they are installed, and a
-catalogue query every 30 s. The query finds changes that no message shows. Only the decoding thread writes `s` rows, so
-the results of the query wait until that thread calls detect_drift.
+The tracker uses Relation messages in the stream, messages of the DDL event triggers if they are installed, and a query
+of the system catalogs every 30 s. The query finds changes that no message shows. Only the decoding thread writes schema
+rows, so the results of the query wait until that thread calls detect_drift.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cdc.postgres.unreplicated_changes import CatalogState, find_divergence, rea
 from cdc.table import ADDED, PARTITION_OF, TableSchema, TableState, matches, topic
 
 CATALOG_CHECK_EVERY: Final = 30.0
-"""Seconds between two catalogue queries; a query took 8 ms for one table, and 80–150 ms for 1,000 tables."""
+"""Seconds between two system catalog queries; a query took 8 ms for one table, and 80–150 ms for 1,000 tables."""
 
 _T = TypeVar("_T")
 log = structlog.get_logger("reader")
@@ -77,7 +77,7 @@ class SchemaTracker:
 
     @property
     def checks(self) -> int:
-        """Number of catalogue queries whose results were applied."""
+        """Number of system catalog queries whose results were applied."""
         return self._checks
 
     def set_schema(self, schema: TableSchema) -> None:
@@ -92,7 +92,7 @@ class SchemaTracker:
 
         Returns None if the table is not captured: no rule matches the table, it was removed from the definition, or it
         is a partition, because rules match only partition roots. The Relation message shows the table at an earlier
-        time than the catalogue. If they contradict each other, the schema gets the state `needs_resync`.
+        time than the system catalogs. If they contradict each other, the schema gets the state `needs_resync`.
         """
         before = self._known.get(message.oid)
         if not self._is_captured(message, before):
@@ -122,7 +122,7 @@ class SchemaTracker:
         return matches(name, self._patterns) and not matches(name, self._exclude)
 
     def _view_of(self, conn: Any, oid: int, position: Position) -> CatalogView:
-        """Return a catalogue view that is not older than the Relation message at this position.
+        """Return a view of the system catalogs that is not older than the Relation message at this position.
 
         The first Relation messages of all tables share one view, unless a message is after the view's WAL position.
         """
@@ -135,17 +135,17 @@ class SchemaTracker:
         return read_catalog_view(conn, [oid], self._publication)
 
     def _query(self, question: Callable[[Any], _T]) -> _T:
-        """Run a query over one persistent connection; if the connection broke, connect again and repeat it once."""
+        """Run a query over one persistent connection; if the connection broke, reconnect and repeat the query once."""
         if self._conn is not None:
             try:
                 return question(self._conn)
             except SourceUnreachable:
                 self.close()
-        self._conn = connect(self._dsn, application_name="cdc catalogue", timeout=ANSWER_TIMEOUT)
+        self._conn = connect(self._dsn, application_name="cdc catalogs", timeout=ANSWER_TIMEOUT)
         return question(self._conn)
 
     def close(self) -> None:
-        """Close the connection to the source's catalogue."""
+        """Close the connection to the source's system catalogs."""
         if self._conn is not None:
             self._conn.close()
             self._conn = None
@@ -155,7 +155,7 @@ class SchemaTracker:
         message = parse_ddl_message(content)
         if message is None:
             log.warning(
-                "ignored a malformed DDL message; catalogue queries still find schema changes", bytes=len(content)
+                "ignored a malformed DDL message; system catalog queries still find schema changes", bytes=len(content)
             )
             return
         known = self._known.get(message.oid)
@@ -180,7 +180,7 @@ class SchemaTracker:
         yield from self._changed(schema, known)
 
     def detect_drift(self) -> Iterator[TableSchema]:
-        """Yield the schema versions that changed since the last call, as the last catalogue query found them.
+        """Yield the schema versions that changed since the last call, as the last system catalog query found them.
 
         The method starts the next query when it is due, and never waits for the result.
         """
@@ -243,7 +243,7 @@ def _can_receive_rows(schema: TableSchema) -> bool:
 
 
 def _after_catalog_check(schema: TableSchema, current: CatalogState | None) -> TableSchema:
-    """Return the schema version after a catalogue query: dropped, renamed, in need of a resync, or unchanged."""
+    """Return the schema version after a system catalog query: dropped, renamed, in need of a resync, or unchanged."""
     if current is None:
         return schema.flagged(TableState.DROPPED, "the table no longer exists at the source")
     if current.sent_as is not None:

@@ -3,10 +3,11 @@
 On the server a slot has only a name and no owner, and a copied definition names the same slot. Therefore a snapshot
 drops a slot only in one of these cases; any other case is an error, and the slot stays:
 
-- The log's slot record contains this slot with exactly its current positions. Then an unfinished snapshot of this log
-  created the slot and no reader has confirmed a position since, or an operator's command recorded the slot.
-- The log's last commit is from this server and timeline, its slot record contains the slot's name, and the slot is not
-  ahead of the log. A slot created later begins after the log's position, so the log was written from this slot.
+- The log's slot record (`_slot.json`) contains this slot with exactly its current positions. Then an unfinished
+  snapshot of this log created the slot and no reader has confirmed a position since; or an operator's command recorded
+  the slot.
+- The log's last commit is from this server and timeline. The slot record contains the slot's name, and the slot is not
+  ahead of the log. A slot created after that commit would be ahead of the log, so the log was written from this slot.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from cdc.postgres.slot import PLUGIN, SlotStatus
 from cdc.postgres.source_state import SourceState
 
 ALIGNMENT: Final = 8
-"""Alignment of WAL records in bytes; a cdc reader confirms an LSN one byte higher, see `lsn_to_confirm`."""
+"""Alignment of WAL records in bytes.
+
+A cdc reader confirms commit LSN + 1, so an unaligned confirmed LSN shows that a cdc reader has used the slot.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class SlotClaim:
         return cls(root, log.log_id, last, (last and last.system_id) or log.identity.system_id, record)
 
     def record_of(self, slot: SlotStatus, source: SystemIdentity, *, adopted: bool = False) -> SlotRecord:
-        """Return the slot record, with the slot's current positions, that assigns the slot to this log."""
+        """Return a slot record that assigns the slot to this log; it contains the slot's current positions."""
         return SlotRecord(
             log_id=self.log_id or "",
             system_id=source.system_id,
@@ -92,8 +96,10 @@ class SlotClaim:
 def check_replaceable(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity, seen: Position | None = None) -> None:
     """Raise an error if a snapshot must not replace the slot.
 
-    seen: last position of this pipeline's log in the catalog. It can prove that the first snapshot was committed.
     Raises SlotUnsuitable, UnexpectedSlot, SlotNotOwned, and SlotInUse if the slot belongs to the log and is active.
+
+    seen: last position of this pipeline's log that the catalog has recorded. If the log is empty and `seen` is not
+    before the slot, the log once had commits that are now missing; then the slot record proves nothing.
     """
     check_slot_kind(slot, source.database)
     recorded = claim.records(slot, source) and not (claim.record is not None and claim.record.adopted)
@@ -135,7 +141,7 @@ def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: Sys
 
 
 def check_slot_name(claim: SlotClaim, slot: SlotStatus | None) -> None:
-    """Raise SlotNotOwned if the log was written from a slot of another name: `slot` may belong to another pipeline."""
+    """Raise SlotNotOwned if the log was written from another slot name; `slot` may then belong to another pipeline."""
     record = claim.record
     if slot is not None and record is not None and record.log_id == claim.log_id and record.slot != slot.name:
         raise SlotNotOwned(
@@ -148,7 +154,9 @@ def check_slot_name(claim: SlotClaim, slot: SlotStatus | None) -> None:
 def check_resume(root: Root, log: LogReader, last: CommitInfo, state: SourceState) -> None:
     """Raise an error unless this source and its slot can continue the log; the caller streams from the slot.
 
-    last: last commit of the log. If the log has no slot record yet, the function writes the record of this slot.
+    If the log has no slot record yet, the function writes the record of this slot.
+
+    last: last commit of the log.
     """
     claim = SlotClaim.of(root, log)
     check_slot_name(claim, state.slot)
@@ -158,7 +166,7 @@ def check_resume(root: Root, log: LogReader, last: CommitInfo, state: SourceStat
 
 
 def check_adopted(slot: SlotStatus | None, name: str, claim: SlotClaim, source: SystemIdentity) -> SlotStatus:
-    """Return the adopted slot at which a log begins if `source.slot.create` is false.
+    """Return the adopted slot at which a log or an epoch begins if `source.slot.create` is false.
 
     Raises SlotNotCreated or SlotUnsuitable if the slot cannot be used.
     """

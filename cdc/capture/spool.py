@@ -125,7 +125,7 @@ class _SpooledTransaction:
             yield FrameBatch(np.concatenate(buffers), np.concatenate(offsets))
 
     def surviving(self) -> dict[int, _SpooledRelation]:
-        """Return the last Relation message of each OID that was not rolled back."""
+        """Return, by OID, the last Relation message that was not rolled back."""
         return {oid: relations[-1] for oid, relations in self._relations.items() if relations}
 
     def close(self) -> None:

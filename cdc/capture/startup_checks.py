@@ -1,4 +1,4 @@
-"""Startup checks: conditions on definition, source, log and stores without which a reader cannot start.
+"""Startup checks: tests of definition, source, log, catalog and targets before a reader starts.
 
 `cdc doctor` runs all checks and reports every problem. A reader runs the checks that apply to its start, in the same
 order, and raises the first failure. So `cdc doctor` reports every error that would stop a reader at its start.
@@ -105,7 +105,7 @@ class CheckSubject:
 
     @property
     def begins_epoch(self) -> bool:
-        """True if the next start of the reader begins a requested epoch; the source then need not continue the log."""
+        """True if the next start of the reader begins a requested epoch; the source need not continue the old epoch."""
         intent = read_pending_epoch(self.definition.log.root)
         durable_position = None if self.log is None else self.log.durable
         return intent is not None and durable_position is not None and durable_position.epoch < intent.epoch
@@ -123,7 +123,7 @@ class StartupCheck(NamedTuple):
     binds: CheckScope
     """Kind of reader start that a failure of this check prevents."""
     subject: str
-    """Object that is reported with errors of this check, such as `log`; some error classes imply another one."""
+    """Object that is reported with errors of this check, such as `log`; some error classes have their own object."""
 
 
 def find_problems(definition: Definition) -> list[PreflightProblem]:
@@ -142,8 +142,7 @@ def find_problems(definition: Definition) -> list[PreflightProblem]:
 def check_log(definition: Definition) -> None:
     """Raise the first failure that prevents a reader from starting.
 
-    If there is no log yet, PreflightFailed lists all problems of the source at once, so that nothing is created before
-    all problems are fixed.
+    If the log has no commit yet, the checks include the source; PreflightFailed lists all problems of the source.
     """
     subject = CheckSubject.of(definition)
     if subject.unreadable is not None and not isinstance(subject.unreadable, LogCorrupt):
@@ -174,7 +173,9 @@ def defined_tables(definition: Definition) -> list[TableSchema]:
 
 
 def rule_problems(definition: Definition, file: str) -> list[PreflightProblem]:
-    """Return a problem for each target written under other rules than the definition has, and each unreadable sink.
+    """Return a problem for each target whose rows were written under other rules than the definition has.
+
+    A sink that cannot be read is a problem as well.
 
     file: path of the definition, for the remedies.
     """

@@ -192,7 +192,7 @@ def _begin(connection: Connection) -> None:
 
 def _is_damaged(error: SQLAlchemyError) -> bool:
     code = getattr(error.orig, "sqlite_errorcode", 0) if isinstance(error, DBAPIError) else 0
-    return (code & 0xFF) in _DAMAGED  # the other bits of an extended code name the place
+    return (code & 0xFF) in _DAMAGED  # the higher bits of an extended code only add detail
 
 
 def _why(error: SQLAlchemyError) -> str:

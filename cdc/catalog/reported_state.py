@@ -19,7 +19,7 @@ from cdc.catalog.connection import Database, upsert
 from cdc.catalog.models import DeadLetterRow, ProcessRow, SinkRow, TableRow
 
 AWAITS_SPARK: Final = "waits for Spark"
-"""Reason text of the state of a sink whose next batch needs Spark, before Spark has run its first batch."""
+"""Reason that a sink reports while it can apply nothing until Spark begins the first batch."""
 REFUSED: Final = "refused"
 """State of a source table that matches a rule but cannot be captured; the table's reason says why."""
 
@@ -42,7 +42,7 @@ class ProcessReport:
 
 
 class Processes:
-    """The store of process reports, which contains the last one of each process."""
+    """The store of process reports, which contains the last report of each process."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -206,7 +206,7 @@ class DeadLetter:
 
 
 class DeadLetterStore:
-    """The store of the copies of all dead letters; each sink stores its own dead letters."""
+    """The store of copies of all dead letters; the originals are stored with each sink."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -43,7 +43,7 @@ def ensure(database: Database, *, migrate: bool) -> None:
 
 
 def up(database: Database, revision: str = "head") -> None:
-    """Upgrade to the revision in one transaction; raises CatalogUnusable if the present revision is unknown."""
+    """Upgrade to the revision in one transaction; raises CatalogUnusable if the database is newer than HEAD."""
     _refuse_newer(database, current(database))
     _run(database, "upgrade", revision)
 

@@ -36,7 +36,7 @@ class VerifiedRange:
     rows: int
     """Number of rows of the range at the source."""
     mismatched: int
-    """Number of rows that differ, are missing, or are superfluous; at least 1 if only a digest was compared."""
+    """Number of rows that differ, are missing or are superfluous; a lower bound if not all of them were counted."""
     position: int
     """Position at which source and target were compared."""
     verified_at: datetime
@@ -83,7 +83,7 @@ class VerifiedRangeStore:
                 _delete_older_passes(session, pipeline, found)
 
     def retain(self, pipeline: str, sink: str, topics: Collection[str]) -> None:
-        """Delete the results of all tables of a sink except `topics`; the other tables were dropped or renamed."""
+        """Delete the results of the sink's tables that are not in `topics`, such as dropped or renamed tables."""
         row = VerifiedRow
         with self._database.writing() as session:
             session.execute(

@@ -71,7 +71,7 @@ RateOption = Annotated[
     int | None, typer.Option(min=1, help="Read at most this many rows per second [default: no limit].")
 ]
 _NO_READER = frozenset({"missing", "stopped", "failed", "stale", "copied"})
-"""Reader states in which no reader runs; commands then wait until a reader is started."""
+"""Reader states in which no reader process runs; a requested backfill then waits until a reader is started."""
 
 
 class DefaultsToStart(TyperGroup):
@@ -236,7 +236,7 @@ def _outcome_line(job: int, tables: int, status: BackfillStatus, reader: str) ->
 
 
 def _failed_backfill(job: int, error: dict[str, str]) -> CdcError:
-    """Return the stored error of a failed backfill as an exception; its class is the one with the same error code."""
+    """Return the stored error of a failed backfill as an exception of the class that has the error's code."""
     kinds = {kind.code: kind for kind in all_error_classes()}
     kind = kinds.get(error["code"], CdcError)
     return kind(f"backfill {job} failed: {error['message']}", remedy=error["suggestion"])

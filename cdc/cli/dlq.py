@@ -129,7 +129,7 @@ def discard(
 def _send_request(
     names: list[str] | None, verb: DeadLetterAction, reason: str | None, *, config: Path, json: bool
 ) -> None:
-    """Request that the running apply process retries or discards dead letters, and print the outcome of each.
+    """Request that the running apply process retries or discards dead letters; print the outcome per dead letter.
 
     names: ids of the dead letters, or unique prefixes of ids; None for all dead letters of the pipeline.
     """
@@ -194,7 +194,7 @@ def _shown(text: str | None) -> str | None:
 
 
 def _read_parked_rows(sink: DeltaSinkDefinition | SearchSinkDefinition) -> tuple[Published | None, list[ParkedRow]]:
-    """Return the newest published record and the parked rows of a sink; (None, []) before its first cut."""
+    """Return the newest published cut of a sink and its parked rows; (None, []) if no cut was published yet."""
     if sink.type == "search":
         from cdc.stores.search_index_reader import SearchIndex
 

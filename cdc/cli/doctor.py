@@ -99,7 +99,11 @@ def _store_problem(error: Any) -> PreflightProblem:
 
 
 def _check_rules_with_spark(config: Path) -> tuple[list[ConfigIssue], list[PreflightProblem]]:
-    """Return the issues that Spark found in the sinks' rules; if Spark could not check them, a problem says why."""
+    """Check the rules of the sinks with Spark, and return (issues, problems).
+
+    The issues are those that Spark found. If Spark could not check the rules, return no issue and one problem that
+    names the reason.
+    """
     import subprocess
     import sys
 

@@ -1,6 +1,7 @@
 """`cdc source`: event triggers at the source that write column identities into the WAL.
 
-The triggers are optional. Without them the reader infers from the catalogue which column was renamed, dropped or added.
+The triggers are optional. Without them the reader infers from the system catalogs of Postgres which column was
+renamed, dropped or added.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def install(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, js
 
 @_app.command()
 def remove(config: ConfigOption = DEFAULT_CONFIG, show: PrintOption = False, json: JsonOption = False) -> None:
-    """Remove the event triggers; the reader then detects DDL by querying the system catalogue."""
+    """Remove the event triggers; the reader then detects DDL by querying the system catalogs."""
     _run_script(config, "remove", show=show, json=json)
 
 

@@ -156,7 +156,7 @@ class _LogMessages:
     def newest(self, count: int, operations: frozenset[str]) -> pa.Table:
         """Return at least the last `count` rows with these operations, or all rows if there are fewer, in log order.
 
-        Rows between them with other operations are returned too. An empty set of operations means all operations.
+        The result includes the rows with other operations between these rows. Empty `operations` mean all operations.
         """
         from cdc.log.inspection import newest_rows
 
@@ -181,13 +181,16 @@ class _LogMessages:
         return rows_between(self._log, self._wanted, after, upto)
 
     def schemas_before(self, rows: pa.Table) -> dict[int, Any]:
-        """Return relation → schema before the first of the rows; if there are no rows, the newest schema."""
+        """Return relation → schema at the position of the first row; if there are no rows, relation → newest schema."""
         from cdc.position import Position
 
         return self._log.schemas(Position(rows["position"][0].as_py()) if rows.num_rows else None)
 
     def messages(self, rows: pa.Table, tables: Any) -> Iterator[tuple[Row, Message]]:
-        """Yield each row together with the message made from it."""
+        """Yield (row, message) pairs; a row can have no message, one, or two.
+
+        `tables` is the SchemaInForce at the first row; the schema rows among the rows update it.
+        """
         from cdc.log.json_output_formats import messages
 
         stream = (row for batch in rows.to_batches(max_chunksize=1024) for row in batch.to_pylist())
@@ -318,7 +321,7 @@ def _parse_since(log: LogReader, text: str | None) -> tuple[Position, datetime |
 
 
 def _oldest_commit_time(log: LogReader) -> datetime:
-    """Return the commit time of the oldest single change in the log."""
+    """Return the commit time of the oldest change that is not trimmed."""
     import pyarrow.compute as pc
 
     from cdc.log.reader import read_file

@@ -30,7 +30,7 @@ class Invocation:
     """How the application was started; typer's context stores it as `obj`."""
 
     owns_process: bool
-    """True if the process runs only this command, so that the command may restrict the process."""
+    """True if the process runs nothing else, so that `cdc query` may deny file writes to the whole process."""
 
 
 def confirm(what: str, *, yes: bool) -> None:

@@ -83,7 +83,10 @@ WordsArgument = Annotated[
 
 
 class VerbCommand(TyperCommand):
-    """A command that passes unknown options to its verb, and arguments after `--` to spark-submit."""
+    """A command that passes unknown options to its verb (apply, replay or compact).
+
+    It passes arguments after `--` to spark-submit.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments before `--`, and store the arguments after `--` in the context."""
@@ -266,9 +269,9 @@ def _print(documents: list[dict[str, Any]]) -> None:
 
 
 def parse_verb(verb: str, arguments: Sequence[str], definition: Definition) -> dict[str, Any]:
-    """Parse the arguments of a verb; return the values by parameter of the verb's command.
+    """Parse the arguments of a verb (apply, replay or compact); return parameter name → value.
 
-    Raises ConfigError or the usage error of the verb's command, if that command would reject the arguments.
+    Raises ConfigError or a usage error of typer if the verb's command does not accept the arguments.
     """
     from cdc.cluster.spark_submit_command import chosen_sinks
     from cdc.verify_and_replay_options import parse_point_in_time

@@ -59,7 +59,7 @@ def status(
     definition = load_definition(config)
     log, source = LogSampler(definition.log.root, str(config)), SourceSampler(definition)
     with Catalog.open(definition.catalog.url, migrate=False) as catalog:
-        source.refresh()  # it answers while the log is read
+        source.refresh()  # the source answers this query while the log is read
         seen = log.wait(LOG_ANSWERS), source.wait_for_rate(SOURCE_ANSWERS)
         found = _print_status(catalog, definition, seen, file=config, json=json)
         while watch:

@@ -190,7 +190,7 @@ def _edit(command: str, edit: YamlEdit, tables: list[str], *, dry_run: bool, jso
 
 
 def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
-    """Return the tables that the reader refuses to capture, each with the reason; only tables that match `tables`.
+    """Return table → reason for the tables that match `tables` and that the reader refuses to capture.
 
     The answer comes from the running reader, or else from the catalog. It is empty if the catalog cannot be read.
     """
@@ -211,9 +211,9 @@ def _refused_now(definition: Definition, tables: list[str]) -> dict[str, str]:
 
 
 def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tuple[Command | None, str | None]:
-    """Make the running reader reload its rules; return the command after the reader has finished it, and None.
+    """Make the running reader reload its rules, and return (finished command, None).
 
-    If the reader does not answer, return None and the reason.
+    If no reader runs, or if it does not answer, return (None, reason).
     """
     from getpass import getuser
 
@@ -235,7 +235,7 @@ def _reload_rules(command: str, definition: Definition, tables: list[str]) -> tu
 
 
 def _wait_for_answer(catalog: Catalog, pipeline: str, job: int) -> Command | None:
-    """Return the command after the reader has finished it; None if no reader runs, or if it does not answer in time."""
+    """Wait until the reader has finished command `job`, and return it; None if no reader finishes it in time."""
     from cdc.snapshot.reader_commands import wait_for_answer
 
     return wait_for_answer(catalog, job) if _is_reader_running(catalog, pipeline) else None
@@ -273,7 +273,7 @@ def _result_of(answer: Command | None) -> dict[str, Any] | None:
 def _refused(outcome: dict[str, Any] | None, tables: list[str]) -> dict[str, str]:
     """Return refused table → reason, from the result of the reader's command.
 
-    The key 'the reader' has the reason for which the reader applies none of the new rules.
+    If the reader applies none of the new rules, the key `the reader` has the reason.
     """
     from cdc.table import matches
 

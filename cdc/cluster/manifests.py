@@ -1,11 +1,11 @@
 """Manifests that run a Spark job: Kubernetes objects for the Spark operator, and a Databricks asset bundle.
 
 On Kubernetes the job is a SparkApplication (`sparkoperator.k8s.io/v1beta2`), and a ConfigMap contains the definition.
-Secrets come from a Secret with the name of the job. Its keys are the names of the variables and the base names of the
-files that the definition refers to.
+Secrets come from a Secret with the name `SparkJob.name`. Its keys are the names of the environment variables and the
+base names of the secret files to which the definition refers.
 
-The bundle (`databricks.yml`) is for a directory with the definition and the built wheel. Each variable that the
-definition refers to comes from a secret of that name; the secret scope has the job's name.
+The bundle (`databricks.yml`) is deployed from a directory with the definition and, in `dist/`, the built wheel. Each
+environment variable comes from the secret of the same name in the secret scope `SparkJob.name`.
 
 The functions return Python values, which the caller prints as YAML. A text template would have to quote every name and
 path itself.
@@ -23,9 +23,9 @@ from cdc.errors import InvalidDefinition
 
 _OPERATOR_API: Final = "sparkoperator.k8s.io/v1beta2"
 DEFINITIONS: Final = PurePosixPath("/etc/cdc")
-"""Path at which the pods mount the definition, and the secret files that have a relative path."""
+"""Directory in the driver pod with the definition and the secret files whose path in the definition is relative."""
 MAIN: Final = "local:///opt/cdc/job.py"
-"""Path of `pipelines/submitted/job.py` in the image, independent of the Python version."""
+"""Path of `pipelines/submitted/job.py` in the container image; the path does not contain the Python version."""
 
 ENTRY_POINT: Final = "cdc-job"
 """Entry point of the wheel, which runs `pipelines.submitted.job`."""
@@ -40,18 +40,22 @@ class PodSettings:
     """Settings of driver and executor pods."""
 
     image: str
-    """Container image with Spark, Java, this product, and MAIN."""
+    """Container image with Spark, Java, this product, and the file MAIN."""
     executors: int = 2
     service_account: str = "spark"
     """Service account of the driver, which creates the executors."""
     claims: Mapping[str, str] = field(default_factory=dict)
     """Name of each persistent volume claim that all pods mount → its mount path."""
     schedule: str | None = None
-    """Cron schedule of a job that ends without being stopped; None to run the job once."""
+    """Cron schedule, only for a job that `is_bounded`; None to start the job when the manifest is applied."""
 
 
 def kubernetes_manifest(job: SparkJob, pods: PodSettings) -> list[dict[str, Any]]:
-    """Return the Kubernetes objects of the job; raises InvalidDefinition if the pods cannot run the definition."""
+    """Return the Kubernetes objects of the job.
+
+    Raises InvalidDefinition if the definition contains a secret in plain text, or a local path outside the mount paths
+    in `pods.claims`.
+    """
     job.check_portable(pods.claims.values())
     text = job.config.read_text(encoding="utf-8")
     definition = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": job.name}}
@@ -59,9 +63,10 @@ def kubernetes_manifest(job: SparkJob, pods: PodSettings) -> list[dict[str, Any]
 
 
 def databricks_bundle(job: SparkJob, *, workers: int = 2, schedule: str | None = None) -> dict[str, Any]:
-    """Return the bundle of the job; `schedule` is a Quartz cron expression for a job that ends.
+    """Return the Databricks asset bundle that runs the job.
 
-    Raises InvalidDefinition if the machines of the workspace cannot run the definition.
+    `schedule` is a Quartz cron expression, only for a job that `is_bounded`. Raises InvalidDefinition if the definition
+    contains a secret in plain text, a secret file, or a local path outside VOLUMES.
     """
     job.check_portable([VOLUMES], sqlite=False)
     if job.files:

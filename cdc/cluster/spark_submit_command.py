@@ -1,7 +1,7 @@
 """SparkJob: one Spark application of a pipeline, and the command line of spark-submit that runs it.
 
-The text of a job depends only on the definition, and contains references instead of secrets. It omits a Spark setting
-whose value comes from a variable, or whose name is sensitive: the driver reads such a setting from the definition.
+The command line and the manifests of a job contain references instead of secrets. They omit a Spark setting whose value
+comes from an environment variable or whose name is sensitive. The driver reads such a setting from the definition.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SparkJob:
 
     definition: Definition
     written: Any
-    """Content of the definition file as plain values, before interpolation."""
+    """Content of the definition file before interpolation: with `${VAR}`, not with the value of the variable."""
     config: Path
     """Path of the definition file."""
     sinks: tuple[str, ...] = ()
@@ -84,18 +84,18 @@ class SparkJob:
 
     @property
     def name(self) -> str:
-        """Name for the objects of the pipeline in the cluster, in the form that Kubernetes accepts."""
+        """Name of the pipeline's objects in the cluster, in the form that Kubernetes accepts, such as `cdc-shop`."""
         return f"cdc-{self.definition.name}".replace("_", "-")
 
     @property
     def application_name(self) -> str:
-        """Name of the Spark application; contains action and sinks, so that replays do not share a name."""
+        """Name of the Spark application: `cdc-shop` for apply, else with action and sinks: `cdc-shop-replay-lake`."""
         suffix = () if self.action is SparkAction.APPLY else (self.action.value, *self.sinks)
         return "-".join((self.name, *suffix)).replace("_", "-")
 
     @property
     def job_name(self) -> str:
-        """Name of the job in the cluster's list of jobs."""
+        """Name of the job in the cluster's list of jobs, such as `cdc-shop-apply` or `cdc-shop-replay-lake`."""
         return f"{self.name}-apply" if self.action is SparkAction.APPLY else self.application_name
 
     @property
@@ -134,9 +134,12 @@ class SparkJob:
         return sorted({name for kind, name in _references(self.definition) if kind == "file"})
 
     def check_portable(self, shared: Collection[str], *, sqlite: bool = True) -> None:
-        """Raise InvalidDefinition if the job uses local directories or if its text contains a secret.
+        """Raise InvalidDefinition if the definition contains a secret in plain text or a path on this machine only.
 
-        shared: directories that all machines can access. sqlite: True if the catalog may be a file in one of them.
+        Accepted paths are in an object store or in a directory of `shared`.
+
+        shared: local directories that all machines can access. sqlite: True if the catalog may be an SQLite file in one
+        of these directories.
         """
         wanted = self.definition
         for key, path in self._places():
@@ -234,7 +237,7 @@ def _references(model: BaseModel) -> Iterator[tuple[str, str]]:
 
 
 def _texts(written: Any, key: Key = ()) -> Iterator[tuple[Key, str]]:
-    """Yield the key and the text before interpolation of every text value in a definition."""
+    """Yield (key, text) for every text value in a definition; the text contains `${VAR}` as the file does."""
     if isinstance(written, dict | list):
         for part, value in written.items() if isinstance(written, dict) else enumerate(written):
             yield from _texts(value, (*key, part))

@@ -1,4 +1,4 @@
-"""Checks for keys of a definition that conflict with each other, after each single key was found valid."""
+"""Finds keys of a definition that conflict with each other; each single key was found valid before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cdc.table import matches
 
 _WILD: Final = frozenset("*?[")
 _MERGED_CHANGES: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.EXCEPTION})
-"""Schema-change policies that a shared target allows; all tables of a shared target must have the same columns."""
+"""Schema-change policies of a shared target (`merge_tables`), whose source tables must all have the same columns."""
 _FOLLOWING: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.TRY_EVOLVE})
 """Schema-change policies under which a target can drop a column."""
 _OF_COLUMNS: Final = frozenset({"dropped_columns", "schema_changes", "merge_tables", "transform", *EXCLUSIVE_KEYS[0]})
@@ -120,7 +120,7 @@ def _modes(definition: Definition) -> Iterator[Disagreement]:
 def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
     """Yield the conflicts among the settings of one sink or one rule.
 
-    said: the sink or the rule as the file contains it. meant: its settings together with the inherited settings.
+    said: the sink or the rule as the file contains it. meant: `said`, completed by the settings that it inherits.
     """
     transform = said.transform if isinstance(said, SinkRule) else None
     if transform is not None and meant.history_mode is not HistoryMode.LATEST:
@@ -172,7 +172,10 @@ def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
 
 
 def _routes(definition: Definition) -> Iterator[Disagreement]:
-    """Yield a conflict for each rule whose targets overlap each other, another rule, another sink or the log."""
+    """Yield a conflict for each rule whose target directories can overlap other directories.
+
+    These are the directories of the rule's other targets, of another rule, of another sink and of the log.
+    """
     for place, sink in enumerate(definition.sinks):
         if not isinstance(sink, DeltaSinkDefinition):
             continue

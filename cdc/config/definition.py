@@ -54,7 +54,8 @@ class Commit(Model):
     bytes: Annotated[Bytes, Field(gt=0)] = 16 * 2**20
     """Bytes of uncommitted changes at which the reader commits at once; default 16 MiB."""
     linger: Seconds = 0.1
-    """Time after a commit before the reader commits fewer bytes than `bytes`; default 100 ms."""
+    """Time after a commit at which the reader commits again, even if fewer than `bytes` are uncommitted; default 100
+    ms."""
 
 
 class Segment(Model):

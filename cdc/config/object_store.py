@@ -63,15 +63,15 @@ class Storage(Model):
     access_key_id: Secret | None = None
     """S3: access key ID."""
     secret_access_key: Key | None = None
-    """S3: secret access key, as a reference."""
+    """S3: secret access key, as a reference such as `${VAR}`."""
     session_token: Key | None = None
-    """S3: session token of temporary credentials, as a reference."""
+    """S3: session token of temporary credentials, as a reference such as `${VAR}`."""
     account_name: Annotated[str, Field(min_length=1)] | None = None
     """Azure: name of the storage account."""
     account_key: Key | None = None
-    """Azure: key of the storage account, as a reference."""
+    """Azure: key of the storage account, as a reference such as `${VAR}`."""
     sas_token: Key | None = None
-    """Azure: shared access signature instead of a key, as a reference."""
+    """Azure: shared access signature instead of a key, as a reference such as `${VAR}`."""
     service_account: Location | None = None
     """Google: path of the key file of a service account."""
 

@@ -1,7 +1,6 @@
 """Translation of pydantic's errors to issues with line, column and a suggested key, but without input values.
 
-For a key or value of another tool, the issue explains how to write it in a definition, or why a definition does not
-need it.
+For a key or value of another tool, the issue explains what to write in a definition, or why it is not needed there.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ TRANSFORM: Final = {
     "computed": "{total: price * amount}",
     "python": "company.rules:users",
 }
-"""Keys of a rule's transform, each with an example value, for users who write them under the sink or the rule."""
+"""Key of a rule's `transform` → example value, for the message about such a key outside `transform`."""
 
 POLICIES: Final = {"reject": "write 'exact', which rejects values that a type cannot represent"}
-"""Policies for types in other tools, each with the instruction for a definition."""
+"""Value of `types` in another tool → what to write in a definition instead."""
 
 
 def issues_of(errors: list[ErrorDetails], document: YamlDocument, schema: Mapping[str, Any]) -> Iterator[ConfigIssue]:
@@ -68,7 +67,10 @@ def _within(inner: tuple[str | int, ...], outer: tuple[str | int, ...]) -> bool:
 
 
 def _untagged(loc: tuple[str | int, ...], schema: Mapping[str, Any]) -> tuple[Key, Mapping[str, Any]]:
-    """Return the key of a pydantic location without union tags, and the schema of the mapping that contains the key."""
+    """Return the key at a location of pydantic, and the JSON schema of the mapping that contains the key.
+
+    The key has no union tags: `("sinks", 0, "delta", "path")` → `("sinks", 0, "path")`.
+    """
     key: list[str | int] = []
     node = around = _resolved(schema, schema)
     for part in loc:
@@ -99,7 +101,10 @@ def _elsewhere(error: ErrorDetails, key: Key, document: YamlDocument, around: Ma
 
 
 def _transformed(word: str, around: Mapping[str, Any]) -> str | None:
-    """Return the correct way to write a transform key that is outside `transform`; None if `word` is no such key."""
+    """Return how to write the key `word` inside `transform`; None if TRANSFORM does not contain it.
+
+    around: the JSON schema of the mapping in which the user wrote the key.
+    """
     if word not in TRANSFORM:
         return None
     written = f"transform: {{{word}: {TRANSFORM[word]}}}"

@@ -23,7 +23,7 @@ class KeyConflict(NamedTuple):
     key: Key
     """Path of the key in the definition: from its root, or relative to a rule or sink."""
     error: CdcError
-    """The error that stops the table if the definition is not corrected."""
+    """The error that stops the table, or the server, if the definition is not corrected."""
 
 
 def with_target_columns(schema: TableSchema, settings: TableSettings) -> TableSchema:

@@ -27,7 +27,7 @@ _LONGEST_FILE: Final = 64 * 1024
 
 
 class Secret:
-    """A secret value whose repr is `***`; only `reveal` returns it."""
+    """A secret value; `str` and `repr` show `***` instead of it."""
 
     __slots__ = ("_again", "_file", "_value", "reference")
 
@@ -53,7 +53,10 @@ class Secret:
         return self._value
 
     def reread(self) -> str | None:
-        """Return the present value of the secret file; None if it has no valid value. Variables are not read again."""
+        """Return the present value of the secret file, or None if the file has no valid value.
+
+        If the secret does not come from a file, return the value that was read with the definition.
+        """
         if self._again is None:
             return self._value
         try:

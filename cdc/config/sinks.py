@@ -289,7 +289,8 @@ class CutSettings(Model):
     """Retention of published cuts; all tables of a sink can be read consistently at each cut."""
 
     retain: Seconds = 86400.0
-    """Age at which a cut is removed; default 1 day. After a minute one cut per minute stays, later one per hour."""
+    """Age at which a cut is removed; default 1 day. Of cuts older than a minute, the last of each minute stays; of cuts
+    older than an hour, the last of each hour."""
 
 
 class TargetUpkeep(Model):

@@ -58,7 +58,7 @@ class Slot(Model):
 
 
 class Manage(StrEnum):
-    """Which publications the reader may alter, that is add tables to or drop tables from."""
+    """Which publications the reader may alter; it adds tables to a publication and drops tables from it."""
 
     #: Only a publication that this pipeline created.
     AUTO = "auto"

@@ -27,7 +27,7 @@ BARE: Final = frozenset(
         "user",
     }
 )
-"""Functions that Spark calls by name without parentheses, unless a column has that name."""
+"""Names that Spark treats as a function call even without parentheses, unless a column has that name."""
 _CHANGING: Final = BARE | {
     "current_catalog",
     "current_database",

@@ -1,7 +1,8 @@
 """Transform: how a rule of a Delta sink changes the rows of a table before they are written to the target.
 
 `drop`, `rename` and `mask` name columns of the source. Expressions see the columns of the target: without dropped
-columns, with new names, masked. So an expression can be computed even if an update did not send all columns.
+columns, with new names, masked. The reason: the target's stored row completes an update with unsent columns before an
+expression is computed.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ class Transform(Model):
     """Transformation of the rows of a table."""
 
     drop: tuple[Identifier, ...] = ()
-    """Columns that the target does not have; not columns of the key."""
+    """Columns that the target does not have; a column of the key cannot be dropped."""
     rename: Mapping[Identifier, Identifier] = {}
     """Map of a column to its name in the target."""
     mask: Mapping[Identifier, Annotated[str, AfterValidator(_mask)]] = {}
-    """Map of a column, not of the key, to its mask. `sha256` writes 64 hexadecimal digits, equal for equal values (HMAC
-    with `salt`); `keep_last:4` replaces every character but the last 4 by `*`; `redact` writes `***`. NULL stays
-    NULL."""
+    """Map of a column to its mask; a column of the key cannot be masked. `sha256` writes 64 hexadecimal digits, equal
+    for equal values (HMAC with `salt`); `keep_last:4` replaces every character but the last 4 by `*`; `redact` writes
+    `***`. NULL stays NULL."""
     salt: Annotated[Secret, AfterValidator(_salt)] | None = None
-    """HMAC key of `sha256`, as a reference; required by `sha256`, so that nobody can test guessed values."""
+    """HMAC key of `sha256`, as a reference such as `${VAR}`. `sha256` requires it, so that nobody can test guessed
+    values."""
     python: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
     """Python function, as `package.module:function`, that takes an Arrow table and returns one with the same rows and
     other columns."""

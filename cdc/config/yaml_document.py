@@ -46,7 +46,7 @@ class YamlDocument:
     path: str
     values: Any = None
     places: dict[Key, SourceLocation] = field(default_factory=dict)
-    """Key → location of the value; for an entry of a mapping, that of its name. The key () is the whole file."""
+    """Key → location of an item of a list, or of the name of an entry of a mapping. The key () is the whole file."""
     issues: list[ConfigIssue] = field(default_factory=list)
 
     def issue(self, key: Key, message: str, **more: Any) -> ConfigIssue:
@@ -57,7 +57,7 @@ class YamlDocument:
         )
 
     def note(self, key: Key, message: str, **more: Any) -> None:
-        """Add an issue at the key to the document."""
+        """Add an issue to the document, at the location that `issue` finds for the key."""
         self.issues.append(self.issue(key, message, **more))
 
 

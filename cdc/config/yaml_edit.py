@@ -76,7 +76,10 @@ def remove_tables(path: Path, tables: Sequence[str]) -> YamlEdit:
 
 
 def write_edit(edit: YamlEdit) -> None:
-    """Write the new text to the file atomically; if it raises ConfigError, the file is unchanged."""
+    """Replace the file by the new text atomically, and keep its mode and owner.
+
+    Raises ConfigError if the file has changed since it was read, or if it cannot be written.
+    """
     path = edit.path.resolve()
     try:
         if path.read_bytes() != edit.before.encode():
@@ -96,7 +99,7 @@ def write_edit(edit: YamlEdit) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Result of one step of an edit: the text after the change for one table, with its description."""
+    """The definition's text after the change for one table, and the description of this change."""
 
     text: str
     done: str | None = None
@@ -250,7 +253,7 @@ class _Text:
         return node
 
     def _colon(self, key: tuple[str | int, ...]) -> int:
-        """Return the offset in the text after the colon that follows the given key."""
+        """Return the offset in the text directly after the colon of the given key."""
         node: Any = self._root
         for part in key[:-1]:
             node = node.value[part] if isinstance(part, int) else dict(_entries(node))[str(part)][1]

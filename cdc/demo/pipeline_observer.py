@@ -45,7 +45,7 @@ class PipelineSnapshot:
     slot_retained: float | None
     """Bytes of WAL that the source retains for the slot; None if unknown."""
     versions: dict[tuple[str, str], tuple[int | None, int]]
-    """Version and number of rows of each target, by sink and topic."""
+    """(sink, topic) → (version of the target table, number of its rows); the version may be None."""
     compiling: bool = False
     """True while the reader compiles its decoder."""
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class PipelineSnapshot:
     stalled: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which each sink is behind the log, by sink; the key '' has the seconds since the log last grew."""
     slow: str | None = None
-    """Text that explains the lag of the slowest sink by this machine's load; None if the load does not explain it."""
+    """Text that names this machine's load as the cause of a long lag; None if all lags are short or the load is low."""
 
 
 @dataclass(slots=True)

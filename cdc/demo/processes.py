@@ -14,7 +14,7 @@ from cdc.errors import CdcError, ChildFailed
 from cdc.service.supervisor import Child, Supervisor
 
 MAX_RESTARTS: Final = 4
-"""Number of restarts of one process after which the demo ends, because nobody will fix the cause."""
+"""Number of restarts of one process after which the demo ends with an error."""
 
 
 class DemoProcesses:
@@ -73,7 +73,7 @@ def pipelines_command(verb: str, definition: Path, *options: str) -> Sequence[st
 
 
 def last_line(output: Path) -> str:
-    """Return the last line of a process's output file that is not blank, cut to 200 characters."""
+    """Return the last non-blank line of a process's output file, cut to 200 characters."""
     if not output.exists():
         return "the process printed nothing"
     lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]

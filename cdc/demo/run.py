@@ -37,7 +37,7 @@ LAG_LINE_INTERVAL: Final = 2.0
 ALTER_AFTER: Final = 30.0
 """Seconds from the workload's start to its schema change; with --seconds N, the change comes after N/3 seconds."""
 TOUR_AFTER: Final = 40.0
-"""Seconds from the workload's start to the tour, which runs a StepSequence; with --seconds N, N seconds."""
+"""Seconds from the workload's start to the tour (time travel, backfill, replay); with --seconds N, after N seconds."""
 DRAIN_SECONDS: Final = 180.0
 """Maximum seconds for the sinks to apply the rest of the log.
 
@@ -73,7 +73,7 @@ class LivePhase:
     _freshness: Freshness = field(default_factory=Freshness)
     _lag_line_at: float = 0.0
     _slow: str | None = None
-    """Last text that explained a sink's lag by this machine's load; None if there was none."""
+    """Last text that named this machine's load as the cause of a long lag; None if there was none."""
     _is_altered: bool = False
     """True once the workload has made its schema change."""
     _position_before: Position | None = None
@@ -160,7 +160,10 @@ class LivePhase:
         return workload
 
     def _watch_workload(self, workload: Workload) -> None:
-        """Print lags until the demo is stopped or its seconds are over, and run the tour once during this time."""
+        """Print the lags of the sinks until the demo is stopped or its seconds are over.
+
+        During this time the tour (the steps of StepSequence) runs once.
+        """
         screen, seconds = self.context.screen, self.context.settings.seconds
         began, snapshot = screen.seconds, None
         while not self.stop.wait(POLL_INTERVAL if self._is_waiting else SLOW_POLL_INTERVAL):
@@ -199,7 +202,7 @@ class LivePhase:
         )
 
     def _run_closing_steps(self) -> None:
-        """Run the steps that would increase the lags of a running workload, and then verify every sink."""
+        """Run the steps that would slow down the sinks during the workload, and then verify the sinks."""
         context, closing = self.context, self.report.closing
         queries = LakeQueries(context.workspace, LAKE)
         if not self.report.tour:

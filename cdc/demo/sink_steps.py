@@ -1,8 +1,8 @@
 """Steps of the demo that change sinks, during the workload and after it.
 
 - During the workload: time travel, then a backfill and a replay, each followed by a verification.
-- Dead letter: the lake refuses a row, the row becomes a dead letter, a retry fails, and an update at the
-  source corrects the row.
+- Dead letter: the lake refuses a row, and the row becomes a dead letter. A retry fails. Then an update at the source
+  corrects the row.
 - History: a new sink gets every version of the products (SCD type 2) from the log alone.
 """
 
@@ -143,13 +143,13 @@ class DeadLetterStep:
     _order: int = 0
 
     def run(self) -> list[Step]:
-        """Run `park` and then `retry`. Even if `park` failed, `retry` corrects the order at the source."""
+        """Run `park` and then `retry`. If `park` fails after it changed the order, `retry` still corrects the order."""
         return [run_step(self.screen, "parked", self.park), run_step(self.screen, "retried", self.retry)]
 
     def park(self) -> StepResult:
         """Set the total of one order to NaN, and wait until this order is a dead letter.
 
-        The step also writes a comment into another order, which the lake must apply.
+        The step changes the comment of a second order as well; the lake must apply this change.
         """
         self._wait_for_lake()
         self._order, other = self._run("newest_order")

@@ -1,4 +1,4 @@
-"""Results of the demo's steps, waits for conditions, and the report of the whole demo."""
+"""Results of the demo's steps, a class that waits for conditions, and the report of the whole demo."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_SECONDS: Final = 30.0
 """Maximum seconds to wait for a condition; on an idle machine a condition takes one or two seconds."""
 
 LINE_WIDTH: Final = 110
-"""Number of characters from which the text and the hint of a step are printed on two lines."""
+"""If text and hint of a step together have this number of characters or more, they are printed on two lines."""
 LINE_BREAK: Final = "\n" + " " * 21
 """Line break before a hint, with the indent that aligns the hint with the text."""
 
@@ -82,7 +82,10 @@ class Wait:
     seconds: float = WAIT_SECONDS
 
     def until(self, what: str, check: Callable[[], Found | None]) -> Found:
-        """Call `check` until it returns a true value, and return that value; raises PositionNotReached at a timeout."""
+        """Call `check` until it returns a true value, and return that value.
+
+        `what` describes the condition in messages. Raises PositionNotReached after `self.seconds` seconds.
+        """
         began, is_explained, never = monotonic(), False, Event()
         while True:
             if found := check():

@@ -72,7 +72,7 @@ class Terminal:
 
 
 def lag_line(snapshot: PipelineSnapshot, sinks: Sequence[str]) -> str:
-    """Return the line of lags, such as `log 0.05 s · search 0.41 s`; if the machine is too slow, the line says why."""
+    """Return the line of lags, such as `log 0.05 s · search 0.41 s`; `snapshot.slow` follows if it is not None."""
     parts = [
         f"log {_log_lag(snapshot)}",
         *(f"{name} {_sink_lag(snapshot, sink)}" for sink, name in NAMES.items() if sink in sinks),

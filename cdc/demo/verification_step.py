@@ -1,4 +1,8 @@
-"""Verification in the demo: `verify` compares every target; `compare_log` compares the log's keys, without Spark."""
+"""Verification in the demo.
+
+`verify` compares every target with the source. `compare_log` needs no Spark: it compares only the keys in the log with
+those in the source.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ class TableVerification:
     rows: int
     """Number of rows in the source."""
     equal: bool
-    """True if the table in every sink equals the source; without sinks, if the log has the keys of the source."""
+    """True if the target in every sink equals the table; without sinks, if the log has the same keys as the table."""
 
 
 def verify(workspace: Workspace, sinks: Sequence[str] = ()) -> list[TableVerification]:
@@ -101,13 +105,13 @@ def compare_log(dsn: str, log: LogReader) -> list[TableVerification]:
 
 
 def live_keys(log: LogReader) -> LiveKeys:
-    """Return the keys of the rows that exist at the end of the log, as `fold_live_keys` does."""
+    """Return the keys that exist at the end of the log: relation → key → position of the key's last write."""
     rows = pa.Table.from_batches(log.rows(Position(0), log.durable or Position(0)), LOG_SCHEMA)
     return fold_live_keys(rows.select(["position", "ordinal", "relation", "op", "key", "payload"]))
 
 
 def fold_live_keys(rows: pa.Table) -> LiveKeys:
-    """Return the keys that exist after these log rows, by relation, with the position of each key's last write."""
+    """Return the keys that exist after these log rows: relation → key → position of the key's last write."""
     alive: LiveKeys = {}
     for row in rows.sort_by([("position", "ascending"), ("ordinal", "ascending")]).to_pylist():
         keys = alive.setdefault(row["relation"], {})

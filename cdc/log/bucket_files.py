@@ -52,7 +52,7 @@ _REQUEST_FAILED: Final = re.compile(r"Error performing|Generic (?:S3|GCS|Microso
 READ_AHEAD_BYTES: Final = 1 << 20
 """Minimum number of bytes of one partial read, because the next column is usually read as well."""
 _RESERVATION: Final = ".begun"
-"""Name of the file that reserves a folder for the writer that creates this file with a conditional put."""
+"""Name of the file that reserves a folder: a writer owns the folder if its conditional put has created the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Stat:
 
     st_size: int
     st_mtime_ns: int
-    """Time of the last change in nanoseconds, by the clock of the store, in whole seconds."""
+    """Time of the last change by the clock of the store, in nanoseconds, rounded down to a whole second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ COMPACTED: Final = "compacted"
 """Name of the table with the latest state of each key up to the horizon."""
 
 TABLE_SCHEMA: Final = LOG_SCHEMA.append(pa.field("segment", pa.int32(), nullable=False))
-"""Columns of both Delta tables: those of a log row, and the number of the partition."""
+"""Columns of both Delta tables: those of a log row, and the partition column `segment`."""
 
 ORDER: Final = [("relation", "ascending"), ("position", "ascending"), ("ordinal", "ascending")]
 """Sort keys of the rows in a data file.
@@ -65,8 +65,8 @@ needs 1,400 bytes in the footer, less than 0.3 % of the size of the group.
 SMALL_GROUP: Final = 4_096
 """Number of rows in a row group of a file with many relations.
 
-A file has many relations if groups of GROUP rows would be fewer than its relations. With small groups it is 2 % larger,
-and reading one table needs a quarter of the bytes.
+A file has many relations if it has more relations than it would have groups of GROUP rows. Small groups make such a
+file 2 % larger, but reading one table needs only a quarter of the bytes.
 """
 
 PROPERTIES: Final[Mapping[str, str]] = {
@@ -134,9 +134,9 @@ class CommitSource(NamedTuple):
 
     timeline: int
     system_id: str = ""
-    """System identifier of the cluster; "" in commits of older versions, for which the log's identity counts."""
+    """System identifier of the source cluster; "" in commits of older cdc versions: LogIdentity has it."""
     publication: int = 0
-    """OID of the publication at the start of the session; 0 if unknown.
+    """OID of the publication when the reader connected to the source; 0 if unknown.
 
     A publication that was dropped and created again has another OID.
     """
@@ -149,7 +149,7 @@ class CommitInfo:
     last: Position
     """Durable position after this commit."""
     committed_at: int
-    """Commit time of the last transaction in this commit of the log, in µs since 1970 UTC; 0 without one."""
+    """Source commit time of the last transaction in this Delta commit, in µs since 1970 UTC; 0 if there is none."""
     timeline: int
     rows: int = 0
     transactions: int = 0
@@ -216,7 +216,7 @@ class LogFile:
     committed_at: int = 0
     """Commit time of the latest transaction in the file, in microseconds UTC, truncated to milliseconds."""
     skip_upto: Position = Position(0)  # noqa: RUF009 - an int, never changed
-    """Position up to which a reader skips the rows of this file, because another file contains their state."""
+    """Position up to which a reader skips the rows of this file, because `compacted` contains their state."""
     relations: tuple[int, int] | None = None
     """Least and greatest relation number in the file; None if all rows are messages, or if not known."""
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -224,9 +224,9 @@ class LogFile:
 
 
 def log_file_of_action(path: FilePath, action: Mapping[str, Any]) -> LogFile:
-    """Return the LogFile for a data file, which `action` describes as a row of delta-rs' flattened list of add actions.
+    """Return the LogFile for one data file.
 
-    `path` is the directory of the table.
+    `action` is the file's row in delta-rs' flattened list of add actions. `path` is the directory of the table.
     """
     latest = action.get("max.committed_at")
     return LogFile(
@@ -270,7 +270,7 @@ def _iso_milliseconds(micros: int) -> str:
 
 
 def segment_of(relative: str) -> int:
-    """Return the segment number in the path of a data file relative to its table, such as `segment=7/x.parquet`."""
+    """Return the segment number in the path of a data file relative to its table: `segment=7/x.parquet` → 7."""
     return int(relative.partition("/")[0].removeprefix("segment="))
 
 
@@ -280,10 +280,10 @@ def commit_file(table: _P, version: int) -> _P:
 
 
 def trimmed_id(log_id: str) -> str:
-    """Return the application id of the `txn` action in `changes` that has the last trimmed position as its version."""
+    """Return the application id with which a `txn` action in `changes` records the last trimmed position."""
     return f"{log_id}/trimmed"
 
 
 def floor_id(log_id: str) -> str:
-    """Return the application id of the `txn` action in `compacted` that has the floor as its version."""
+    """Return the application id with which a `txn` action in `compacted` records the floor."""
     return f"{log_id}/floor"

@@ -1,14 +1,14 @@
 """Two files in the log's directory that protect the start of an epoch: the pending epoch, and the slot of the log.
 
 The initial snapshot of an epoch is one commit, so a killed process begins an epoch completely or not at all. The two
-files say what to do with the slot after such a kill.
+files record what the next process may do with the replication slot.
 
-- `_epoch.json` requests a new epoch. It exists until the snapshot is committed. Until then the old slot is gone, and a
-  new slot may start at a position from which the log cannot continue. The file prevents a reader from resuming there.
-- `_slot.json` records the slot's name, its confirmed position and its restart LSN. The reader writes it before it
-  creates the slot. A slot with this name and both LSNs belongs to this log and was never confirmed, so the next attempt
-  may drop it.
-  `cdc slots recover` and `cdc slots adopt` write it for a slot that exists already.
+- `_epoch.json` requests a new epoch, and exists until the initial snapshot is committed. During this time the slot may
+  be a new one, and the log cannot continue from the start of a new slot. So no reader resumes while the file exists.
+- `_slot.json` records the slot's name, its confirmed position and its restart LSN. The reader writes the file just
+  before it creates the slot. If a slot still has the recorded values, it belongs to this log, and no reader has
+  confirmed a position since. So the next attempt of the initial snapshot may drop this slot, unless it was adopted.
+  `cdc slots recover` and `cdc slots adopt` write the file for a slot that exists already.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PendingEpoch:
     """A request for a new epoch, as the file PENDING_EPOCH_FILE contains it."""
 
     epoch: int
-    """Number of the new epoch; the request is ignored once the log has reached it."""
+    """Number of the new epoch; the request has no effect once the log is in this epoch."""
     reason: str
     """Why a new epoch is needed, as text for an operator."""
 

@@ -263,7 +263,10 @@ class FencedTable:
             raise LogUnwritable(f"the log's latest commit cannot be synced to disk: {reason.lower()}") from exc
 
     def _last_checkpoint(self) -> int:
-        """Return the version of the last checkpoint, or 0 without one; new writers count commits from there."""
+        """Return the version of the last checkpoint; 0 if there is none.
+
+        A new writer counts the commits since this version, and makes the next checkpoint after CHECKPOINT_EVERY.
+        """
         try:
             return int(json.loads((self.path / "_delta_log" / "_last_checkpoint").read_bytes())["version"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -292,7 +295,7 @@ def sync_commit(table: Root, version: int) -> None:
     """Sync to disk the commit that created `version` of the table at the path `table`.
 
     A commit is visible before it is synced. So a process that depends on another writer's commit first syncs the commit
-    itself. Raises FileNotFoundError if log clean-up has removed the commit, which is long after it was synced.
+    itself. Raises FileNotFoundError if log clean-up has removed the commit; its writer synced it long before.
     """
     commit = commit_file(table, version)
     atomic_file.sync(commit)

@@ -21,8 +21,8 @@ Bounds = Mapping[str, tuple[Any, Any]]
 MAX_BYTES: Final = 64 << 20
 """Maximum total size in bytes of the files in a batch that has a row limit.
 
-A merge needs ten to twenty times as much memory: a batch with 550 MB of files took 8 GB. Files of this total size
-contain at least 200,000 rows below 1 kB.
+A merge needs ten to twenty times as much memory: a batch with 550 MB of files took 8 GB. If no row is larger than 1 kB,
+files of this total size contain at least 200,000 rows.
 """
 _SPECIAL: Final = re.compile(r"[*?\[]")
 
@@ -34,7 +34,7 @@ class TableSelection:
     relations: tuple[int, int] | None = None
     """Least and greatest relation number, both included; None selects all relations."""
     globs: tuple[str, ...] = ()
-    """Patterns for `schema.table`. No pattern selects all rows, including messages without a table."""
+    """Patterns for `schema.table`; an empty tuple selects all rows, including messages that belong to no table."""
 
     def may_be_in(self, bounds: Bounds) -> bool:
         """Return True if this filter may select rows with values inside these bounds."""

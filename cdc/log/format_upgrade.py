@@ -1,7 +1,7 @@
 """Upgrade of a log, in place, to the format that this version of cdc writes.
 
 Each format has a step, which changes a table until it fulfils the guarantees of the next format. Then one commit per
-table changes the format number. The compacted table is migrated first, because every reader checks `changes` first. A
+table changes the format number. `changes` is migrated last, because its format number counts as that of the log. A
 killed migration leaves each table in the old or in the new format. The next run continues, because every step can be
 repeated.
 """

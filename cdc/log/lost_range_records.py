@@ -1,8 +1,8 @@
 """Records of lost ranges: positions whose rows were lost with a damaged file, and how the log records them; no I/O.
 
 After a loss, `changes` gets a file of `s` rows that mark the affected tables as NEEDS_RESYNC. The name of this file
-contains the first and the last lost position. A trim removes the file only together with everything before it, so the
-record exists as long as a reader can reach the range.
+contains the first and the last lost position. A trim that removes this file removes all earlier changes as well. So the
+record exists as long as a reader can read single changes of the range.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def lost_ranges_in(files: Iterable[LogFile]) -> list[LostRange]:
 def end_after_lost_ranges(ranges: Iterable[LostRange], after: Position, upto: Position) -> Position:
     """Return the end of a batch that starts after `after` and would end at `upto`.
 
-    If `upto` is after the start of a lost range and before the position `recorded_at` at which the loss was recorded,
-    the batch ends at `recorded_at` instead. `ranges` must be sorted by `recorded_at`.
+    A batch that overlaps a lost range must not end before `recorded_at`, the position that records the loss. The result
+    is then `recorded_at`, otherwise `upto`. `ranges` must be sorted by `recorded_at`.
     """
     for lost in ranges:  # ordered by record: the record of one range may be inside the next
         if lost.cuts(after, upto):

@@ -28,9 +28,9 @@ from cdc.position import Position
 PLAN_EVERY: Final = 30.0
 """Seconds between two plans of a trim; a segment exists for minutes at least."""
 CHECK_REQUEST_EVERY: Final = 0.5
-"""Seconds between two checks for the request file on a disk; each check costs one `stat` call."""
+"""Seconds between two checks whether REQUEST_FILE exists on a disk; each check costs one `stat` call."""
 CHECK_REMOTE_REQUEST_EVERY: Final = 5.0
-"""Seconds between two checks for the request file in an object store; each check costs a request."""
+"""Seconds between two checks whether REQUEST_FILE exists in an object store; each check is an HTTP request."""
 REWRITE_EVERY: Final = 5.0
 """Seconds between two searches for small files.
 
@@ -83,7 +83,7 @@ class RetentionWorker:
     def commit_prepared(self, writer: TrimmingWriter) -> TrimPlan | None:
         """Commit the prepared rewrite and the planned trim; return the trim, or None if nothing was trimmed.
 
-        Only the append thread may call this method, and only while it has no staged files.
+        Only the append thread may call this method, and only while all files that it wrote are committed.
         """
         self._rewriter.commit_prepared(writer)
         trim, self._planned = self._planned, None
@@ -133,7 +133,7 @@ class RetentionWorker:
         return True
 
     def _read_request(self) -> tuple[int, bytes] | None:
-        """Return the modification time and the content of the request file; None if there is no file."""
+        """Return modification time and content of REQUEST_FILE, which requests a trim; None if there is no file."""
         path = self._root / REQUEST_FILE
         try:
             # an object store reports whole seconds, but no two requests have the same content

@@ -40,7 +40,7 @@ class HistoryPlan:
     changes: Sequence[LogFile]
     """Files of `changes`, sorted by first position."""
     baseline: Sequence[LogFile] = ()
-    """Files of `compacted` with the state at the horizon, which precedes the changes; empty without a trim."""
+    """Files of `compacted` with the state at the horizon, to read first; empty if `changes` has the whole range."""
 
 
 def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:

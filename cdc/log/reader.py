@@ -51,9 +51,10 @@ UPDATE_EVERY: Final = 2.0
 PROBE_EVERY: Final = 0.25
 """Minimum seconds between two checks for the next commit in an object store, where each check costs a request."""
 REOPEN_COMPACTED_EVERY: Final = 30.0
-"""Seconds after which the table `compacted` is opened again.
+"""Seconds after which `refresh` opens the table `compacted` again, even if it finds no new commit.
 
-Before this time `refresh` only checks whether the next commit file exists, and log clean-up may have removed this file.
+`refresh` usually checks only whether the next commit file exists. In an old view this check can miss new commits,
+because log clean-up may have removed that file.
 """
 REOPEN_AFTER: Final = 64
 """Number of new versions after which a table is opened again.
@@ -227,7 +228,8 @@ class LogReader:
     def leads(self, after: Position, upto: Position) -> bool:
         """Return True if a batch may read the range (after, upto].
 
-        The result is always True if `latest_boundary(after)` of this view returned `upto`, and `upto` is above `after`.
+        The log must have the changes of the range, or the compacted state that replaces trimmed changes. The result is
+        always True if `latest_boundary(after)` of this view returned `upto`, and `upto` is above `after`.
         """
         return read_plan.can_read_range(self._snapshot(), after, upto)
 
@@ -287,8 +289,9 @@ class LogReader:
     def committed_at(self, position: Position) -> int:
         """Return the commit time of the transaction at a position, in microseconds UTC; 0 if unknown.
 
-        The time of the last transaction of the log is exact; other times are truncated to milliseconds. At the horizon
-        the transaction itself may be compacted; the result is then the latest commit time in `compacted`.
+        The time is known for the last transaction of each log file, truncated to milliseconds. The time of the last
+        transaction of the log is exact. At the horizon the transaction may be compacted; the result is then the latest
+        commit time in `compacted`.
         """
         if position == self.durable:
             return 0 if self.last_commit is None else self.last_commit.committed_at
@@ -298,7 +301,7 @@ class LogReader:
         return max((file.committed_at for file in exact or files), default=0)
 
     def _load_matching_versions(self) -> None:
-        """Read the positions and `compacted` again until oldest ≤ horizon ≤ durable.
+        """Read the positions of `changes` and the state of `compacted`; repeat this until oldest ≤ horizon ≤ durable.
 
         Raises LogCorrupt if the positions still contradict each other after _MAX_ATTEMPTS attempts.
         """

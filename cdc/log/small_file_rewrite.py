@@ -235,8 +235,8 @@ class SmallFileRewriter:
     def commit_prepared(self, writer: RewritingWriter) -> bool:
         """Commit the prepared rewrite; return True if it was committed, False if none is prepared or the commit failed.
 
-        A rewrite that cannot be committed is discarded. Only the append thread may call this method, and only while it
-        has no staged files.
+        A rewrite that cannot be committed is discarded. Only the append thread may call this method, and only while all
+        files that it wrote are committed.
         """
         rewrite = self._prepared
         if rewrite is None:

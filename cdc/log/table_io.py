@@ -26,8 +26,8 @@ _READABLE: Final = (
 WRITE_BYTES: Final = 1 << 17
 """Maximum number of bytes per write call.
 
-For a larger call Linux may need one large free page of its cache. On a virtual machine that returns free memory to its
-host, a call of 4 MB took ten times as long.
+For a larger call Linux may need a large contiguous page for its page cache. On a virtual machine that returns free
+memory to its host, a call with 4 MB took ten times as long.
 """
 HANDOVER_BYTES: Final = 1 << 19
 """Number of bytes that pyarrow collects before it calls Python with a piece of an encoded file.
@@ -195,7 +195,7 @@ def _write(rows: pa.Table, sink: Any, order: pa.Array | None, group: int) -> Non
 
 
 def footer(path: Root, size: int) -> pq.FileMetaData:
-    """Return the footer of a data file with that size. Raises OSError or an Arrow error if the file is incomplete."""
+    """Return the footer of a data file of `size` bytes. Raises OSError or an Arrow error if the file is incomplete."""
     with storage_errors(path):
         return pq.read_metadata(path.reader(size) if isinstance(path, BucketPath) else path)
 
@@ -215,8 +215,8 @@ def open_data_file(path: str | Root, options: Options = (), size: int | None = N
 def parquet_file(source: Any) -> pq.ParquetFile:
     """Open `source` as a Parquet file that verifies page checksums.
 
-    A Python file object is not pre-buffered. pyarrow's threads would keep a reference to Python memory for a moment
-    after the read, and releasing that memory while the interpreter exits crashes the process.
+    A Python file object is not pre-buffered, because pyarrow's threads would keep Python memory for a moment after the
+    read. If a thread releases this memory while the interpreter exits, the process crashes.
     """
     metadata = _read_footer(source) if isinstance(source, str | Path) else None
     return pq.ParquetFile(

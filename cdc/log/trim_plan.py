@@ -54,9 +54,9 @@ def trimmable(
 ) -> tuple[list[int], Position]:
     """Return the numbers of the segments of `changes` that may be trimmed, oldest first, and their last position.
 
-    A segment may be trimmed if it ends at or below the horizon, and either all consumers have passed it or it is older
-    than `max_age` seconds. The newest segment is never trimmed. Without registered consumers only `max_age` counts. The
-    position is 0 if no segment may be trimmed.
+    Such a segment ends at or below the horizon. In addition, all consumers have passed it, or it is older than
+    `max_age` seconds. Without registered consumers only `max_age` counts. The newest segment is never trimmed, nor is a
+    segment after one that must stay. The position is 0 if no segment may be trimmed.
     """
     passed = min((consumer.position for consumer in consumers), default=Position(0))
     numbers = sorted({file.segment for file in files})

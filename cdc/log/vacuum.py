@@ -123,7 +123,7 @@ def deletable(
 
 
 def is_committed(record: RemovedFiles, current: Mapping[str, Collection[str]]) -> bool:
-    """Return True if the commit of a removal record was made, so that its table contains none of the record's files."""
+    """Return True if the commit that `record` announces was made: its table no longer contains any of the files."""
     return not set(record.paths) & set(current.get(record.table, ()))
 
 

@@ -184,9 +184,10 @@ class LogWriter:
     def trim(self, segments: Collection[int], upto: Position) -> None:
         """Remove whole segments in one commit, so that `changes` contains only the changes above `upto`.
 
-        The caller must have no staged files, and the segments must be compacted. Segments that are already removed are
-        no error. The durable position does not change, and the files stay on disk. Raises LogFenced if another writer
-        has committed. Raises LogCorrupt if a segment ends above `upto`, is not compacted, or is the newest segment.
+        The caller must have no uncommitted files, and the segments must be compacted. Segments that are already removed
+        are no error. The durable position does not change, and the files stay on disk. Raises LogFenced if another
+        writer has committed. Raises LogCorrupt if a segment ends above `upto`, is not compacted, or is the newest
+        segment.
         """
         last = self.last_commit
         self._fenced.check_ours()
@@ -217,9 +218,9 @@ class LogWriter:
     def rewrite(self, new: Sequence[StagedFile], old: Sequence[str]) -> bool:
         """Replace old files (paths relative to the table) by new files with the same rows, in one commit.
 
-        The caller must have no staged files. The old files stay on disk. Return False, and do nothing, if an old file
-        is no longer in the table. Raises LogFenced if another writer has committed. Raises LogCorrupt if a new file
-        differs from what was written, or if the numbers of rows differ.
+        The caller must have no uncommitted files except `new`. The old files stay on disk. Return False, and do
+        nothing, if an old file is no longer in the table. Raises LogFenced if another writer has committed. Raises
+        LogCorrupt if a new file differs from what was written, or if new and old files differ in their number of rows.
         """
         last = self.last_commit
         self._fenced.check_ours()

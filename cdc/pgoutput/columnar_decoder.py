@@ -40,8 +40,8 @@ _NONE: Final = -1
 class ColumnarDecoder:
     """Decoder of one replication session, from its first frame on. Not thread-safe; not usable after an error.
 
-    It drops transactions at or below the position `after`: they yield no rows and do not change `last`. The stream may
-    be split between any two frames.
+    The decoder drops transactions at or below the position `after`: they yield no rows, and DecodedRows does not count
+    them. A batch of frames may end anywhere, even inside a transaction.
     """
 
     def __init__(self, *, epoch: int = 0, after: Position = Position(0)) -> None:  # noqa: B008 - an int
@@ -60,22 +60,24 @@ class ColumnarDecoder:
 
     @property
     def in_transaction(self) -> bool:
-        """True if the frames so far end inside a transaction, also inside a dropped one."""
+        """True if the frames so far end inside a transaction, even if the decoder drops it."""
         return bool(self._state[kernel.OPEN])
 
     def define(self, schema: TableSchema, *, announce: bool) -> None:
         """Decode the following tuples of schema.oid with the columns `schema.sent`, in that order.
 
-        With `announce` the decoder also writes an `s` row at the next ordinal of the open transaction. Without an open
-        transaction, or inside a dropped one, the row waits for the next transaction that is not dropped. A later
-        schema version of the same relation replaces a waiting row. Raises ValueError if a key column is not sent.
+        With `announce` the decoder also writes an `s` row, a log row that contains the schema version. The row gets the
+        next ordinal of the open transaction. Without an open transaction, or inside a dropped one, the row waits for
+        the next transaction that is not dropped. A later version of the same relation replaces a waiting row.
+
+        Raises ValueError if a key column is not sent.
         """
         self._set_layout(TupleLayout.of(schema))
         if announce:
             self.announce(schema)
 
     def announce(self, schema: TableSchema) -> None:
-        """Write an `s` row, as `define` does, for a schema version for which no Relation message arrived.
+        """Write an `s` row, as `define` does, for a schema version without a Relation message.
 
         The decoder still decodes tuples with the columns of the last Relation message; only topic and key may change.
         """
@@ -92,7 +94,7 @@ class ColumnarDecoder:
         self._set_layout(TupleLayout.ignored(oid))
 
     def skip_to(self, position: Position) -> None:
-        """Drop also the transactions up to this position. Call this method only between transactions."""
+        """Raise the position up to which transactions are dropped. Call this method only between transactions."""
         self._state[kernel.AFTER] = max(int(self._state[kernel.AFTER]), position)
 
     def leave_room(self, rows: int) -> None:
@@ -251,7 +253,8 @@ class ColumnarDecoder:
     def _message_event(self, message: Message) -> DdlSeen | WatermarkSeen | SignalSeen | None:
         """Return the event of a logical message that cdc uses; None for other messages and in dropped transactions."""
         state = self._state
-        if state[kernel.POSITION] <= state[kernel.AFTER]:  # of the transaction, or of a message outside one
+        # POSITION is that of the open transaction, or that of a message outside transactions
+        if state[kernel.POSITION] <= state[kernel.AFTER]:
             return None
         position, ordinal = Position(int(state[kernel.POSITION])), int(state[kernel.ORDINAL])
         if message.prefix == SIGNAL_PREFIX:

@@ -1,4 +1,4 @@
-"""CopyDecoder: decodes the text of COPY … TO STDOUT to `r` rows of the log, without a Python object per row."""
+"""CopyDecoder: decodes the text of COPY … TO STDOUT to log rows of operation `r` (read), without an object per row."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class RelationSeen:
     """Event: the next row or truncate needs a relation that is not defined yet; contains its latest Relation message.
 
     The consumer must call `define` or `ignore` for the OID before it takes the next event. The decoder then decodes the
-    row or truncate. Otherwise it raises UnknownRelation.
+    row or truncate. If the consumer has called neither, the decoder raises UnknownRelation.
     """
 
     relation: Relation

@@ -79,7 +79,7 @@ def part(function: Callable[..., Any]) -> Any:
 
 @part
 def unsigned(buffer: np.ndarray, at: int, width: int) -> Any:
-    """Read `width` bytes as a big-endian integer; eight bytes from 2**63 on become negative."""
+    """Read `width` bytes as a big-endian integer; a value of 2**63 or more becomes negative."""
     value = np.int64(0)
     for i in range(at, at + width):
         value = (value << 8) | np.int64(buffer[i])
@@ -245,7 +245,7 @@ def append(
 
 @part
 def fill(layouts: Layouts, layout: int, old_kind: int, old: Values, new: Values) -> None:
-    """Copy the values of columns that were not sent in the new tuple from the old tuple, where it contains them."""
+    """Complete the new tuple: copy each value that was not sent from the old tuple, if the old tuple contains it."""
     first = layouts.first[layout]
     for place in range(layouts.first[layout + 1] - first):
         if new.kind[place] == NOT_SENT and (old_kind == ROW or layouts.is_key[first + place]):
@@ -487,7 +487,7 @@ def unescaped(letter: int) -> Any:
 
 @part
 def zero_bytes(word: Any) -> Any:
-    """Return 0 if no byte of the word is zero; otherwise the lowest set bit is the high bit of the lowest zero byte."""
+    """Return a word whose lowest set bit is the high bit of the lowest zero byte; 0 if no byte is zero."""
     return (word - EACH_BYTE) & ~word & HIGH_BITS
 
 
@@ -565,7 +565,7 @@ def lines_in(text: np.ndarray) -> int:
 
 @kernel
 def walk_copy(buffer: np.ndarray, state: np.ndarray, rows: Rows, layouts: Layouts) -> bool:
-    """Decode whole lines of COPY text to `r` rows; return False at a line that does not match the layout.
+    """Decode whole lines of COPY text to log rows; return False at a line that does not match the layout.
 
     The caller sizes the buffers by the text, because no value is longer than its text in the line.
     """

@@ -16,7 +16,10 @@ IGNORED: Final = -1
 
 
 class Texts(NamedTuple):
-    """Buffers of one nested Arrow column (list or map of texts) that a kernel fills; a child is one entry of a row."""
+    """Buffers of one nested Arrow column (list or map of texts) that a kernel fills.
+
+    A child is one item of a row's list, or one entry of a row's map.
+    """
 
     ends: np.ndarray
     """int32, rows + 1 entries: entry i + 1 is the index after the last child of row i."""
@@ -127,7 +130,7 @@ def pack_layouts(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
 
 
 def without_layout(layouts: Layouts, oid: int) -> Layouts:
-    """Return the arrays without the layout of the OID, unchanged if there is none; runs no Python loop."""
+    """Return the arrays without the layout of the OID, or the same arrays if it has none; runs no Python loop."""
     at = int(np.searchsorted(layouts.oid, oid))
     if at == len(layouts.oid) or layouts.oid[at] != oid:
         return layouts

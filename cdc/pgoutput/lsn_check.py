@@ -4,8 +4,8 @@ The LSN of a commit becomes a position of the log, and a wrong position cannot b
 reader drops later transactions below this LSN as already known. Once the LSN is confirmed, the server removes their
 WAL. If the LSN is too low, the server sends the transaction again, and the log contains the transaction twice.
 
-The protocol repeats most of these LSNs. The rules apply to plain transactions in commit order, as the spool returns
-them:
+The protocol repeats most of these LSNs. The rules apply to plain transactions in commit order; the spool
+(`cdc/capture/spool.py`) has already converted streamed transactions to plain ones:
 
 1. Begin and Commit name the same commit LSN and the same commit time.
 2. The commit LSN is below the end LSN, and the end LSN is the WAL position in the header of the Commit's frame.

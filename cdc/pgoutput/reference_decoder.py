@@ -153,7 +153,7 @@ class ReferenceDecoder:
 
     @property
     def in_transaction(self) -> bool:
-        """True if the frames so far end inside a transaction, also inside a dropped one."""
+        """True if the frames so far end inside a transaction, even if the decoder drops it."""
         return self._open is not None
 
     def define(self, schema: TableSchema, *, announce: bool) -> None:
@@ -329,9 +329,10 @@ class ReferenceDecoder:
             self._pending.finish(transaction.position, transaction.committed_at)
 
     def _own_transaction(self, message: Message) -> OpenTransaction:
-        """Return a transaction that contains only this message, which is outside transactions.
+        """Return a transaction that contains only this non-transactional message.
 
-        The transaction's LSN is one byte below the message's LSN, because the next commit record can have that LSN.
+        The transaction's LSN is the LSN of the message minus 1, because the next commit record can have the same LSN as
+        the message.
         """
         position = Position.of(message.lsn - 1, self._epoch)
         return OpenTransaction(position, 0, message.sent_at, position <= self._after)

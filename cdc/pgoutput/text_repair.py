@@ -4,8 +4,9 @@ The server neither converts nor validates the text of such a database. This modu
 the frames and COPY lines, before any string is created. It always rewrites a whole value, of any type. For databases
 with another encoding the server converts the text, and this module is not used.
 
-Under BASE64 a value that is not UTF-8 becomes PREFIX and the base64 of its bytes. A value that begins with PREFIX is
-also rewritten, so that every value can be restored exactly. REPLACE loses information: two keys may become equal.
+The policy `source.undecodable` has three values. FAIL rejects a value that is not UTF-8. BASE64 replaces the value by
+PREFIX and the base64 of its bytes. It also rewrites a valid value that begins with PREFIX, so that every value can be
+restored exactly. REPLACE loses information: two keys may become equal.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 Postgres considers it equal to the row's key, in the column's type and collation.
 
 **Conditions** must have no side effects. So a condition that calls a volatile function is refused; Postgres finds the
-function when it plans the condition. Running the condition on rows as a test would cause the side effects, and would
-prove nothing if no row reaches the function. A function may be declared with a wrong volatility. Therefore chunks are
-read in a read-only transaction with a time limit.
+function when it plans the condition. A test run of the condition on rows would cause the side effects. It would also
+miss a function that no row reaches. A function may be declared with a wrong volatility. Therefore chunks are read in a
+read-only transaction with a time limit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from cdc.table import TableSchema
 
 Key = tuple[str, ...]
 
-# with a modifier of -1 "bit" and bpchar keep their length, which `bit` and `character` do not
+# for the modifier -1 format_type prints `"bit"` and `bpchar`: their values keep their length, while `bit` and
+# `character` mean length 1
 _TYPES: Final = """
     SELECT attname, format_type(atttypid, -1), format_type(atttypid, atttypmod) FROM pg_attribute
     WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
@@ -42,8 +43,8 @@ Planning takes milliseconds, but the planner also evaluates constant expressions
 READ_WITHIN: Final = 3600.0
 """Maximum seconds for reading one chunk with a condition; enough to scan several hundred GB.
 
-The snapshot of the chunk delays VACUUM at the source. A longer read would fail anyway, because the watermark window of
-a busy table would overflow.
+The snapshot of the chunk delays VACUUM at the source. A longer read of a busy table would fail anyway, because its
+watermark window would contain more changes than the reader keeps in memory.
 """
 _PLAN: Final = "EXPLAIN SELECT FROM {} WHERE CASE WHEN {} THEN true END"
 # the server merges a query in WITH into its outer one unless it is volatile or locks rows (the manual's section on
@@ -53,9 +54,9 @@ _VOLATILE: Final = "SELECT DISTINCT proname FROM pg_proc WHERE provolatile = 'v'
 _CALLED: Final = re.compile(r"(\w+)\"?\s*\(")
 _READ_ONLY: Final = "(25006)"
 _CANCELED: Final = "(57014)"
-"""SQLSTATE at the end of the message of a canceled statement; `_READ_ONLY` is the SQLSTATE of a refused write.
+"""End of the error message of a canceled statement; `_READ_ONLY` is the end of the message of a refused write.
 
-The rest of such a message may be in any language.
+Only this SQLSTATE identifies the error, because the text before it may be in any language.
 """
 _WRITE_AS_WHERE: Final = "write the condition in the SQL of the source, without the word WHERE"
 _USE_STABLE: Final = (
@@ -115,10 +116,10 @@ class _KeyList:
         self._types = [types[column.name] for column in schema.key]
 
     def query(self, keys: Sequence[Key]) -> sql.Composed:
-        """Return a SELECT with one row per key.
+        """Return a SELECT with one row per key and three result columns per key column.
 
-        The row has three parts, each with one value per key column: the value cast to the type without modifier; the
-        value cast to the type with modifier; true if both casts are equal.
+        First come all values cast to their types without type modifier, then all values cast with type modifier. The
+        last result columns are true where the two casts are equal.
         """
         places = range(len(self._types))
         arrays = sql.SQL(", ").join(
@@ -163,9 +164,10 @@ def _texts(conn: psycopg.Connection, query: sql.Composed) -> list[list[str]]:
 
 
 def _as_printed(value: Sequence[str]) -> str:
-    """Return the text of one key value: the cast with type modifier if both casts are equal, otherwise the other cast.
+    """Return the text with which Postgres prints one key value.
 
-    `value` consists of the cast without modifier, the cast with modifier, and `t` if both casts are equal.
+    `value` contains the value cast without type modifier, the value cast with type modifier, and `t` if both are equal.
+    If they are equal, the result is the cast with modifier; otherwise it is the cast without modifier.
     """
     bare, whole, same = value
     return whole if same == "t" else bare

@@ -1,4 +1,4 @@
-"""Queries that read chunks of a table, in a snapshot that lists the transactions it sees.
+"""Queries that read chunks of a table, and the transaction whose snapshot they read.
 
 A query selects a chunk by block range or by key range, never by OFFSET. So a chunk at the end of a table costs no more
 than one at its beginning. A key value in a query is a literal of unknown type with the text that Postgres printed.
@@ -85,9 +85,9 @@ class Visibility:
         return cls(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
 
     def sees(self, xids: np.ndarray) -> np.ndarray:
-        """Return a boolean array that is true for each committed transaction that the snapshot sees.
+        """Return a boolean array: true for each transaction that the snapshot sees.
 
-        `xids` are int64 values without the high 32 bits, as in the stream.
+        `xids` are the ids of committed transactions, as int64 values without the high 32 bits, as in the stream.
         """
         # the transactions are recent, so of all xids with these low bits the one nearest to xmax is the right one
         whole = self.xmax + ((xids - self.xmax + _HALF) % _XIDS) - _HALF
@@ -130,7 +130,7 @@ class BlockRange:
     end: int
     """Number of the first block after the range."""
     lines: tuple[int, int] | None = None
-    """First line pointer of a range inside one block, and the line pointer after the range; None for whole blocks."""
+    """For a part of one block: its first line pointer, and the line pointer after the part. None for whole blocks."""
 
 
 @contextmanager
@@ -140,8 +140,10 @@ def snapshot_transaction(
     """Open a read-only REPEATABLE READ transaction that locks the table, and yield the visibility of its snapshot.
 
     `conn` is in autocommit mode. With `leaf`, only this leaf partition is locked. The transaction takes the lock before
-    its snapshot. So no DDL can follow the snapshot, and the system catalogs describe the rows that the transaction
-    reads. Raises SnapshotInvalidated if the name now belongs to another table or the leaf was rewritten. Raises
+    its snapshot. So no DDL changes the table after the snapshot, and the system catalogs describe the rows that the
+    transaction reads.
+
+    Raises SnapshotInvalidated if the name now belongs to another table or the leaf was rewritten. Raises
     UnknownRelation if the table does not exist.
     """
     oid, name = (schema.oid, TableName(schema.schema, schema.name)) if leaf is None else (leaf.oid, leaf.name)
@@ -161,7 +163,10 @@ def snapshot_transaction(
 
 
 def has_columns(conn: psycopg.Connection, schema: TableSchema) -> bool:
-    """Return True if the table in the current snapshot has the sent columns of the schema, in the same order."""
+    """Return True if the table in the current snapshot has the columns `schema.sent`, in that order.
+
+    The function ignores other columns of the table.
+    """
     with map_errors():
         columns = conn.execute(_COLUMNS, [schema.oid]).fetchall()
     sent = [(column.name, column.type_oid) for column in schema.sent]

@@ -4,10 +4,10 @@ pgoutput sends names and types, but no attribute numbers. Names prove nothing: b
 been dropped, added, or renamed to the name of another column. Therefore this module compares attribute numbers:
 
 - A message lists the columns in ascending order of their attribute numbers.
-- If a column of the previous schema version is not dropped in the system catalogs, it existed when Postgres wrote the
+- A column of the previous schema version that still exists in the system catalogs existed when Postgres wrote the
   message.
-- If a column of the previous schema version is dropped in the system catalogs, it may have existed at that time.
-- New numbers were created in ascending order.
+- A column of the previous schema version that the system catalogs show as dropped may have existed at that time.
+- Columns that were added later have higher numbers, in the order in which they were added.
 
 Several sets of numbers can fit a message. A column is proved if all these sets give it the same number. Any other
 column gets a new id, and the schema version is flagged NEEDS_RESYNC.
@@ -51,9 +51,12 @@ def identify_columns(
 ) -> TableSchema:
     """Return the schema version that a Relation message announces, with the column ids of the log.
 
-    A version that is not proved is flagged NEEDS_RESYNC with the reason. `now` is the table in the system catalogs,
-    `known` the previous version. `facts` contains the types of the message's columns by OID, if they still exist.
-    If `now` and `known` have the same `witness`, event triggers have reported every version up to now.
+    `now` is the table in the system catalogs, `known` the previous version. `facts` contains the types of the message's
+    columns by OID, if they still exist.
+
+    If `now` and `known` have the same `witness`, event triggers have reported every version up to `now`. If the message
+    then has the columns of `known`, their ids are proved. If a column id is not proved, the version is flagged
+    NEEDS_RESYNC with the reason.
     """
     numbered = known is None or (known.oid == message.oid and known.relation >> EPOCH_SHIFT == epoch)
     live = _live_ids(now, None if numbered else known)
@@ -109,7 +112,7 @@ def with_state(schema: TableSchema, known: TableSchema | None, doubt: str | None
     """Return the schema with the state of the previous version, or with NEEDS_RESYNC if `doubt` contains a reason.
 
     If the previous version is NEEDS_RESYNC or DROPPED, the schema keeps this state and its reason, whatever `doubt`
-    contains. Only a resync ends such a state.
+    contains. Only a resync ends these two states.
     """
     if known is not None and known.state not in CAPTURED:
         return schema.flagged(known.state, known.reason or "the previous version of the table already had this state")
@@ -125,8 +128,8 @@ def _wire(column: RelationColumn | Column) -> Wire:
 def _live_ids(now: CatalogTable | None, known: TableSchema | None) -> dict[int, Attribute]:
     """Return the table's attributes that are not dropped, by column id of the log.
 
-    Without `known`, the id is the attribute number. Otherwise `known` is a version of an earlier epoch. An attribute
-    then gets the id of the column with the same name in `known`, or a new id if `known` has no such column.
+    If `known` is None, the id is the attribute number. Otherwise `known` is a schema version of an earlier epoch. An
+    attribute then gets the id of the column with its name in `known`, or a new id if `known` has no such column.
     """
     if now is None:
         return {}
@@ -216,9 +219,9 @@ def _candidates(now: CatalogTable, known: TableSchema | None, wire: Sequence[Wir
 def _agreed_ids(size: int, candidates: _Candidates) -> list[int | None]:
     """Return the proved id of each of the `size` columns of the message; None for a column that is not proved.
 
-    When Postgres wrote the message, only the first 0, 1, 2, … of the `created` numbers existed. The loop tries each
-    count. For each, it finds the lowest and the highest set of `size` numbers that fits; they bound the number of each
-    column. A column is proved if its bounds over all counts are equal.
+    When Postgres wrote the message, perhaps only the first n of the `created` numbers existed. The loop tries every n.
+    For each n it finds the lowest and the highest set of `size` numbers that fit. Together these sets give a lower and
+    an upper bound for the number of each column. A column is proved if its two bounds are equal.
     """
     lowest: list[int] = []
     highest: list[int] = []
@@ -247,7 +250,10 @@ def _with_new_ids(ids: Sequence[int | None], reason: str, before: Mapping[int, W
 
 @dataclass(frozen=True, slots=True)
 class _ColumnFacts:
-    """Facts about columns that a Relation message omits, from system catalogs, earlier versions or data types."""
+    """Completes the columns of a Relation message with facts that the message does not contain.
+
+    The facts come from the system catalogs, the previous schema version or the data type.
+    """
 
     live: Mapping[int, Attribute]
     known: TableSchema | None
@@ -279,14 +285,17 @@ class _ColumnFacts:
 def _key_orders(
     now: CatalogTable | None, live: Mapping[int, Attribute], known: TableSchema | None
 ) -> list[tuple[int, ...]]:
-    """Return the possible keys as column ids in key order: that of the system catalogs, then that of `known`."""
+    """Return the possible keys: first the key in the system catalogs, then the key of `known`.
+
+    Each key is a tuple of column ids in key order.
+    """
     ids = {attribute.number: i for i, attribute in live.items()}
     current = [tuple(ids[n] for n in now.key if n in ids)] if now else []
     return [*current, *([tuple(c.id for c in known.key)] if known else [])]
 
 
 def _key(message: Relation, ids: Sequence[int], orders: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the column ids of the log's key, in key order; empty for a table without a key.
+    """Return the ids of the columns that are the table's key in the log, in key order; empty without a key.
 
     With REPLICA IDENTITY DEFAULT or INDEX the message flags the key columns. With FULL the key is the first one in
     `orders` whose columns are all in the message.
@@ -301,7 +310,7 @@ def _key(message: Relation, ids: Sequence[int], orders: Sequence[tuple[int, ...]
 
 
 def _unsent_key(schema: TableSchema, now: CatalogTable | None) -> str | None:
-    """Return the reason for a resync if a generated key column is not sent; None if keys identify the rows."""
+    """Return a reason for a resync if Postgres does not send a generated column of the key; otherwise return None."""
     if now is None or schema.replica_identity in {ReplicaIdentity.FULL, ReplicaIdentity.NOTHING}:
         return None
     unsent = {column.name for column in schema.columns if column.generated}
@@ -329,9 +338,9 @@ def _with_generated(schema: TableSchema, live: Mapping[int, Attribute]) -> Table
 def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mapping[int, Attribute]) -> str | None:
     """Return why the source may have changed rows without sending the changes; None if there is no such reason.
 
-    `known` is the previous schema version, `schema` the new one, and `live` the table's attributes by column id. For a
-    version from a DDL message `live` must be empty. A separate DDL message then reports new columns with values in old
-    rows.
+    `known` is the previous schema version, `schema` the new one, and `live` the table's attributes by column id. The
+    function uses `live` to find added columns with values for old rows. If `schema` comes from a DDL message, `live`
+    must be empty, because another DDL message reports these columns.
     """
     before = {c.id: c for c in known.columns}
     if [c.id for c in known.key] != [c.id for c in schema.key]:

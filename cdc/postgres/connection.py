@@ -30,7 +30,7 @@ PINNED: Final = {
 }
 """Session settings in the startup packet, so that they apply from the first statement and in the walsender too.
 
-The first six determine the text of values, because COPY and the stream must print the same text.
+The first six determine the text form of values, which must be the same in COPY and in the stream.
 """
 
 CONNECT_TIMEOUT: Final = 10

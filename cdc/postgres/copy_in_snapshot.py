@@ -72,11 +72,13 @@ def lock_tables(conn: psycopg.Connection, tables: Sequence[tuple[int, TableName]
 
 
 def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memoryview]:
-    """Yield the rows of one table in COPY's text format, with the sent columns in order, as `copy_rows` does.
+    """Yield the rows of one table in COPY's text format, with the columns `schema.sent` in that order.
 
-    As in pgoutput, rows of inheritance children are left out, and rows of all partitions are included. Text of an
-    SQL_ASCII database is not converted (see `cdc.pgoutput.text_repair`). Closing the iterator early cancels the
-    statement. Raises PreflightFailed if the privilege to read is missing, UnknownRelation if the table does not exist.
+    The rows come in the pieces that `copy_rows` yields. As in pgoutput, rows of inheritance children are left out, and
+    rows of all partitions are included. Text of an SQL_ASCII database is not converted (see
+    `cdc.pgoutput.text_repair`). Closing the iterator early cancels the statement.
+
+    Raises PreflightFailed if the privilege to read is missing, UnknownRelation if the table does not exist.
     """
     with map_errors():
         query = select_table(conn, schema)
@@ -84,7 +86,7 @@ def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memory
 
 
 def select_table(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
-    """Return a SELECT of the sent columns, in order, over the rows that pgoutput sends for the table.
+    """Return a SELECT of the columns `schema.sent`, in that order, from the rows that pgoutput sends for the table.
 
     Raises UnknownRelation if the table does not exist.
     """
@@ -95,7 +97,8 @@ def select_table(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
 def from_clause(conn: psycopg.Connection, schema: TableSchema) -> sql.Composed:
     """Return the FROM item for the rows that pgoutput sends for the table.
 
-    Raises UnknownRelation if the table does not exist.
+    The item is `name` for a partitioned table, and `ONLY name` for an ordinary table. Raises UnknownRelation if the
+    table does not exist.
     """
     row = conn.execute(_KIND, [schema.oid]).fetchone()
     if row is None:
@@ -137,7 +140,11 @@ def copy_rows(conn: psycopg.Connection, query: sql.Composed, schema: TableSchema
 
 
 def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
-    """Return UnreadableRow for UndecodableWal, with SQL that finds too large rows; return any other error unchanged."""
+    """Return UnreadableRow in place of UndecodableWal; return any other error unchanged.
+
+    If `schema` is not None, UnreadableRow names the table. If the table has bytea columns, UnreadableRow contains SQL
+    that finds too large values.
+    """
     if not isinstance(failure, UndecodableWal):
         return failure
     if schema is None:

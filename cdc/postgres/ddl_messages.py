@@ -1,7 +1,7 @@
 """DDL messages in the WAL: the event triggers that write them, and their parser.
 
 `migrations/source/install.sql` installs event triggers that describe every altered table in a DDL message. Every role
-that can connect can write such a message too, so a malformed message is ignored.
+that can connect can write a message with the same prefix. Therefore a malformed message is ignored.
 """
 
 from __future__ import annotations

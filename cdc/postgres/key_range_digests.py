@@ -70,7 +70,11 @@ class DigestColumn:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Digest of rows in any order: their number, and two sums modulo 2**64 of 64 bits of each row's SHA-256."""
+    """Digest of a set of rows: their number, and two sums modulo 2**64 over the rows.
+
+    The first sum adds the first 64 bits of the SHA-256 of each row, the second sum the next 64 bits. The order of the
+    rows does not matter.
+    """
 
     rows: int
     first: int
@@ -119,8 +123,8 @@ def digest_rows(
 ) -> Digest:
     """Return the digest of the rows in a key range that the publication sends; the whole table if `within` is None.
 
-    The hash input of a row contains the given columns in the given order. A column is the number of its characters, a
-    colon and its text, or a hyphen for NULL.
+    The hash input of a row contains the given columns in the given order. Each column adds the number of its
+    characters, a colon and its text, such as `3:abc`; NULL adds a hyphen.
     """
     texts = [_text(column) for column in columns]
     names = [sql.Identifier(f"c{place}") for place in range(len(columns))]

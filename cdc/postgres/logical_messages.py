@@ -1,6 +1,6 @@
 """Logical messages that cdc writes to the WAL: heartbeats and watermarks.
 
-Apart from its slot and publication, a reader writes nothing else to the source.
+A reader writes no other data to the source. It changes only its slot and its publication.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ _RIGHTS: Final = r"""
 """
 """Query for the privileges and the replica identity of tables.
 
-Its subquery `u` returns a generated column of the replica identity that is not sent, virtual ones first.
+Its subquery `u` returns one generated column of the replica identity that Postgres does not send. It prefers a virtual
+column.
 """
 
 

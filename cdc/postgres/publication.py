@@ -5,8 +5,8 @@ the definition contains `source.publication.manage: always`. A comment on the pu
 it. Earlier versions of cdc set no comment. So a publication with the default name, a table list and no comment also
 counts as created by the pipeline.
 
-Schemas and copies follow the column list of the publication. A copy must not contain columns that the list hides, and
-the schema that decodes the stream must list exactly the columns that the stream sends.
+Schemas and copies follow the column list of the publication. A copy must not contain columns that the list hides. The
+schema that decodes the stream must list exactly the columns that the stream contains.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication
 def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[TableSchema], Iterator[memoryview]]:
     """Return a function that yields, in COPY's text format, the rows of a table that the publication sends.
 
-    `published_rows` itself reads once which tables have a row filter.
+    The list of tables with a row filter is read once, when `published_rows` is called.
     """
     with map_errors():
         filtered = {TableName(*row) for row in conn.execute(_FILTERED, [publication])}
@@ -355,10 +355,10 @@ def _without_unsent_key(schema: TableSchema) -> TableSchema:
 
 
 def _sent(columns: Sequence[Column], listed: Collection[str], *, computed: bool) -> tuple[Column, ...]:
-    """Return the columns of a schema: the listed columns, and all generated columns, sent or not.
+    """Return the columns that `listed` names, and all generated columns.
 
     `listed` contains the column names of `pg_publication_tables`. `computed` is true if the server can send generated
-    columns; a listed one then no longer counts as generated.
+    columns. A generated column in `listed` is then returned as not generated, because the server sends it.
     """
     return tuple(
         replace(column, generated=column.generated and not (computed and column.name in listed))

@@ -44,11 +44,11 @@ from cdc.postgres.sqlstate import classify_message, map_errors
 READ_DELAY: Final = 0.001
 """Seconds between the first input and the read, so that one read gets all messages of a small transaction."""
 LONG_READ_DELAY: Final = 0.010
-"""Seconds that a reader that is behind waits after input has arrived, so that one read receives more."""
+"""Seconds between input and read while the reader is behind; one read then gets more than after READ_DELAY."""
 BEHIND_BYTES: Final = 16 << 10
-"""Minimum size in bytes of a batch that shows that the reader is behind.
+"""The reader counts as behind if its last batch has at least this size in bytes.
 
-More than a hundred messages then arrived within one delay.
+A batch of this size contains more than a hundred messages, which arrived within one delay.
 """
 RECEIVE_BUFFER: Final = 64 << 10
 """Size in bytes of the receive buffer of a TCP connection to the same machine; the kernel doubles it.
@@ -68,9 +68,10 @@ SILENCE: Final = 60.0
 If `wal_sender_timeout` is longer, it applies instead, because Postgres may be decoding changes that it does not send.
 """
 SILENCE_FRACTION: Final = 6
-"""Number of status updates in the time without input after which the stream fails (`SILENCE`).
+"""Number of status updates per silence limit, the time without input after which the stream fails.
 
-After a third of that time the next update requests a reply, so that the server has at least half of it to answer.
+After a third of the silence limit without input, the next update requests a reply. The server then has at least half of
+the limit to answer.
 """
 PARALLEL_SINCE: Final = 160_000
 """First version of Postgres with protocol 4 and the option `origin`."""
@@ -199,8 +200,8 @@ class ReplicationStream:
     def receive(self, timeout: float) -> FrameBatch | None:
         """Return the available frames, about 4 MiB at most; None if none arrived within `timeout` seconds.
 
-        Raises SourceUnreachable when the stream has ended or Postgres has been silent for too long, UndecodableWal and
-        other errors of Postgres. Frames that arrived before the error are returned first.
+        Raises SourceUnreachable when the stream has ended, or when Postgres has been silent for too long. Raises
+        UndecodableWal and other errors of Postgres. Frames that arrived before the error are returned first.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -333,7 +334,7 @@ class ReplicationStream:
 def _limit_receive_buffer(descriptor: int) -> None:
     """Limit the receive buffer of a TCP connection to RECEIVE_BUFFER if Postgres is on this machine.
 
-    Does nothing if the connection broke: the next command on it raises an error that says so.
+    If the connection broke, do nothing, because the next command on the connection raises the error.
     """
     with socket.socket(fileno=os.dup(descriptor)) as connected, suppress(OSError):
         if (
@@ -358,7 +359,7 @@ def _intervals(conn: psycopg.Connection, options: StreamOptions) -> tuple[float,
 
 
 def _confirmed_flush(conn: psycopg.Connection, slot: str) -> Lsn:
-    """Return the slot's confirmed position; 0 if the slot does not exist, because START_REPLICATION reports that."""
+    """Return the slot's confirmed position; 0 if the slot does not exist: START_REPLICATION then raises the error."""
     query = f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = {quote_literal(slot)}"
     with map_errors():
         row = conn.execute(query.encode()).fetchone()
@@ -377,7 +378,10 @@ def error_from_result(answer: pq.abc.PGresult) -> CdcError:
 
 
 def quote_identifier(name: str) -> str:
-    """Return `"name"` with doubled quotes. Raises InvalidDefinition for an empty name or a zero byte."""
+    """Return the name as a quoted identifier: `a"b` → `"a""b"`.
+
+    Raises InvalidDefinition for an empty name or a zero byte.
+    """
     if not name or "\0" in name:
         raise InvalidDefinition(
             f"malformed name {name!r} of a slot or publication: expected at least one character, and no zero byte"
@@ -386,12 +390,12 @@ def quote_identifier(name: str) -> str:
 
 
 def quote_literal(text: str) -> str:
-    """Return `'text'` with doubled quotes. Raises InvalidDefinition for a zero byte."""
+    """Return the text as a string literal: `it's` → `'it''s'`. Raises InvalidDefinition for a zero byte."""
     if "\0" in text:
         raise InvalidDefinition(f"malformed text: expected characters without a zero byte, got {text!r}")
     return "'" + text.replace("'", "''") + "'"
 
 
 def publication_names_option(names: Sequence[str]) -> str:
-    """Return the value of pgoutput's option `publication_names`: identifiers inside one literal."""
+    """Return the value of pgoutput's option `publication_names`: `a`, `b` → `'"a","b"'`."""
     return quote_literal(",".join(quote_identifier(name) for name in names))

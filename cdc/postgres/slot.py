@@ -78,7 +78,7 @@ class SlotStatus:
     safe_wal_size: int | None
     """Bytes of WAL that may be written before the slot is in danger of invalidation; None without a limit."""
     invalidation_reason: str | None
-    """Why the slot was invalidated; None if it was not, and before Postgres 17."""
+    """Why the slot was invalidated; None if it is valid. Always None before Postgres 17."""
     retained_bytes: int
     """Bytes of WAL that Postgres keeps for this slot."""
     wal_end: Lsn
@@ -86,7 +86,7 @@ class SlotStatus:
     failover: bool = False
     """True if standbys synchronize the slot; always False before Postgres 17."""
     inactive_since: str | None = None
-    """Time since which the slot is inactive; None while it is active, and before Postgres 17."""
+    """Time since which the slot is inactive; None while it is active. Always None before Postgres 17."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +186,9 @@ def create_recorded_slot(
 ) -> Iterator[ExportedSnapshot]:
     """Create a permanent slot as the copy of a temporary slot, and yield the exported snapshot of the temporary slot.
 
-    The snapshot can be used inside the block. `record` is called with the status of the new slot before that slot
-    exists. So a killed process leaves no slot, or a slot with recorded positions. Two free slots are needed until the
-    block ends. Raises the errors of `create_slot`.
+    The snapshot can be used inside the block. Before the permanent slot is created, `record` is called with the status
+    that the slot will have. So if the process is killed, either there is no permanent slot, or its positions are
+    recorded. Two free slots are needed until the block ends. Raises the errors of `create_slot`.
     """
     draft = f"cdc_draft_{uuid.uuid4().hex[:12]}"
     with create_slot(dsn, draft, temporary=True) as snapshot:
@@ -277,7 +277,7 @@ class SlotUse:
     reply_age: float | None
     """Seconds since `reply_at` by the clock of Postgres; it includes the difference between both clocks."""
     inactive_seconds: float | None
-    """Seconds since the slot was last active; None while it is active, and before Postgres 17."""
+    """Seconds since the slot was last active; None while it is active. Always None before Postgres 17."""
 
 
 def read_slot_use(conn: psycopg.Connection, name: str) -> SlotUse:

@@ -42,7 +42,7 @@ def frame_text_repair(dsn: str, policy: Undecodable, after: Position) -> RepairF
 
 
 def copy_text_repair(dsn: str, policy: Undecodable) -> RepairLines:
-    """Return a function from the schema of a table to the function that repairs the lines of the table's COPY.
+    """Return a function that takes a table's schema and returns the repair function for COPY lines of the table.
 
     If the database is not SQL_ASCII, the lines stay unchanged.
     """

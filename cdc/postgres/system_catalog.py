@@ -40,9 +40,9 @@ WITNESS: Final = """
     FROM pg_event_trigger t WHERE t.evtname IN ('cdc_ddl_end', 'cdc_drop', 'cdc_rewrite') AND t.evtenabled = 'A'
     HAVING count(*) = 3
 """
-"""Subquery for OID and xmin of the event triggers of `migrations/source`.
+"""Subquery for OID and xmin of the three event triggers of `migrations/source`, as one text.
 
-It returns no row unless all of them exist and are ENABLE ALWAYS.
+It returns a row only if all three exist and are ENABLE ALWAYS.
 """
 # a deferrable key cannot identify a row: two rows may have it until the end of a transaction
 _CLASS: Final = f"""
@@ -169,7 +169,7 @@ class CatalogTable:
     witness: str | None = None
     """OID and xmin of the event triggers that report DDL, as text; None if they are not all enabled.
 
-    The text is another one after a trigger was disabled and enabled again.
+    Disabling and enabling a trigger changes the text.
     """
 
     @property
@@ -179,7 +179,7 @@ class CatalogTable:
 
 
 def read_catalog_tables(conn: psycopg.Connection, oids: Sequence[int]) -> dict[int, CatalogTable]:
-    """Return the definitions of tables, by OID; dropped tables and other kinds of relations are left out."""
+    """Return the definitions of tables, by OID; dropped tables, and relations that are not tables, are left out."""
     rows = conn.execute(_TABLES, {"relations": list(oids)}).fetchall()
     return {oid: _catalogued([row[1:] for row in of_table]) for oid, of_table in groupby(rows, itemgetter(0))}
 

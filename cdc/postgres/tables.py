@@ -50,7 +50,7 @@ class CatalogView:
     """Definitions and states of tables, read from the system catalogs of Postgres at one time."""
 
     upto: Lsn
-    """End of the WAL when the view was read; the view is not older than any Relation message at or below this LSN."""
+    """End of the WAL when the view was read; the view is at least as new as every Relation message up to this LSN."""
     tables: Mapping[int, CatalogTable]
     """Definition of each table, by OID."""
     states: Mapping[int, CatalogState]
@@ -74,7 +74,7 @@ class TableName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UncapturableTable:
-    """A table that a rule matches but that cannot be captured."""
+    """A table that a pattern of the definition matches but that cannot be captured."""
 
     oid: int
     name: TableName
@@ -141,8 +141,9 @@ def read_schema(
 ) -> TableSchema | None:
     """Read the schema of a table, with attribute numbers as column ids; None if the table does not exist.
 
-    `relation` is the log's number of the table, by default the OID as in the first epoch. If `publication` is given,
-    the schema records the current state of this publication, so that a later change of it can be detected.
+    `relation` is the log's number of the table. Its default is the OID, which is the number in the first epoch. If
+    `publication` is given, the schema records the publication's current state, so that a later comparison can detect a
+    change of the publication.
     """
     schema = read_schemas(conn, [oid], publication=publication).get(oid)
     return schema if schema is None or relation is None else replace(schema, relation=relation)
@@ -194,8 +195,9 @@ def resolve_relation(
     """Return the schema version that a Relation message announces, with the column ids of the log.
 
     `known` is the previous version, None for a new table. `epoch` is part of the relation number of a new table. `seen`
-    is a view of the system catalogs that contains the table; if it is None, this function reads one. A version that
-    cannot be proved is flagged NEEDS_RESYNC with the reason; its unproved columns have ids that no attribute can have.
+    is a view of the system catalogs that contains the table; if it is None, this function reads one. If the system
+    catalogs and `known` do not prove a column's id, the column gets an id that no attribute can have. The version is
+    then flagged NEEDS_RESYNC with the reason.
     """
     now = (seen or read_catalog_view(conn, [message.oid], None)).tables.get(message.oid)
     facts = {a.type_oid: a.type for a in now.live if a.type is not None} if now else {}

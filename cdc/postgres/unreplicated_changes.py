@@ -1,10 +1,10 @@
-"""Unstreamed changes: changes of rows at the source that are missing in the stream, found in the system catalogs.
+"""Detection of row changes that are missing in the stream, by comparing two states of the system catalogs.
 
-One query reads the state of all tables. A pure function compares the state of a table with the previous one.
+One query reads the state of all tables. A pure function compares the state of a table with its previous state.
 
 Most causes of a new file (`relfilenode`) are harmless: VACUUM FULL and CLUSTER keep every row, and TRUNCATE is in the
 stream. So a new file alone is not reported. A new file together with an altered column is a rewrite, which can change
-values. A leaf partition with an empty new file was truncated alone, which the stream does not contain.
+values. A leaf partition with an empty new file was truncated alone; the stream does not contain that truncate.
 """
 
 from __future__ import annotations
@@ -86,7 +86,11 @@ _STATES: Final = f"""
 """
 _SCHEMAS_PUBLISHED: Final = 150000
 _MEMBER: Final = 4
-"""Index of the membership in `CatalogFingerprint.published`, after OID, xmin, name with owner, and actions."""
+"""Index in `CatalogFingerprint.published` of the value that states why the publication contains the table.
+
+The value is `all tables`, the OID of a row of `pg_publication_rel`, or `schema` and the OID of a row of
+`pg_publication_namespace`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +103,9 @@ class CatalogState:
     labels: Mapping[int, tuple[str, ...]]
     """Enum labels of columns, by attribute number."""
     filled: frozenset[int]
-    """Attribute numbers of columns that may have been added with values for old rows, without `attmissingval`."""
+    """Attribute numbers of columns without `attmissingval` whose ADD COLUMN may have written values into old rows."""
     emptied: Mapping[int, str]
-    """OID of a leaf partition without statistics (`reltuples` = -1), as after TRUNCATE → xmin of its `pg_class` row."""
+    """OID → xmin of its `pg_class` row, for each leaf partition with `reltuples` = -1, as after TRUNCATE."""
     attached: frozenset[int]
     """OIDs of the leaf partitions that contain rows and were separate tables before they were attached."""
     stored: frozenset[int]
@@ -158,8 +162,8 @@ def _state(row: Sequence[Any], publication: str) -> CatalogState:
 def find_divergence(known: TableSchema, now: CatalogState) -> str | None:
     """Return the reason why rows of the log may differ from the source; None if there is no such reason.
 
-    The function compares `now` with the fingerprint in `known.standing`. If this is None, it detects only renamed enum
-    labels, columns that are no longer generated, and unlogged tables.
+    The function compares `now` with the fingerprint `known.standing`. If `known.standing` is None, the function detects
+    only renamed enum labels, columns that are no longer generated, and unlogged tables.
     """
     return next(_reasons(known, now), None)
 

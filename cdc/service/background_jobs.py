@@ -50,7 +50,11 @@ class BackgroundJobs:
     """The background jobs of one kind in one pipeline; safe to call from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, kind: str, definition: Path | None) -> None:
-        """`kind` is the kind of the catalog's commands, and the subcommand of `python -m pipelines` that a job runs."""
+        """Create the jobs of one kind: `replay` or `verify`.
+
+        `kind` is the kind of the jobs' commands in the catalog. Each child process runs `python -m pipelines KIND`.
+        `definition` is the path of the definition file; without it no job can start.
+        """
         self._catalog, self._pipeline, self._kind, self._definition = catalog, pipeline, kind, definition
         self._lock = Lock()
         self._stopping = Event()
@@ -84,7 +88,7 @@ class BackgroundJobs:
         return posted
 
     def newest(self, limit: int) -> list[Command]:
-        """Return the newest `limit` jobs as their commands in the catalog, newest first."""
+        """Return the catalog's commands of the newest `limit` jobs, newest first."""
         self._unfinished()  # marks jobs whose lease has expired as failed
         return self._catalog.commands.ls(self._pipeline, self._kind, limit=limit)
 
@@ -160,7 +164,7 @@ class BackgroundJobs:
 
 
 def outcome_fields(command: Command) -> dict[str, Any]:
-    """Return the fields of JobOutcome by name, with the values that a command in the catalog has for them."""
+    """Return name → value for the fields of JobOutcome, from the command of a job in the catalog."""
     outcome = command.result or {}
     return {
         **{name: outcome.get(name) for name in ("summary", "result", "error")},
@@ -215,7 +219,10 @@ class ReplayJobs:
         self.jobs = BackgroundJobs(catalog, pipeline, REPLAY, definition)
 
     def start(self, request: ReplayRequest, actor: str) -> ReplayStatus:
-        """Start a replay; raises StateConflict as BackgroundJobs.start does."""
+        """Start a replay in a child process.
+
+        Raises StateConflict if a replay is running, or if the server does not know the definition file.
+        """
         return replay_status(self.jobs.start(asdict(request), (*_replay_options(request), "--", request.sink), actor))
 
     def last(self, sink: str) -> ReplayStatus | None:
@@ -274,7 +281,10 @@ class VerificationJobs:
         self.jobs = BackgroundJobs(catalog, pipeline, VERIFY, definition)
 
     def start(self, request: VerifyRequest, actor: str) -> VerifyStatus:
-        """Start a verification; raises StateConflict as BackgroundJobs.start does."""
+        """Start a verification in a child process.
+
+        Raises StateConflict if a verification is running, or if the server does not know the definition file.
+        """
         return verify_status(self.jobs.start(asdict(request), _verify_arguments(request), actor))
 
     def last(self) -> VerifyStatus | None:

@@ -23,12 +23,13 @@ from cdc.table import TableSchema, TableState
 
 _NOT_READ: Final = {"before": None, "after": None, "partial": False}
 _NOWHERE: Final = SourceBlock("", "", "")
-"""An empty source block; the message format used here does not print it, unlike Debezium's format."""
+"""Empty values for Debezium's `source` block; messages in cdc's own format do not contain this block."""
 
 
 def open_log(root: str | Root, log: LogReader | None = None) -> LogReader:
-    """Return an open reader of the log under `root`: `log` after a refresh, or a new reader if `log` is None.
+    """Return a LogReader that is at the end of the log under `root`.
 
+    If `log` is given, refresh and return it. If `log` is None, or if its table no longer exists, open a new reader.
     Raises LogError if there is no log.
     """
     if log is None or not is_table(as_root(root) / CHANGES):  # an open reader does not notice that its log is gone

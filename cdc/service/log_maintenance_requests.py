@@ -57,7 +57,7 @@ def wait_for_compaction(catalog: Catalog, pipeline: str, command: int) -> Comman
 def vacuum_log(definition: Definition, *, dry_run: bool) -> VacuumReport:
     """Delete orphan files, delete removed files after their grace period, and ask the reader to trim segments.
 
-    A dry run changes nothing. The report then names what would be deleted.
+    A dry run changes nothing. The report then counts the files that would be deleted.
     """
     root, retention = definition.log.root, retention_of(definition)
     trim = plan_trim(root, retention)

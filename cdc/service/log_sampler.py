@@ -1,7 +1,7 @@
 """LogSampler: reads the status of the log in a background thread, but only while clients request it.
 
-The code that reads the log takes a second and 90 MB to load, so a server without such requests never loads it. A
-storage that does not answer blocks only the background thread.
+Loading the code that reads the log takes a second and 90 MB. A server loads it when a client first requests the status.
+A storage that does not answer blocks only the background thread.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ from cdc.service.log_status_records import LogState, LogStatus
 from cdc.service.problem import Problem
 
 SAMPLE_INTERVAL: Final = 5.0
-"""Seconds from the start of one sample to the next, while clients request the status."""
+"""Seconds from the start of one sample to the start of the next sample, while clients request the status."""
 BUCKET_SAMPLE_INTERVAL: Final = 20.0
-"""Seconds from the start of one sample to the next for a log in an object store.
-
-A sample of such a log costs dozens of requests.
-"""
+"""SAMPLE_INTERVAL for a log in an object store, where one sample costs dozens of requests."""
 MAX_AGE: Final = 120.0
 """Maximum age in seconds of a sample that is shown; longer than the interval between two scrapes of Prometheus."""
 ANSWER_TIMEOUT: Final = 15.0
@@ -50,8 +47,8 @@ class LogSampler:
     ) -> None:
         """Create a sampler for the log under `root`; `every` is the number of seconds between two samples.
 
-        If `every` is None, the kind of the log's storage determines the interval. Remedies name `file` as the path of
-        the definition file.
+        If `every` is None, the kind of the log's storage determines the interval. `file` is the path of the definition
+        in the commands that a problem's remedy contains.
         """
         self._root, self._clock, self._file = root, clock, file
         default = BUCKET_SAMPLE_INTERVAL if isinstance(root, BucketPath) else SAMPLE_INTERVAL
@@ -74,7 +71,7 @@ class LogSampler:
         return self._status if now - self._read_at <= MAX_AGE else None
 
     def refresh(self) -> LogStatus | None:
-        """Return the last status without waiting; before that, start a sample if one is due and none is running."""
+        """Start a sample if one is due and none is running; return the last status without waiting for the sample."""
         with self._lock:
             if self._thread is None and time.monotonic() - self._started_at >= self._every:
                 self._started_at = time.monotonic()

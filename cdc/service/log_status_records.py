@@ -89,7 +89,7 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerLine:
-    """One registered reader of the log, whose position retention waits for."""
+    """One consumer of the log, registered with its position."""
 
     name: str
     uuid: str
@@ -122,7 +122,7 @@ class LogStatus:
     """Durable position: the end of the log."""
     segment_count: int = 0
     file_count: int = 0
-    """Number of files of single changes; `row_count` is the number of rows in them."""
+    """Number of data files of the table `changes`; `row_count` is the number of rows in them."""
     row_count: int = 0
     oldest_segment: SegmentLine | None = None
     newest_segment: SegmentLine | None = None
@@ -161,7 +161,7 @@ class Trimmable:
 
     segments: tuple[int, ...]
     oldest: str
-    """Position up to which the log has no single changes after the reader has trimmed these segments."""
+    """Position up to which the changes are gone when the reader has trimmed these segments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ class FindingLine:
 
     damage: str
     """Kind of the problem: missing | size | unreadable | contents | order | duplicate | hole | range | version |
-    commit | misfit | source | foreign | unchecked."""
+    commit | misfit | source | foreign | lost | unchecked. `DamageKind` explains each kind."""
     harmless: bool
     """Whether reads of the log return correct rows in spite of the problem."""
     file: str | None

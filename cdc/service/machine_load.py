@@ -19,7 +19,7 @@ MEASURE_SPAN: Final = 10.0
 MIN_SPAN: Final = 2.0
 """Minimum seconds between two samples, because processor time is counted in hundredths of a second."""
 BUSY_SHARE: Final = 0.85
-"""Used share of processor time from which the cores count as busy; the rest is for Postgres and the page."""
+"""Minimum used share of processor time at which the cores count as busy; Postgres and the page need the rest."""
 LAG_THRESHOLD: Final = 1.0
 """Seconds of lag above which a reason is shown; on two idle cores the lags of the demo are shorter."""
 _PROC: Final = Path("/proc")

@@ -13,7 +13,7 @@ from typing import Final
 MAX_ENTRIES: Final = 512
 """Number of entries above which the history removes entries that are close to their predecessors."""
 PRECISION: Final = 0.05
-"""Minimum time between two entries that remain after a removal, as a share of the later entry's age."""
+"""Minimum time between two entries after a removal, as a share of the later entry's age: 5 s if its age is 100 s."""
 
 
 class PositionHistory:
@@ -36,7 +36,7 @@ class PositionHistory:
             self._thin_out(at)
 
     def forget(self, upto: int) -> None:
-        """Remove all entries up to the position `upto`, which every process whose lag is computed has passed."""
+        """Remove the entries up to `upto`, the lowest position whose lag is still computed."""
         del self._seen[: bisect_right(self._seen, upto, key=itemgetter(1))]
 
     def _thin_out(self, now: float) -> None:

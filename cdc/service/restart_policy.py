@@ -1,7 +1,8 @@
 """Restart policy: the pauses before a failed process starts again, and the signs that end a pause early.
 
-A pause ends early if an operator acted: the definition changed, or the audit has a newer entry. Every command that
-changes something writes an audit entry. A thread reads the audit, because the catalog's database may not answer.
+The pause after exit status HALTED ends early if an operator acts: the definition changes, or the catalog's audit log
+gets an entry. Every command that changes something writes such an entry. A thread of its own reads the audit log, so a
+database that does not answer cannot block the supervisor.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ENVIRONMENT_WAIT: Final = 5.0
 HALTED_WAIT: Final = 300.0
 """Seconds before the next start of a child that ended with exit status HALTED; the cause may disappear meanwhile."""
 POLL_INTERVAL: Final = 1.0
-"""Seconds between two reads of the audit."""
+"""Seconds between two reads of the newest entry in the catalog's audit log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Triggers(Protocol):
 
 
 class RestartTriggers:
-    """Reads the definition file and the catalog's audit for signs that an operator acted; a thread reads the audit."""
+    """Reads the definition file and the catalog's audit log to notice changes that an operator made."""
 
     def __init__(self, file: Path, url: str) -> None:
         """`file` is the path of the definition, `url` the URL of the catalog."""

@@ -20,13 +20,13 @@ from cdc.service.position_history import PositionHistory
 from cdc.service.slot_risk import SourceObservation
 
 SAMPLE_INTERVAL: Final = 3.0
-"""Seconds from the start of one query to the next."""
+"""Seconds from the start of one query to the start of the next query."""
 ANSWER_TIMEOUT: Final = 3.0
 """Maximum seconds for a query; queries of the system catalogs of Postgres take milliseconds."""
 SILENT_AFTER: Final = 6.0
-"""Seconds after which a running query counts as unanswered; they include the time to connect."""
+"""Seconds after which a running query counts as unanswered; the time to connect is included."""
 MAX_AGE: Final = 15.0
-"""Maximum age in seconds of an answer that is shown; above SAMPLE_INTERVAL, because a loaded machine queries late."""
+"""Maximum age in seconds of an answer that is shown: several times SAMPLE_INTERVAL, for queries that run late."""
 RATE_SPAN: Final = 60.0
 """Seconds over which the WAL rate is computed.
 
@@ -97,9 +97,10 @@ class SourceSampler:
         return self.current or self._without(f"the source has not answered for {seconds:.0f} s")
 
     def wait_for_rate(self, seconds: float) -> SourceObservation:
-        """Return an observation for a command; if max_slot_wal_keep_size limits the slot, it includes the WAL rate.
+        """Return an observation for a command, with the WAL rate if max_slot_wal_keep_size limits the slot.
 
-        The rate needs two observations, so the method then waits MEASURE_SECONDS between them.
+        To measure the rate, the method waits MEASURE_SECONDS and queries the source a second time. `seconds` is the
+        maximum time to wait for each answer.
         """
         first = self.wait(seconds)
         if first.safe_bytes is None:
@@ -173,9 +174,10 @@ class SourceSampler:
         return (wal_end - first) / (now - since) if now - since >= MIN_RATE_SPAN else None
 
     def _feedback_age(self, now: float, use: Any) -> float | None:
-        """Return the seconds since the reader's last status update, by the clock of this process.
+        """Return the seconds since the reader's last status update, or since the last client disconnected.
 
-        The clock of the reader's machine may differ from the clock of Postgres.
+        Postgres reports the time that the reader wrote into the update, and the reader's clock may differ. So the
+        update counts as received between the previous answer and this answer of Postgres.
         """
         if use.slot is None:
             self._reply = self._heard_at = None

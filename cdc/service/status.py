@@ -1,7 +1,7 @@
 """Pipeline status: state, lags and problems, computed from the catalog's rows and the time.
 
-Nothing is shown as healthy without a recent report. If the last report of a process is older than REPORT_MAX_AGE, and
-the process did not report its end, its state is `stale`, and its lags grow with the clock.
+Processes report every second. If the last report of a process is older than REPORT_MAX_AGE and does not say that the
+process ended, the state of the process is `stale`. The lags of a stale, stopped or failed process grow with the clock.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class SourceStatus:
     observed: SourceObservation | None = None
     """What the server process observed at the source; null before its first query."""
     slot_seconds_left: float | None = None
-    """Seconds until the slot is lost, at the present rate of WAL; null if the WAL of the slot is not limited."""
+    """Seconds until the slot is lost at the present WAL rate; null if its WAL is not limited or the rate is unknown."""
     slot_forecast: str | None = None
     """Sentence about the WAL that is retained for the slot, and the WAL left until the slot is lost."""
     activity: str | None = None
@@ -127,13 +127,13 @@ class PipelineStatus:
     log: LogStatus | None = None
     """The last status of the log; null before the first sample."""
     verified: tuple[VerifiedStatus, ...] = field(default=())
-    """Verification result of each table in a sink that was compared with the source at least once."""
+    """One verification result per table and sink; a table that was never compared with the source has none."""
     load: MachineLoad | None = None
     """Processor time that the pipeline's processes use; null if it is unknown."""
 
     @property
     def lag_reason(self) -> str | None:
-        """Return a text that explains the lag of the slowest sink by this machine's load; None if it does not."""
+        """Return a text if this machine's load explains the lag of the slowest sink; otherwise None."""
         lags = [sink.lag_seconds for sink in self.sinks if sink.lag_seconds is not None]
         return None if self.load is None else self.load.reason(max(lags, default=None))
 
@@ -232,8 +232,9 @@ def with_source(
 ) -> PipelineStatus:
     """Return the status with the server's own observation of the source, which is correct even if the reader hangs.
 
-    `heartbeat` is the number of seconds between two heartbeats, or 0 without heartbeats. A healthy reader of an idle
-    source confirms nothing between two heartbeats.
+    `heartbeat` is the number of seconds between two heartbeats, or 0 without heartbeats. On an idle source a healthy
+    reader confirms WAL once per heartbeat. The reader counts as stalled if WAL stays unconfirmed for more than two
+    heartbeats. Without heartbeats this function reports no stall.
     """
     if observed is None:
         return status
@@ -279,9 +280,9 @@ def _delayed(sink: SinkStatus, durable: PositionHistory, now: float) -> SinkStat
 
 
 def _log(log: LogStatus, source: SourceStatus, applied: ReportedMetrics) -> LogStatus:
-    """Return the log's status with the figures that apply reported about its last compaction.
+    """Return the log's status with duration and changes of the last compaction, if apply reported them.
 
-    Before the first copy a missing log is not a problem.
+    Before the first copy there is no log; the status then has no problem about the missing log.
     """
     if log.state is LogState.ABSENT and source.position is None:
         return replace(log, problems=())

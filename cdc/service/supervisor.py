@@ -4,7 +4,7 @@ When a child exits, the supervisor waits and starts the child again. The pause i
 has jitter, and is at most 30 s. After a child has run for a minute, its pauses begin at 0.5 s again. Exit status 2
 (wrong definition) ends the supervisor, because a restart cannot help. After status 3 (wrong environment) the pauses are
 at least 5 s. After status 5 (halted until an operator acts) the supervisor restarts the child every five minutes. It
-restarts this child at once when an operator acts: the definition or the audit changed, or SIGUSR1 arrived.
+restarts this child at once when an operator acts: the definition or the audit log changed, or SIGUSR1 arrived.
 
 A child with `may_end` is done when it exits with status 0. When all children are done, the supervisor ends.
 

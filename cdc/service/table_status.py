@@ -2,7 +2,7 @@
 
 At the source a table passes through four states. `queued`: its copy has not begun. `snapshotting`: its rows are copied.
 `catching_up`: its copy is done, but the log still marks the table as being copied. `streaming`: its changes are
-captured. A sink does not show a table as streaming until all rows of the table are in the log.
+captured. A sink shows a table as `streaming` after all rows of the table are in the log.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _STATES_IN_LOG: Final = {state: state.value for state in TableState} | {
     TableState.LIVE: "streaming",
     TableState.SNAPSHOTTING: "queued",
 }
-"""State to show for a table, by the table's state in the log.
+"""State of a table in the log → state to show.
 
-If the reader reported `streaming` and the log has another state, that state is shown, because the log is newer.
+The state in the log is shown if the reader has not reported the table. It is also shown if it is not `streaming`, but
+the reader reported `streaming`: the log is newer than the report.
 """
 
 
@@ -38,7 +39,7 @@ class TableStatus:
     position: str | None
     version: int | None
     rows: int
-    """Number of rows that were copied at the source, or merged into the sink."""
+    """Number of rows that were copied from the source into the log, or merged into the sink."""
     progress: CopyProgress | None = None
     """Progress of a running copy or backfill of the table; always None for a sink."""
 
@@ -66,7 +67,7 @@ class TableLine:
     """State of the table at the source, as in TableStatus."""
     reason: str | None
     rows: int
-    """Number of rows that were copied at the source."""
+    """Number of rows that were copied from the source into the log."""
     progress: CopyProgress | None
     """Progress of a running copy or backfill of the table; None if neither runs."""
     sinks: tuple[TableInSink, ...]

@@ -3,11 +3,11 @@
 A backfill covers a key range, a key list, the rows that match a condition, or the whole table, for all sinks or for
 one. A listed key without a row becomes a deletion.
 
-A **full copy** (the first copy or a resync) is the whole table between an `s` row and a `g` row. After the `g` row,
-targets delete every older row that the source no longer has.
+A **full copy** (the first copy or a resync) writes three things to the log: a schema row (`s`), all rows of the table,
+and an end row (`g`). After the end row, targets delete every older row that the source no longer has.
 
-Progress is recorded when rows are durable in the log. A killed reader repeats only the pending chunks; a key list
-starts again from its beginning.
+Progress is recorded when rows are durable in the log. A restarted reader reads only the chunks that are not durable; a
+key list starts again from its beginning.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ _NICEST: Final = 19
 
 
 OLDER_TRANSACTIONS_WITHIN: Final = 10.0
-"""Maximum seconds to wait for the end of transactions that may have written a table before it was published.
+"""Maximum seconds to wait for the end of transactions that began before a table was added to the publication.
 
-If one of them is still open after this time, the copy is tried again later.
+Postgres does not send their earlier changes of the table. If one of these transactions is still open after this time,
+the copy is tried again later.
 """
 
 
@@ -176,10 +177,10 @@ class Backfill:
     def _read_missing_bases(
         self, schema: TableSchema, done: TableBackfillState, since: Position, *, moved: bool
     ) -> None:
-        """Read from the source the base rows for partial images after `since`; the chunks may have missed these rows.
+        """Read base rows for the partial images that the log received after `since`; the chunks may have missed them.
 
-        If `moved` is true, read only the rows whose key an update changed. Another update can change a key while these
-        rows are read. So the method reads the rows with newly changed keys again, until there are none.
+        If `moved` is true, read only rows whose key an update changed. During the read, updates can change the keys of
+        the rows. The method then reads the rows under their new keys, and repeats this until no key has changed.
         """
         stream, log, after = self._context.sender, self._context.log, since
         upto = stream.durable_position

@@ -19,7 +19,10 @@ from cdc.table import CAPTURED, TableSchema, TableState, matches
 BACKFILL: Final = "backfill"
 """Kind of the command that requests a backfill. Its payload is a BackfillRequest, its result a BackfillState."""
 KEYS: Final = 10_000
-"""Maximum number of keys in one request, because each listing of backfills reads all keys from the catalog."""
+"""Maximum number of keys in one request.
+
+A listing of backfills reads all keys of each request from the catalog, so longer key lists would make it slow.
+"""
 
 
 Key = tuple[str, ...]
@@ -57,7 +60,7 @@ class BackfillRequest:
     resync: bool = False
     """True to copy whole tables, and to delete from the targets all rows that the source no longer has."""
     epoch: int | None = None
-    """Epoch of the log, if the reader itself requested the copy of new tables; otherwise None."""
+    """Epoch of the log if the reader itself requested this first copy of tables; None for every other request."""
     keys: tuple[tuple[str, ...], ...] | None = None
     """Key list of one table, as text values; a key without a row at the source is deleted in the targets."""
 
@@ -78,7 +81,7 @@ class BackfillRequest:
 
 @dataclass(slots=True)
 class Blocks:
-    """A range of blocks in a table or leaf partition that the backfill has not completely copied to the log."""
+    """A block range of a table or leaf partition; the log does not yet contain all rows of the range."""
 
     oid: int
     file: int
@@ -220,8 +223,9 @@ def _check_listed(request: BackfillRequest, keys: tuple[tuple[str, ...], ...], t
 
 
 def parse_keys(lines: Iterable[str], where: str) -> tuple[Key, ...]:
-    """Parse lines of CSV text into keys, and drop duplicates and empty lines; `""` is an empty string.
+    """Parse lines of CSV text into keys, without duplicates.
 
+    Empty lines are ignored. The line `""` is a key whose value is the empty string.
     Raises ConfigError if a line is malformed; its message contains the line number and `where`, the name of the input.
     """
     rows = csv.reader(lines, strict=True)

@@ -210,7 +210,11 @@ def _total_progress(state: str, tables: list[TableBackfillState], *, part: bool)
 
 
 def _mean_share(tables: Iterable[TableBackfillState], estimates: Iterable[int | None], *, part: bool) -> float | None:
-    """Return the mean of the tables' completed shares, weighted by rows; None if a share or estimate is unknown."""
+    """Return the mean of the tables' completed shares, weighted by `estimates`, their estimated row counts.
+
+    `part` is true if the backfill selects only a part of the rows of each table. Returns None if a share or an estimate
+    is unknown.
+    """
     weighted = total = 0.0
     for table, estimate in zip(tables, estimates, strict=True):
         share = 0.0 if table.state == "queued" else _share(table, part=part)
@@ -221,9 +225,10 @@ def _mean_share(tables: Iterable[TableBackfillState], estimates: Iterable[int | 
 
 
 def _estimate(table: TableBackfillState, *, part: bool) -> int | None:
-    """Return the estimated number of rows of a table; None if unknown.
+    """Return the estimated number of rows that the backfill reads of a table; None if unknown.
 
-    Once the completed share is large enough, the estimate is extrapolated from the rows copied so far.
+    `part` is true if the backfill selects only a part of the rows. Once the completed share is large enough, the
+    estimate is extrapolated from the rows copied so far.
     """
     if table.state == "done":
         return table.rows

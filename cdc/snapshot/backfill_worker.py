@@ -41,7 +41,7 @@ POLL: Final = 1.0
 CHUNK_MEMORY: Final = 16 * 1024 * 1024
 """Approximate maximum size in bytes of the Arrow rows of all chunks in memory."""
 CHUNKS_AS_ROWS: Final = 2
-"""Approximate number of pending chunks that are in memory as Arrow rows; other pending chunks are already encoded."""
+"""Approximate number of pending chunks that are in memory as Arrow rows; the others are already encoded as Parquet."""
 
 log = structlog.get_logger("backfill")
 
@@ -159,7 +159,7 @@ class BackfillWorker(Thread):
     def _finish_incomplete(
         self, catalog: Catalog, job: int, progress: BackfillState, exc: CdcError | None = None
     ) -> None:
-        """Record that a backfill was cancelled or failed.
+        """Record that a backfill failed with the error `exc`, or was cancelled if `exc` is None.
 
         After a cancelled or failed full copy, the reader does not request another copy of the tables in this epoch.
         """

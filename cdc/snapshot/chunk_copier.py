@@ -1,8 +1,9 @@
 """The chunk copier copies a table chunk by chunk over one connection into the stream.
 
-Every chunk is read in its own snapshot, registered in a watermark window, and followed by a watermark. While a chunk is
-read, a few earlier chunks may be pending. While the stream receives rows, a copy has at most one unfinished chunk.
-This limits memory, and the time that changes wait behind chunks. A chunk counts as copied once the log contains it.
+Every chunk is read in its own snapshot, registered in a watermark window, and followed by a watermark. A chunk counts
+as copied once the log contains it; until then it is pending. While the stream is idle, a chunk is read although a
+few earlier chunks are pending. While the stream receives rows, a chunk is read only if no other chunk is pending. This
+limits the memory, and the time that changes wait behind chunks.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ from cdc.snapshot.watermark_window import WINDOW_LIMIT, Chunk, PlacedRows
 from cdc.table import CAPTURED, TableSchema
 
 CHUNKS_AHEAD: Final = 8
-"""Number of chunks that may wait until they are durable, in addition to one chunk per connection.
+"""Maximum number of chunks that wait to become durable while each connection reads another chunk.
 
-Several chunks share a commit of the log. After a crash, all chunks that are not durable are read again.
+One commit of the log can contain several waiting chunks. After a crash, all chunks that are not durable are read again.
 """
 SLOT_PAUSE: Final = 0.1
-"""Seconds that a connection waits for the chunk budget before it checks for a pause or a stop."""
+"""Seconds that a connection waits for room in the ChunkBudget before it checks for a pause or a stop."""
 KEYLESS_ATTEMPTS: Final = 100
 """Maximum number of attempts to read a table without a key while the table changes."""
 VISIBILITY_PAUSE: Final = 0.05
@@ -263,7 +264,8 @@ class ChunkCopier:
     def _renew(self) -> None:
         """Read the table's current schema version from the system catalogs of Postgres, and write it to the log.
 
-        The stream sends a new schema version only before the next change of the table.
+        This is needed if a snapshot has other columns than the stream's last schema version of the table. Postgres
+        sends a new schema version only before the next change of the table.
         """
         stream = self._context.sender
 

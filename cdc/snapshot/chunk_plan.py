@@ -49,7 +49,7 @@ class ChunkLimits:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRange:
-    """A part of a table that one chunk reads."""
+    """A part of a table that is read as one chunk."""
 
     rows: KeyBounds | BlockRange
     limit: int = NO_LIMIT
@@ -238,7 +238,7 @@ class BlockPlan:
             self._save_progress()
 
     def _save_progress(self) -> None:
-        """Write the blocks that are not durable to the table's state: blocks that are unread, split, or being read."""
+        """Save in the table's state which blocks are not durable: unread blocks, split ranges, and pending chunks."""
         spans = (*self._reading, *self._returned)
         waiting = {(span.leaf.oid, span.leaf.file, span.first, span.end) for span in spans}
         self._state.blocks = [Blocks(*span) for span in sorted(waiting)] + [replace(part) for part in self._unread]

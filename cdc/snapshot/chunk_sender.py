@@ -3,7 +3,8 @@
 If the source is a standby, the connection for watermarks is the only connection to the primary. Therefore this module
 also queries the primary for the lag of standbys.
 
-A full copy also writes an `s` row before and after the rows of a table. Each `s` row is sent as a chunk without rows.
+A full copy writes a schema row (`s`) before and after the rows of a table. Each schema row is sent as a chunk without
+rows of the table.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def schema_from_catalog(version: TableSchema, now: TableSchema | None, epoch: in
 
 
 def with_state(version: TableSchema, state: TableState) -> TableSchema:
-    """Return a copy of the schema version with the given state; the copy has no reason for its state."""
+    """Return the schema version with the given state and without a reason for the state."""
     return replace(version, state=state, reason=None)
 
 

@@ -43,7 +43,7 @@ class ChunkBudget:
             self._changed.wait_for(lambda: self._is_free(alone=alone), seconds)
 
     def release(self, count: int = 1) -> None:
-        """Return `count` reserved chunks to the budget, after they were recorded as durable or were not read."""
+        """Return `count` reserved chunks to the budget: chunks that are recorded as durable, or were never read."""
         with self._changed:
             self._taken -= count
             self._changed.notify_all()

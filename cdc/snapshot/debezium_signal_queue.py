@@ -31,7 +31,10 @@ from cdc.table import TableSchema
 FOLDER: Final = "_signals"
 """Name of the folder under the log's root that contains the signals."""
 SIGNALS_LIMIT: Final = 1000
-"""Maximum number of stored signals, because any role that can connect can send signals, and each is a file."""
+"""Maximum number of stored signals.
+
+Any role that can connect to the source can send signals, and each stored signal is a file.
+"""
 CONTENT_LIMIT: Final = 64 * 1024
 """Maximum size of one signal in bytes."""
 LOGGED_CHARACTERS: Final = 100
@@ -117,7 +120,7 @@ class SignalQueue:
             self._columns[schema.relation] = [column.id for column in schema.sent]
 
     def store_rows(self, batch: pa.RecordBatch) -> None:
-        """Store the new rows of the signal table that a batch contains.
+        """Store a signal for each row of the batch that was inserted into the signal table.
 
         The table's first three columns are id, type and data, whatever their names.
         """

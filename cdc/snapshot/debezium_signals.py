@@ -2,9 +2,11 @@
 
 `execute-snapshot` of type `incremental` becomes one backfill per table, so that each backfill has its own filter and
 can be cancelled separately. `stop-`, `pause-` and `resume-snapshot` become actions on pending backfills, including
-backfills that CLI or API requested. A command of kind SIGNAL records the result of each signal in the catalog. If a
-crash interrupts the processing of a signal, the processing starts again. Requests and actions with a higher id than the
-SIGNAL command were stored before the crash, and are not stored a second time.
+backfills that CLI or API requested.
+
+For each signal, the processor stores a command of kind SIGNAL in the catalog, then the requests and actions, then the
+result of the command. After a crash, it repeats the signals that have no result. It skips each request and action that
+the catalog already has with a higher id than the SIGNAL command.
 """
 
 from __future__ import annotations
@@ -70,8 +72,8 @@ class Signals:
     def process(self, catalog: Catalog) -> None:
         """Process the pending signals without querying the source.
 
-        A refused signal is reported as a log message and in the result of its command. After an error of the
-        log, the signals stay in the queue. Raises CatalogUnavailable.
+        A refused signal is reported in a log message and in the result of its command. If access to the change log
+        fails, the signals stay in the queue. Raises CatalogUnavailable.
         """
         try:
             for signal in self.pending():
@@ -113,7 +115,10 @@ class Signals:
         hit("signal_finished")
 
     def _execute(self, catalog: Catalog, number: int, signal: Signal) -> dict[str, Any]:
-        """Store one backfill request per table. Raises ConfigError if no table can be copied."""
+        """Store one backfill request per table; return the ids of the requests, and why other tables were refused.
+
+        `number` is the id of the signal's command. Raises ConfigError if no table can be copied.
+        """
         fields = _snapshot_fields(signal)
         if str(fields.get("surrogate-key") or "").strip():
             raise ConfigError(
@@ -155,7 +160,7 @@ class Signals:
     ) -> list[int]:
         """Store one backfill request per topic, and return the ids of all requests.
 
-        A request that an earlier attempt stored is not stored again.
+        `number` is the id of the signal's command. A request that an earlier attempt stored is not stored again.
         """
         name, commands = self._definition.name, catalog.commands
         since = {json.dumps(c.payload, sort_keys=True): c.id for c in commands.ls(name, BACKFILL) if c.id > number}
@@ -169,10 +174,10 @@ class Signals:
         return posted
 
     def _apply_action(self, catalog: Catalog, number: int, signal: Signal) -> dict[str, Any]:
-        """Pause, resume or cancel pending backfills, as the signal requests.
+        """Pause, resume or cancel pending backfills, as the signal requests; return which ones.
 
-        A cancel signal with table names applies only to a backfill that has no other tables. A cancel signal never
-        applies to a full copy, because an interrupted full copy would leave a table incomplete.
+        `number` is the id of the signal's command. A cancel signal with table names cancels a backfill only if it names
+        all tables of the backfill. It never cancels a full copy, because the table would stay incomplete.
         """
         name, verb = self._definition.name, _VERBS[signal.type]
         entries = _text_list(_snapshot_fields(signal), "data-collections") if verb is BackfillAction.CANCEL else []
@@ -236,7 +241,7 @@ def _text_list(fields: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _filters(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the filters of a signal. A filter is a pair of a table name or regular expression, and a condition.
+    """Return the filters of a signal, each as (table name or regular expression, condition).
 
     The first filter that matches a table applies to it. The older field `additional-condition` applies to all tables.
     """

@@ -1,8 +1,9 @@
 """Queries on the log during a copy: keys without a base row, and transactions that snapshots do not see yet.
 
 If a row is updated during a copy, the stream may send its image without unchanged TOAST columns. Such a partial image
-needs a base row in the log. A copy in key order reads the row later, unless the update changed its key to one that was
-already read. A copy in block order may never read the row: an update can move a row to a block that was already read.
+needs a base row in the log. A copy in key order reads the row later, unless the update moved the row to a key that the
+copy has already passed. A copy in block order may never read the row: an update can move it to a block that was already
+read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _COLUMNS: Final = ["relation", "key", "old_key", "partial"]
 def keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, *, moved: bool
 ) -> list[tuple[str, ...]]:
-    """Return, sorted and without duplicates, the keys of the relation's partial images in (after, upto] of the log.
+    """Return the keys of a relation's partial images in the log range (after, upto], sorted and without duplicates.
 
     If `moved` is true, return only the new keys of updates that changed a key.
     """
@@ -48,9 +49,10 @@ def keys_without_base(
 def moved_keys_without_base(
     root: Root, relation: int, after: Position, upto: Position, keys: Collection[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """Return the new keys of rows that had a key from `keys`, changed their key in (after, upto], and have no base row.
+    """Follow rows without a base row through changes of their keys, and return their new keys, sorted.
 
-    A row may change its key several times. A row with a later complete image needs no base row.
+    `keys` contains the keys of these rows at position `after`. The function reads the log range (after, upto], in which
+    a row may change its key several times. It leaves out a row that has a complete image later in the range.
     """
     log, bare, found = LogReader(root), set(keys), set[tuple[str, ...]]()
     deleted_key: tuple[str, ...] | None = None
@@ -72,7 +74,7 @@ def moved_keys_without_base(
 
 
 def unconfirmed_xids(conn: Any, root: Root) -> np.ndarray:
-    """Return the xids of transactions in the log that a new snapshot does not see, each once; usually there are none.
+    """Return the distinct xids of transactions in the log that a new snapshot does not see; usually there are none.
 
     A transaction can be in the stream before snapshots see it, for example while it waits for a synchronous standby.
     Only the newest files of the log are read, because such a transaction committed recently.

@@ -52,7 +52,10 @@ SYNC_EVERY: Final = 30.0
 POLL: Final = 1.0
 """Seconds between two polls of the catalog; a poll takes one or two milliseconds."""
 SYNC_EVERY_DUPLICATE: Final = 2.0
-"""Seconds between two comparisons of the table rules with the captured tables while two tables have one name."""
+"""Seconds between two comparisons of table rules and captured tables, while two captured tables have one name.
+
+This occurs after a table was dropped and created again.
+"""
 TABLE_GONE: Final = "the source no longer has the table"
 
 log = structlog.get_logger("tables")
@@ -150,7 +153,11 @@ class PublicationSync:
         return SyncResult(added, tuple(schema.topic for schema in found.removed), refused, unread)
 
     def skip(self, chosen: TableSchema) -> None:
-        """Mark a table as live without a copy. Raises ConfigError if its columns cannot be identified."""
+        """Mark a table as live without a copy.
+
+        If the table needs a resync, its schema is read from the source. Then the method raises ConfigError if the table
+        no longer exists, or if its columns differ from those of an earlier epoch.
+        """
         source = self._definition.source
         with (
             closing(connect(source.current_dsn(), application_name="cdc tables")) as conn,
@@ -200,7 +207,7 @@ class PublicationSync:
         return refused
 
     def _problems(self, names: list[str]) -> dict[str, tuple[str, str | None]]:
-        """Return the preflight problems of tables: name → message, and SQL that solves the problem or None.
+        """Return the preflight problems of tables: name → (message, SQL that solves the problem or None).
 
         If the check reports a problem of the publication, each table is checked alone to find the cause.
         """
@@ -252,7 +259,7 @@ class PublicationSync:
         self._mark(stream, schema, REMOVED)
 
     def _mark(self, stream: ChunkSender, schema: TableSchema, reason: str) -> None:
-        """Write an `s` row with state `dropped` and a reason; this row ends the capture of the table."""
+        """Write a schema row (`s`) with state `dropped` and a reason; the row ends the capture of the table."""
         stream.place_chunk(
             schema.relation, lambda version: schema_chunk((version or schema).flagged(TableState.DROPPED, reason))
         )

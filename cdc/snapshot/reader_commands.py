@@ -72,7 +72,7 @@ def request_backfill(
 
 
 def request_keys(definition: Definition, catalog: Catalog, request: BackfillRequest, actor: str) -> RequestedBackfill:
-    """Store a backfill request without checking its keys at the source; each key must be one that the source sent."""
+    """Store a backfill request without checking its keys at the source; pass only keys that the source has sent."""
     sinks = {sink.name: sink for sink in definition.sinks}
     tables = check_request(request, LogReader(definition.log.root).schemas(), sinks)
     return _post_request(definition, catalog, request, tables, actor)
@@ -187,7 +187,10 @@ def check_not_copying(catalog: Catalog, pipeline: str, topics: Sequence[str]) ->
 
 
 def wait_for_answer(catalog: Catalog, job: int, patience: float = ANSWER_TIMEOUT) -> Command | None:
-    """Wait at most `patience` seconds until a command is finished, and return it; None if it is pending or unknown."""
+    """Wait at most `patience` seconds until a command is finished, and return the finished command.
+
+    Returns None if the command is still pending after this time, or does not exist.
+    """
     deadline, never = time.monotonic() + patience, Event()
     while True:
         command = catalog.commands.get(job)

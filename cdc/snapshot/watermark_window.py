@@ -56,9 +56,15 @@ class Chunk:
     rows: pa.Table
     """Rows in LOG_SCHEMA with operation `r` or `d`; position and ordinals are set at the watermark."""
     schema: TableSchema | None = None
-    """Schema version to write before the rows, or None; later changes of the relation are decoded with it."""
+    """Schema version to write before the rows, or None for no new version.
+
+    The stream's later changes of the relation are decoded with the new version.
+    """
     generation: Position | Literal["here"] | None = None
-    """If this chunk ends a full copy: the position where the copy began, or "here" if the chunk is the whole copy."""
+    """If this chunk ends a full copy: the position where the copy began, or "here" if the chunk is the whole copy.
+
+    None if this chunk does not end a full copy.
+    """
     address: str | None = None
     """Name of the only sink that receives the rows, or None for all sinks; `schema` always goes to all sinks."""
     visibility: Visibility | None = None
@@ -100,7 +106,7 @@ class _Window:
     outcome: PlacedRows | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add the relation's rows in a batch to the window; do nothing after the chunk was merged."""
+        """Add the batch's rows of the window's relation to the window; do nothing after the chunk was merged."""
         if self.outcome is not None:
             return
         found = rows_of_relation(
@@ -180,7 +186,7 @@ class WatermarkWindows:
             self._changed.notify_all()
 
     def set_schema(self, schema: TableSchema) -> None:
-        """Record a relation's new schema version, whose `s` row precedes all later rows of the relation in the log."""
+        """Record a relation's new schema version, which the stream contains before all later rows of the relation."""
         with self._changed:
             self._schemas[schema.relation] = schema
 
@@ -201,9 +207,10 @@ class WatermarkWindows:
             self._changed.notify_all()
 
     def batches_at_watermark(self, seen: WatermarkSeen) -> tuple[TableSchema | None, Iterable[pa.RecordBatch]]:
-        """Merge the chunk of a watermark; return the chunk's schema version, or None, and the rows to insert.
+        """Merge the chunk of a watermark; return the chunk's schema version (None if it has none) and the merged rows.
 
-        Without a registered chunk, or if the chunk must be read again, return None and no rows.
+        The caller inserts the rows into the stream. If no chunk is registered, or the chunk must be read again, return
+        None and no rows.
         """
         with self._changed:
             window = self._windows.get(seen.content.decode(errors="replace"))
@@ -290,7 +297,7 @@ class WatermarkWindows:
                     "the replication session ended while a chunk of a table was read: "
                     "the reader will read the chunk again"
                 )
-            known = _distinct_of_all(self._xids)  # what one snapshot sees every later one sees as well
+            known = _distinct_of_all(self._xids)  # later snapshots see every transaction that this snapshot sees
             self._xids = [known[~visibility.sees(known)]]
             if all_seen := bool(visibility.sees(window.xids).all()):
                 window.xids = window.xids[:0]
@@ -368,9 +375,9 @@ def _batches_at(chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after
 def _tables_at(
     chunk: Chunk, merged: list[pa.Table], first_row: RowOrder, after: Position
 ) -> Iterator[tuple[pa.Table, str | None]]:
-    """Yield, in log order, each table to insert together with the name of the only sink that receives it.
+    """Yield the Arrow tables to insert, in log order, each as (rows, name of the only sink that receives the rows).
 
-    The name is None if all sinks receive the table.
+    The name is None if all sinks receive the rows.
     """
 
     def control(operation: Operation, payload: bytes | None = None) -> pa.Table:
@@ -388,6 +395,6 @@ def _tables_at(
         yield rows, chunk.address
     if (began := chunk.generation) is not None:
         if began == "here":
-            # rows that the window has instead of a keyed chunk's rows lie between the two positions and must stay
+            # the window's changes that replaced rows of a keyed chunk are later than `after`; targets must keep them
             began = Position(first_row.position if chunk.visibility is not None else after + 1)
         yield control(Operation.GENERATION, str(int(began)).encode()), chunk.address

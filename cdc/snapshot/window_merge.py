@@ -9,9 +9,9 @@ which is sent after the read. The snapshot may have seen any part of the window 
   the row the snapshot saw. Dropping the row instead would lose the unsent columns for ever;
 - the chunk's row, if the window contains no change of the key.
 
-A requested key without a row in the snapshot becomes a deletion. The deletion applies if the window contains no change
-of the key: then there is no row at H either. Any change in the window, even a partial image, overrides it, because the
-row was inserted or moved to this key after the snapshot.
+A key of a key list that has no row in the snapshot becomes a deletion. The deletion applies if the window contains no
+change of the key: then there is no row at H either. Any change in the window, even a partial image, replaces the
+deletion, because the row was inserted or moved to this key after the snapshot.
 
 So a chunk never replaces a newer state by an older one. A truncate in the window empties the chunk, because the window
 contains every later insert. After a schema change in the window the chunk is read again.
@@ -46,10 +46,11 @@ KEYLESS_COLUMNS: Final = tuple(
 
 
 def merge_keyed(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
-    """Return the chunk's rows merged with the changes of the window; None if the chunk must be read again.
+    """Return the chunk's rows merged with the changes of the window, without rows that these changes replace.
 
     `chunk` contains rows in LOG_SCHEMA with keys and operation `r` or `d`. `window` contains the KEYED_COLUMNS of the
-    relation's rows between window opening and watermark, in log order. Rows that a later change replaces are dropped.
+    relation's rows between window opening and watermark, in log order. Returns None after a schema change in the
+    window: the chunk must then be read again.
     """
     if has_schema_change(window):
         return None
@@ -72,9 +73,10 @@ def merge_keyed(chunk: pa.Table, window: pa.Table) -> pa.Table | None:
 
 
 def unseen_rows(window: pa.Table, visibility: Visibility) -> pa.Table | None:
-    """Return the rows of a window whose transactions a snapshot did not see; None if the chunk must be read again.
+    """Return the rows of a window whose transactions a snapshot did not see.
 
     `window` contains the KEYLESS_COLUMNS of the relation's rows between window opening and watermark, in log order.
+    Returns None after a schema change in the window: the chunk must then be read again.
     """
     if has_schema_change(window):
         return None

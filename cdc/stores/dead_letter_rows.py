@@ -1,8 +1,8 @@
 """Dead-letter rows: rows that a sink refused, in a Delta table next to the sink's published record.
 
-The table is a list of entries. Each entry belongs to a batch and parks a row, replaces a parked row, or unparks a key.
-An entry is valid once the target of its table has reached the end of the batch. If the batch ends after the position of
-the target, the batch was not merged, and its entries are ignored.
+The table is a list of entries. Each entry belongs to a batch of the sink. It parks a row, replaces a parked row, or
+unparks a key. An entry is valid once the target of its table has reached the end of the batch. If the batch ends after
+the position of the target, the batch was not merged, and its entries are ignored.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class ParkedChange:
     committed_at: int
     """µs since 1970 UTC."""
     image: Image = field(default_factory=dict)
-    """For a delete: the columns of the old row that were sent."""
+    """The row image after the change; for a delete, the columns of the old row that were sent."""
     complete: bool = True
     began: int | None = None
-    """For the end of a full copy: the position at which the copy began; it removes older rows."""
+    """For the end of a full copy: the position at which the copy began. The end removes older rows."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -100,7 +100,7 @@ class ParkedRow:
     key: Key
     position: int
     ordinal: int
-    """Position of the latest change of the key; in a history target, of the refused change."""
+    """`position` and `ordinal` identify the latest change of the key; in a history target, the refused change."""
     committed_at: int
     """Commit time of the change at `position`, µs since 1970 UTC."""
     image: Image = field(default_factory=dict)
@@ -113,7 +113,7 @@ class ParkedRow:
     first_at: int
     """When the key was parked, µs since 1970 UTC."""
     upto: int
-    """End of the batch that wrote this state of the row."""
+    """Last position of the sink's batch that wrote this state of the row."""
     changes: tuple[ParkedChange, ...] = ()
     """History targets only: the waiting changes of the key, in order."""
 

@@ -323,7 +323,7 @@ def _register(builder: QueryBuilder, alias: str, table: DeltaTable, parts: Seque
 
 
 def _topic_and_schema(part: TableRecord, known: Mapping[int, TableSchema]) -> tuple[str, TableSchema | None]:
-    """Return a table's topic, by which rules match the table, and its schema; the schema is None if unknown."""
+    """Return the topic with which rules match a table, and the table's schema; the schema is None if unknown."""
     schema = known.get(part.relation)
     return part.topic if schema is None else schema.topic, schema
 

@@ -6,8 +6,8 @@ that EXPLAIN returns then shows the only query that writes, `SELECT … INTO`. A
 valid queries, or understand a statement differently from the engine.
 
 In addition `deny_file_writes` uses Landlock of Linux 5.13 and later. The kernel then denies every change of a file to
-the calling thread and to every thread and process that it starts later, for their lifetime. Files that are already
-open, such as standard output, stay writable, and so does `/dev/null`.
+the calling thread, for its lifetime. The same applies to every thread and process that this thread starts later. Files
+that are already open, such as standard output, stay writable, and so does `/dev/null`.
 """
 
 from __future__ import annotations

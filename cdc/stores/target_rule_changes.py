@@ -115,7 +115,7 @@ class TargetRules:
         yield from (name for name in unwanted if column_name(name) in set(columns.names) - there)
 
     def _missing(self, columns: pa.Schema, schema: TableSchema, settings: TableSettings) -> Iterator[str]:
-        """Yield the source name of each column that the target does not have although the rules do not leave it out."""
+        """Yield the source name of each column that the rules include but that the target does not have."""
         rule = self._rule(schema.topic)
         transform = None if rule is None else rule.transform
         if transform is not None and transform.python is not None:

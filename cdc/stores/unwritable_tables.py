@@ -54,10 +54,10 @@ class SinkTable:
         return table_settings(self.schema.topic, self.sink, self.sink.rules)
 
     def key(self, *below: str | int) -> Key:
-        """Return the path of the key in the definition that sets one setting of the table.
+        """Return the path in the definition to one setting of the table, such as `sinks`, 0, `rules`, 2, `path`.
 
-        `below` is the path of the setting inside a rule or a sink. The result is a path inside the table's rule if the
-        rule contains the setting, otherwise inside the sink.
+        `below` is the path of the setting inside its rule or sink. If the table's rule contains the setting, the result
+        leads into the rule; otherwise it leads into the sink.
         """
         rule = self.rule
         if rule is not None and below[0] in rule.model_fields_set:
@@ -95,7 +95,10 @@ def sink_conflicts(definition: Definition, tables: Sequence[TableSchema]) -> lis
 
 
 def rule_conflicts(definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str]) -> list[KeyConflict]:
-    """Return the conflicts between the columns of tables and the settings of Delta sinks that need no Spark to find."""
+    """Return the conflicts between the columns of tables and the settings of Delta sinks.
+
+    The function returns only conflicts that a check without Spark can find.
+    """
     return [
         KeyConflict(one.key(*key), error)
         for one in tables_of_sinks(definition, tables, sinks)

@@ -1,5 +1,5 @@
 -- Removes everything that install.sql created. It may be run again. The reader then infers changes of tables from the
--- stream and the catalogue, as it did before.
+-- stream and the system catalogs, as it did before.
 
 BEGIN;
 

@@ -1,4 +1,4 @@
-"""Create the table `verified`: each key range of a table that was compared with the source, with the time."""
+"""Create the table `verified`: one row for each key range of a target that was compared with the source."""
 
 from __future__ import annotations
 

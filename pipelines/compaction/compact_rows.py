@@ -1,11 +1,11 @@
 """The compacted rows of a log range: the fewest rows that fold to the same result, whatever rows come after them.
 
-For every division of a log into A and the following rows B, fold(compact_rows(A) ∪ B) = fold(A ∪ B). Only truncates and
-ends of full copies may be missing, if a later row of the same kind and relation makes them superfluous. So a reader
-that begins before the horizon gets compacted rows instead of the changes, and folds them in the same way.
+For every division of a log into A and the following rows B, fold(compact_rows(A) ∪ B) = fold(A ∪ B). Truncates and ends
+of full copies are an exception: the left side omits those that a later one of the same table makes superfluous. So a
+reader that begins before the horizon gets compacted rows instead of the changes, and folds them in the same way.
 
-Narrow columns decide which rows stay; the wide columns are copied once, at the end. Only keys whose last life has a
-partial image are processed row by row in Python.
+Narrow columns decide which rows stay; the wide columns are copied once, at the end. Only keys with partial images after
+their last complete image or delete are processed row by row in Python.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def compact_rows(rows: pa.Table, after: int = 0) -> pa.Table:
 
     rows: log rows of whole transactions, in any order. Rows up to `after` are not part of the result; they only
     complete images of moved rows. The result has one row per key: its latest image, which may stay partial, or its
-    tombstone. Rows without a key are unchanged. All schema rows (`s`) stay, and of each relation the last truncate
-    (`t`) and end of a full copy (`g`). Logical messages (`m`) are left out. No row has an address.
+    tombstone. Rows without a key are unchanged. All schema rows (`s`) stay. Each relation has its last truncate (`t`)
+    and at most two ends of full copies (`g`). Logical messages (`m`) are left out. No row has an address.
     """
     numbered = rows.select(_IMAGE_COLUMNS).append_column(_NUMBER, pa.arange(0, rows.num_rows))
     is_row = pc.is_in(rows["op"], _ROWS)
@@ -75,7 +75,7 @@ def needed_row_numbers(rows: pa.Table) -> pa.Array:
 def remove_tombstones(rows: pa.Table, floor: int) -> pa.Table:
     """Remove the tombstones up to position `floor`, which every reader has passed.
 
-    A delete in a table without a key removes one of many equal rows and is no tombstone.
+    A delete in a table without a key stays: it removes one of several equal rows, so it is no tombstone.
     """
     is_tombstone = pc.and_(pc.equal(rows["op"], Operation.DELETE.value), pc.is_valid(rows["key"]))
     return rows.filter(pc.invert(pc.and_(is_tombstone, pc.less_equal(rows["position"], floor))))
@@ -91,8 +91,9 @@ def partial_moves(rows: pa.Table) -> pa.Table:
 
 
 def _since_last_life(keyed: pa.Table) -> pa.Table:
-    """If any image is partial, drop the rows of each key that precede its last complete image or its last delete.
+    """Drop the rows of each key that precede its last complete image or delete.
 
+    If `keyed` has no partial image, return it unchanged.
     If an update with a partial image changed the key of a row, all rows of the old and of the new key stay. The rows of
     the old key complete that image.
     """
@@ -130,14 +131,17 @@ def _full_rows(rows: pa.Table, numbered: pa.Table, after: int) -> pa.Table:
 
 
 def _states(latest: pa.Table) -> pa.Table:
-    """Remove the old image from the latest row of each key, and from a delete also the new image."""
+    """Remove `before` and `old_key` from the latest row of each key; from a delete, remove `after` as well."""
     is_delete = pc.equal(latest["op"], Operation.DELETE.value)
     after = pc.if_else(is_delete, pa.nulls(latest.num_rows, latest["after"].type), latest["after"].combine_chunks())
     return _replace_columns(latest, after=after, before=None, old_key=None)
 
 
 def _folded_lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
-    """Return the latest row of each key in `in_lives`, with the image that the fold of the key's rows gives."""
+    """Return the latest row of each key, with an image into which the fold has merged the key's partial images.
+
+    in_lives: the rows of all keys with partial images, as `split_partial` returns them.
+    """
     folded = fold_lives(rows.take(in_lives[_NUMBER])).select([*_ORDER_COLUMNS, "after", "complete", "base"])
     folded = folded.filter(pc.greater(folded["position"], after)).sort_by(ORDER)
     latest = in_lives.select([*_ORDER_COLUMNS, _NUMBER]).join(
@@ -153,8 +157,8 @@ def _folded_lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
 def _latest_controls(controls: pa.Table, after: int) -> pa.Table:
     """Return the control rows that compacted rows need, if they are after position `after`.
 
-    These are all schema rows and, for each relation, the last truncate and up to two ends of full copies (`g`): the
-    last one, and that of the copy that began last. They differ if copies overlap.
+    These are all schema rows, and for each relation the last truncate and at most two ends of full copies (`g`). The
+    first is the last `g` row, the second is that of the copy that began last. They differ if copies overlap.
     """
     last: dict[tuple[int, str], tuple[int, int, int]] = {}
     latest_copy: dict[int, tuple[int, tuple[int, int, int]]] = {}

@@ -4,8 +4,7 @@ A run has one row per key: its latest state or its tombstone. Every step is one 
 table as it was before or after a step, and the next call continues from there.
 
 The first run has the most keys. It is rewritten only when the later runs together are larger than the first. So each
-byte is written two or three times in total; four to five times if no key is ever changed and there are thousands of
-runs.
+byte is written two or three times in total, or four to five times after thousands of runs without changed keys.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 LARGE: Final = 8_000_000
 """Number of rows above which Spark's workers merge runs; this process needs 150 bytes of memory per row.
 
-On a cluster, Spark's workers also compact segments with more rows.
+On a cluster, Spark's workers also compact the closed segments if these have more rows than this.
 """
 MOST: Final = 4_000_000
 """Approximate maximum number of rows of a new run; finding the rows of a run needs 150 bytes of memory per row."""
@@ -53,9 +52,10 @@ PART_BYTES: Final = 32 << 20
 MOST_RUNS: Final = 64
 """Maximum number of runs after the first run; more runs are merged, because a read opens every run."""
 SMALLER: Final = 4
-"""A run counts as small if all later runs together have at least this multiple of its size.
+"""Ratio of sizes that selects the runs to merge, if there are more than MOST_RUNS.
 
-Merging a small run rewrites few bytes.
+Merging begins at the oldest run for which all later runs together have at least this multiple of its size. So the merge
+rewrites few bytes of old rows.
 """
 
 
@@ -64,7 +64,7 @@ class CompactionLimits:
     """Limits of one compaction."""
 
     large: int = LARGE
-    """Number of rows above which Spark's workers are used instead of this process, as LARGE describes."""
+    """Number of rows above which Spark's workers merge runs and, on a cluster, compact segments."""
     most: int = MOST
     """Approximate maximum number of rows of one new run."""
     parts: int | None = None
@@ -116,10 +116,10 @@ def compact(
     everything: bool = False,
     limits: CompactionLimits = CompactionLimits(),
 ) -> CompactionResult:
-    """Compact the closed segments of the log under root, and merge runs when they have grown.
+    """Compact the closed segments of the log under root, then merge runs if `first_run_to_merge` selects any.
 
     spark: on a cluster, executors compact large ranges and merge large runs. On one machine this process compacts
-    faster, so Spark only merges runs that do not fit into the memory of this process. None: no work is done by Spark.
+    faster, so Spark merges only runs that do not fit into the memory of this process. None: Spark is not used.
     upto: compact no segment that ends later. everything: also compact segments that are not closed.
     Raises LogFenced if another process compacts the same log, and LogCorrupt if a file cannot be read.
     """
@@ -219,7 +219,7 @@ class _Compaction:
     def merge(self, before: CompactionResult) -> CompactionResult:
         """Merge the last runs into one if needed.
 
-        Returns `before`, the result of the preceding append, with the numbers of the merge.
+        before: the result of the preceding append. Returns it with `merged` and `merged_bytes` of this merge.
         """
         writer = self.writer
         first = first_run_to_merge([run.size for run in writer.runs])
@@ -262,8 +262,8 @@ class _Compaction:
     def _with_parts(self, plan: RunPlan, parts: int, moves: pa.Table | None) -> RunPlan:
         """Return a copy of the plan that divides the run into `parts` parts.
 
-        moves: the updates that changed a row's key, with partial images. The copy then also says in which part each old
-        key is folded, and it has the base rows that come from older runs.
+        moves: the updates with a partial image that changed the key of a row; None if the files have none. For them the
+        copy gets the parts of their old and new keys, and their base rows from older runs.
         """
         plan = replace(plan, parts=parts)
         if moves is None:  # runs have no moves

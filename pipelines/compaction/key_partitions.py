@@ -32,7 +32,10 @@ _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def read_partial_moves(files: Iterable[LogFile], after: Position, upto: Position) -> pa.Table:
-    """Return relation, key and old_key of the moves with partial images in (after, upto]; each key is one text."""
+    """Return the updates in (after, upto] that change the key and have a partial image.
+
+    The columns are relation, key and old_key. The values of a key are joined to one text.
+    """
     # statistics rule out most files, two narrow columns most of the others
     with_moves = (
         file for file in files if file.partial and _has_moves(read_file(file, after, upto, ["partial", "old_key"]))
@@ -58,9 +61,9 @@ def _has_moves(rows: pa.Table) -> bool:
 
 
 def parts_of_moved_keys(moves: pa.Table, parts: int) -> dict[tuple[int, str], int]:
-    """Return (relation, key as one text) → part, for every old and new key of the moves.
+    """Return (relation, key as one text) → part, for every old and new key in `moves`.
 
-    An update that moves a row to another key connects the two keys; connected keys get the same part.
+    A move, which is an update that changes the key, connects its two keys; connected keys get the same part.
     """
     # union-find: every set of connected keys has its smallest key as representative
     parents: dict[tuple[int, str], tuple[int, str]] = {}
@@ -79,9 +82,9 @@ def parts_of_moved_keys(moves: pa.Table, parts: int) -> dict[tuple[int, str], in
 
 
 def part_of_key(relation: int, text: str, parts: int) -> int:
-    """Return the number of the part that contains a key, for a key that no move connects with another key.
+    """Return the number of the part that contains a key, by a hash of relation and key.
 
-    text: the key as one text.
+    text: the key as one text. `parts_of_moved_keys` has the parts of keys that an update with a partial image changed.
     """
     return crc32(text.encode(), relation & 0xFFFFFFFF) % parts
 

@@ -34,13 +34,14 @@ _NARROW: Final = ["relation", "op", "position", "ordinal"]
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 _FENCES: Final = pa.array(["t", "g"])
 _AT_ONCE: Final = 64 << 20
-"""Bytes of rows whose images are converted to text at once."""
+"""Approximate bytes of the rows whose images are converted to text in one step."""
 _NUMBER: Final = "number"
 
 
 def find_cancelled_halves(files: Sequence[LogFile], floor: Position) -> pa.Table:
-    """Return the added and removed row images that cancel each other out, up to the floor, as CANCELLED_SCHEMA.
+    """Find the added and removed row images up to the floor that cancel each other out, in tables without a key.
 
+    The result has the columns of CANCELLED_SCHEMA.
     files: the files of all runs of the log. Tables are read one after the other, with 50 bytes of memory per row.
     """
     found = (_cancelled_of_table(files, relation, floor) for relation in (_keyless_relations(files) if floor else ()))
@@ -108,7 +109,10 @@ def _cancelled_of_table(files: Sequence[LogFile], relation: int, floor: Position
 
 
 def _halves(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yield added and removed images with digests of 16 bytes; truncates and ends of full copies have a null digest."""
+    """Yield one row for each added and each removed image, with a digest of the image in 16 bytes.
+
+    Truncates and ends of full copies are rows with a null digest.
+    """
     fences = rows.filter(pc.is_in(rows["op"], _FENCES))
     yield _with_digests(fences, added=False, digests=pa.nulls(fences.num_rows, pa.binary(16)))
     is_row = pc.and_(pc.is_in(rows["op"], _ROWS), pc.is_null(rows["key"]))

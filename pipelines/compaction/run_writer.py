@@ -1,8 +1,9 @@
 """Writes the files of one run of `compacted` from files of the log, in this process or in Spark's workers.
 
-In this process, narrow columns first decide which rows stay. For most keys this is only the latest row, so most rows
-are never read completely. The memory needed grows with the number of keys, not of changes. Then the live rows are
-divided into parts, and each part is read, compacted and written alone. Spark's workers divide all rows instead.
+In this process, narrow columns first decide which rows the run needs: the live rows. For most keys this is only the
+latest row, so most rows are never read completely. The memory needed grows with the number of keys, not of changes.
+Then the live rows are divided into parts, and each part is read, compacted and written alone. Spark's workers do not
+look for live rows first: they divide all rows into parts.
 
 Each part is compacted by the same function, so the run has the same rows wherever it is made. A writer that is killed
 leaves files that no commit names.
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 SPLIT_BYTES: Final = 8 << 20
 """Approximate log bytes that one Spark task reads; with small tasks, the last task ends soon after the others."""
 OWN_FILE: Final = 64 << 20
-"""Estimated Arrow bytes of a relation in all parts, from which the relation gets files of its own."""
+"""Estimated Arrow bytes, over all parts, from which a relation gets files of its own instead of sharing a file."""
 STEP: Final = 1_000_000
 """Number of rows whose narrow columns are examined at once, with 100 bytes of memory per row."""
 READERS: Final = 2
@@ -70,14 +71,14 @@ class RunPlan:
     """The plan of a run: its folder, its range of the log and its division into parts. Executors get it by pickle."""
 
     folder: str | Root
-    """Folder of the run, which every executor can reach; the written names of files begin with its name."""
+    """Folder of the run, which every executor can reach. The Delta log names the files as `FOLDER/NAME.parquet`."""
     after: int
     upto: int
     parts: int
     moved_parts: Mapping[tuple[int, str], int] = field(default_factory=dict)
     """(relation, key as one text) → part, for the keys that moves connect (see `key_partitions`)."""
     bases: Mapping[int, bytes] = field(default_factory=dict)
-    """Part → base rows for the moves in the part, from older runs, as an Arrow IPC stream."""
+    """Part → rows of older runs that complete partial images in the part, as an Arrow IPC stream."""
     tombstone_floor: int = -1
     """Position up to which tombstones are left out."""
     cancelled: bytes = b""
@@ -85,7 +86,7 @@ class RunPlan:
 
 
 def find_live_rows(files: Sequence[LogFile], after: Position, upto: Position, most: int) -> tuple[pa.Table, Position]:
-    """Find the live rows of (after, upto], which compact_rows() needs; return them and the end of their range.
+    """Find the live rows of (after, upto]: those that compact_rows() needs. Return (live rows, end of their range).
 
     The rows have the columns NARROW_COLUMNS, FILE and ROW. files: sorted by their first position. If more than `most`
     rows are live, the range ends before `upto`, between two files that share no transaction.
@@ -177,7 +178,7 @@ def write_run_by_workers(spark: SparkSession, files: Sequence[LogFile], plan: Ru
 
 @contextmanager
 def _raising_worker_errors() -> Iterator[None]:
-    """Inside the block, convert a PySparkException to the LogCorrupt that a worker raised, if its text contains one."""
+    """Inside the block, convert a PySparkException to LogCorrupt if its text contains a LogCorrupt of a worker."""
     # imported late: a compaction without Spark does not need it
     from pyspark.errors import PySparkException
 
@@ -257,9 +258,10 @@ def _compact_part(part: int, found: Sequence[pa.Table], plan: RunPlan) -> list[W
 
 
 def split_into_files(rows: pa.Table, parts: int) -> Iterator[pa.Table]:
-    """Divide rows into one table per file: the schema rows, each large relation, and all other rows.
+    """Divide the rows of one part into one table per file: the schema rows, each large relation, and all other rows.
 
-    Schema rows have a file of their own, because readers often need only schema rows.
+    Schema rows have a file of their own, because readers often need only schema rows. parts: number of parts of the
+    run, from which the size of a relation in the whole run is estimated.
     """
     is_schema = pc.equal(rows["op"], Operation.SCHEMA.value)
     yield from _unless_empty(rows.filter(is_schema))

@@ -63,8 +63,8 @@ def affects_parked(parked_rows: ParkedByKey, batch: TableBatch) -> bool:
 def overlay_parked(parked_rows: ParkedByKey, batch: TableBatch, again: Collection[Key]) -> OfferedRows:
     """Overlay the partial images of a batch on the parked rows of its table.
 
-    Returns the rows to merge and the rows that stay parked. again: parked keys to retry even if the batch does not
-    change them.
+    Returns the rows to merge and the rows that stay parked. again: parked keys to retry. The parked rows of other keys
+    are retried only if the batch changes them.
     """
     rows = FOLDED_ARROW.empty_table() if batch.rows is None else batch.rows
     parked_rows = {
@@ -149,8 +149,8 @@ def _affects(parked_rows: ParkedByKey, rows: pa.Table) -> pa.ChunkedArray:
 def _overlay_row(parked_rows: ParkedByKey, row: dict[str, Any]) -> dict[str, Any] | ParkedRow:
     """Complete a partial image with the parked row of its key, or of its old key if the row moved.
 
-    Returns the row for the target, or a ParkedRow if the parked row is incomplete itself. Any other row is returned
-    unchanged.
+    Returns the row for the target, or a ParkedRow if the parked row is incomplete itself. A delete, a complete image
+    and a row whose key is not parked are returned unchanged.
     """
     base = parked_rows.get(tuple(row["base"] or row["key"]))
     if row["op"] == "d" or row["complete"] is not False or base is None:
@@ -195,7 +195,7 @@ _ENDINGS: Final = (Operation.TRUNCATE.value, Operation.GENERATION.value)
 
 
 def rows_after(rows: pa.Table | None, position: int) -> pa.Table | None:
-    """Return the rows of a batch after `position`, up to which earlier batches were applied; None if `rows` is None."""
+    """Return the rows after `position`, because earlier batches have applied the others; None if `rows` is None."""
     return None if rows is None else rows.filter(pc.greater(rows["position"], position))
 
 
@@ -255,7 +255,7 @@ def park_refused_keys(
 
 
 def without_refused_changes(row: ParkedRow) -> ParkedRow:
-    """Return a parked row whose queue has neither the refused change nor later changes of the key.
+    """Return a copy of the parked row, without the refused change and the later changes of the key in its queue.
 
     Truncates and ends of full copies stay in the queue.
     """

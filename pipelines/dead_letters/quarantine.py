@@ -86,8 +86,9 @@ class Quarantine:
 
     @property
     def requested_relations(self) -> set[int]:
-        """Relations with a request to retry or discard parked rows. The loop applies its next batch to these relations
-        too, even if it does not change them.
+        """Relations with a request to retry or discard parked rows.
+
+        The apply loop includes these relations in its next batch, even if the batch has no changes of them.
         """
         with self._lock:
             return {relation for relation, _ in self._requests}
@@ -123,7 +124,7 @@ class Quarantine:
             return sink.apply(batch)
         applied = _applied_position(sink, before, batch)
         if sink.keeps_history(batch.schema):
-            # a batch may be a part of a published range, or be repeated without the truncates and generation ends
+            # a batch may be a part of a published range, or be repeated without its truncates and ends of full copies
             applied = max(applied, sink.target_position(batch.schema), self._applied.get(relation, 0))
             waiting = tuple(sink.parked.rows_of(relation))
             batch = replace(batch, rows=rows_after(batch.rows, applied), parked_keys=waiting)
@@ -183,14 +184,15 @@ class _DividedBatch:
     sink: ParkingSink
     batch: TableBatch
     parked_rows: ParkedByKey
-    """The table's parked rows, without those to discard. With history, a row to discard stays, but without its refused
-    change and the later ones.
+    """The table's parked rows, without those to discard.
+
+    If the target keeps history, a row to discard stays here, but without its refused change and the later changes.
     """
     tried: frozenset[Key]
     """Keys of `parked_rows` to retry."""
     applied: int
     limit: int
-    """Maximum number of rows that may be parked after the batch; a row with history counts once per change."""
+    """Maximum number of rows that may be parked after the batch; with history, each queued change of a row counts."""
 
 
 def _apply_divided(
@@ -277,7 +279,7 @@ def _remedy(exc: CdcError, sink: str) -> str:
 
 
 def _size(parked_rows: ParkedByKey) -> int:
-    """Return the number of parked rows; a row with history counts once per change."""
+    """Return the number of parked rows; with history, each queued change of a row counts."""
     return sum(max(1, len(row.changes)) for row in parked_rows.values())
 
 

@@ -29,7 +29,7 @@ PROCESS_EVERY: Final = 0.5
 AGAIN_AFTER: Final = 60.0
 """Seconds after which the backfill of a row that is still incomplete is requested again; the first may have failed."""
 _BUSY_FOR: Final = 5.0
-"""Seconds after which a refused request for a backfill is repeated; another backfill of the table may be running."""
+"""Seconds after which a backfill is requested again that was refused, for example while another one is running."""
 
 log = structlog.get_logger("apply")
 
@@ -65,7 +65,7 @@ class DeadLetterCommands:
     def process(self, quarantine: Quarantine) -> None:
         """Report the parked rows, start and answer commands, and request backfills of incomplete rows.
 
-        Does nothing if less than PROCESS_EVERY seconds have passed since the last time.
+        Does nothing if it last did this less than PROCESS_EVERY seconds ago.
         """
         if self._clock() < self._due:
             return

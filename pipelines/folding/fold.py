@@ -38,13 +38,16 @@ FOLDED_ARROW: Final = pa.schema(
 )
 """One row per (relation, key), and the control rows unchanged.
 
-op is `u` (`after` is the row), `d` (deleted), a control operation `s t g`, or `b`, the boundary of a batch.
-position, ordinal and committed_at are those of the latest change. `complete`: `after` contains every published column;
-otherwise the target's row under `base`, or under the key itself when base is null, has the others. A base of nulls
-names no row: with a row filter, an update that makes a row visible is sent as an insert without unchanged columns, and
-an older row of that key does not have their values. A table without a key is not folded: its rows have a null key,
-`u` adds one row equal to `after`, `d` removes one, and an update does both. `keyless_fold` cancels added rows
-against removed rows.
+`op` is `u` (`after` is the row), `d` (deleted), a control operation `s t g`, or `b`, the boundary of a batch.
+`position`, `ordinal` and `committed_at` are those of the latest change. `complete` is true if `after` contains every
+published column. Otherwise the row of the target with the key `base` has the other columns; if `base` is null, the row
+with the same key has them.
+
+If `base` is a list of nulls, no row of the target has the other columns. This happens with a row filter: an update that
+makes a row visible is sent as an insert, and unchanged TOAST columns are not sent.
+
+A table without a key is not folded. Its rows have a null key: `u` adds one row equal to `after`, `d` removes one, and
+an update gives both. `keyless_fold` cancels added rows against removed rows.
 """
 
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
@@ -76,7 +79,7 @@ def latest_per_key(rows: pa.Table) -> pa.Table:
     ordered = rows.select(["relation", "text", "position", "ordinal"]).append_column("row", _numbers(rows.num_rows))
     if not _is_ordered(rows):  # pyarrow sorts stably and groups in the order of the rows
         ordered = ordered.sort_by(_LOG_ORDER)
-    # one thread: `last` means the last row only then
+    # in one thread, because otherwise `last` need not be the last row
     latest = ordered.group_by(_KEY, use_threads=False).aggregate([("row", "last")])
     is_latest = np.zeros(rows.num_rows, np.bool_)
     is_latest[latest["row_last"].to_numpy()] = True
@@ -122,10 +125,9 @@ def split_keyless(images: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def split_partial(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Split rows by key: return (rows of keys that need no merging of images, rows of all other keys).
+    """Split rows by key: return (rows of keys without partial images, rows of all other keys).
 
-    The second table contains every row of a key with a partial image. If a partial image moved a row, it also contains
-    every row of the old key.
+    If a partial image moved a row to another key, all rows of the old key are in the second table as well.
     """
     partial = keyed.filter(keyed["partial"])
     if not partial.num_rows:
@@ -186,14 +188,23 @@ class Life:
     complete: bool = True
     """Whether the image has every column."""
     base: Sequence[str | None] | None = None
-    """The key that the row had in the target before the range; None: the key did not change."""
+    """Key of the target's row that has the missing columns, if it differs from the present key; otherwise None.
+
+    A list of nulls: no row of the target has the missing columns.
+    """
 
     def with_partial(self, row: Mapping[str, Any]) -> Life:
-        """Return this life of the key, with a partial image as overlay over its row."""
+        """Return a copy of this life, with a later partial image as overlay over its image.
+
+        row: the log row with the partial image.
+        """
         return Life(row, False, {**self.image, **_image(row)}, self.complete and not self.is_deleted, self.base)
 
     def with_move(self, row: Mapping[str, Any]) -> Life:
-        """Return the life of the new key, after a partial image moved the row from this life's key."""
+        """Return the life of the new key, after an update with a partial image changed the key of this row.
+
+        row: the log row of this update.
+        """
         if self.is_deleted:  # a deleted row cannot have moved: the columns of an invalid log are not guessed
             return Life(row, False, _image(row), False, row["old_key"])
         base = None if self.complete else self.base or row["old_key"]

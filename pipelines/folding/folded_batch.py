@@ -48,7 +48,10 @@ class FoldedBatch:
     controls: Mapping[int, ControlEvents] = field(default_factory=dict)
     """Relation → its control events in the range."""
     since: int = 0
-    """For targets with history: `images` has the latest states up to this position, and single changes after it."""
+    """For targets with history: `images` has the latest states up to this position, and single changes after it.
+
+    0: `images` has only single changes.
+    """
 
     @property
     def relations(self) -> list[int]:

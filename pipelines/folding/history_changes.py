@@ -1,8 +1,8 @@
-"""Changes for history: each change as a row in the shape of folded rows, for targets that keep the history of a row.
+"""The changes of a range for targets that keep the history of a row: one row per change instead of one per key.
 
-The rows have the columns of FOLDED_ARROW, with one row for each change instead of one for each key. `op` is the log's
-operation. `after` is the sent image; for a delete, the image of the old row. `complete` is false where columns were
-not sent. `base` is the key of the row before a key change. The sink looks up unsent columns in the target.
+The rows have the columns of FOLDED_ARROW. `op` is the log's operation. `after` is the sent image; for a delete, the
+image of the old row. `complete` is false if columns were not sent; the sink reads these from the target. `base` is the
+key of the row before a key change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GenerationEnd:
     committed_at: int
     """Commit time in µs since 1970 UTC."""
     began: int | None = None
-    """Start position of the full copy, which removes the rows from before that position; None for a truncate."""
+    """Start position of the full copy, whose end removes all rows older than this position; None for a truncate."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self | None:

@@ -19,8 +19,8 @@ from pipelines.types.typed_rows import text_columns
 def net_changes(images: pa.Table, schema: TableSchema) -> pa.Table:
     """Cancel added rows against removed rows with equal images; return the rows that remain.
 
-    images: FOLDED_ARROW rows of one table. If a row is older than a column, its image is compared with the value that
-    older rows got for the column. Of several added or removed rows with equal images the latest remain.
+    images: FOLDED_ARROW rows of one table. An image that is older than a column is compared as if it had the value that
+    Postgres gave older rows for the column. Of several added or removed rows with equal images the latest remain.
     """
     ids = row_ids(text_columns(images, schema), images.num_rows)
     removed = pc.equal(images["op"], "d").to_numpy()
@@ -37,12 +37,18 @@ def image_texts(images: pa.Table, schema: TableSchema) -> pa.Array:
 
 
 def keep_latest_per_id(rows: pa.Table, ids: np.ndarray, wanted: np.ndarray) -> pa.Table:
-    """Keep the latest `wanted[id]` rows of every id; rows have `position` and `ordinal`, ids has one id per row."""
+    """Keep the latest `wanted[id]` rows of every id, in the order of `position` and `ordinal`.
+
+    ids: the id of each row.
+    """
     return rows.filter(pa.array(_ranks(ids, rows) < wanted[ids]))
 
 
 def row_ids(columns: Iterable[pa.Array | pa.ChunkedArray], rows: int) -> np.ndarray:
-    """Return one number per row; rows get the same number if all of their columns are equal, including nulls."""
+    """Return one number per row; rows with equal values in all columns get the same number. NULL equals NULL.
+
+    rows: number of rows.
+    """
     ids = np.zeros(rows, np.int64)
     for column in columns:
         values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -4,9 +4,9 @@ A life is a sequence of changes of one key, see pipelines.folding.fold. Aggregat
 several partial images with the same columns only the latest counts, so the plan keeps one row per set of columns. Spark
 combines these rows before the shuffle and spills them if needed.
 
-A partial image may move a row to another key. The new life then does not have all columns of the old key. The plan
-looks for them in the changes of the old key, with one join per key change: two joins for a → b → c. If the range does
-not contain all columns, `base` is the key of the target row that has the others.
+An update with a partial image may move a row to another key. The life of the new key then does not contain the
+unsent columns. The plan looks for them in the changes of the old key, with one join per key change: two joins for
+a → b → c. If the range does not contain all columns, `base` is the key of the target row that has the others.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _fact_columns() -> tuple[Column, tuple[Column, ...]]:
 
 
 def _lives(facts: DataFrame) -> DataFrame:
-    """Merge the last life of each key to a FOLDED row.
+    """Return one FOLDED row per key: the merged images since its last complete image, delete or move from another key.
 
     The result also has the position and ordinal of the key change from which the row got its `base`.
     """
@@ -227,8 +227,9 @@ def _overlay(older: Column, newer: Column) -> Column:
 
 
 def _with_bases(facts: DataFrame, links: int | None) -> DataFrame:
-    """Fold to the latest state of each key; complete moved rows with the columns that the range has for their old keys.
+    """Fold to the latest state of each key, and complete the rows whose key changed.
 
+    Their unsent columns come from the changes of the old key, if the range contains these.
     links: maximum number of key changes of one row. None: after each key change a Spark job tests whether another
     follows.
     """

@@ -3,16 +3,16 @@
 `fold_table` folds the changes of any table. `collect_parts` sends the result to the driver, in parts that fit into the
 driver's memory.
 
-For a table without partial images there is a second way. Executors convert the last row of
-every key to typed columns. This is several times as fast, because no row image is sent to Spark and back as a map.
+For a table without partial images there is a second way: executors convert log rows to the typed columns of the target,
+and keep the last row of every key. This is several times as fast, because no row image passes through the JVM as a map.
 
 - `latest_rows_frame` returns these rows as a frame.
 - `write_latest_files` writes them to Parquet files, if executors can write to the target. It is faster again: Spark
   moves blobs of Arrow from the readers of the log to the writers, and no row enters the JVM. Each writer gets the keys
   of one hash value. Files of a failed task belong to no table, as those of Spark's own writer do.
 
-These two functions also convert rows that a fold would drop first. So they may fail at a value that a later change
-replaced. The caller then folds the table.
+These two functions convert a row before they know whether a later change replaced it. So they may fail at a value that
+the target would not contain. The caller then folds the table.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ _FILE_SCHEMA: Final = "name string, size long, rows long, statistics string"
 
 @dataclass(frozen=True, slots=True)
 class LatestRowsQuery:
-    """Which rows of the log executors read for one table, and how they type them; sent to executors by pickle."""
+    """Which rows of the log executors read for one table, and the typed columns to which they convert the rows.
+
+    Executors receive a pickled instance.
+    """
 
     table: TableContents
     sink: str
@@ -97,14 +100,17 @@ def latest_rows_frame(spark: SparkSession, files: Sequence[LogFile], wanted: Lat
 
     numbers = spark.range(0, len(parts), 1, len(parts))
     rows = numbers.mapInArrow(read, from_arrow_schema(wanted.columns))
-    # a window sorts the wide rows once; an aggregate would sort them before the shuffle as well, for few equal keys
+    # a window sorts the wide rows once; an aggregate would also sort them before the shuffle, where few keys are equal
     newest = Window.partitionBy(KEY_TEXT).orderBy(F.desc(POSITION_COLUMN), F.desc(ORDINAL_COLUMN))
     ranked = rows.withColumn(_RANK, F.row_number().over(newest))
     return ranked.where(f"{_RANK} = 1 AND NOT {IS_DELETED}").drop(_RANK, KEY_TEXT, IS_DELETED)
 
 
 def read_typed_rows(file: LogFile, wanted: LatestRowsQuery) -> Iterator[pa.RecordBatch]:
-    """Read the table's rows from one log file as typed rows, without rows before a later truncate or full copy."""
+    """Read the table's rows from one log file and convert them to typed columns.
+
+    Rows that a later truncate or the end of a later full copy removes are left out.
+    """
     rows = read_file(file, Position(0), Position(wanted.upto), list(_COLUMNS))
     rows = rows.filter(pc.equal(rows["relation"], wanted.table.relation))
     rows = filter_sink_rows(rows, wanted.sink, wanted.globs)
@@ -192,8 +198,8 @@ _IMAGE: Final = "image"
 def fold_table(rows: DataFrame, table: TableContents, sink: str) -> DataFrame:
     """Fold all log rows of a table to its current rows with the schema FOLDED.
 
-    If a table has no partial images, all of its rows are complete. Equal images of a table without a key are in the
-    same part, so inserts and deletes of a row cancel out there.
+    In a table without a key, equal images are in the same Spark partition. There the inserts and deletes of equal rows
+    cancel out.
     """
     of_table = rows.where(F.col("relation") == table.relation)
     return _fold_keyed(of_table, table, sink) if table.schema.key else _fold_keyless(of_table, table, sink)

@@ -100,7 +100,10 @@ def _check_shared_targets(
     found: Sequence[TableContents],
     selected: Sequence[TableContents],
 ) -> None:
-    """Raise ConfigError for a shared target, unless the replay rebuilds all of its tables in place."""
+    """Raise ConfigError if a selected table shares its target with others, unless all of them are rebuilt in place.
+
+    found: all tables of the sink in the log. selected: the tables to rebuild.
+    """
     if not isinstance(wanted, DeltaSinkDefinition):
         return
     uris = {

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LARGE: Final = 200_000
-"""Maximum log rows of the tables that the driver folds together: a second, 200 MB. Spark folds larger tables."""
+"""Maximum log rows of the tables that the driver folds together, in a second and 200 MB. Spark folds larger tables."""
 PART: Final = 200_000
 """Log rows of one part that Spark folds and sends to the driver; the fold can only reduce their number."""
 PART_BYTES: Final = 32 << 20
@@ -101,7 +101,7 @@ class Rebuild:
         self._quarantine = Quarantine(sink)
         self._records: dict[int, TableRecord] = {}
         self._end = 0
-        """End position of the last part."""
+        """End position of the last part: the number of parts so far, as the top of this module explains."""
 
     def __call__(self, tables: Sequence[TableContents], upto: Position) -> Published:
         """Build every table up to `upto` and publish them; a table that cannot be built is published as failed."""

@@ -47,7 +47,7 @@ from pipelines.sinks.delta.spark_target import has_file_system
 from pipelines.source.data_source import register
 
 MAX_ROWS: Final = 200_000
-"""Approximate maximum rows of one batch in which a replay applies changes that were logged since it began."""
+"""Approximate maximum rows of one batch, when a replay applies the changes that were logged after it began."""
 
 ReportLine = Callable[[str], None]
 """Function that prints one line about the progress of a replay."""
@@ -180,9 +180,10 @@ class _ReplayRun:
         self._report_line(f"{done}/{total} {table.topic}: {table.rows:,} rows in {seconds:.1f} s, {rate:,.0f} rows/s")
 
     def _catch_up(self, sink: Sink, built: Published, current: Published | None) -> Published:
-        """Apply changes to the staged sink up to the end of the log, and return the new published record.
+        """Apply later changes to the staged sink, and return its new published record.
 
-        With --tables or --to, the changes end at the position of the sink's other tables instead.
+        They end at the end of the log. With --tables or --to they end at the published position of the sink itself.
+        built: the record of the staged sink. current: the record of the sink itself.
         """
         log = self._plan.log
         log.refresh()
@@ -204,7 +205,7 @@ class _ReplayRun:
         return sink.open(log.log_id) or built
 
     def _apply_batch(self, sink: Sink, loop: SinkLoop, fold: RangeFolder, end: Position) -> None:
-        """Apply the next changes; `end` limits the batch unless the replay continues to the end of the log."""
+        """Apply the next batch of about MAX_ROWS rows; with --tables or --to, the batch ends at `end` or earlier."""
         after, upto = loop.position, self._batch_end(loop.position, end)
         try:
             rows = None if fold.is_small(after, upto) else self._source.frame(self._spark(), after, upto)

@@ -54,7 +54,10 @@ class StagedTarget(Protocol):
         """
 
     def put(self, built: Published, rest: dict[int, TableRecord]) -> Published:
-        """Replace the old targets of the tables in `built`; publish and return a record of these tables and `rest`."""
+        """Replace the old targets of the tables in `built`; publish and return a record of these tables and `rest`.
+
+        rest: relation → record of the tables whose targets are not replaced.
+        """
 
     def discard(self) -> None:
         """Close the staged sink without replacing the old targets."""
@@ -70,10 +73,10 @@ def stage_target(wanted: DeltaSinkDefinition | SearchSinkDefinition) -> StagedTa
 def split_records(
     wanted: DeltaSinkDefinition | SearchSinkDefinition, built: Published, current: Published | None
 ) -> tuple[Published, dict[int, TableRecord]]:
-    """Split a build into the tables whose targets are replaced, and the records of all other tables at the same cut.
+    """Return the record of the tables whose targets are replaced, and the records of all other tables at the same cut.
 
-    current: the published record of the sink. Raises SinkError if a table would be lost: the table could not be built,
-    but the target with its present rows is replaced.
+    built: the record of the new targets. current: the published record of the sink. Raises SinkError if a table would
+    be lost: the table could not be built, but the target with its present rows is replaced.
     """
     good = {r: record for r, record in built.tables.items() if record.state != TargetState.FAILED}
     before = {} if current is None else current.tables
@@ -91,8 +94,8 @@ def split_records(
 def _at_new_cut(record: TableRecord, built: Published) -> TableRecord:
     """Return the record of a table whose target the replay does not replace.
 
-    The record moves to the position of the new cut. It keeps its position if the table has failed or could not be
-    built.
+    Its position becomes that of the new cut, or stays if the table has failed or could not be built.
+    built: the record of the new targets.
     """
     lags = record.relation in built.tables or record.state == TargetState.FAILED
     position = record.position if lags else max(record.position, built.position)

@@ -46,9 +46,10 @@ class ConsumerRegistration:
         self._reported_at = 0.0
 
     def report(self, position: Position, pinned: int | None = None, *, at_once: bool = False) -> None:
-        """Report that the sink has all changes up to `position`; pinned: the version of `compacted` that it reads.
+        """Report that the sink has all changes up to `position`.
 
-        The report is written only if the interval since the last one has passed, or if `at_once` is true.
+        pinned: the version of `compacted` that the sink reads; None if it reads no compacted rows. at_once: write the
+        report even if neither MOVED_EVERY nor ALIVE_EVERY requires it yet.
         """
         moved, age = self._reported != (position, pinned), time.monotonic() - self._reported_at
         if self._reported is not None and not at_once and age < (MOVED_EVERY if moved else ALIVE_EVERY):

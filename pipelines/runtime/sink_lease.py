@@ -1,8 +1,8 @@
 """Leases on sinks: if two apply processes have the same sink, the second waits until the first releases it or dies.
 
 A lease is a row in the catalog that a thread renews. If a process on this machine is dead, its lease is void at once.
-Correctness does not depend on leases: a process that was suspended for longer than its lease and resumes is fenced by
-the published record of the sink.
+Correctness does not depend on leases. A process may be suspended for longer than its lease and then resume: its next
+publish fails, because the published record of the sink fences it.
 """
 
 from __future__ import annotations

@@ -99,9 +99,9 @@ class SinkFigures:
     def record_published(self, record: Published, *, lag: float | None, rows: Mapping[int, int]) -> None:
         """Record a published batch.
 
-        rows: number of merged rows by relation. lag: the lag of the batch's median row in seconds; None: the batch has
-        no rows. The lag then does not grow, and it is at most the time since the last commit of the batch. So an idle
-        sink is not shown as late after a long copy.
+        rows: number of merged rows by relation. lag: the lag of the batch's median row in seconds; None if the batch
+        has no rows. Without rows, the reported lag becomes the time since the last commit of the batch, if that is
+        less than the present lag. So an idle sink is not shown as late after a long copy.
         """
         with self._lock:
             self._record, self._error = record, None
@@ -197,10 +197,9 @@ class SinkFigures:
             ]
 
     def _notice(self, table: TableRecord) -> str | None:
-        """Return the notice for a running table: its last commit by another client, its number of parked keys, and why
-        it is written without the key index.
+        """Return the notice for a running table; None if there is nothing to report.
 
-        None if it has none of these.
+        It reports the last commit of another client, the number of parked keys, and why the table has no key index.
         """
         commit = None if self.external_commits is None else self.external_commits.last(table.topic)
         notices = [str(commit)] if commit is not None else []

@@ -1,9 +1,9 @@
 """Throttle: the delay between two batches of a sink, computed from the bytes that its tables had to rewrite.
 
-Theory. A merge rewrites every file that contains one of its keys. A huge table with scattered keys is therefore
-rewritten by each batch, even by a small one, and fewer, larger batches write less. A batch covers all tables of a
-sink, because they are published at one position. So one table above the limit delays all of them. The sink waits only
-between two batches. If it is killed while it waits, it continues from its published record as usual.
+Theory. A merge rewrites every file that contains one of its keys. If the keys of a batch are scattered over a huge
+table, even a small batch rewrites most of the table. So fewer and larger batches write less. A batch covers all tables
+of a sink, because they are published at one position. So one table above the limit delays all of them. The sink waits
+only between two batches. If it is killed while it waits, it continues from its published record as usual.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CommitRate:
         """The current delay; None if no batch has to wait."""
 
     def start_batch(self) -> None:
-        """Record that a batch begins to apply a table; the first call of a batch starts its clock."""
+        """Record that a batch begins to apply a table; the first call in a batch sets the start time of the batch."""
         if self._began is None:
             self._began = self._clock()
 

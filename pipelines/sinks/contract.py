@@ -1,9 +1,10 @@
 """Sink contract: the methods that the apply loop calls on a derived store, and the types of their arguments.
 
-Theory. The loop divides the log into ranges (after, upto], folds each range to the latest state per key, and passes the
-changes of each table to the sink. A sink **applies** table by table, then **publishes** one record of the position of
-every table. Applied is not published: `apply` may already have changed a target, but readers and progress rely only on
-the published record.
+Theory. The loop divides the log into ranges (after, upto]. It folds each range to the latest state per key, and passes
+the changes of each table to the sink.
+
+A sink **applies** table by table, then **publishes** one record of the position of every table. Applied is not
+published: `apply` may already have changed a target, but readers and progress rely only on the published record.
 
 Limit: a target gets each change effectively once, not exactly once. A process may die at any point. The same range is
 then applied again, with the same or another end, and must produce the same target. Order comes from the (position,
@@ -43,7 +44,9 @@ __all__ = [
 ]
 
 ImageMask = Callable[[Image], Image]
-"""A function that converts a row image: it keeps only the columns of the target, masked as in the target."""
+"""A function that removes from a row image the columns that the target does not have, and masks the values that the
+target masks.
+"""
 
 NONE_PARKED: Final = DeadLetterSettings(stop_at=0)
 """Dead-letter limits under which no row is parked: the first row that the target refuses stops the table."""
@@ -51,12 +54,12 @@ NONE_PARKED: Final = DeadLetterSettings(stop_at=0)
 
 @dataclass(frozen=True, slots=True)
 class TableBatch:
-    """The changes of the range (after, upto] to one relation: at most one folded row per key.
+    """The changes of one source table in a range (after, upto] of the log: at most one folded row per key.
 
-    Rows come in one of two forms, never in both: `rows` on the driver (pipelines.folding.fold.FOLDED_ARROW, op `u` and
-    `d` only), or `frame`, the same rows on the executors, for a batch that is too large for the driver. A batch has
-    neither if its range contains only truncates, ends of full copies and schema changes of the table. For a target with
-    history, `rows` are all changes, as pipelines.folding.history_changes makes them.
+    `rows` has the changes on the driver (pipelines.folding.fold.FOLDED_ARROW, op `u` and `d` only). If they are too
+    large for the driver, `frame` has the same rows on the executors, and `rows` is None. Both are None if the range
+    contains only truncates, ends of full copies and schema changes of the table. For a target with history, `rows` has
+    every single change, as pipelines.folding.history_changes makes them.
     """
 
     schema: TableSchema
@@ -76,9 +79,13 @@ class TableBatch:
     endings: tuple[GenerationEnd, ...] = ()
     """Targets with history only: every truncate and end of a full copy in the range, sorted by position."""
     since: int = 0
-    """Targets with history only: position up to which the log has only latest states; 0 if it has every change."""
+    """Targets with history only: position up to which the log has only the latest state of each key; 0 if the log has
+    every single change of the range.
+    """
     unparked: pa.Table | None = None
-    """Targets with history only: the queued changes of keys that this batch unparks; `rows` does not contain them."""
+    """Targets with history only: the changes of keys that were parked until this batch, which merges these changes.
+    `rows` does not contain them.
+    """
     earlier_endings: tuple[GenerationEnd, ...] = ()
     """Truncates and ends of full copies before the range that apply to the keys of `unparked`."""
     parked_keys: tuple[Key, ...] = ()
@@ -111,10 +118,10 @@ class SparkAwaited(Exception):
 class Sink(Protocol):
     """A derived store of one source; one driver calls its methods.
 
-    The driver calls `open` first and `close` last, also after a failure. Between them it calls any number of rounds. A
-    round calls `apply` once for each table with changes, in any order and from up to `parallel` threads, but never from
-    two threads for one table. When these calls have returned, the round calls `publish` once. `pin` and `release` are
-    called between rounds. After a crash the only guarantee is that `open` is the first call.
+    The driver calls `open` first and `close` last, also after a failure. In between, it works in rounds. A round calls
+    `apply` once for each table with changes, in any order and from up to `parallel` threads. Two threads never apply
+    changes to one table at the same time. When these calls have returned, the round calls `publish` once. The driver
+    calls `pin` and `release` between rounds. A crash may end this sequence at any point; the next call is then `open`.
     """
 
     name: str
@@ -123,10 +130,10 @@ class Sink(Protocol):
     """Maximum number of tables to which the driver applies batches at once; 1 if the engine has one writer."""
 
     def open(self, log_id: str) -> Published | None:
-        """Attach to the store and return its published record, None when nothing was ever published.
+        """Open the store and return its published record; return None if nothing was ever published.
 
-        The store then belongs to the log `log_id`. Raises SinkOfAnotherLog if the store has rows of another log, and
-        SinkUnavailable (retried) if the store does not answer.
+        A new store belongs to the log `log_id` from now on. Raises SinkOfAnotherLog if the store has rows of another
+        log, and SinkUnavailable (retried) if the store does not answer.
         """
 
     def attach(self, spark: SparkSession) -> None:
@@ -147,8 +154,8 @@ class Sink(Protocol):
         schema change that the target cannot follow. The target then stays as it was, and the loop records the failure
         and continues with the other tables. Any other error stops the sink.
 
-        While `batch.is_copying`, a partial image without a base row in the target makes no row and is no error. The
-        delete of the old key of a row whose key changed is still applied.
+        While `batch.is_copying`, a partial image without a base row in the target makes no row and is no error. If such
+        an image moves a row to another key, the row with the old key is still deleted.
 
         The state of the returned record is SNAPSHOTTING until a full copy has ended, then STREAMING; never FAILED.
         """
@@ -156,10 +163,10 @@ class Sink(Protocol):
     def publish(self, record: Published) -> None:
         """Make the cut of this record visible to readers in one atomic write; when it returns, the cut is durable.
 
-        `record.tables` has every table of the sink, also those without changes in the range. Such a table reaches the
-        new position without a commit of its own: positions come from the record alone, and the `txn` in a target only
-        prevents a range from being merged twice. Raises SinkFenced, and writes nothing, if another driver published
-        since this driver opened the sink or last published.
+        `record.tables` has every table of the sink. A table without changes in the range reaches the new position
+        without a commit of its own, because readers take positions from the record. The `txn` in a target has another
+        purpose: it prevents a second merge of a range. Raises SinkFenced, and writes nothing, if another driver
+        published since this driver opened the sink or last published.
         """
 
     def pin(self, record: Published) -> str:
@@ -193,14 +200,14 @@ class ParkedRows(Protocol):
     def write(self, relation: int, after: int, entries: Iterable[DeadLetterEntry]) -> None:
         """Store the entries of the rows that a batch parks or unparks, in one commit.
 
-        The commit replaces all entries with a position later than `after`, such as those of a failed attempt. So the
-        caller calls `write` before each merge, even if `entries` is empty. The entries are durable when the call
-        returns, but take effect only once the target reaches the end of the batch. A sink whose batches become durable
-        in `publish` may write the entries in `publish` instead.
+        The commit also removes the table's entries of batches that end after `after`, such as those of a failed
+        attempt. So the caller calls `write` before each merge, even if `entries` is empty. The entries are durable when
+        the call returns, but take effect only once the target reaches the end of the batch. A sink whose batches become
+        durable in `publish` may write the entries in `publish` instead.
         """
 
     def confirm(self, relation: int, rows: Mapping[Key, ParkedRow]) -> None:
-        """Replace the parked rows of a table by `rows`, after the batch was merged."""
+        """Make `rows` the parked rows of a table, as `rows_of` returns them. Called after the batch was merged."""
 
 
 @runtime_checkable

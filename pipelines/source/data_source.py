@@ -1,9 +1,10 @@
 """The Spark data source `cdc`: ranges of the change log as frames, batch and streaming.
 
 An offset is `{"position": int}`, the last position that a batch includes. A batch is a range (a, b] of positions, so
-admission control never splits a transaction. If a batch begins before the oldest change, its offset also names
-the version of `compacted` that it reads. So the batch is the same after a restart. Spark plans batches in one Python
-worker process, which keeps the log open between triggers; executors read the Parquet files and send Arrow to the JVM.
+admission control never splits a transaction. If a batch begins before the oldest position of the log, its offset also
+names the version of `compacted` that it reads. So the batch is the same after a restart. Spark plans batches in one
+Python worker process, which keeps the log open between triggers. Executors read the Parquet files and send Arrow to the
+JVM.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ LEAST_BYTES: Final = 32 << 20
 MOST_BYTES: Final = 64 << 20
 """Maximum Parquet bytes of one partition; a large range is read a twelfth faster in such partitions."""
 TASKS: Final = 8
-"""Usual maximum number of Spark tasks that read one range; a longer range gets larger tasks, not more of them."""
+"""Number of Spark tasks that read one range, as far as LEAST_BYTES and MOST_BYTES for one task permit."""
 SHARE_BYTES: Final = 64 << 20
 """Bytes of `compacted` in one share; the task that folds it needs several times as much memory."""
 
@@ -80,7 +80,8 @@ class LogPartition(InputPartition):
 class BaselineShare:
     """A share of the baseline, the state at the horizon: all rows of some relations, or some keys of one relation.
 
-    `parts` is the number of shares among which the keys of a relation are divided.
+    relations: the first and the last relation. The keys of a large relation are divided among `parts` shares; `part` is
+    the number of this share.
     """
 
     files: Sequence[LogFile]

@@ -55,7 +55,7 @@ class TypedTable:
 
     @classmethod
     def find(cls, log: LogReader, topic: str, upto: Position, policy: TypePolicy, chosen: Sequence[str] = ()) -> Self:
-        """Return the table whose name at position upto is `topic`. An existing table is preferred to a dropped one.
+        """Return the table whose name at position `upto` is `topic`. An existing table is preferred to a dropped one.
 
         chosen: the option `columns`. Raises InvalidDefinition if the log has no such table, or if the table does not
         have one of these columns.
@@ -146,9 +146,10 @@ class TypedTable:
         return columns
 
     def _deleted_keys(self, found: pa.Table, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return name → values of the key columns; empty if no value comes from the log's column `key`.
+        """Return the key columns; in deletes without an old image, their values come from the log's column `key`.
 
-        In a delete without an old image, the values come from that column. In all other rows they come from `columns`.
+        The result is name → values for all rows; other rows keep their values in `columns`. It is empty if there is no
+        such delete.
         """
         width = len(self.schema.key)
         fits = pc.and_(

@@ -1,1 +1,1 @@
-"""Modules for spark-submit, in a folder of their own: Python searches the folder of a script first at each import."""
+"""Modules for spark-submit. No others are in this folder, because Python imports from the folder of a script first."""

@@ -53,7 +53,7 @@ class _ReplayCommand:
             self._catalog.commands.record(self._number, {"summary": text})
 
     def finish(self) -> None:
-        """Record the result of the replay. If the catalog cannot be reached, the expired lease shows the end."""
+        """Record the result of the replay. If the catalog cannot be reached, only the expired lease shows the end."""
         with suppress(CdcError):
             self._catalog.commands.finish(self._number, self.result, ok=self.result["ok"])
 

@@ -1,7 +1,7 @@
 """Expressions of a rule: `computed` columns and the filter `where`, which Spark evaluates over rows of a target.
 
-The rows of a merge are an Arrow table or a Spark frame. For an Arrow table, Spark evaluates a local frame in a tenth of
-a second. Both use the same SQL in the same engine. Every expression is deterministic and reads one row.
+The rows of a merge are an Arrow table or a Spark frame. Spark evaluates both with the same SQL. An Arrow table becomes
+a local frame; evaluating it takes a tenth of a second. Every expression is deterministic and reads one row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SQL_POSITION: Final = re.compile(r"\bline (\d+),? pos(?:ition)? (\d+)")
 _VALUE_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """PySpark's loggers that print the message of an error, with a value of a row, before our code can catch the error."""
 _ROW_SOURCES: Final = frozenset({"LocalRelation", "LogicalRDD"})
-"""Leaves of a plan that reads nothing but the given rows."""
+"""Names of the leaf nodes of a Spark plan that reads only the given rows, and no table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Expressions:
     """Names of the columns that the filter `where` reads."""
 
     def columns(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns of the target: columns of `schema`, computed columns, then `_position` and `_ordinal`."""
+        """Return `schema` with the computed columns inserted before its last columns, `_position` and `_ordinal`."""
         order = [schema.field(name) for name in (POSITION_COLUMN, ORDINAL_COLUMN)]
         return pa.schema([*list(schema)[: -len(order)], *self.fields, *order])
 
@@ -191,7 +191,7 @@ def _raising_analysis_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def raising_transform_failed(topic: str) -> Iterator[None]:
-    """Raise TransformFailed for an error of class 22 of SQLSTATE (data exception): an expression failed on a row.
+    """Convert Spark's data exceptions (SQLSTATE class 22), which an expression raises on a row, to TransformFailed.
 
     TransformFailed contains Spark's error condition. It omits Spark's message, because the message contains the value.
     Other errors pass unchanged.

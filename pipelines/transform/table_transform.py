@@ -1,9 +1,9 @@
-"""TableTransform: drops, renames and masks columns by a rule, and calls its Python function, for one table version.
+"""TableTransform: drops, renames and masks the columns of one table by a rule, and calls the rule's Python function.
 
-The rule changes the schema with which images are typed. A dropped column is not converted at all. A renamed column has
-its new name and its old id. A masked column has type text, so its mask reads the value as Postgres prints it. For an
-unsent column, the merge keeps the target's value, which is already masked. The transform gives the same result on
-driver and executors.
+The rule changes the schema with which `typed_rows` converts images. A dropped column is not converted at all. A renamed
+column has its new name and its old id. A masked column has type text, so its mask reads the value as Postgres prints
+it. For an unsent column, the merge keeps the target's value, which is already masked. The transform gives the same
+result on driver and executors.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class TableTransform:
-    """The transformation of one table's rows by the transform of a rule. Executors receive a pickled instance."""
+    """Applies the transform of a rule to the rows of one table. Executors receive a pickled instance."""
 
     rule: Transform
     schema: TableSchema
-    """The columns of the target, without computed ones; their ids are those of the source."""
+    """The table's schema after the drops, renames and masks of the rule; a column has the same id as at the source."""
     masks: Mapping[int, Mask]
     """Column id → mask."""
 
@@ -101,9 +101,10 @@ class TableTransform:
         return cls(rule, replace(schema, columns=columns), masks)
 
     def row_schema(self, policy: Policy) -> pa.Schema:
-        """Return the schema that `rows` returns: the target's columns without computed ones.
+        """Return the schema of the table that `rows` returns: the columns of the target, except computed ones.
 
-        The Python function is called with an empty table, so TransformFailed may be raised.
+        If the rule has a Python function, the function is called with an empty table to get its columns. Raises
+        TransformFailed if the call fails.
         """
         typed = target_schema(self.schema, policy)
         return typed if self.rule.python is None else self._call_python(typed.empty_table()).schema
@@ -129,7 +130,7 @@ class TableTransform:
         return typed if self.rule.python is None else self._call_python(typed)
 
     def missing(self, column: Column) -> str | None:
-        """Return the text of a column in rows that are older than the column, with its mask applied; None for NULL."""
+        """Return `column.missing`, the value in rows older than ADD COLUMN … DEFAULT, masked if the rule masks it."""
         mask = self.masks.get(column.id)
         if mask is None or column.missing is None:
             return column.missing

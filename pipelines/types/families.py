@@ -43,7 +43,7 @@ class TypePolicy(StrEnum):
     TEXT = "text"
 
     def of(self, column: str) -> TypePolicy:
-        """Return the policy of a column: this policy, for every column. column: name at the source."""
+        """Return this policy, which applies to every column; ColumnPolicies has a method of the same name."""
         del column
         return self
 
@@ -79,7 +79,7 @@ class Family:
 
 
 def cast_family(name: str, arrow: pa.DataType) -> Family:
-    """Return a family that converts texts with Arrow's strict cast, which is exact for this type."""
+    """Return a family that converts texts with Arrow's strict cast. The cast must be exact for the type `arrow`."""
     return Family(name, arrow, lambda texts: texts.cast(arrow))
 
 
@@ -152,7 +152,7 @@ EXACT_BY_OID: Final[dict[int, Family]] = {
     1184: cast_family("timestamptz", pa.timestamp("us", tz="UTC")),
     17: Family("bytea", pa.binary(), _convert_bytea),
 }
-"""Type OID → family, for types whose OID alone decides (pg_type.dat); numeric also needs its modifier."""
+"""Type OID (pg_type.dat) → family. Without numeric, whose family depends on the type modifier; see numeric_family."""
 
 MAX_PRECISION: Final = 38
 """Maximum precision of decimals in Delta and Spark; Postgres allows 1,000."""
@@ -201,7 +201,11 @@ ELEMENT_BY_OID: Final = {
 }
 """OID of an array type → OID of its element type, for element types that are not text (pg_type.dat)."""
 TEXT_ARRAYS: Final = frozenset({1002, 1003, 1009, 1014, 1015, 2951})
-"""OIDs of the arrays of "char", name, text, char(n), varchar and uuid; they also identify domains over these arrays."""
+"""OIDs of the arrays of "char", name, text, char(n), varchar and uuid.
+
+The name of an array type ends with `[]`, but the name of a domain over an array does not. So `family_of` recognises a
+domain over one of these arrays by the OID of its base type.
+"""
 BOX_ARRAY_OID: Final = 1020
 """OID of box[], the only array type with semicolons between its elements; such a column stays text."""
 
@@ -322,17 +326,17 @@ _QUOTED: Final = r'\A\z|(?i)\Anull\z|[{},"\\\s\x0b]'
 
 
 def widening(before: pa.DataType, after: pa.DataType, *, recast: bool) -> ArrayConversion | None:
-    """Return the function that converts arrays of type `before` to type `after`; None if it would not be exact.
+    """Return a function that converts arrays of type `before` to type `after`; None if no conversion is exact.
 
-    recast: whether the source changed the column's type, so that Postgres has cast the values. Otherwise only the
-    target's type differs.
+    recast: True if the column's type changed at the source, where Postgres has cast the values. The function must then
+    give the same result as this cast. False if the type changed only in the target.
     """
     if before == after or _widens(before, after):
         return lambda values: values.cast(after)
     if not pa.types.is_string(after):
         return None
     if recast:
-        # for other types the cast makes another text than the printed one (`true` of a boolean), or the session decides
+        # a cast from other types may differ from the printed text (boolean: `true`, not `t`) or depend on the session
         cast_prints = pa.types.is_integer(before) or pa.types.is_decimal(before) or pa.types.is_date(before)
         return to_postgres_text if cast_prints else None
     return to_postgres_text if _printable(before) else None

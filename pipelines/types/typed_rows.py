@@ -1,7 +1,8 @@
 """Typed rows: row images, which map column ids to Postgres text, become an Arrow table with the target's schema.
 
-The map column is split once into flat arrays of ids and texts. One pass finds the index of the entry of each cell
-(column, row); each column then needs one `take` and one conversion. No Python code runs per row.
+The images are one Arrow map column. It is split once into flat arrays of column ids and texts. One pass finds, for each
+column and row, the index of its entry. Then each column needs one `take` and one conversion. No Python code runs per
+row.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ TYPE_KEY: Final = b"postgres.type"
 COPY_AGAIN: Final = (
     "copy the table again: 'cdc tables resync TABLE'; after the copy the table continues without a restart"
 )
-"""Remedy for a table whose older rows do not fit together with newer ones."""
+"""Remedy of errors that a new full copy of the table resolves."""
 MOST_TEXT: Final = 1 << 30
 """Maximum bytes of images that are converted at once; an Arrow array of text or of maps contains at most 2 GiB."""
 _ABSENT: Final = -1
 
 
 def target_schema(schema: TableSchema, policy: Policy) -> pa.Schema:
-    """Return the target's Arrow schema: one nullable field per sent column, then `_position` and `_ordinal`.
+    """Return the target's Arrow schema: one nullable field per column of `schema.sent`, then `_position`, `_ordinal`.
 
-    A field has the Delta name of its column. Generated columns are left out, because pgoutput does not send them.
+    A field is named `column_name(column.name)`. Generated columns are left out, because pgoutput does not send them.
     Raises SchemaNotApplicable if two names differ only in case, which Delta does not support.
     """
     fields = [_field(column, policy) for column in schema.sent]
@@ -52,9 +53,10 @@ def target_schema(schema: TableSchema, policy: Policy) -> pa.Schema:
 def typed_rows(images: pa.Table, schema: TableSchema, policy: Policy) -> pa.Table:
     """Convert folded upserts (FOLDED_ARROW) to a table with the schema `target_schema`.
 
-    If an image has no entry for a column, the column gets the value of rows older than the column: `Column.missing`, or
-    null. In a partial image this value is only a placeholder for the value of the base row; `sent_cells` finds these
-    cells. Raises ValueNotRepresentable with column, type and position of the first value that cannot be represented.
+    A column without an entry in an image gets `Column.missing`, its value in rows older than ADD COLUMN … DEFAULT; null
+    without such a default. In a partial image that value is a placeholder, which the caller replaces by the value of
+    the base row; `sent_cells` shows where. Raises ValueNotRepresentable with column, type and position of the first
+    value that cannot be represented.
     """
     return pa.concat_tables([_typed_part(part, schema, policy) for part in _split_by_size(images)])
 
@@ -85,14 +87,17 @@ def _typed_part(images: pa.Table, schema: TableSchema, policy: Policy) -> pa.Tab
 
 
 def text_columns(images: pa.Table, schema: TableSchema) -> list[pa.Array]:
-    """Return the sent columns of folded images as text. A column without an entry gets its value as in `typed_rows`."""
+    """Return one text array per column of `schema.sent`. Absent entries become `Column.missing`, as in `typed_rows`."""
     entries = _MapEntries(images.column("after"))
     indexes = entries.indexes([column.id for column in schema.sent])
     return [_texts(entries, indexes[number], column) for number, column in enumerate(schema.sent)]
 
 
 def sent_cells(images: pa.Table, schema: TableSchema) -> np.ndarray:
-    """Return which cells have an entry in their image: bool, shape (sent columns, rows)."""
+    """Return, for each column and row, whether the row's image has a value or NULL for the column.
+
+    In a partial image, False marks an unsent column. The result has shape (columns of `schema.sent`, rows).
+    """
     entries = _MapEntries(images.column("after"))
     return entries.indexes([column.id for column in schema.sent]) != _ABSENT
 
@@ -100,10 +105,10 @@ def sent_cells(images: pa.Table, schema: TableSchema) -> np.ndarray:
 def typed_keys(
     keys: pa.Array | pa.ChunkedArray, schema: TableSchema, policy: Policy, positions: pa.ChunkedArray | None = None
 ) -> pa.Table:
-    """Convert keys, which are lists of texts, to a table of the key columns under their Delta names, in key order.
+    """Convert keys, which are lists of texts, to a typed table of the target's key columns, in key order.
 
     positions: the position of each key, for errors. Raises ValueNotRepresentable as `typed_rows` does. Raises
-    SchemaNotApplicable if a key does not have one part per key column, because the table's key has changed.
+    SchemaNotApplicable if the length of a key is not the number of key columns: then the table's key has changed.
     """
     keys = _one_chunk(keys)
     width = len(schema.key)
@@ -136,9 +141,9 @@ class _MapEntries:
         self.texts = maps.items.slice(self._first, last - self._first).cast(pa.string())
 
     def indexes(self, wanted: Sequence[int]) -> np.ndarray:
-        """Return the index in `texts` of the entry of each wanted column in each row; -1 if the row has no such entry.
+        """Return, for each wanted column id and row, the index of the entry in `texts`; -1 if the row has no entry.
 
-        The result is an int64 array with shape (ids, rows).
+        The result is an int64 array with shape (wanted ids, rows).
         """
         indexes = np.full((len(wanted), self.rows), _ABSENT, dtype=np.int64)
         if not len(self._ids):
@@ -157,9 +162,9 @@ class _MapEntries:
         return indexes
 
     def _fill_uniform(self, indexes: np.ndarray, wanted: Sequence[int], ids: np.ndarray) -> np.ndarray:
-        """Write the indexes of the entries into `indexes`; every row must have the column ids `ids`, in this order.
+        """Do the same as `indexes()` for rows that all have entries for the same `ids` in the same order.
 
-        Returns `indexes`.
+        indexes: an array in which every element is -1. wanted: as in `indexes()`.
         """
         starts = np.arange(self.rows, dtype=np.int64) * len(ids)
         offset_of = {int(column): offset for offset, column in enumerate(ids)}

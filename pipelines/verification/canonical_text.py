@@ -80,8 +80,8 @@ def literal_text(text: str | None, target: pa.DataType) -> str | None:
 def source_batch(rows: pa.RecordBatch, indices: Sequence[int], kinds: Sequence[pa.DataType]) -> pa.RecordBatch:
     """Convert rows of a COPY, as the decoder returns them, to text columns.
 
-    indices: which of the sent columns are wanted, in the order of the result; kinds: their types in the target. This
-    function relies on a property of COPY: every image has every sent column, in the same order.
+    indices: indices of the wanted columns among the sent columns, in the order of the result. kinds: their types in the
+    target. This function relies on a property of COPY: every image has every sent column, in the same order.
     """
     images = rows.column("after")
     offsets = images.offsets.to_numpy()

@@ -3,11 +3,12 @@
 Both are computed from rows of canonical text, in constant memory. Two different multisets of rows have equal checksums
 with a probability of about 2**-128.
 
-- `Checksum` computes (count, sum, sum) for each bucket of keys. Comparing the checksums of both sides shows in which
-  buckets they differ.
-- `digest_of` computes the same digest as `cdc.postgres.key_range_digests.digest_rows` on the server, so no row leaves
-  the source. The two functions share only a recipe. Hash the lengths and texts of the columns of each row with SHA-256.
-  Then add up the first and the second 64-bit word of all hashes.
+- `Checksum` divides the keys into buckets by their hash. For each bucket it computes the number of rows and the sums of
+  two 64-bit hashes per row. Comparing the checksums of source and target shows in which buckets they differ.
+- `digest_of` computes the digest of a target's rows. For the source, `digest_rows` in
+  `cdc.postgres.key_range_digests` has the server compute it, so no row leaves the source. The two functions share no
+  code, only a rule. Hash the lengths and texts of the columns of each row with SHA-256. Then add up the first and the
+  second 64-bit word of all hashes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cdc.postgres.key_range_digests import Digest, DigestColumn, DigestForm
 from cdc.table import Column
 
 BUCKETS: Final = 1 << 16
-"""Number of buckets; two checksums take 3 MB. One wrong row in 10 million costs 150 comparisons of single rows."""
+"""Number of buckets of keys; two checksums take 3 MB. With 10 million rows, a bucket has about 150 rows to compare."""
 
 _P1: Final = np.uint64(0x9E3779B185EBCA87)
 _P2: Final = np.uint64(0xC2B2AE3D27D4EB4F)

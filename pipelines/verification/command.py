@@ -113,7 +113,7 @@ def _range_summary(range_result: RangeResult, verdict: TableVerdict) -> str:
 
 
 def _remedy(report: VerifyReport, file: str) -> str:
-    """Return the remedy for a report with mismatches. The remedy names sink and table if only one table differs."""
+    """Return the remedy for a report with mismatches. It names sink and table if exactly one table differs."""
     wrong = [(verdict.sink, verdict.topic) for verdict in report.tables if not verdict.equal]
     sink, topic = wrong[0] if len(wrong) == 1 else (None, None)
     return complete_remedy(VerifyMismatch.remedy, sink=sink, topic=topic, file=file)

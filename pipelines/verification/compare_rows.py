@@ -21,7 +21,7 @@ LISTED: Final = 20
 ROWS_AT_ONCE: Final = 500_000
 """Rows of source and target that one pass keeps as Python tuples: below 1 GB for rows of a few hundred bytes."""
 PASSES: Final = 8
-"""Maximum passes over differing buckets; of a table that differs nearly everywhere, some buckets are not compared."""
+"""Maximum passes that compare differing buckets row by row; if more are needed, some buckets are not compared."""
 
 Row = tuple[str | None, ...]
 Rows = Callable[[], Iterator[pa.RecordBatch]]
@@ -80,8 +80,9 @@ class Comparison:
 def compare(
     source: Rows, target: Rows, shape: ComparedColumns, listed: int = LISTED, excluded: Collection[Row] = frozenset()
 ) -> Comparison:
-    """Compare the rows of a source with those of a target. Both are read once; differing buckets are read again.
+    """Compare the rows of a source with those of a target.
 
+    Both are read once for checksums per bucket of keys. The buckets that differ are then read again, row by row.
     listed: maximum number of keys to list for each kind of mismatch. excluded: keys, as canonical text, whose rows are
     not compared.
     """

@@ -124,7 +124,7 @@ class TableComparison:
         return found if not_compared is None else replace(found, reason=found.reason or not_compared)
 
     def kind(self, column: Column) -> pa.DataType | None:
-        """Return the type of a source column in the target; None if the target does not or should not have it."""
+        """Return the type of a source column in the target; None if it is not in the target or should not be there."""
         name = self.expected.names.get(column.id)
         return self.target.kind(name) if name is not None and self.target.has(name) else None
 

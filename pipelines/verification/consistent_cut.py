@@ -147,7 +147,7 @@ def _request_batches(catalog: Catalog, request: CutRequest, source: Any, command
 def _wait_for_sinks(
     catalog: Catalog, request: CutRequest, commands: Mapping[str, int], deadline: float
 ) -> dict[str, KeptCutAt] | None:
-    """Wait until all sinks are at the cut, and return its kept cut by sink; None if a sink has already passed it.
+    """Wait until all sinks are at the cut, and return sink → its kept cut; None if a sink has already passed the cut.
 
     Raises PositionNotReached after the deadline, or if a sink cannot reach the cut for another reason.
     """

@@ -1,8 +1,9 @@
 """Continuous verification: compares every table with the source in repeated passes, one range of keys at a time.
 
 A cut is kept for some seconds only, even for a large table: while a cut exists, the source cannot vacuum newer dead
-rows. The next ranges are compared at each cut. The catalog records the progress, so a restarted process continues
-there. A mismatch is reported, and repaired if the schedule says so. The passes continue in both cases.
+rows. Some ranges are compared at each cut, and the next ranges at the next cut. The catalog records the progress, so a
+restarted process continues there. A mismatch is reported, and repaired if the schedule says so. No mismatch ends the
+passes.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class RangeResult:
     def to_json(self) -> dict[str, Any]:
         """Return the content of the JSON envelope: the verdict, and the bounds, position and time of the range.
 
-        If nothing was compared, the content is only the verdict; it is empty if the range has no verdict either.
+        If nothing was compared, the content is only the verdict. If there is no verdict, the content is empty.
         """
         verdict = {} if self.verdict is None else asdict(self.verdict)
         if self.found is None:
@@ -127,8 +128,8 @@ class Stopped(Exception):
 class _StopSignals:
     """Records SIGTERM and SIGINT inside a `with` block; the code stops at its next pause.
 
-    The handler itself raises nothing: an exception between two arbitrary instructions could leave the transaction of
-    the catalog open, and an error of the cleanup could replace it.
+    The handler itself raises nothing. Its exception could come between any two instructions, and leave a transaction of
+    the catalog open. An error of the cleanup could also replace the exception.
     """
 
     def __init__(self) -> None:
@@ -219,9 +220,9 @@ class ContinuousVerification:
         return max(began, default=None)
 
     def _compare_at_cut(self, catalog: Catalog) -> bool:
-        """Take a cut and compare due ranges for about CUT_SECONDS; return whether ranges may still have to be compared.
+        """Take a cut and compare due ranges for about CUT_SECONDS; return whether another cut is needed.
 
-        Further ranges may be due, and repaired ranges are compared again.
+        That is the case if ranges may still be due, or if ranges were repaired, which have to be compared again.
         """
         at, until, complete = datetime.now(UTC), time.monotonic() + CUT_SECONDS, True
         wrong: list[tuple[TableVerdict, VerifiedRange]] = []

@@ -38,7 +38,10 @@ class ExpectedSchema:
     schema: TableSchema
     """The schema of the source table."""
     names: Mapping[int, str]
-    """Column id → name in the target, before `column_name` replaces characters; only columns that it should have."""
+    """Column id → name in the target, for the columns that the target should have.
+
+    The names are those before `cdc.target_names.column_name` escapes characters that Delta rejects.
+    """
     masks: Mapping[int, Masking] = field(default_factory=dict)
     """Column id → mask, for each masked column."""
     refusal: str | None = None
@@ -200,7 +203,10 @@ class ReadRateLimit:
         self._due = 0.0
 
     def wait(self, rows: int) -> None:
-        """Wait as long as the rate limit requires after reading this number of rows; without a limit, pause for 0 s."""
+        """Wait as long as the rate limit requires after reading this number of rows.
+
+        Without a limit, still call `pause` with 0 seconds, because `pause` may raise an exception to stop the process.
+        """
         if not self.rate:
             self._pause(0.0)
             return

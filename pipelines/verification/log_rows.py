@@ -1,7 +1,7 @@
 """For `cdc verify --against log`: the expected rows from the change log, and a sink opened at its published position.
 
-This comparison needs neither the source nor the apply process. A sink is compared at its published position, because
-that state stays readable while apply continues: a version of a Delta table and an opened index do not change.
+This comparison needs neither the source nor the apply process. A sink is compared at its published position. That state
+stays readable while apply continues, because a version of a Delta table and an opened index do not change.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def open_at_rest(sink: DeltaSinkDefinition | SearchSinkDefinition) -> SinkAtRest
 def targets_at_rest(
     log: LogReader, sink: DeltaSinkDefinition | SearchSinkDefinition, at_rest: SinkAtRest
 ) -> dict[int, TargetRows]:
-    """Open the targets of the sink's streaming tables; return them by relation.
+    """Open the targets of the sink's tables in state `streaming`; return relation → target.
 
     If the sink has published all of the log, apply writes nothing. Then a Delta table is opened at its newest version,
-    so that a commit of another client is found as well. Otherwise a Delta table is opened at the published version.
+    so that changes by another Delta client are found as well. Otherwise it is opened at the published version.
     """
     streaming = [table for table in at_rest.record.tables.values() if table.state == TargetState.STREAMING]
     if at_rest.index is not None:

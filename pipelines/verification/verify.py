@@ -199,7 +199,7 @@ def comparison_at(
 ) -> TableComparison | TableVerdict:
     """Return the comparison of a sink's table with the source at a cut, or the verdict that it cannot be compared.
 
-    oid: the table at the source. topic: its name.
+    oid: OID of the table at the source. topic: `schema.table`.
     """
     kept = cut.sinks[sink.name]
     record = next((one for one in kept.record.tables.values() if _oid(one) == oid), None)
@@ -245,8 +245,7 @@ def _not_at_cut(record: TableRecord) -> str:
 def _oid(record: TableRecord) -> int:
     """Return the OID of the table at the source, from the schema in the record.
 
-    If the record has no schema, the OID of the table's first version is returned. Both OIDs are equal in the first
-    epoch.
+    If the record has no schema, return the low 32 bits of the relation: the OID of the table in its first epoch.
     """
     return record.relation & 0xFFFFFFFF if record.schema is None else TableSchema.from_json(record.schema).oid
 

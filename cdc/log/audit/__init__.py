@@ -1,1 +1,1 @@
-"""Audit of the log's files: every file and row is as it was written, and the two tables agree with each other."""
+"""Audit of the log: checks that every file and row is as it was written, and that `changes` and `compacted` agree."""

@@ -50,7 +50,7 @@ class LogTables:
 
     findings: list[AuditFinding] = field(default_factory=list)
     claims: list[CommitClaim] = field(default_factory=list)
-    """One claim for each data file of both tables, from the commit that added the file."""
+    """What the commits record about the data files of both tables: one CommitClaim for each file."""
     durable: Position | None = None
     oldest: Position = _ZERO
     horizon: Position | None = None
@@ -105,7 +105,7 @@ def read_log_tables(root: Root, system_id: str | None = None) -> LogTables:
 
 
 def listed_files(root: Root) -> set[str]:
-    """Return the current files of both tables, relative to the log's root.
+    """Return the paths of the current data files of both tables, relative to the log's root.
 
     A table that cannot be opened contributes no files.
     """
@@ -132,11 +132,11 @@ def contradiction(message: str, remedy: str = FOREIGN_WRITER_REMEDY) -> AuditFin
 
 @dataclass(slots=True)
 class CommitHistory:
-    """The position range of each file in one table's existing commits, and the findings about these commits."""
+    """Result of reading the existing commits of one table: the position range of each data file, and the findings."""
 
     findings: list[AuditFinding] = field(default_factory=list)
     ranges: dict[str, tuple[Position, Position]] = field(default_factory=dict)
-    """Path of a data file, relative to the table → the range (after, upto] of the commit that added it."""
+    """Path of a data file, relative to the table → the range (after, upto] of positions that its commit appended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class CommitRecord:
     added: Mapping[str, int]
     """Path of each data file that the commit adds → its number of rows."""
     rows: int
-    """Number of rows in the metadata of the commit; 0 if the metadata does not have it."""
+    """Number of added rows as the metadata of the commit records it; 0 if the metadata has no such number."""
 
 
 def read_commits(table: Root, log_id: str) -> CommitHistory:
@@ -263,7 +263,10 @@ def _source_faults(changes: _Table, wanted: str | None) -> Iterator[AuditFinding
 
 
 def _other_file_faults(root: Root, end: Position) -> Iterator[AuditFinding]:
-    """Yield findings about unreadable small files of the log, and about consumers that are ahead of the log."""
+    """Yield findings about the small files of the log, and about consumers that are ahead of the log.
+
+    The small files are those of consumers, of removed files and of a pending epoch; they must be readable.
+    """
     for read in (
         consumers.list_consumers,
         removed_file_records.list_removals,

@@ -150,8 +150,8 @@ class DamagedFile:
     def _trimmable(self) -> tuple[list[int], Position] | None:
         """Return the segments up to the file's segment, and the last position in these segments.
 
-        Return None if a segment is not compacted, if a running copy needs a segment, or if the file is in the newest
-        segment.
+        Return None if these segments cannot be trimmed: one of them is the newest segment, is not compacted, or has
+        changes that a running copy needs.
         """
         segments = [segment for segment in self.log.segments() if segment.segment <= self.file.segment]
         upto = max(one.last for one in segments)
@@ -190,10 +190,10 @@ class DamagedFile:
 
 
 def position_behind(last: Position) -> Position:
-    """Return a position after `last`, the log's end, that no commit and no message of the source can have.
+    """Return `last` + 1, the position at which the log records a loss; `last` is the end of the log.
 
-    Positions of commits are multiples of WAL_ALIGNMENT; those of messages are one less. Raises LogCorrupt if the next
-    position could belong to a commit or a message.
+    It must be a position that the source never uses. The position of a commit is a multiple of WAL_ALIGNMENT, that of a
+    logical message is one less. Raises LogCorrupt if `last` + 1 could be the position of a commit or a message.
     """
     if int(last) % WAL_ALIGNMENT >= WAL_ALIGNMENT - 2:
         raise LogCorrupt(

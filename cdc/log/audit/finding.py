@@ -27,9 +27,9 @@ class DamageKind(StrEnum):
     DUPLICATE = "duplicate"
     #: Rows of a transaction are missing.
     HOLE = "hole"
-    #: Rows are outside the position range of their commit, the log or the horizon.
+    #: Rows have positions outside the range of their commit, after the end of the log, or after the horizon.
     RANGE = "range"
-    #: No schema row precedes a row of its table.
+    #: A row comes before the first schema row of its table, or has a column that no schema row has.
     VERSION = "version"
     #: A commit or a checkpoint of a table is missing or cannot be read.
     COMMIT = "commit"

@@ -47,7 +47,7 @@ class CommitClaim:
     def of(cls, table: str, action: Mapping[str, Any], within: tuple[Position, Position]) -> CommitClaim:
         """Return the claim for one data file, given as a row of delta-rs' flattened list of add actions.
 
-        `within` is the range (after, upto] of the commit that added the file.
+        `within` is the range (after, upto] of positions that the file may contain.
         """
         bounds_of: dict[str, tuple[Any, Any]] = {
             name: (action.get(f"min.{name}"), action.get(f"max.{name}")) for name in STATISTICS
@@ -107,7 +107,7 @@ class FileContents:
     columns: dict[int, set[int]] = field(default_factory=dict)
     """Relation → ids of the columns that its row images contain."""
     runs: list[np.ndarray] = field(default_factory=list)
-    """Runs of consecutive ordinals in each row group, from the function `runs`."""
+    """One array per row group with its sequences of consecutive ordinals, as the function `runs` returns them."""
     _before: tuple[int, int, int] | None = None
 
     def add(self, rows: pa.Table) -> None:
@@ -225,16 +225,22 @@ class SchemaVersions:
 
 
 class Gap(NamedTuple):
-    """A group of transactions of one file that have missing rows, or that have repeated rows."""
+    """A group of transactions in one file that all have the same damage: missing rows, or repeated rows."""
 
     damage: DamageKind
     """DamageKind.HOLE for missing rows, DamageKind.DUPLICATE for repeated rows."""
     file: int
-    """Number, as passed to `Transactions.add`, of the file with the row after the missing rows, or a repeated row."""
+    """Number of the file, as passed to `Transactions.add`.
+
+    The file contains the first row after the missing rows, or a repeated row.
+    """
     first: int
     """Position of the first transaction of the group."""
     ordinal: int
-    """Ordinal of the first row after the missing rows, or of the repeated row, in the first transaction of the gap."""
+    """Ordinal of one row in the first transaction of the group.
+
+    It is the first row after the missing rows, or the repeated row.
+    """
     last: int
     """Position of the last transaction of the group."""
     transactions: int
@@ -244,8 +250,8 @@ class Gap(NamedTuple):
 class Transactions:
     """Collects the ordinals of each transaction of `changes`, and finds missing and repeated ordinals.
 
-    Files are added in order of their first position. All transactions below the first position of the next file are
-    then complete and can be checked. So only transactions that may continue in a later file stay in memory.
+    Files are added in order of their first position. So a transaction below the first position of the next file is
+    complete and can be checked. Only transactions that may continue in a later file stay in memory.
     """
 
     def __init__(self, after: Position) -> None:

@@ -227,7 +227,7 @@ class _Verification:
                 self._tables.findings.append(replace(found, first=ends[0], last=ends[1], remedy=remedy))
 
     def _files_to_read(self, claims: Sequence[CommitClaim]) -> list[CommitClaim]:
-        """Return the files whose contents are read, sorted by first position."""
+        """Return the claims of the files that the scope selects for reading, sorted by first position."""
         globs = self._scope.globs
         found = [c for c in claims if not globs or any(matches_name(topic, globs) for topic in self._topics(c))]
         found.sort(key=lambda claim: (claim.first, claim.name))

@@ -66,7 +66,7 @@ class Access:
 
 
 def refusal(scope: MutableMapping[str, Any], service: Service) -> CdcError | None:
-    """Return the error to answer a refused request with; None if the request is allowed."""
+    """Return the error that refuses a request; None if the request is allowed."""
     headers = Headers(scope=scope)
     if service.is_local and not is_loopback(_host_of(headers.get("host", ""))):
         return RequestRefused(f"the Host header {headers.get('host', '')!r} does not name this machine")

@@ -57,7 +57,7 @@ _BEARER: Final = Security(HTTPBearer(auto_error=False, description="Token of ser
 SAMPLE_INTERVAL: Final = 1.0
 """Seconds between two samples of the pipeline's status."""
 POLL_INTERVAL: Final = 0.1
-"""Seconds between two checks of an event stream for a new sample; an event is late by at most this time."""
+"""Seconds after which an event stream checks for a new sample; an event is late by at most this time."""
 MAX_STREAMS: Final = 64
 """Maximum number of event streams that are open at once; each sends some KiB per second."""
 _POLICY: Final = (
@@ -176,9 +176,9 @@ class LiveStatus(PipelineStatus):
     """Status of a pipeline, with row rates and lags of the last minutes for the source and each sink."""
 
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Rows per second, by `source` or `sink:NAME`."""
+    """`source` or `sink:NAME` → rows per second."""
     lags: Mapping[str, list[float]] = field(default_factory=dict)
-    """Lags in seconds, by `source` or `sink:NAME`; oldest first."""
+    """`source` or `sink:NAME` → lags in seconds, oldest first."""
 
 
 def _process_routes(sampler: StatusSampler) -> APIRouter:

@@ -1,4 +1,7 @@
-"""Routes that list, retry and discard dead letters, as `cdc dlq` does; only the command line shows the rows."""
+"""Routes that list, retry and discard dead letters, as `cdc dlq` does.
+
+The routes return the key of a parked row, but no other values; `cdc dlq show` prints all values.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,12 @@ class DiscardBody(RequestBody):
     """Body of a request to discard a dead letter."""
 
     reason: Text
-    """Why the dead letter is discarded; the reason is written to the audit."""
+    """Why the dead letter is discarded; the reason is written to the audit log."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterLine:
-    """One key whose latest row a target refused."""
+    """One dead letter: a key, and why the target refused the latest row of this key."""
 
     id: str
     sink: str
@@ -103,7 +106,10 @@ def dead_letter_routes(context: RouteContext) -> APIRouter:
     def discard(
         pipeline: PipelinePath, letter: LetterPath, body: DiscardBody, request: Request
     ) -> RequestedDeadLetters:
-        """Discard one dead letter (`cdc dlq discard`); the target keeps its old row, which `cdc verify` reports."""
+        """Discard one dead letter (`cdc dlq discard`).
+
+        The target keeps its old row for the key, and `cdc verify` then reports a mismatch.
+        """
         context.check_pipeline(pipeline)
         wanted = DeadLetterRequest(DeadLetterAction.DISCARD, actor_of(request), body.reason)
         return _post_request(context, find_dead_letters(context.catalog, pipeline, [letter]), wanted)

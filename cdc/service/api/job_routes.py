@@ -65,7 +65,10 @@ class ResyncBody(RequestBody):
 
 
 class ReplayBody(RequestBody):
-    """Body of a request for a replay: what to rebuild from the log. Only `cdc replay` can write to another path."""
+    """Body of a request for a replay: what to rebuild, and from which range of the log.
+
+    The new target replaces the target of the sink. To write the new target to another path, use `cdc replay --into`.
+    """
 
     start: Text = Field(default="beginning", alias="from")
     """Start of the range of the log: a position, an ISO 8601 time, or `beginning`."""
@@ -106,7 +109,7 @@ class VerificationBody:
     """Verification results of the pipeline's tables, and the newest verification job."""
 
     tables: tuple[VerifiedStatus, ...]
-    """Result of each table in a sink that was compared with the source at least once."""
+    """One result per table and sink; a table that was never compared with the source has none."""
     last: VerifyStatus | None
     """The newest verification that was started over the API; null if there is none."""
 
@@ -204,7 +207,7 @@ def _replay_routes(context: RouteContext) -> APIRouter:
 
     @routes.get("/replay")
     def replay_of(pipeline: PipelinePath, sink: SinkPath) -> ReplayStatus:
-        """Return the last replay of a sink, started over the API or submitted to a cluster; 404 without one."""
+        """Return the last replay of a sink, started over the API or submitted to a cluster; 404 if there is none."""
         context.check_sink(pipeline, sink)
         last = context.replays.last(sink)
         if last is None:

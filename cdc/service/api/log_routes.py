@@ -106,7 +106,7 @@ def _add_status(routes: APIRouter, context: RouteContext) -> None:
 
     @routes.get("/log/segments")
     def segments(pipeline: PipelinePath) -> list[SegmentLine]:
-        """Return every segment of single changes, oldest first (`cdc log ls`)."""
+        """Return every segment of the table `changes`, oldest first (`cdc log ls`)."""
         context.check_pipeline(pipeline)
         lines: list[SegmentLine] = _contents().segment_lines(_open_log(context))
         return lines
@@ -129,7 +129,10 @@ def _add_status(routes: APIRouter, context: RouteContext) -> None:
 def _add_inspect(routes: APIRouter, context: RouteContext) -> None:
     @routes.get("/log/inspect")
     def inspect(pipeline: PipelinePath, position: PositionQuery, most: RowsQuery = 1_000) -> Transaction:
-        """Return the rows of a transaction without values (`cdc log inspect POSITION`); 404 if the log has none."""
+        """Return the rows of a transaction, without their values (`cdc log inspect POSITION`).
+
+        404 if the log has no transaction at this position.
+        """
         context.check_pipeline(pipeline)
         found: Transaction = _contents().read_transaction(_open_log(context), position, most)
         return found

@@ -74,7 +74,7 @@ _REPORTED: Final = frozenset(
     if name not in READ_AT_SOURCE
     for suffix in ((BUCKET, SUM) if metric.kind is Kind.HISTOGRAM else ("",))
 )
-"""Names of the metrics that are taken from reports; metrics that the server measures at the source are not."""
+"""Names of the series that are copied from the reports of processes; the server measures all others at the source."""
 
 
 class MetricFamilies(Collector):
@@ -127,7 +127,7 @@ class MetricFamilies(Collector):
     def _overlay_log(self, pipeline: str, log: LogStatus, now: datetime) -> None:
         """Set the metrics of the log to the values of its status.
 
-        The values that apply reported can be too old, because apply knows only its own compactions.
+        Values that apply reported can be outdated: apply does not notice a compaction by another process.
         """
         figures = (
             (LOG_SEGMENTS, log.segment_count),
@@ -196,7 +196,10 @@ class MetricFamilies(Collector):
                 self._set_known(metric, value, status.name, table.sink, table.topic)
 
     def _overlay_backfill(self, pipeline: str, backfill: BackfillStatus) -> None:
-        """Set the progress of a backfill's tables from the catalog, which keeps it when the reader restarts."""
+        """Set the progress metrics of a backfill's tables from the catalog.
+
+        The catalog keeps the progress when the reader restarts.
+        """
         for topic, progress in backfill.tables.items():
             if progress.state == "done" or (progress.state == "queued" and len(backfill.tables) > MAX_TABLES):
                 continue

@@ -42,7 +42,7 @@ class RequestLimits:
     unread: float = 60.0
     """Maximum time for which a client does not read its response; the page reads its stream every second."""
     linger: float = 2.0
-    """Time for which a connection stays open after a response that was sent before the whole request arrived."""
+    """Time for which a connection stays open if the response was sent before the whole request arrived."""
     connections: int = 256
     """Maximum number of open connections; a process may open 1024 files by default, and the log needs some of them."""
 
@@ -185,7 +185,10 @@ class BodyLimit:
                 await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the whole body; None if the client disconnected. Raises RequestLimitExceeded if it is too large."""
+        """Return the whole body; None if the client disconnected.
+
+        Raises RequestLimitExceeded if the body is too large.
+        """
         limit, body, more = self._limits.body_bytes, bytearray(), True
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdigit() and int(announced) > limit:

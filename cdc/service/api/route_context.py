@@ -70,5 +70,5 @@ class RouteContext:
 
 
 def actor_of(request: Request) -> str:
-    """Return the name to write to the audit for the client of a request: `api from ADDRESS`."""
+    """Return the name to write to the audit log for the client of a request: `api from ADDRESS`."""
     return "api" if request.client is None else f"api from {request.client.host}"

@@ -45,7 +45,7 @@ Over a shorter time the rates jump with each batch; over a longer time they hide
 MEASURE_EVERY: Final = 2
 """Number of samples between two measurements of the machine's load; a measurement reads one file per process."""
 LOCAL: Final = "local socket"
-# quoted values whole: a password may contain 'host='
+# a quoted value is matched as a whole, because a password may contain 'host='
 _PAIR: Final = re.compile(r"([a-z_]+)\s*=\s*('(?:[^'\\]|\\.)*'|\S*)")
 
 log = structlog.get_logger("server")
@@ -271,7 +271,7 @@ class StatusSampler:
 
 
 def describe_dsn(dsn: str) -> str:
-    """Return only host, port and database of a valid DSN, because the DSN may contain a password."""
+    """Return host, port and database of a valid DSN for the page; user and password are left out."""
     if "://" in dsn:
         parts = urlsplit(dsn)
         return f"{parts.netloc.rpartition('@')[2] or LOCAL}{parts.path}"

@@ -14,7 +14,7 @@ CURVE_HEIGHT: Final = 36
 _MARGIN: Final = 3
 """Space above and below a curve, so that the curve's stroke is not clipped."""
 MIN_SCALE_SECONDS: Final = 1.0
-"""Minimum lag at the top of a curve's scale; because of it, lags between 10 and 20 ms look flat."""
+"""Lag in seconds at the top of a curve's scale if all lags are shorter, so that differences of 10 ms look flat."""
 BAR_WIDTH: Final = 1000
 MIN_PART_WIDTH: Final = 6.0
 """Minimum width of a bar part whose size is not 0."""

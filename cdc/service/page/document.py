@@ -40,7 +40,7 @@ class PageContext:
 
 
 def page(status: PipelineStatus, context: PageContext, history: Mapping[str, Mapping[str, object]]) -> str:
-    """Return the whole HTML document of the page."""
+    """Return the whole HTML document of the page; `history` is the result of RateHistory.to_json()."""
     return _TEMPLATES.get_template("page.html").render(
         title=status.name, state=status.state, is_locked=False, sections=render(status, context, history)
     )

@@ -42,13 +42,13 @@ TONES: Final[Mapping[str, str]] = {
     "missing": "bad",
     "stopped": "bad",
 }
-"""Colour class by state; other states have the class `plain`."""
+"""State → CSS class that colours it; all other states have the class `plain`."""
 TABLES_SHOWN: Final = 500
 """Maximum number of tables on the page; the API lists all tables."""
 ENDED_BACKFILLS_SHOWN: Final = 5
 """Maximum number of ended backfills on the page; `cdc backfill ls` and the API list more."""
 _ACTIONS: Final = {"paused": ("resume", "cancel")}
-"""Actions that a pending backfill accepts, by its state; in other states it accepts _RUNNING_ACTIONS."""
+"""State of a pending backfill → actions that it accepts; in all other states it accepts _RUNNING_ACTIONS."""
 _RUNNING_ACTIONS: Final = ("pause", "cancel")
 
 

@@ -2,8 +2,8 @@
 
 Functions that process a batch
 ==============================
-These functions process one batch, from its merge to the published record, for a target that keeps the latest state and
-that the indexed writer or delta-rs writes. An indented function is called by the function above it.
+These functions process one batch, from its merge to the published record. The target keeps the latest state, and the
+indexed writer or delta-rs writes it. An indented function is called by the function above it.
 
     DeltaSink.apply                    sink.py                  lock the target, retry after a commit conflict
       _apply_once                                               open, merge unless merged before, return the record

@@ -1,8 +1,9 @@
 """Background rewriter: rewrites data files of a sink's targets in one thread, while the sink merges.
 
-It is for targets that the indexed writer has open. `finish` and the `start_…` methods are called between merges and
-take as long as a small merge: they commit the file that the thread has written, and choose the next ones to rewrite.
-The thread reads at most RATE bytes per second, so that merges keep most of the machine.
+It rewrites files only of targets that the indexed writer has open. Its methods are called between merges, and each call
+takes as long as a small merge. `finish` commits the file that the thread has written. A `start_…` method chooses the
+files that the thread rewrites next. The thread reads at most RATE bytes per second, so that merges keep most of the
+machine.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from pipelines.sinks.delta.open_indexed_tables import IndexedTargets
 RATE: Final = 16 << 20
 """Bytes of data files that the thread reads per second."""
 SMALL: Final = 16 << 20
-"""Bytes. A smaller file is merged with others once there are many."""
+"""Size in bytes below which a data file counts as small. Small files of a target are merged once there are many."""
 
 
 class RewriteStopped(Exception):
-    """Raised in the thread when the sink is closed."""
+    """Raised in the thread that rewrites files, to end it when the sink is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,12 @@ class BackgroundRewriter:
         self._pool: ThreadPoolExecutor | None = None
 
     def is_busy(self, uri: str | None = None) -> bool:
-        """Return whether files are being rewritten: of the target at `uri`, or of any target."""
+        """Return whether a rewrite of the target at `uri` runs or waits for `finish`; None: of any target."""
         return self._running is not None and uri in {None, self._running.uri}
 
     @property
     def rewritten(self) -> str | None:
-        """URI of the target of which files have been rewritten, or could not be; `finish` is due. None: no target."""
+        """URI of the target whose rewrite has ended or failed, so that `finish` is due; None if there is none."""
         return self._running.uri if self._running is not None and self._running.result.done() else None
 
     def rewrites(self, target: DeltaTarget) -> bool:
@@ -115,13 +116,13 @@ class BackgroundRewriter:
 
 
 class _Pace:
-    """Waits so that not more than a rate of bytes is copied."""
+    """Limits the bytes per second that a rewrite copies."""
 
     def __init__(self, rate: float, stop: Event) -> None:
         self._rate, self._stop, self._copied, self._began = rate, stop, 0, time.monotonic()
 
     def __call__(self, copied: int) -> None:
-        """Wait until `copied` more bytes are within the rate. Raises RewriteStopped when the sink is closed."""
+        """Wait until the rate allows `copied` more bytes. Raises RewriteStopped if the sink is closed meanwhile."""
         self._copied += copied
         if self._stop.wait(max(0.0, self._began + self._copied / self._rate - time.monotonic())):
             raise RewriteStopped

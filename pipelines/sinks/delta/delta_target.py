@@ -51,11 +51,11 @@ COLUMNS: Final = "/columns"
 """Suffix of a `txn` application id. The commit with this `txn` changes the columns of the target and no row."""
 ROWS: Final = "/rows"
 """Suffix of a `txn` application id. The `txn` has the position up to which all changes are in the target. The truncates
-and finished copies up to that position may not have removed their rows yet.
+and finished copies up to that position may not have deleted the older rows yet.
 """
 ERASED: Final = "/erased"
-"""Suffix of a `txn` application id. The `txn` has the position up to which truncates and finished copies have removed
-their rows. The changes up to that position may not be in the target yet.
+"""Suffix of a `txn` application id. The `txn` has the position up to which truncates and finished copies have deleted
+the older rows. The changes up to that position may not be in the target yet.
 """
 
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
@@ -114,7 +114,7 @@ class DeltaTarget:
         self.uri = uri
         self.table = table
         self.part: TargetPart = WholeTarget() if part is None else part
-        """The part of the target that belongs to the source table whose batches are merged."""
+        """The rows that this object reads and writes: all rows, or in a shared target those of one source table."""
         self.cluster_by: tuple[str, ...] = ()
         """Columns by which maintenance sorts the rows of the target: `cluster_by` of the rule at the last
         `check_layout`.
@@ -125,8 +125,8 @@ class DeltaTarget:
         self._cache: dict[str, Any] = {}
         """Values that were read from version `_cached_version` of the table; the key is the name given to `_once`."""
         self._last_column_change: int | None = None
-        """Cached result of `columns_changed_upto`; None means that the position has to be read from `_delta_log`. Only
-        this process's own changes of columns, and a refresh that finds a new version, reset it to None.
+        """Cached result of `columns_changed_upto`; None if it has to be read from `_delta_log`. It becomes None when
+        this process changes columns, or finds a version of the table that it did not know.
         """
 
     @classmethod
@@ -168,9 +168,7 @@ class DeltaTarget:
         return cls(uri, table)
 
     def part_of(self, relation: int) -> DeltaTarget:
-        """Return a target limited to the rows of one relation in a shared target; otherwise return
-        this target itself.
-        """
+        """Return this target limited to the rows of one relation; return a target that is not shared as it is."""
         if not self.is_shared:
             return self
         found = DeltaTarget(self.uri, self.table, SharedPart(relation))
@@ -282,7 +280,7 @@ class DeltaTarget:
 
     @property
     def app_id(self) -> str:
-        """The `txn` application id of the part; the version of this `txn` is the applied position."""
+        """Application id of the `txn` that has the applied position; each table of a shared target has its own."""
         return self.part.txn_id(self.identity)
 
     @property
@@ -313,9 +311,9 @@ class DeltaTarget:
         return all(self.transaction(suffix) is None for suffix in ("", ROWS, ERASED, COLUMNS))
 
     def is_replaced_by(self, batch: TableBatch) -> bool:
-        """Return whether a full copy replaces every row of the part, when this batch is merged.
+        """Return whether a full copy in this batch replaces every row that the target has of the source table.
 
-        Then present values need no conversion to new types.
+        The values of these rows then need no conversion to new column types.
         """
         return self.part.is_replaced_by(self, batch)
 
@@ -323,8 +321,9 @@ class DeltaTarget:
     def columns_changed_upto(self) -> int:
         """The end of the range for which the columns of the target last changed; 0 if they never changed.
 
-        After a crash, that range may be merged again with an earlier end. For a shared target the result is always 0.
-        A shared target merges a repeated range with its current columns, or refuses the range.
+        After a crash, the range may be merged again with an earlier end. The target then already has the columns of a
+        later position. For a shared target the result is always 0, because it merges a repeated range with its current
+        columns, or refuses it.
         """
         if not self.part.has_own_columns:
             return 0
@@ -556,7 +555,7 @@ def described_columns(columns: pa.Schema, first: Sequence[str]) -> list[str]:
 
     Nested columns are left out because they have no bounds. Float columns are left out because delta-rs ignores NaN in
     statistics, so Spark's `> 100` would skip files with NaN. Names that need quoting are left out because delta-rs and
-    Spark parse the property differently. At most MAX_STATISTICS names are returned.
+    Spark parse them differently in `delta.dataSkippingStatsColumns`. At most MAX_STATISTICS names are returned.
     """
     # without bounds of these columns, a merge into a target with versions would open the files of all old versions
     spans = [name for name in (START_COLUMN, END_COLUMN) if name in columns.names]

@@ -1,8 +1,9 @@
 """Erasure of a target's earlier versions, after a replay under rules that hide more values.
 
-The replay marks the target before it replaces the rows. After a crash the next replay, or the sink that opens the
-target, finds the mark and erases the values. The mark is removed last. Only the data files of the current version
-remain. Earlier commits are removed too, because they contain the least and greatest value of each column in each file.
+Earlier versions still contain the hidden values. The replay marks the target, replaces the rows, and then erases the
+earlier versions. After a crash, the next replay or the driver that opens the sink finds the mark and erases them. The
+mark is removed last. Only the data files of the current version remain. Earlier commits are removed too, because they
+contain the least and greatest value of each column in each file.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def is_marked(table: DeltaTable) -> bool:
 
 
 def mark_to_erase(target: DeltaTarget) -> None:
-    """Mark a target, so that this replay, or after a crash the next replay or driver, erases earlier versions."""
+    """Mark a target whose earlier versions must be erased. After a crash, the next replay or driver finds the mark."""
     if not is_marked(target.table):
         before = target.read_property(_RETENTION) or _DEFAULT
         target.set_properties({ERASE: before, _RETENTION: _NONE})

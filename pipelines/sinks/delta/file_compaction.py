@@ -1,11 +1,12 @@
 """Rewriting of data files: copies the live rows of some files of a target into one new file, while merges continue.
 
-Two kinds of files are rewritten. A deletion vector only marks rows: readers still read them, and their values stay on
-disk. So a file is due once a quarter of its rows is deleted; each deleted row then costs three copied rows at most,
-whatever the size of the table. And every batch adds a file, so small files are merged.
+Two kinds of files are rewritten: files with many deleted rows, and small files. A deletion vector marks a row as
+deleted, but readers still read the row, and its values stay on disk. So a file is rewritten once a quarter of its rows
+is deleted. Each deleted row then costs at most three copied rows, whatever the size of the table. Small files are
+merged because every batch adds a file.
 
-`write` may run at the same time as merges. Rows that a merge deletes meanwhile are deleted in the new file too, when
-`commit` replaces the old files. Only `commit` needs the target for itself, and it takes as long as a small merge.
+`write` may run at the same time as merges. If a merge deletes rows meanwhile, `commit` deletes them in the new file
+too. No merge may run during `commit`, which takes as long as a small merge.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_sche
 from pipelines.sinks.delta.new_file_statistics import FileStatistics, columns_with_bounds
 
 DELETED: Final = 4
-"""Divisor of the number of rows: a file is due when at least 1/DELETED of its rows is deleted."""
+"""Divisor of the number of rows: a file is rewritten when at least 1/DELETED of its rows is deleted."""
 TOGETHER: Final = 32 << 20
-"""Bytes of data files that are rewritten into one; a larger file is rewritten alone."""
+"""Maximum total bytes of the data files that are rewritten into one file; a larger file is rewritten alone."""
 _BATCH: Final = 1 << 15
 _ROW_GROUP: Final = 1 << 15
-"""Rows of a row group. A reader of some rows of a file reads their row groups."""
+"""Number of rows in a row group. A reader that needs one row reads the whole row group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +41,24 @@ class RewrittenFile:
     """A new data file that no commit has added yet, and the files whose live rows it contains."""
 
     sources: tuple[LiveFile, ...]
-    """The old files, each with the rows that were deleted when it was read. The new file has no such row."""
+    """The old files. Rows in `LiveFile.deleted` of an old file were deleted already, so they were not copied."""
     starts: tuple[int, ...]
-    """Number of the first row of each old file in the new file."""
+    """For each old file, the row number in the new file at which its rows begin."""
     file: LiveFile
     rows: int
 
 
 def files_with_deleted_rows(files: Iterable[LiveFile]) -> list[LiveFile]:
-    """Return the files that are due for their deleted rows, the one with the greatest share of deleted rows first."""
+    """Return the files with enough deleted rows to be rewritten; the greatest share of deleted rows is first."""
     shares = [(file.vector["cardinality"] / file.rows, file) for file in files if file.vector is not None and file.rows]
     due = [(share, file) for share, file in shares if share * DELETED >= 1]
     return [file for _, file in sorted(due, key=lambda found: -found[0])]
 
 
 def small_files(files: Iterable[LiveFile], limit: int) -> list[LiveFile]:
-    """Return the files below `limit` bytes of the partition that has the most of them, the smallest first.
+    """Return the small files of the partition that has most of them, the smallest first.
 
-    The list is empty if no partition has two.
+    A file is small if it has less than `limit` bytes. The list is empty if no partition has two small files.
     """
     by_partition: dict[tuple[tuple[str, str | None], ...], list[LiveFile]] = {}
     for file in files:
@@ -68,7 +69,7 @@ def small_files(files: Iterable[LiveFile], limit: int) -> list[LiveFile]:
 
 
 def together(files: Sequence[LiveFile]) -> list[LiveFile]:
-    """Return the first file and those after it in its partition, up to TOGETHER bytes."""
+    """Return files to rewrite into one: the first file, then others of its partition, up to TOGETHER bytes in total."""
     chosen, size = list[LiveFile](), 0
     for file in files:
         if chosen and _partition(file) != _partition(chosen[0]):
@@ -90,7 +91,7 @@ def write(
     """Write the live rows of data files of one partition to one new file, in their order.
 
     columns: the columns of the table; others are left out. described: the columns that get file statistics. pace:
-    called with the size of the bytes that were copied; it may wait, or raise an exception to stop.
+    function that is called with the number of copied bytes; it may wait, or raise an exception to stop.
     """
     path, sink = new_data_path(), pa.BufferOutputStream()
     statistics, starts = FileStatistics(described), list[int]()
@@ -127,8 +128,9 @@ def write(
 def commit(storage: TableStorage, files: LiveFiles, done: RewrittenFile, signature: Action) -> bool:
     """Replace the old files by the new file, in one commit; return whether that was done. No merge may run.
 
-    Nothing is changed if another client replaced an old file, undeleted a row of it, changed columns or features of the
-    table, or commits all the time. signature: fields of the commit info by which the sink knows its own commits.
+    Returns False and changes nothing if another client replaced an old file, or undeleted one of its rows. The same
+    happens if other clients changed columns or features of the table, or commit during each attempt. signature:
+    fields of the commit info by which the sink knows its own commits.
     """
     known = files.metadata, files.protocol
     for _ in range(ATTEMPTS):
@@ -154,7 +156,7 @@ def _writer(sink: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _without(storage: TableStorage, file: LiveFile, deleted: BitMap) -> LiveFile:
-    """Return the file without some rows, after writing their deletion vector."""
+    """Write a deletion vector for the rows `deleted` of a file, and return the file with it."""
     if not deleted:
         return file
     path, content, (vector,) = encode([deleted])
@@ -167,7 +169,7 @@ def _partition(file: LiveFile) -> tuple[tuple[str, str | None], ...]:
 
 
 def _common_schema(schemas: Iterable[pa.Schema], columns: Sequence[str]) -> pa.Schema:
-    """Return the columns that any of the files has, in the table's order, each with the type of the first such file."""
+    """Return the columns that any file has, in the table's order; the first file with a column determines its type."""
     found: dict[str, pa.Field] = {}
     for schema in schemas:
         for field in plain_schema(schema.remove_metadata()):
@@ -196,7 +198,8 @@ def _in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _deleted_meanwhile(files: LiveFiles, done: RewrittenFile) -> BitMap | None:
     """Return the rows of the new file that were deleted since it was written.
 
-    None if an old file is not in the table any more, or a row that the new file does not contain was undeleted.
+    Returns None if an old file was removed from the table. Also returns None if a row was undeleted that the new file
+    does not contain.
     """
     found = BitMap()
     for source, start in zip(done.sources, done.starts, strict=True):

@@ -3,7 +3,8 @@
 An *ending* is a truncate or the end of a full copy. A row is *open* while it exists at the source; an ending closes it.
 First, one commit writes the rows that the changes make. Then one commit per ending closes the open rows that are older
 than the ending. Each commit can be repeated after a crash. The last commit contains the `txn` of the batch. If endings
-follow the first commit, it contains a separate `txn`, and a repeated attempt skips the changes up to that position.
+follow, the first commit contains another `txn` with the same position. A repeated attempt then does not write the rows
+of the first commit again.
 
 Limit: all changes of one batch must fit into the memory of this process. A batch is at least one transaction.
 """
@@ -56,7 +57,7 @@ class HistoryMerge:
         stored = self.rows.without_parked(self.rows.stored(images), batch.parked_keys)
         rows, known = self._new_rows(batch, images, stored, done), stored.rows.num_rows
         if batch.unparked is not None and done < batch.upto:
-            # otherwise an attempt before a crash committed them with the changes
+            # if `done` is not below upto, an attempt before a crash has committed these rows already
             earlier = self.rows.without_parked(self.rows.stored_before(batch.unparked), batch.parked_keys)
             with_endings = replace(batch, endings=(*batch.earlier_endings, *batch.endings))
             rows = pa.concat_tables([rows, self._new_rows(with_endings, batch.unparked, earlier, batch.upto)])

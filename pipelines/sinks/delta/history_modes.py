@@ -56,7 +56,7 @@ class HistoryRows(ABC):
     def __init__(
         self, target: DeltaTarget, shape: RowShape, settings: TableSettings, find_rows: RowFinder | None = None
     ) -> None:
-        """find_rows: finds the current rows with some keys by an index; None if there is no index for them."""
+        """find_rows: finds the current rows with the given keys by an index; None if there is no index for them."""
         self.target, self.shape, self.settings, self._find_rows = target, shape, settings, find_rows
         self.columns = shape.columns_in_mode(self.mode)
 
@@ -76,16 +76,16 @@ class HistoryRows(ABC):
         """
 
     def stored(self, images: pa.Table) -> StoredRows:
-        """Return the target's current rows of the keys of the images, or no rows if the target is empty."""
+        """Return the target's current rows that have the keys of the images; no rows if the target is empty."""
         if not images.num_rows or not self.shape.schema.key or not self.target.files()[0]:
             return StoredRows(self.columns.empty_table(), np.zeros(0, bool))
         keys = pa.chunked_array([*images["key"].chunks, *images["base"].drop_null().chunks])
         return self._read(typed_keys(keys, self.shape.schema, self.shape.policy))
 
     def stored_before(self, images: pa.Table) -> StoredRows:
-        """Return the target's rows from before the changes of keys that were parked until now.
+        """Return the target's rows as they were before the changes in `images`.
 
-        images: these changes.
+        images: changes of keys that were parked until this batch.
         """
         return self.stored(images)
 
@@ -101,17 +101,17 @@ class HistoryRows(ABC):
         return "true"
 
     def closing(self, ending: GenerationEnd) -> Mapping[str, str]:  # noqa: ARG002 - see VersionRows and MarkedRows
-        """Return the new values, as SQL by column, of a row that a truncate or the end of a full copy closes."""
+        """Return column → SQL expression of its new value, for a row that a truncate or the end of a copy closes."""
         return {}
 
     @abstractmethod
     def _read(self, keys: pa.Table) -> StoredRows:
-        """Read the target's current rows of some keys. Rows of other keys may be among them."""
+        """Read the target's current rows with the given keys. The result may also contain rows of other keys."""
 
     def _find(self, keys: pa.Table, where: str | None = None) -> pa.Table:
-        """Find the current rows with some keys by the index; without one, scan the target.
+        """Find the target's current rows with the given keys by the index; without an index, scan the target.
 
-        where: an SQL condition that is true for the current rows, for the scan.
+        where: SQL condition for the scan, which is true for the current rows; None: the scan reads all rows.
         """
         found = find_by_index(self._find_rows, self.target.table, keys, self.columns)
         if found is None:
@@ -145,8 +145,7 @@ class VersionRows(HistoryRows):
     def stored_before(self, images: pa.Table) -> StoredRows:
         """Return, for each key of the images, the version that was in force before the first change of the key.
 
-        This version counts as open. A truncate or the end of a full copy may have closed it while the changes of the
-        key were parked.
+        This version counts as open, even if a truncate or the end of a full copy closed it while the key was parked.
         """
         if not self.target.files()[0]:
             return self.stored(images)
@@ -192,8 +191,8 @@ class MarkedRows(HistoryRows):
     def without_parked(self, stored: StoredRows, parked: Sequence[Key]) -> StoredRows:
         """Return the stored rows without those of parked keys.
 
-        This batch must not mark the row of a parked key as deleted: the mark would be later than the changes of the
-        key, which are still to be merged.
+        This batch must not mark such a row as deleted. The mark would have a later position than the parked changes,
+        which could then not replace the row.
         """
         keys = self._typed_keys(parked)
         if keys is None or not stored.rows.num_rows:

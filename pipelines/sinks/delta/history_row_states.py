@@ -65,7 +65,7 @@ class RowStates:
     committed_at: np.ndarray
     """Commit time of each state in µs since 1970 UTC; 0 for a row that was in the target before the range."""
     stored: np.ndarray
-    """Index of each state's row in StoredRows.rows; -1 for a state that comes from a change, a truncate or a copy."""
+    """Index of each state's row in StoredRows.rows; -1 after a change, a truncate or the end of a copy."""
     change: np.ndarray
     """Index of each state's change in the table of row images; -1 for a stored row, a truncate or the end of a copy."""
 
@@ -91,7 +91,7 @@ def complete_changes(
 
     images: changes as pipelines.folding.history_changes returns them. stored: rows of the target, for each key that a
     partial image may need as its base row. endings: truncates and ends of full copies in the range. While the table is
-    being copied, an image without a base row makes no state; otherwise such an image raises MissingBase. Raises
+    being copied, a partial image without a base row makes no state. Otherwise it raises MissingBase. Raises
     ValueNotRepresentable for a value that the target cannot represent.
     """
     typed = typed_changes(images, shape)
@@ -131,7 +131,7 @@ def typed_changes(images: pa.Table, shape: RowShape) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class _KeyStates:
-    """The states of one table before the rows of partial images are complete; one entry per state in each field."""
+    """The states of one table, before partial images are completed; each field has one entry per state."""
 
     key: np.ndarray
     position: np.ndarray
@@ -140,10 +140,10 @@ class _KeyStates:
     exists: np.ndarray
     partial: np.ndarray
     base: np.ndarray
-    """Number of the key that the row had before its change moved it to another key; -1 for other states."""
+    """Number of the row's old key, if a partial image moved the row to another key; -1 for all other states."""
     value: np.ndarray
-    """Index of the state's own values in a table of the stored rows, followed by the changes; -1 for a state after a
-    truncate or the end of a copy.
+    """Index of the state's own values in a table that has the stored rows first, then the changes; -1 for a state
+    after a truncate or the end of a copy.
     """
 
     @classmethod
@@ -173,7 +173,7 @@ class _KeyStates:
         return replace(self, **{name: getattr(self, name)[order] for name in self.__slots__})
 
     def with_ending(self, ending: GenerationEnd) -> Self:
-        """Return these states, and one state without a row for each key whose row the truncate or copy end removes."""
+        """Return these states and, for each key whose row the truncate or copy removes, a state without a row."""
         earlier = self._before(ending.position, ending.ordinal)
         at = np.flatnonzero(earlier)[np.lexsort((self.ordinal[earlier], self.position[earlier]))]
         last = np.full(int(self.key.max(initial=_NONE)) + 1, _NONE)
@@ -255,10 +255,10 @@ def _base_states(key_states: _KeyStates) -> np.ndarray:
 
 
 def _last_state_before(key_states: _KeyStates, here: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Return, for each state in `here`, the index of the last earlier state of a key; `keys` has the key for each.
+    """Return, for each state in `here`, the index of the last earlier state of its key in `keys`.
 
-    A key change is written as a delete of the old key and a change of the new key. For the change, that delete is
-    skipped.
+    keys: one key number for each state in `here`. A key change is written as a delete of the old key, then a change of
+    the new key. The search skips this delete, so that it finds the row from before the key change.
     """
     _, rank = np.unique(np.stack([key_states.position, key_states.ordinal]), axis=1, return_inverse=True)
     rank = rank.reshape(-1)

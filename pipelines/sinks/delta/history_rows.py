@@ -61,7 +61,7 @@ def version_rows(states: RowStates, stored: StoredRows, tracked: Sequence[str]) 
     """Return the complete rows of the versions that a batch began, changed or ended.
 
     stored: for each key, its current version in the target. tracked: the columns whose changes begin a new version; a
-    change of other columns only changes the current version. A transaction begins at most one version of a key.
+    change of other columns updates the current version. A transaction begins at most one version of a key.
     """
     states = states.filter(_is_last(states.key, states.position))
     count = len(states)
@@ -140,7 +140,7 @@ def _has_row(states: RowStates) -> np.ndarray:
 
 
 def _is_last(key: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Return, as one bool per state, whether the next state has another key or another group."""
+    """Return one bool per state: whether the next state has another value in `key` or `group`, or does not exist."""
     return np.append((key[1:] != key[:-1]) | (group[1:] != group[:-1]), True)[: len(key)]
 
 

@@ -32,8 +32,8 @@ from pipelines.sinks.delta.sink_parts import DeltaSinkParts
 from pipelines.sinks.delta.target_layout import double_quoted
 
 OLDER_THAN_COLUMN: Final = "/older/"
-"""Suffix of a `txn` application id, followed by a column id. Rows up to the version of this `txn`, which is a position,
-are older than the column.
+"""Suffix of a `txn` application id, followed by a column id. The version of this `txn` is a position: rows up to it are
+older than the column.
 """
 
 log = structlog.get_logger("apply")
@@ -78,11 +78,10 @@ class History:
 
 
 def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> TableBatch:
-    """Return the batch without changes that identify their row by an earlier key of the table.
+    """Return the batch without the changes before a full copy, if a full copy ends in it and the table's key changed.
 
-    This applies only if a full copy ends in the batch and the key changed. All changes before the copy are then left
-    out, because the target no longer finds rows by the earlier key. before: the schema that was published last, or
-    None.
+    These changes identify their rows by the earlier key, by which the target no longer finds rows. Any other batch is
+    returned unchanged. before: the schema that was published last; None if the table was never published.
     """
     if batch.rows is None or not batch.ends_copy:
         return batch
@@ -110,7 +109,7 @@ def original_columns(target: DeltaTarget, schema: TableSchema) -> list[Column]:
 
 
 def record_older_rows(target: DeltaTarget, columns: pa.Schema, names: Collection[str]) -> None:
-    """Record in the target that all of its rows are older than the named columns, which it does not have yet."""
+    """Record in the target that all of its rows are older than those columns in `names` that it does not have yet."""
     present, upto = {column_id(field) for field in target.columns}, target.changed_upto
     new = [_older_than(columns.field(name)) for name in names if column_id(columns.field(name)) not in present]
     if upto:

@@ -1,12 +1,18 @@
 """Indexed writer: merges a batch into a Delta target at the cost of the batch, whatever the size of the target.
 
-A merge takes four steps. The key index finds the old rows of the batch's keys. The new rows become one Parquet file per
-partition. The old rows become deletion vectors, all in one file. One commit names both, with the `txn` of the batch.
-Then the index gets the new rows. A process that is killed before the commit leaves files that no commit names; one that
-is killed after it leaves an index without the new file, whose keys are then read from the target.
+A merge takes these steps:
 
-Another client may commit at the same time. Then the merge reads that commit, adds the new files to the index and plans
-again; the Parquet files stay the same.
+1. The key index finds the old rows: the target's rows with the keys of the batch.
+2. The new rows are written to one Parquet file per partition.
+3. Deletion vectors that delete the old rows are written, all to one file.
+4. One commit names these files, with the `txn` of the batch.
+5. The keys of the new rows are added to the index.
+
+A process that is killed before the commit leaves files that no commit names. If it is killed after the commit, the
+index does not contain the new files. The next merge then reads their keys from the target.
+
+Another client may commit at the same time. The merge then reads that commit, adds its files to the index and repeats
+the steps. It writes the Parquet files again only if their rows have changed.
 """
 
 from __future__ import annotations
@@ -49,23 +55,23 @@ from pipelines.sinks.delta.target_layout import DELETION_VECTORS, partition_text
 FEATURES: Final = frozenset(
     {"appendOnly", "invariants", "deletionVectors", "timestampNtz", "changeDataFeed", "variantType"}
 )
-"""Table features that the writer knows. `appendOnly` and `changeDataFeed` must not be switched on in the properties."""
+"""Features that a table of this writer may have. Its properties must not enable `appendOnly` or `changeDataFeed`."""
 NO_VECTORS: Final = "deletion vectors are not enabled"
 _INDEXED_AT_ONCE: Final = 2_000_000
-"""Minimum rows that are added to an index together; their hashes need 32 bytes each."""
+"""Number of rows at which the rows hashed so far are added to an index; each needs 32 bytes of memory."""
 _COMPRESSION: Final = "snappy"
 
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """The rows of a batch for one target."""
+    """The rows that a batch merges into one target, with the hashes of their keys."""
 
     source: pa.Table
     """Rows with the columns of the target and `_op`, at most one per key."""
     key: tuple[str, ...]
     hashes: KeyHashes
     numbers: np.ndarray
-    """Rows of `source` that have a hash: those without NULL in their key."""
+    """Numbers of the rows of `source` that have a hash. A row with NULL in its key has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +85,13 @@ class NewFile:
 
 @dataclass(frozen=True, slots=True)
 class IndexedRewrite:
-    """A file that replaces others in the next commit, with the hashes of its keys."""
+    """A rewritten data file that no commit has added yet, with the hashes of its keys."""
 
     written: RewrittenFile
     hashes: KeyHashes
     rows: np.ndarray
     secret: bytes
-    """Secret with which the keys were hashed; if the index began again meanwhile, it has another one."""
+    """Secret with which the keys were hashed. If the index has another secret by then, it cannot use the hashes."""
 
 
 def refusal(files: LiveFiles, schema: pa.Schema) -> str | None:
@@ -110,7 +116,7 @@ class IndexedRows:
     relation: int | None = None
     """The relation of the rows, if several source tables share the target."""
     null_column: str | None = None
-    """Only rows in which this column is null are indexed, so rows cannot be merged by the index; None: all rows."""
+    """If set, the index has only the rows in which this column is null, and merges cannot use it. None: all rows."""
 
 
 class IndexedTable:
@@ -131,7 +137,7 @@ class IndexedTable:
         """Merge rows into the table, in one commit with the action `marker`.
 
         source: as in writers.merge_with_delta_rs. columns: the columns of the table. described: the columns that get
-        file statistics. Raises CommitFailedError if other clients commit all the time, or changed columns.
+        file statistics. Raises CommitFailedError if other clients commit during each attempt, or change columns.
         """
         hashes, numbers = hash_keys([source[name] for name in self.key], self.index.secret)
         rows = NewRows(source, self.key, hashes, numbers)
@@ -169,7 +175,7 @@ class IndexedTable:
             self._index_files(unknown)
 
     def own_files(self) -> Mapping[str, LiveFile]:
-        """Return the live files with rows of the indexed table."""
+        """Return path → live file: in a shared target, the files of one source table; otherwise all files."""
         if self._rows.relation is None:
             return self.files.by_path
         own = str(self._rows.relation)
@@ -190,7 +196,10 @@ class IndexedTable:
             raise CommitFailedError("another driver committed rows of the same table")
 
     def _read_conflict(self) -> None:
-        """Read the commits of another client that came first; raises MetadataChanged if they changed the columns."""
+        """Read the commits of other clients that committed first.
+
+        Raises MetadataChanged if they changed columns, properties or features of the table.
+        """
         known = self.files.metadata, self.files.protocol
         self.files.advance()
         if (self.files.metadata, self.files.protocol) != known:
@@ -224,7 +233,7 @@ class IndexedTable:
         return True
 
     def _index_files(self, paths: Sequence[str]) -> None:
-        """Add data files to the index, with all rows, because a RESTORE can undelete some."""
+        """Add the rows of data files to the index, also deleted rows, because a RESTORE can undelete them."""
         found, rows = dict[str, tuple[KeyHashes, np.ndarray]](), 0
         for path in paths:
             found[path] = self._hashes_in(self.files.by_path[path])
@@ -235,7 +244,7 @@ class IndexedTable:
         self.index.add(found)
 
     def _hashes_in(self, file: LiveFile) -> tuple[KeyHashes, np.ndarray]:
-        """Return the hashes of the keys in a data file, and their rows."""
+        """Return the hashes of the keys in a data file, and the row number of each."""
         if self._rows.null_column is None:
             return hash_keys(self.read_rows(file, self.key).columns, self.index.secret)
         rows = self.read_rows(file, (*self.key, self._rows.null_column))
@@ -244,7 +253,7 @@ class IndexedTable:
         return hashes, wanted[numbers]
 
     def find_rows(self, keys: pa.Table, schema: pa.Schema) -> pa.Table:
-        """Return the rows with some keys, each row once. keys: the key columns. schema: the columns to return."""
+        """Return the rows with the given keys, each row once. keys: the key columns. schema: the columns to return."""
         self.index_new_files()
         hashes, numbers = hash_keys([keys[name] for name in self.key], self.index.secret)
         found = self._live_matches(self.index.find(hashes), numbers)
@@ -252,9 +261,10 @@ class IndexedTable:
         return self._old_values(FoundRows(*(values[first] for values in found)), schema)
 
     def read_rows(self, file: LiveFile, names: Sequence[str], numbers: np.ndarray | None = None) -> pa.Table:
-        """Read columns of the rows of a data file with some numbers; of all rows, also of deleted ones, without them.
+        """Read columns of a data file, including deleted rows.
 
-        Row groups that contain none of the rows are not read.
+        names: the columns. numbers: the numbers of the rows to read; None: all rows. Row groups that contain none of
+        these rows are not read.
         """
         partitions = self.files.partition_columns
         stored = [name for name in names if name not in partitions]
@@ -276,7 +286,10 @@ class IndexedTable:
         return pa.Table.from_arrays(columns, names=list(names))
 
     def _live_matches(self, found: FoundRows, numbers: np.ndarray) -> FoundRows:
-        """Return the matches whose file is live and whose row is not deleted, with the numbers of their source rows."""
+        """Return the found rows that are not deleted and whose file is live.
+
+        numbers: for each searched key, the number of its source row. The result has this number in `wanted`.
+        """
         path_of = {number: path for path, number in self.index.files.items()}
         keep = np.zeros(found.files.size, bool)
         for number in np.unique(found.files).tolist():
@@ -289,10 +302,11 @@ class IndexedTable:
         return FoundRows(numbers[found.wanted[keep]], found.files[keep], found.rows[keep])
 
     def _later_matches(self, rows: NewRows, found: FoundRows) -> tuple[FoundRows, np.ndarray]:
-        """Return the matches that their source rows replace or delete, and the source rows whose match stays.
+        """Return the target rows that a source row replaces or deletes, and the source rows that must be ignored.
 
-        A target row is later than a source row only if a batch is merged again after a crash. So the positions of a
-        file are read only if its statistics say that it may have such rows.
+        found: target rows with the keys of source rows. A source row is ignored if the target row with its key is
+        later. This happens only when a batch is merged again after a crash. So the positions in a file are read only if
+        its statistics show that it may contain later rows.
         """
         # a row of a table without a key is deleted by its own position
         if self.key == POSITION_KEY or not found.files.size:
@@ -319,15 +333,16 @@ class IndexedTable:
         return FoundRows(*(values[applies] for values in found)), stays
 
     def _upserts(self, rows: NewRows, stays: np.ndarray) -> np.ndarray:
-        """Return the numbers of the source rows that become rows of the target."""
+        """Return the numbers of the source rows that become target rows; stays: the source rows to ignore."""
         wanted = pc.equal(rows.source[OP], "u").to_numpy().copy()
         wanted[stays] = False
         return np.flatnonzero(wanted)
 
     def _new_table(self, source: pa.Table, upserts: np.ndarray, found: FoundRows, columns: pa.Schema) -> pa.Table:
-        """Return the new rows of the target. A column that the source does not have keeps the value of the old row.
+        """Return the new rows of the target: the source rows with the numbers `upserts`.
 
-        Columns without any value are left out.
+        A column that the source does not have keeps the value of the old row in `found`. If all of its values are null,
+        the column is left out.
         """
         table = source.select([field.name for field in columns if field.name in source.column_names])
         if upserts.size < table.num_rows:
@@ -346,7 +361,7 @@ class IndexedTable:
         return table
 
     def _old_values(self, found: FoundRows, schema: pa.Schema) -> pa.Table:
-        """Read columns of the found rows, in the order of the numbers of their files."""
+        """Read the columns of `schema` from the found rows. The result is sorted by the numbers of the data files."""
         path_of = {number: path for path, number in self.index.files.items()}
         parts = [schema.empty_table()]
         for number in np.unique(found.files).tolist():
@@ -362,7 +377,10 @@ class IndexedTable:
     def _write_files(
         self, rows: NewRows, upserts: np.ndarray, table: pa.Table, described: Sequence[str]
     ) -> list[NewFile]:
-        """Write the new rows to one Parquet file per partition. table: the rows of the source numbers `upserts`."""
+        """Write the new rows to one Parquet file per partition.
+
+        table: the new rows. upserts: for each of them, the number of its source row.
+        """
         if not upserts.size:
             return []
         place_of = np.full(rows.source.num_rows, -1, np.int64)
@@ -379,7 +397,10 @@ class IndexedTable:
         return written
 
     def _partitions(self, rows: pa.Table) -> list[tuple[dict[str, str | None], np.ndarray | None]]:
-        """Return the values of each partition that rows belong to, and their numbers; None: all rows."""
+        """Group rows by partition: return (partition values, numbers of its rows) for each partition.
+
+        If the table has no partition columns, the result is one group with None, which means all rows.
+        """
         names = self.files.partition_columns
         if not names:
             return [({}, None)]
@@ -423,7 +444,11 @@ class IndexedTable:
         return True
 
     def _with_deleted(self, found: FoundRows) -> tuple[list[LiveFile], list[str], list[Action]]:
-        """Delete rows: return files with new vectors, paths of files without any row left, and all remove actions."""
+        """Write deletion vectors for the found rows, and return what the commit needs.
+
+        Returns the files with new deletion vectors, the paths of files in which every row is deleted, and the `remove`
+        actions of both.
+        """
         path_of = {number: path for path, number in self.index.files.items()}
         kept, removed, actions = list[tuple[LiveFile, BitMap]](), list[str](), list[Action]()
         for number in np.unique(found.files).tolist():
@@ -443,7 +468,7 @@ class IndexedTable:
         return changed, removed, actions
 
     def _rows_in(self, file: LiveFile) -> int:
-        """Return the number of rows of a file, also of the deleted ones."""
+        """Return the number of rows in a data file, including deleted ones."""
         if file.rows is None:
             with self._storage.open(file.path) as opened:
                 file.stats["numRecords"] = pq.ParquetFile(opened).metadata.num_rows
@@ -451,9 +476,10 @@ class IndexedTable:
 
 
 def _row_groups(metadata: pq.FileMetaData, numbers: np.ndarray | None) -> tuple[list[int], pa.Array | None]:
-    """Return the row groups that contain rows of a file, and the places of the rows in these row groups together.
+    """Return the row groups of a file that contain the wanted rows, and where the wanted rows are in them.
 
-    numbers: the rows; None: all rows, whose places are None.
+    numbers: the wanted rows of the file; None: all rows. The second result has, for each wanted row, its index among
+    the rows of the returned row groups. It is None if all rows are wanted.
     """
     if numbers is None:
         return [*range(metadata.num_row_groups)], None

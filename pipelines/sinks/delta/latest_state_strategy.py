@@ -74,7 +74,7 @@ class LatestState:
         return refused_rows(self._plans.apply_filter(batch.rows, shape), self._bases(target, batch), shape, limit)
 
     def _bases(self, target: DeltaTarget, batch: TableBatch) -> BaseLookup:
-        """Return the lookup of the batch's base rows; it reads the version of the target before the batch's range.
+        """Return the lookup that finds base rows for the batch, in the target as it was before the batch's range.
 
         If an earlier attempt already merged part of the range, this is usually an older version of the target.
         """

@@ -38,8 +38,8 @@ from pipelines.sinks.delta.published_cuts_table import KeptCut
 from pipelines.sinks.delta.target_layout import partition_text
 
 COMPACT_ABOVE: Final = 64
-"""Number of new files after which a target needs an OPTIMIZE. Each merge of a batch adds a file and opens all files of
-the target.
+"""Number of new files after which a target needs an OPTIMIZE. Each merge adds a file and opens all files of the target,
+so merges become slower with every new file.
 """
 URGENT: Final = 4
 """Multiple of COMPACT_ABOVE. A target with more new files gets its OPTIMIZE even if maintenance has used its share of
@@ -50,9 +50,7 @@ SHARE: Final = 10
 PINNED_FOR: Final = 86_400.0
 """Seconds after which a pin of versions expires, because the reader that pinned them was probably killed."""
 FIRST_AFTER: Final = 60.0
-"""Maximum number of seconds until a target's unused files are first searched, counted from the first publish with this
-target in this process.
-"""
+"""Maximum seconds from the first publish with a target in this process to the first search for its unused files."""
 AT_ONCE: Final = 1_000
 """Maximum number of unused files that one call of `turn` removes; later calls remove the rest."""
 REMOVES_FOR: Final = 1.0
@@ -61,7 +59,7 @@ files.
 """
 
 READ_AT_ONCE: Final = 20
-"""Maximum number of table versions whose lists of files one call reads; each takes about 20 ms."""
+"""Maximum number of table versions whose lists of files one call of `turn` reads; each takes about 20 ms."""
 UNKNOWN_FILE_AGE: Final = 86_400.0
 """Age in seconds at which an unused file that no known version contained may be removed. A younger one may belong to a
 commit that another client has not made yet.
@@ -77,7 +75,7 @@ MEMORY: Final = 256 << 20
 """Maximum bytes of memory for sorting one file group; further rows are spilled to disk. Wide rows may need more."""
 
 _PARTED: Final = f"{RELATION_COLUMN}="
-"""Prefix of the name of a partition directory in a shared target. Other names with a leading underscore are not
+"""Prefix of the name of a partition directory in a shared target. Other directories with a leading underscore are not
 searched for data files.
 """
 _OWN: Final = "delta.enableExpiredLogCleanup"
@@ -170,11 +168,11 @@ class TableFiles:
     def needed(
         self, listed: Iterable[int], now: float, after: float, files_of: Callable[[int], frozenset[str]]
     ) -> frozenset[str] | None:
-        """Return the files of the versions in `listed`; None if more calls are needed to read these versions.
+        """Return the files that kept cuts need; None if more calls are needed to read their versions.
 
-        listed: the versions that kept cuts name. after: seconds for which unused files stay. One call reads at most
-        READ_AT_ONCE versions. A version is left out until it has been listed for half of `after`. Before that, none of
-        its files can have been unused for as long as `after`.
+        listed: the versions that kept cuts name. after: seconds for which unused files stay. files_of: function that
+        reads the files of a version. One call reads at most READ_AT_ONCE versions. A version is left out until it has
+        been listed for half of `after`. Before that, none of its files has been unused for long enough to be removed.
         """
         self.seen = {version: self.seen.get(version, now) for version in listed}
         due = [version for version, since in self.seen.items() if now - since >= after / 2]
@@ -211,7 +209,7 @@ class _Turn:
     purge_due: float
     """Clock time of the next search for data files with many deleted rows."""
     rewrite_due: float = 0.0
-    """Clock time before which no files are rewritten in the background, because that failed."""
+    """Clock time before which no files are rewritten in the background, because the last rewrite failed."""
     files: TableFiles = field(default_factory=TableFiles)
     version: int = -1
     """Version of the table at which its files were last added to `files.known`."""
@@ -234,7 +232,7 @@ class TargetMaintenance:
         clock: Callable[[], float] = time.monotonic,
         rewriter: BackgroundRewriter | None = None,
     ) -> None:
-        """rewriter: rewrites files of the targets that the indexed writer has open; None: there are none."""
+        """rewriter: rewrites files of the targets that the indexed writer has open; None: there are no such targets."""
         self._settings, self._clock, self._rewriter = settings, clock, rewriter
         self._turns: dict[str, _Turn] = {}
         """Target URI → state of its maintenance; the target that has waited longest is first."""
@@ -349,7 +347,8 @@ class TargetMaintenance:
     def _start_rewrite(self, rewriter: BackgroundRewriter, target: DeltaTarget, turn: _Turn, many: int) -> bool:
         """Start to rewrite files of the target in the background if that is due; return whether that was started.
 
-        many: number of files since there were no more small files to merge. If there are far too many, the call waits.
+        many: number of files added since the last call that found no small files to merge. If it is very large and the
+        rewriter is busy with this target, the call waits for the rewrite and commits it.
         """
         if rewriter.is_busy():
             if many > URGENT * COMPACT_ABOVE and rewriter.is_busy(target.uri):
@@ -371,8 +370,8 @@ class TargetMaintenance:
     def _finish(
         self, rewriter: BackgroundRewriter, targets: Mapping[str, DeltaTarget], turn: _Turn, *, wait: bool = False
     ) -> bool:
-        """Commit a rewritten file; return whether that was done. After an error, the next rewrite follows one interval
-        later.
+        """Commit a rewritten file; return whether that was done. After an error, no rewrite of this target starts for
+        `UpkeepSettings.every` seconds.
         """
         turn.rewrite_due = self._clock() + self._settings.every
         done = rewriter.finish(targets, wait=wait)
@@ -382,7 +381,7 @@ class TargetMaintenance:
     def _order(self, target: DeltaTarget, turn: _Turn) -> bool:
         """Sort the file group with the most unsorted bytes; return whether a group needed sorting.
 
-        After an error, the next attempt follows one interval later.
+        After an error, the next attempt follows `UpkeepSettings.every` seconds later.
         """
         ordering, turn.order_due = self._settings.ordering, self._clock() + self._settings.every
         if unsupported_features(target.table):

@@ -63,7 +63,7 @@ class BaseLookup:
     """The target at the version to read; None if there was no target before the batch."""
     exact: bool = True
     """False if the target already contains some changes of the batch's range. A row found by the same key is then still
-    a valid base row. A row found by the old key of a row that moved may be another row.
+    a valid base row. If a row moved to another key, its old key may find a newer row that got this key.
     """
     truncated: tuple[int, int] | None = None
     """(position, ordinal) of a truncate in the batch's range; rows older than it are not used as base rows."""
@@ -211,9 +211,9 @@ def has_no_base(images: pa.Table, bases: BaseLookup, shape: RowShape) -> np.ndar
 
 
 def find_base_rows(images: pa.Table, bases: BaseLookup, shape: RowShape) -> tuple[pa.Array, pa.Table]:
-    """Find the base row of each image; return (indexes into the rows, rows).
+    """Find the base row of each image; return (indexes, rows).
 
-    The index of an image without a base row is null.
+    `indexes` has, for each image, the index of its base row in `rows`; null if the image has no base row.
     """
     wanted = shape.image_columns
     base_keys = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
@@ -253,7 +253,7 @@ def rows_with_keys(
 def find_by_index(
     find_rows: RowFinder | None, table: DeltaTable, keys: pa.Table, wanted: pa.Schema, relation: int | None = None
 ) -> pa.Table | None:
-    """Find the rows of a target with some keys; None if no index finds them. Arguments as in `rows_with_keys`."""
+    """Find the rows with the given keys by an index; None if no index can be used. Arguments as in `rows_with_keys`."""
     if find_rows is None:
         return None
     present = _columns(table, relation)

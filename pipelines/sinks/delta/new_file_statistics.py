@@ -43,7 +43,7 @@ class TargetFolder:
 
 
 def columns_with_bounds(schema: pa.Schema) -> list[str]:
-    """Return the columns whose bounds a Parquet file may contain: not floats.
+    """Return the columns whose bounds a Parquet file may contain: all except float columns.
 
     Parquet bounds ignore NaN, but Spark sorts NaN above all values, so with bounds it would skip rows.
     """
@@ -51,10 +51,10 @@ def columns_with_bounds(schema: pa.Schema) -> list[str]:
 
 
 class FileStatistics:
-    """The statistics of a file whose rows come in parts."""
+    """Computes the statistics of a data file whose rows are added in parts."""
 
     def __init__(self, columns: Sequence[str]) -> None:
-        """columns: those that are described; columns that the rows do not have are left out."""
+        """columns: the columns that get statistics; those that the rows do not have are left out."""
         self.rows = 0
         self._columns = columns
         self._nulls: dict[str, int] = {}
@@ -62,7 +62,7 @@ class FileStatistics:
         """Column → the least and the greatest value of each part."""
 
     def add(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Count further rows, which have the same columns as the rows before."""
+        """Add rows of the file to the statistics; every call needs rows with the same columns."""
         self.rows += rows.num_rows
         for name in self._columns:
             if name not in rows.schema.names:

@@ -26,16 +26,16 @@ from pipelines.sinks.delta.merge_source import RowFinder
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS
 
 UNUSED_FOR: Final = 7 * 86_400.0
-"""Seconds after which the index of a target that no sink opened is removed."""
+"""Seconds after which the index of a target is removed from disk, if it was not written meanwhile."""
 
 log = structlog.get_logger("apply")
 
 _Name = tuple[str, int | None, str | None]
-"""URI of a target; if several tables share it, the relation of the table; the null column of an index for look-ups."""
+"""(URI of a target, relation of the source table if several tables share the target, `IndexedRows.null_column`)."""
 
 
 class IndexedTargets:
-    """Opens and keeps the indexed tables of one sink. A thread uses a target only while it has its table's lock."""
+    """Opens and keeps the indexed tables of one sink. A thread may use a target only while it has the target's lock."""
 
     def __init__(self, folder: str | None) -> None:
         """folder: local directory for the indexes; None: temporary directories."""
@@ -45,9 +45,9 @@ class IndexedTargets:
         """URI of a target → why the indexed writer does not write it."""
 
     def can_merge(self, target: DeltaTarget, key: tuple[str, ...]) -> bool:
-        """Return whether the indexed writer can merge rows with these key columns; read what other writers committed.
+        """Read new commits of other writers; return whether the indexed writer can merge rows by these key columns.
 
-        Records the reason in `refused` if it cannot.
+        If it cannot, the reason is recorded in `refused`.
         """
         with _translated_errors(target.uri):
             reason = self._open(target, key)
@@ -59,7 +59,7 @@ class IndexedTargets:
         return reason is None
 
     def merge(self, target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:
-        """Merge `source` into `target`, after `can_merge` was true. Arguments as in writers.merge_with_delta_rs."""
+        """Merge `source` into `target`, after `can_merge` allowed it. Arguments as in writers.merge_with_delta_rs."""
         table, since = self._tables[_name(target)], target.version
         with _translated_errors(target.uri):
             table.read_commits(since)  # since the choice of the writer, rows may have been erased
@@ -71,7 +71,7 @@ class IndexedTargets:
             table.files.write_checkpoint()
 
     def row_finder(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> RowFinder:
-        """Return the function `find_rows` for one target and its key columns. null_column: see `find_rows`."""
+        """Return a function (keys, schema) → rows, which calls `find_rows` with these first three arguments."""
         return partial(self.find_rows, target, key, null_column)
 
     def find_rows(
@@ -82,10 +82,10 @@ class IndexedTargets:
         keys: pa.Table,
         schema: pa.Schema,
     ) -> pa.Table | None:
-        """Return the rows of the newest version of a target with some keys; None if there is no index for them.
+        """Return the rows with the given keys in the newest version of a target; None if no index can be used.
 
-        keys: the values of the key columns `key`. schema: the columns to return. null_column: only rows in which this
-        column is null are wanted; they have an index of their own, which only this method uses.
+        keys: the values of the key columns `key`. schema: the columns to return. null_column: if set, only rows in
+        which this column is null are returned. They have a separate index, which merges do not use.
         """
         with _translated_errors(target.uri):
             if self._open(target, key, null_column) is not None:
@@ -96,7 +96,7 @@ class IndexedTargets:
             return table.find_rows(keys, schema)
 
     def opened(self, target: DeltaTarget) -> list[IndexedTable]:
-        """Return the open tables of a target by which rows are merged: several if several source tables share it."""
+        """Return the open indexed tables that merge rows into a target: several if several source tables share it."""
         return [table for (uri, _, column), table in self._tables.items() if uri == target.uri and column is None]
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class IndexedTargets:
 
 @contextmanager
 def _translated_errors(uri: str) -> Iterator[None]:
-    """Raise an error of a file as TargetUnusable if the target is damaged, and as SinkUnavailable otherwise."""
+    """Translate file errors of the block: to TargetUnusable if the target is damaged, otherwise to SinkUnavailable."""
     try:
         yield
     except (DamagedVector, FileNotFoundError, pa.ArrowInvalid) as exc:

@@ -1,7 +1,7 @@
 """Open targets: opens or creates the Delta target of a table, by the rule of the table, and keeps it open.
 
-Each time a batch needs a target, three things are checked. The target belongs to this log and to this table, and its
-rows were written under the current rules. Tables that share a target are written one after the other, under one lock.
+For each batch, it checks that the target belongs to this log and to this table, and that the rows of the target were
+written under the current rules. Tables that share a target are written one after the other, under one lock.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class OpenTargets:
         self._locks: dict[str, RLock] = {}
         """URI of a target → the lock for writing to it."""
         self._erased: dict[int, int] = {}
-        """Relation → the result of `erased_upto`, once read from the target."""
+        """Relation → cached result of `erased_upto`."""
 
     def shape(self, schema: TableSchema) -> RowShape:
         """Return the columns and types of a table's target.
 
-        Raises SchemaNotApplicable if a key column is not selected, TransformFailed for a transform that does not fit
-        the table, and SparkAwaited if the rule has expressions and Spark has not started.
+        Raises SchemaNotApplicable if a key column is not selected, and TransformFailed for a transform that does not
+        fit the table. Raises SparkAwaited if the rule has expressions and Spark has not started.
         """
         selected = with_selected_columns(schema, self._settings.of(schema.topic))
         return self._plans.of(selected, self._settings.types_of(schema.topic))
@@ -137,9 +137,9 @@ class OpenTargets:
         return replace(batch, schema=with_target_types(batch.schema, target.columns, changes, shape.policy))
 
     def erased_upto(self, target: DeltaTarget, relation: int) -> int:
-        """Return the end of the last batch in which a truncate or copy deleted rows of this table.
+        """Return the end of the last batch in which a truncate or a finished copy deleted rows of this table.
 
-        Returns 0 if there was no such batch. Rows up to that position may be missing in the target after a crash.
+        Returns 0 if there was no such batch. After a crash, the target may not have the new rows of that batch yet.
         """
         # the target's `txn` is read once: later erasures are this driver's own
         if relation not in self._erased:
@@ -190,7 +190,7 @@ class OpenTargets:
         return DeltaTarget.create(uri, self.log_id, shape.schema, columns, layout)
 
     def _check_new(self, schema: TableSchema) -> None:
-        """Raise TargetUnusable if the table was published with a target before, because its files are then lost."""
+        """Called if no target was found: raise TargetUnusable if the table had a published one, which is lost."""
         known = self._published.records.get(schema.relation)
         if known is not None and known.version is not None:
             raise TargetUnusable(

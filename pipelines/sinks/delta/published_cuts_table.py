@@ -32,9 +32,9 @@ from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY
 CLEAN_EVERY: Final = 100
 """Number of publishes from one clean-up to the next; a clean-up removes expired cuts and overwritten files."""
 TRUSTED_FOR: Final = 60.0
-"""Seconds after a publish in which the open table can be refreshed; after that it is opened again.
+"""Seconds after its last commit in which the driver refreshes the open table. Later, it opens the table again.
 
-Later, another driver may have removed commits that the refresh needs.
+By then, another driver may have removed commits that a refresh needs.
 """
 
 _PROPERTIES: Final = {
@@ -130,7 +130,7 @@ class PublishedTable:
     def write(self, record: Published, forgotten: Collection[str] = ()) -> None:
         """Publish a record: add it to the table as the newest row.
 
-        forgotten: URIs of targets that earlier cuts must no longer show, because their rows followed other rules.
+        forgotten: URIs of targets that earlier cuts must no longer show, because these cuts follow earlier rules.
         Raises SinkFenced if another driver wrote to the table, or if the position of the sink would decrease.
         """
         seen = self.check()

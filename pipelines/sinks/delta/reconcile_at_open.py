@@ -22,9 +22,7 @@ from pipelines.sinks.record_after_batch import failure_reason, with_progress_sta
 
 
 def open_part(uri: str, relation: int) -> DeltaTarget | None:
-    """Open the target at uri, limited to one relation if the target is shared; return None if uri
-    has no Delta table.
-    """
+    """Open the target at uri, limited to one relation if it is shared; return None if uri has no Delta table."""
     whole = DeltaTarget.open(uri)
     return whole and whole.part_of(relation)
 
@@ -118,7 +116,7 @@ def _by_rules(record: TableRecord, rules: TargetRules, position: int) -> TableRe
 def _continued(
     record: TableRecord, target: DeltaTarget | None, schema: TableSchema | None, position: int
 ) -> TableRecord:
-    """Return the record of a table that continues, because the rules whose change had stopped it were restored."""
+    """Return the record of a table that stopped after a change of its rules and continues under the old rules."""
     copying = schema is not None and schema.state is TableState.SNAPSHOTTING
     whole = target is not None and target.part_of(record.relation).is_complete and not copying
     state = TargetState.CATCHING_UP if whole else TargetState.SNAPSHOTTING

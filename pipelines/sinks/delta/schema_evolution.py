@@ -95,7 +95,7 @@ def columns_to_drop(
 ) -> frozenset[bytes]:
     """Return the ids of the target's columns to drop: none under policy KEEP, otherwise those missing at the source.
 
-    before: the table when it was last published; None if it was never published: then nothing is dropped. The key
+    before: the table when it was last published; None if it never was. If it is None, nothing is dropped. The key
     columns of `before` are not dropped. After a crash, a range from before a key change may be merged again, and this
     merge finds rows by the old key.
     """
@@ -107,11 +107,11 @@ def columns_to_drop(
 def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaChanges, policy: Policy) -> TableSchema:
     """Return `schema` with the columns and types that the table has in this target.
 
-    A column that is text in the target stays text while its source type is unchanged. Only a replay applies a changed
-    type map or policy.
+    A column that is text in the target stays text while its source type is unchanged. A changed type policy applies to
+    such a column only after a replay.
 
     Under IGNORE, columns keep the names and types of the target, and columns that the target does not have are left
-    out. Raises SchemaNotApplicable if such a column is part of the key.
+    out. Raises SchemaNotApplicable if a column that is left out is part of the key.
     """
     found = _by_id(present)
     columns = []
@@ -132,7 +132,7 @@ def with_target_types(schema: TableSchema, present: pa.Schema, changes: SchemaCh
 
 
 def with_earlier_names(schema: TableSchema, rule: Transform, present: pa.Schema, policy: Policy) -> TableSchema:
-    """Return the table description for a batch that ends before position `DeltaTarget.columns_changed_upto`.
+    """Return the schema for a batch that ends before the position `DeltaTarget.columns_changed_upto`.
 
     Such a batch exists only after a crash. The result is that of `with_target_types` under IGNORE, with two
     differences. Columns have their names at the source, without the renames of the rule. The columns that the rule
@@ -323,7 +323,7 @@ class _PlanBuilder:
         return [FilledColumn(self._renamed(field), field.name)] if self._lenient else []
 
     def _renamed(self, field: pa.Field) -> pa.Field:
-        """Return the field under an unused name with `%v` and a number.
+        """Return the field under an unused name: its name with `%v` and a number, such as `note%v1`.
 
         No source column gets such a name in the target, because a percent sign in its name is escaped.
         """

@@ -45,8 +45,8 @@ class DeltaSettings:
     upkeep: UpkeepSettings = field(default_factory=UpkeepSettings)
     """How long published cuts are kept, and when the targets are maintained."""
     is_staged: bool = False
-    """Whether a replay builds the targets, whose files it then adds to the targets of the sink. Such targets have no
-    deletion vectors, because delta-rs cannot add a file with its vector.
+    """Whether the targets are staged: a replay builds them, then adds their files to the targets of the sink. Staged
+    targets have no deletion vectors, because delta-rs cannot add a file with its vector.
     """
     index_folder: str | None = None
     """Local directory for the key indexes of the targets; None means a temporary directory."""
@@ -92,7 +92,7 @@ class DeltaSettings:
         return TargetRules(self.table, self.rules)
 
     def writer_of(self, topic: str) -> Writer:
-        """Return the writer that the rule of a table sets, or that of the sink."""
+        """Return the writer that the rule of a table sets; if it sets none, return the writer of the sink."""
         rule = rule_of(topic, self.rules)
         return self.writer if rule is None or rule.writer is None else Writer(rule.writer.value)
 

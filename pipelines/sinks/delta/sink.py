@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 _ATTEMPTS: Final = 5
 _PARALLEL: Final = 4
-"""Maximum number of tables that delta-rs merges at once. delta-rs releases the interpreter's lock, so more threads
-would only need more memory.
+"""Maximum number of tables that delta-rs merges at once. delta-rs releases the interpreter's lock, so the merges run in
+parallel; more of them would need more memory.
 """
 
 

@@ -56,7 +56,7 @@ class DeltaSinkParts:
         self.writers.attach(spark)
 
     def close(self) -> None:
-        """Remove the open targets, and the versions up to which their commits were checked, from these objects."""
+        """Stop the background rewriter, save the key indexes, and forget the open targets."""
         self.targets.close()
         self.rewriter.close()
         self.writers.indexed.close()

@@ -31,7 +31,9 @@ _TXN_APP: Final = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION: Final = "spark.databricks.delta.write.txnVersion"
 _WANTED: Final = "_wanted"
 _AGAIN: Final = "/again"
-"""Suffix of a `txn` application id for a repeated deletion. Its version is the target's version before the deletion."""
+"""Suffix of the `txn` application id of a repeated deletion. The version of this `txn` is the Delta version
+of the target before the deletion, not a position.
+"""
 
 
 @contextmanager

@@ -59,9 +59,9 @@ _NTZ: Final = "timestampNtz"
 class StagedDelta:
     """The new targets that a replay fills through the attribute `sink`; `put` replaces the old targets by them.
 
-    Only one process may use an instance. After a crash before `put` the old targets are unchanged. After a
-    crash during `put` each target is either old or new, and the published record still names the old cut. The replay
-    can then be repeated.
+    Only one process may use an instance. After a crash before `put`, the old targets are unchanged. After a crash
+    during `put`, each target is either old or new, and the published record still names the old cut. The replay can
+    then be repeated.
     """
 
     def __init__(self, settings: DeltaSettings) -> None:
@@ -210,9 +210,10 @@ def _check_replaceable(target: DeltaTarget, staged: DeltaTarget) -> None:
 
 
 def _make_ready(target: DeltaTarget, staged: DeltaTarget, *, has_vectors: bool) -> None:
-    """Prepare the old target for the overwriting commit: add the table features that the new columns need.
+    """Prepare the old target for the overwriting commit: add table features and set properties that the new rows need.
 
-    has_vectors: whether the target gets deletion vectors, unless it has a value for this property.
+    has_vectors: whether to enable deletion vectors, if the target does not have the property that enables or disables
+    them.
     """
     wanted, present = (table.protocol().writer_features or [] for table in (staged.table, target.table))
     if _NTZ in wanted and _NTZ not in present:

@@ -2,7 +2,7 @@
 
 delta-rs 1.6 adds the feature `variantType` to each table with deletion vectors that it creates, and to each table with
 any feature when it sets a property. Readers without this feature, such as Delta Lake 3 on Spark 3.5, then refuse the
-table, although no column has the type. So the commits that create a table and set properties are our own.
+table, although no column has the type. So this module writes the commits that create a table or set properties itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def set_properties(uri: str, table: DeltaTable, properties: Mapping[str, str]) -
 
 
 def _metadata(table: DeltaTable, properties: Mapping[str, str]) -> Action:
-    """Return the `metaData` action of a table with further properties."""
+    """Return the `metaData` action of a table, with `properties` added to its configuration."""
     found = table.metadata()
     action: Action = {
         "id": str(found.id),
@@ -82,7 +82,7 @@ def _metadata(table: DeltaTable, properties: Mapping[str, str]) -> Action:
 
 
 def _without_feature(action: Action) -> Action:
-    """Return an action of a new table; from its protocol, the feature that no column needs is left out."""
+    """Remove the feature `variantType` from a `protocol` action; return any other action unchanged."""
     if "protocol" not in action:
         return action
     lists = {

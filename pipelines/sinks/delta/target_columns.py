@@ -1,6 +1,4 @@
-"""Target columns: the columns, types, path and layout that the rules of a Delta sink give the target of
-one source table.
-"""
+"""Target columns: the columns, types, path and layout that a Delta sink's rules set for the target of one table."""
 
 from __future__ import annotations
 
@@ -44,8 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 OP: Final = "_op"
-"""Name of the column of a merge source with the operation. It is unambiguous, because no column of a target that comes
-from a source table begins with an underscore.
+"""Name of the column that has the operation (`u`, `d`) in a merge source. No source column gets this name in a target,
+because none gets a name that begins with an underscore.
 """
 POSITION_KEY: Final = (POSITION_COLUMN, ORDINAL_COLUMN)
 """Names of the columns by which a merge finds a row of a table without a key."""
@@ -134,9 +132,7 @@ class RowShape:
         return finished.selectExpr("*", f"{int(self.relation)}L AS {RELATION_COLUMN}")
 
     def with_relation(self, rows: pa.Table) -> pa.Table:
-        """Return merge source rows with the column `_relation` added if the target is shared;
-        otherwise the same rows.
-        """
+        """Add the column `_relation` to merge source rows if the target is shared; otherwise return the same rows."""
         if self.relation is None:
             return rows
         return rows.append_column(RELATION_COLUMN, pa.repeat(pa.scalar(self.relation, pa.int64()), rows.num_rows))
@@ -325,7 +321,7 @@ def _raise_first(found: Iterator[KeyConflict]) -> None:
 
 
 def rules_in_subdirectory(rules: Sequence[SinkRule], name: str) -> tuple[SinkRule, ...]:
-    """Return the rules with `/name` appended to each path, so that each target is below its old directory."""
+    """Return the rules with `/name` appended to each path, which is then a subdirectory of the earlier path."""
     return tuple(
         rule if rule.path is None else rule.model_copy(update={"path": f"{rule.path}/{name}"}) for rule in rules
     )

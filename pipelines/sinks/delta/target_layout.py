@@ -59,7 +59,7 @@ _TOO_LONG: Final = "a text that is too long for a directory name, but each parti
 _NAME_BYTES: Final = 255
 """Maximum bytes of a directory name `column=text`: NAME_MAX of the file systems of Linux and macOS."""
 _ESCAPED: Final = r"[^A-Za-z0-9._~-]"
-"""Pattern of the characters that delta-rs percent-encodes in a directory name. Each of their bytes becomes three."""
+"""Pattern of the characters that delta-rs percent-encodes in a directory name: each byte becomes `%` and two digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class TargetLayout:
 def is_partition_type(kind: pa.DataType) -> bool:
     """Return whether a column of this type can be a partition column.
 
-    These are the types of which Delta writes each value as exactly one text.
+    Delta must write each value of the type as exactly one text.
     """
     return pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_boolean(kind)
 

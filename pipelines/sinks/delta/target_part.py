@@ -6,8 +6,8 @@ A target belongs to one source table (`WholeTarget`), or several source tables s
 A shared target is partitioned by `_relation`, so a merge of one table neither reads nor writes a file of another table.
 Each table has its own applied position, because the application id of its `txn` names target and relation. Each table
 also has its own generation (start position of its last full copy) and its own column ids. Both are in one JSON text per
-table, in the metadata of the field `_relation`. So each change of them is one commit, and a replay replaces rows and
-schema together.
+table, in the metadata of the column `_relation`. So one commit can change both, and one commit of a replay replaces
+them together with the rows.
 
 A shared target has the columns of all its tables, by name; the rows of a table have nulls in the columns of other
 tables. A table may not change a column in which other tables have rows.
@@ -38,9 +38,7 @@ GENERATION: Final = "cdc.generation"
 full copy has ended.
 """
 KEYLESS: Final = "cdc.keyless"
-"""Name of a target's property: `true` if rows are found by position and ordinal, because the source
-table has no key.
-"""
+"""Name of a target's property: `true` if the source table has no key, so that position and ordinal identify rows."""
 SHARED_TABLE: Final = "cdc.shard."
 """Prefix of names in the metadata of the column `_relation`. The name is the prefix and a relation; the value is the
 `SharedTable` of that relation as JSON.
@@ -116,9 +114,9 @@ class TargetPart(Protocol):
         """
 
     def is_replaced_by(self, target: TargetTable, batch: TableBatch) -> bool:
-        """Return whether a full copy replaces every row of the part, when this batch is merged.
+        """Return whether a full copy in this batch replaces every row that the target has of the source table.
 
-        Then present values need no conversion to new types.
+        The values of these rows then need no conversion to new column types.
         """
 
     def plan_columns(self, target: TargetTable, change: ColumnChange) -> EvolutionPlan:

@@ -1,10 +1,10 @@
 """Writers: merge a batch into a Delta target with the indexed writer, delta-rs or Spark, in one commit with its `txn`.
 
-All engines get the same source rows and the same conditions (`MergeSpec`). A source row that deletes has its key, its
-position and nulls. In a table without a key it has the position of the row that it deletes. A change deletes a target
-row only if the (position, ordinal) of the change is later. A change replaces a target row only if its (position,
-ordinal) is later or equal. An equal pair is the same change: after a crash it is merged again, perhaps under a newer
-schema.
+All engines get the same source rows and the same conditions (`MergeSpec`). The source row of a delete has the key,
+position and ordinal of the delete, and nulls elsewhere. In a table without a key, it has position and ordinal of the
+target row to delete. A change deletes a target row only if the (position, ordinal) of the change is later. A change
+replaces a target row only if its (position, ordinal) is later or equal. An equal pair is the same change: after a crash
+it is merged again, perhaps under a newer schema.
 
 The indexed writer merges where it can (pipelines.sinks.delta.indexed_writer). Otherwise delta-rs merges what fits into
 the memory of the driver, and Spark the rest.
@@ -56,7 +56,7 @@ class Writers:
     """Chooses the writer of each merge of one sink, and merges; any thread may use it."""
 
     def __init__(self, settings: DeltaSettings) -> None:
-        """settings: those of the sink, which say which writer each table has."""
+        """settings: the settings of the sink, which define the writer of each table."""
         self.wanted, self._path, self._writer_of = settings.writer, settings.path, settings.writer_of
         self.indexed = IndexedTargets(settings.index_folder)
         self.by_spark = False
@@ -122,7 +122,10 @@ class Writers:
         return self._by_size(target, batch, source, key)
 
     def _by_size(self, target: DeltaTarget, batch: TableBatch, source: pa.Table, key: tuple[str, ...]) -> Writer:
-        """Return delta-rs for a merge that fits into the memory of the driver, otherwise Spark if there is one."""
+        """Return delta-rs if the merge fits into the driver's memory or Spark cannot write the target; otherwise Spark.
+
+        Raises SparkAwaited if Spark is needed and has not started yet.
+        """
         if fits_delta_rs(target, source, key) or (self._spark is not None and not self.by_spark):
             return Writer.DELTA_RS
         if self._spark is not None:
@@ -143,7 +146,8 @@ class Writers:
         """Merge `source` into `target` with the chosen writer, in one commit with the `txn` of `marker`.
 
         key: the columns by which source rows find target rows; empty: append the rows. Raises CommitFailedError if
-        another driver merged the same range meanwhile. Rows that it deleted in a later range would otherwise come back.
+        another driver merged the same range meanwhile. Without this error, the merge could insert rows
+        again that the other driver deleted in a later range.
         """
         target.check_not_committed(marker)
         with ONE_SPARK_WRITE if writer is Writer.SPARK else nullcontext():
@@ -194,8 +198,9 @@ def candidates(files: pa.Table, source: pa.Table, key: Sequence[str]) -> int:
 def merge_with_delta_rs(target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:
     """Merge `source` into `target` with delta-rs, in one commit with the `txn` of `marker`.
 
-    source: rows with the target's columns and the column `_op`, which is `u` or `d`. If the target is empty, only the
-    rows with `_op` `u` are appended. If `key` is empty, `source` has no column `_op`, and all of its rows are appended.
+    source: rows with the target's columns and the column `_op`, which is `u` or `d`. If the target is empty, the rows
+    with `_op` `u` are appended, and all others are ignored. If `key` is empty, `source` has no column `_op`, and all
+    of its rows are appended.
     """
     if not key:
         append_with_delta_rs(target, source, marker)
@@ -268,7 +273,7 @@ class MergeSpec:
     key: tuple[str, ...]
     """Delta names of the key columns; POSITION_KEY for a table without a key."""
     columns: tuple[str, ...]
-    """Delta names of every column of the source rows, also `_position` and `_ordinal`."""
+    """Delta names of all columns of the source rows except `_op`; `_position` and `_ordinal` are included."""
     quote: Callable[[str], str]
     relation: int | None = None
     """The relation whose rows are merged, if several tables share the target; otherwise None."""

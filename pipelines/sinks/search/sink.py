@@ -64,7 +64,7 @@ NO_ROWS: Final = pa.schema(
         pa.field("base", pa.list_(pa.string())),
     ]
 ).empty_table()
-"""A table without rows, for a batch that has only control rows; it has the columns that this module reads."""
+"""An empty table with the columns that this module reads, for a batch without rows (for example, only a truncate)."""
 TEXT_TYPES: Final = frozenset({19, 25, 1042, 1043, 1009, 1015})
 """OIDs of the text types and their arrays, whose words can be searched. citext has no fixed OID; its name is used."""
 
@@ -80,12 +80,13 @@ class PendingTable:
     erase_all: bool
     """Whether a truncate deletes all documents of the table."""
     erase_below: int | None
-    """Start of a full copy that has ended, which deletes documents of the table below this position; otherwise None."""
+    """If a full copy ended in the batch, the position of its start; older documents are deleted. Otherwise None."""
     rows: pa.Table
-    """The rows of the batch that the index does not have yet, with the schema FOLDED_ARROW."""
+    """The folded rows of the batch that the index does not have yet, with at least the columns of NO_ROWS."""
     completed: Mapping[int, Mapping[int, str | None] | None] = field(default_factory=dict)
-    """Row number → complete image, for rows with a partial image. None instead of an image: the row is not written,
-    because a running full copy has not copied its base row yet.
+    """Number of a row with a partial image → its complete image.
+
+    None instead of an image means that the row is not written: a running full copy has not copied its base row yet.
     """
 
 
@@ -142,7 +143,7 @@ class SearchSink:
         return self._published
 
     def parking_limits(self, schema: TableSchema) -> DeadLetterSettings:
-        """See ParkingSink.parking_limits; a table without a key stops as a whole."""
+        """See ParkingSink.parking_limits. For a table without a key, no row is parked: `apply` refuses the table."""
         return self._dead_letters if schema.key else NONE_PARKED
 
     def image_mask(self, schema: TableSchema) -> Callable[[Image], Image]:  # noqa: ARG002 - an index hides nothing
@@ -471,7 +472,7 @@ class DeadLetterDocuments:
         self._parked: dict[int, Mapping[Key, ParkedRow]] = {}
 
     def load(self, stored: Mapping[int, Mapping[Key, ParkedRow]]) -> None:
-        """Set the parked rows, by relation and key, to those that the index stores. Unpublished changes are dropped."""
+        """Set the parked rows to those that the index stores; drop unpublished changes. stored: by relation and key."""
         self._stored, self._parked = dict(stored), dict(stored)
 
     def rows_of(self, relation: int) -> Mapping[Key, ParkedRow]:
@@ -486,7 +487,7 @@ class DeadLetterDocuments:
         self._parked[relation] = rows
 
     def put(self, writer: tantivy.IndexWriter, relation: int) -> None:
-        """Add and delete documents through the writer, until the index has exactly the parked rows of a table.
+        """Add and delete documents, so that the next commit of `writer` stores exactly the parked rows of the table.
 
         The caller commits.
         """

@@ -2,8 +2,8 @@
 
 The file `meta.json` of a tantivy index lists its live segments. First, the files of the new segments are linked into
 the old directory under their own unique names. Then a rename replaces the old `meta.json` by the new one. A reader sees
-either the old index or the new one. A reader that was open before keeps its files. The next commit of the sink removes
-the old segments.
+either the old index or the new one. A reader that is already open continues with the old segments. The next commit of
+the sink removes the old segments.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pipelines.sinks.contract import NONE_PARKED
 from pipelines.sinks.search.sink import SearchSink
 
 META: Final = "meta.json"
-"""The list of live segments, which tantivy reads first."""
+"""Name of the file that lists the live segments; tantivy reads this file first."""
 MANAGED: Final = ".managed.json"
-"""The list of files that tantivy may remove once no segment list names them."""
+"""Name of the file that lists all files of the index; tantivy removes a file once META no longer lists its segment."""
 _LOCKS: Final = (".tantivy-writer.lock", ".tantivy-meta.lock")
 
 
@@ -44,7 +44,7 @@ class StagedSearch:
     ) -> None:
         self._path = Path(path)
         self.erased: dict[str, int] = {}
-        """Always empty: every file of the old index is removed anyway, so no files with hidden values are reported."""
+        """See StagedTarget.erased. Always empty, because `put` replaces every file of the old index anyway."""
         self._staged = self._path.with_name(f"{self._path.name}.replay")
         self.sink = SearchSink(f"{name} (replay)", self._staged, fields, dead_letters)
         self._old = SearchSink(name, path, fields)
@@ -100,7 +100,7 @@ def put_index(new: Path, old: Path) -> None:
     for file in new.iterdir():
         if file.name not in {META, MANAGED, *_LOCKS} and not (old / file.name).exists():
             os.link(file, old / file.name)
-    # first the removable files, then the live segments: after a crash in between, the next commit removes the new ones
+    # MANAGED before META: after a crash in between, the next commit of the sink removes the new segments
     atomic_file.replace(old / MANAGED, json.dumps(sorted(managed)).encode())
     hit("replay_before_publish")
     atomic_file.replace(old / META, (new / META).read_bytes())

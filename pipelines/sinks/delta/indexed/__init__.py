@@ -1,1 +1,1 @@
-"""Index, deletion vectors and commits of the indexed writer; see how-a-row-is-updated.md."""
+"""Parts of the indexed writer: its key index, deletion vectors and Delta commits; see how-a-row-is-updated.md."""

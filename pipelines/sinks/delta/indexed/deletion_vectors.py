@@ -1,9 +1,11 @@
-"""Deletion vectors: the sets of deleted rows of data files, in the form of the Delta protocol, without a Delta commit.
+"""Deletion vectors: encodes and decodes the sets of deleted rows of data files, in the format of the Delta protocol.
 
 A vector is a set of row numbers of one data file. It is serialised as a `RoaringBitmapArray` ("Deletion Vector Format"
-in Delta's PROTOCOL.md): a magic number, then 64-bit counts and keys of 32-bit Roaring bitmaps in their portable format.
-A file of vectors begins with one byte for the version; each vector has its size before it and its CRC-32 after it.
-The same bytes are a blob `deletion-vector-v1` of a Puffin file.
+in Delta's PROTOCOL.md). That is a magic number, then 64-bit counts and keys of 32-bit Roaring bitmaps in their
+portable format.
+
+A file of vectors begins with one byte for the version. Each vector has its size before it and its CRC-32 after it.
+Size, vector and CRC-32 together have the form of a blob `deletion-vector-v1` of a Puffin file.
 """
 
 from __future__ import annotations
@@ -19,22 +21,24 @@ import numpy as np
 from pyroaring import BitMap
 
 Descriptor = dict[str, Any]
-"""A `deletionVector` of an action in `_delta_log`, with the names of the protocol."""
+"""The field `deletionVector` of an action in `_delta_log`, with the field names of the Delta protocol."""
 ReadFile = Callable[[str], bytes]
 """A function that reads a file by its path in the target's directory; raises FileNotFoundError."""
 
 FOLDER: Final = "_vectors"
-"""Folder of the files that `encode` names, in the table's directory. No other client writes files there. A full VACUUM
-of delta-rs would remove vectors that are in use; it spares folders whose names begin with an underscore.
+"""Folder of the deletion vector files, in the table's directory. No other client writes files there.
+
+A full VACUUM of delta-rs spares folders whose names begin with an underscore. In any other folder it would delete
+deletion vectors that are in use.
 """
 _MAGIC: Final = 1681511377
 _VERSION: Final = b"\x01"
 _ROWS: Final = 1 << 32
-"""Rows per 32-bit bitmap; the data files of a target have fewer."""
+"""Number of rows that one 32-bit bitmap can represent; every data file of a target has fewer rows."""
 _B85: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85: Final = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _UUID_TEXT: Final = 20
-"""Characters of a UUID in Z85, the encoding of a descriptor."""
+"""Number of characters of a UUID in Z85, the encoding that descriptors use."""
 
 
 class DamagedVector(Exception):
@@ -42,7 +46,7 @@ class DamagedVector(Exception):
 
 
 def encode(vectors: Sequence[BitMap]) -> tuple[str, bytes, list[Descriptor]]:
-    """Return the path, the content and the descriptors of a new file with these vectors."""
+    """Encode vectors for one new file; return its path, its content and one descriptor per vector."""
     name = uuid.uuid4()
     content, descriptors = bytearray(_VERSION), list[Descriptor]()
     for vector in vectors:
@@ -74,7 +78,7 @@ def decode(descriptor: Descriptor, read: ReadFile) -> BitMap:
 
 
 def path_of(descriptor: Descriptor) -> str | None:
-    """Return the path of the file that contains a vector; None for a vector inside of `_delta_log`."""
+    """Return the path of the file that contains a vector; None if the descriptor itself contains the vector."""
     text = str(descriptor["pathOrInlineDv"])
     match descriptor["storageType"]:
         case "u":

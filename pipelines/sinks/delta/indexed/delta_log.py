@@ -1,8 +1,9 @@
 """Live files: the data files of a Delta table with their deletion vectors, read from `_delta_log` and committed to it.
 
 delta-rs shows neither the deletion vectors nor the complete `add` actions of a table, and it cannot commit a deletion
-vector. So this module reads the last checkpoint and the commits after it, and it writes commits of its own: a file that
-is created only if it does not exist. delta-rs makes the checkpoints, in a copy of the log; it keeps deletion vectors.
+vector. So this module reads the last checkpoint and the commits after it, and writes its own commits. A commit file is
+created only if it does not exist. delta-rs writes the checkpoints, in a copy of `_delta_log`; its checkpoints contain
+the deletion vectors.
 """
 
 from __future__ import annotations
@@ -38,15 +39,19 @@ _HINT: Final = "_delta_log/_last_checkpoint"
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")
 _NO_ROWS: Final = BitMap()
 _READERS: Final = 8
-"""Threads that copy the files of a log; in an object store each file takes some milliseconds."""
+"""Number of threads that copy `_delta_log`, because each file of an object store takes some milliseconds."""
 ATTEMPTS: Final = 5
-"""Number of attempts to commit; each but the first follows a commit of another client."""
+"""Maximum number of attempts to commit; an attempt fails if another client commits first."""
 RECENT: Final = 3600
-"""Seconds for which a file counts as young; the retention of removed files exceeds that of kept cuts by as much."""
+"""A file is recent for this many seconds after it was written.
+
+`delta.deletedFileRetentionDuration` exceeds the retention of kept cuts by this time. So a VACUUM spares a recent file
+long enough even without its `remove` action.
+"""
 
 
 class LogNotReadable(Exception):
-    """Raised if `_delta_log` has a form that this module does not read; other writers may read it."""
+    """Raised if `_delta_log` has a form that this module cannot read, although delta-rs or Spark may read it."""
 
 
 class MetadataChanged(CommitFailedError):
@@ -55,17 +60,17 @@ class MetadataChanged(CommitFailedError):
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A data file of the newest version."""
+    """A live data file of a Delta table, with its deleted rows."""
 
     add: Action
     """Its `add` action, without the outer key."""
     deleted: BitMap = _NO_ROWS
-    """Its deleted rows."""
+    """The numbers of its deleted rows, from its deletion vector."""
     _stats: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def path(self) -> str:
-        """Path in the table's directory."""
+        """Path relative to the table's directory, without URL encoding."""
         return unquote(str(self.add["path"]))
 
     @property
@@ -75,14 +80,14 @@ class LiveFile:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Its statistics, as the protocol names them; empty if there are none."""
+        """Its statistics, with the field names of the Delta protocol; empty if there are none."""
         if not self._stats:
             self._stats.update(json.loads(self.add.get("stats") or "{}"))
         return self._stats
 
     @property
     def rows(self) -> int | None:
-        """Number of rows, also the deleted ones; None if the statistics do not say it."""
+        """Number of rows, including deleted ones; None if the statistics do not contain it."""
         return self.stats.get("numRecords")
 
     def greatest(self, column: str) -> Any:
@@ -92,7 +97,10 @@ class LiveFile:
         return self.stats.get("maxValues", {}).get(column)
 
     def without(self, rows: BitMap, vector: Descriptor, *, data_change: bool = True) -> LiveFile:
-        """Return the file after a commit deleted more rows. rows: all deleted rows. vector: their descriptor."""
+        """Return this file with another deletion vector, for a commit that deletes more of its rows.
+
+        rows: all deleted rows, including those deleted earlier. vector: descriptor of the new deletion vector.
+        """
         stats = self.stats | {"tightBounds": False}
         add = self.add | {
             "deletionVector": vector,
@@ -118,7 +126,7 @@ class LiveFile:
 
 @dataclass(slots=True)
 class LiveFiles:
-    """The newest version of a Delta table that this process has read."""
+    """The live files and the metadata of a Delta table, at the last version that this process read or committed."""
 
     storage: TableStorage
     version: int
@@ -132,7 +140,7 @@ class LiveFiles:
     _unread: set[str] = field(default_factory=set)
     """Paths of live files whose deletion vector was not read yet."""
     _written: dict[str, BootTimestamp] = field(default_factory=dict)
-    """Data file or file of vectors that this process added in the last RECENT seconds → when it did."""
+    """Path of a data file or deletion vector file → when this process added it; for the last RECENT seconds only."""
 
     @classmethod
     def read(cls, storage: TableStorage, version: int | None = None, *, with_vectors: bool = True) -> Self:
@@ -152,7 +160,7 @@ class LiveFiles:
     def advance(self, upto: int | None = None) -> None:
         """Read the commits after `version`, at most to version `upto`.
 
-        Only the vectors of the last version are read: a VACUUM may have deleted those in between.
+        Only the deletion vectors of the last version are read. A VACUUM may have deleted those of earlier versions.
         """
         while upto is None or self.version < upto:
             try:
@@ -165,8 +173,8 @@ class LiveFiles:
     def commit(self, actions: Sequence[Action], files: Iterable[LiveFile | str]) -> None:
         """Commit actions as the next version.
 
-        files: what changes in `by_path`, as the actions say: files that are new or have another vector, and paths of
-        removed files. Raises FileExistsError, and changes nothing, if another client committed first.
+        files: the changes that the actions make to `by_path`. A LiveFile is new or has a new deletion vector; a string
+        is the path of a removed file. Raises FileExistsError, and changes nothing, if another client committed first.
         """
         self.storage.create(commit_path(self.version + 1), encode_commit(actions))
         self.version += 1
@@ -185,9 +193,10 @@ class LiveFiles:
     def write_checkpoint(self) -> None:
         """Write a checkpoint of this version, without the `remove` actions that no VACUUM needs.
 
-        A VACUUM of another client spares the files of `remove` actions within the retention of the table, and files
-        younger than that. Nearly every commit of this writer removes young files: vectors, and files of single batches.
-        Their `remove` actions would make each checkpoint larger, by a million in a day.
+        A VACUUM of another client deletes a removed file only if both the file and its `remove` action are older than
+        the table's retention. So it spares a recent file even without the action. Nearly every commit of this writer
+        removes recent files: deletion vectors, and files of single batches. In a day, a checkpoint would get a million
+        `remove` actions of such files.
 
         delta-rs writes the checkpoint in a copy of the log. A checkpoint in the table is never replaced, because
         another client may be reading it.
@@ -219,7 +228,10 @@ class LiveFiles:
             yield commit_path(version)
 
     def _is_recent(self, remove: Action) -> bool:
-        """Return whether this process wrote all files that a `remove` action protects from a VACUUM, and recently."""
+        """Return whether this process recently wrote all files that a `remove` action protects from a VACUUM.
+
+        These are the data file, unless it is still live, and the file of its deletion vector.
+        """
         paths = [] if remove["path"] in self.by_path else [remove["path"]]
         if remove["deletionVector"] is not None:
             paths.append(path_of(remove["deletionVector"]) or "")
@@ -241,7 +253,10 @@ class LiveFiles:
         return frozenset([*(self.protocol.get("readerFeatures") or ()), *(self.protocol.get("writerFeatures") or ())])
 
     def _apply(self, actions: Iterable[Action], version: int) -> None:
-        """Apply the actions of one commit or checkpoint, in which a file may be removed and added with a new vector."""
+        """Apply the actions of one commit or checkpoint: first all `remove` actions, then all `add` actions.
+
+        The order matters because a commit removes and adds the same file to change its deletion vector.
+        """
         added, removed = list[Action](), list[str]()
         for action in actions:
             if (add := action.get("add")) is not None:
@@ -262,7 +277,7 @@ class LiveFiles:
         self.version = version
 
     def _apply_to_table(self, action: Action) -> None:
-        """Apply an action that concerns no file."""
+        """Apply a `metaData`, `protocol` or `txn` action; ignore every other action."""
         if "metaData" in action:
             self.metadata = action["metaData"]
         elif "protocol" in action:
@@ -298,23 +313,23 @@ def encode_commit(actions: Iterable[Action]) -> bytes:
 
 
 def commit_path(version: int) -> str:
-    """Return the path of a commit in a table's directory."""
+    """Return the path of a commit file, relative to the table's directory."""
     return f"_delta_log/{version:020d}.json"
 
 
 def checkpoint_path(version: int) -> str:
-    """Return the path of a checkpoint with a single file in a table's directory."""
+    """Return the path of a single-file checkpoint, relative to the table's directory."""
     return f"_delta_log/{version:020d}.checkpoint.parquet"
 
 
 def vector_paths(files: Iterable[LiveFile]) -> frozenset[str]:
-    """Return the paths of the files with the deletion vectors of these data files."""
+    """Return the paths of the files that contain the deletion vectors of these data files."""
     found = (path_of(file.vector) for file in files if file.vector is not None)
     return frozenset(path for path in found if path is not None)
 
 
 def _last_checkpoint(storage: TableStorage, version: int | None) -> int | None:
-    """Return the version of the newest checkpoint, not after `version`; None if there is none."""
+    """Return the version of the newest checkpoint; None if there is none. version: later checkpoints are ignored."""
     if version is None:
         try:
             return int(json.loads(storage.read(_HINT))["version"])
@@ -340,7 +355,7 @@ def _checkpoint_parts(storage: TableStorage, version: int) -> list[str]:
 
 
 def _complete_parts(paths: Collection[str]) -> list[str]:
-    """Return the files of one complete checkpoint in the classic form, with one part or with several."""
+    """Return the single file or all parts of a classic checkpoint; an empty list for any other or incomplete one."""
     matches = [(match, path) for path in paths if (match := _CHECKPOINT.match(path)) is not None]
     single = [path for match, path in matches if match[2] is None]
     if single:
@@ -360,7 +375,7 @@ def _actions(rows: pa.Table) -> Iterator[Action]:
 
 
 def _without_nulls(found: Action) -> Action:
-    """Return an action of a checkpoint as it is in a commit: maps as objects, and no absent fields."""
+    """Convert an action of a checkpoint to its form in a commit: maps become objects, null fields are left out."""
     known = {name: value for name, value in found.items() if value is not None}
     for name in ("partitionValues", "tags", "configuration", "options"):
         if isinstance(known.get(name), list):

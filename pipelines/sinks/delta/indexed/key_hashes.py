@@ -1,8 +1,9 @@
 """Key hashes: 128 bits per key, equal for keys that Delta's merge treats as equal.
 
-A key is hashed as the canonical texts of its columns, each after its length. So its hash does not depend on the width
-of an integer, and two different keys are different messages. The hash function is SipHash-2-4 with a result of 128 bits
-(Aumasson and Bernstein, 2012): without its secret key nobody can construct two keys with the same hash.
+For each key column, the hash function reads the length of the value's canonical text, then the text. So `1` has the
+same hash as a smallint and as a bigint, and the keys (`a`, `bc`) and (`ab`, `c`) are different inputs. The hash
+function is SipHash-2-4 with a result of 128 bits (Aumasson and Bernstein, 2012). Without its secret key nobody can
+construct two keys with the same hash.
 """
 
 from __future__ import annotations
@@ -51,8 +52,10 @@ def _round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> State:
 
 @cached_njit
 def _absorb(states: np.ndarray, offsets: np.ndarray, content: np.ndarray) -> None:
-    """Absorb a text into the state of each row: its length, then its bytes in words of eight, the last one filled with
-    zeros.
+    """Add one text to the SipHash state of each row: the length of the text, then its bytes.
+
+    The bytes are read as 64-bit words; the last word is padded with zeros. The text of row n is
+    `content[offsets[n]:offsets[n + 1]]`.
     """
     for row in range(states.shape[0]):
         v0, v1, v2, v3 = states[row, 0], states[row, 1], states[row, 2], states[row, 3]
@@ -86,14 +89,15 @@ def _finish(states: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:
 
 
 def can_hash(kind: pa.DataType) -> bool:
-    """Return whether keys of this type can be hashed: all types of one value, and no nested types."""
+    """Return whether a key column of this type can be hashed; nested types (list, map, struct) cannot."""
     return not pa.types.is_nested(kind)
 
 
 def hash_keys(keys: Sequence[pa.Array | pa.ChunkedArray], secret: bytes) -> tuple[KeyHashes, np.ndarray]:
-    """Return the hashes of the keys without NULL, and their row numbers.
+    """Return the hash and the row number of each key, except keys that contain NULL.
 
-    keys: the key columns. secret: the key of the hash function, 16 bytes. A key with NULL equals no other key.
+    keys: the key columns. secret: the key of the hash function, 16 bytes. A key with NULL needs no hash, because it
+    equals no other key.
     """
     columns = [_canonical(column) for column in keys]
     valid = np.ones(len(columns[0]), bool)

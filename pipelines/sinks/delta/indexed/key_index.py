@@ -1,18 +1,18 @@
-"""Key index: finds the data file and the row number of every row with one of some keys, without reading the target.
+"""Key index: finds the data file and the row number of every row that has a given key, without reading the target.
 
-Theory. The index is a set of entries (key, place). A key is a hash of 128 bits, a place is the number of a data file
-and a row of it. Entries are never changed and never deleted one by one: an entry counts only while its file is live and
-its row is not deleted, which the caller checks. So the index may contain too much without harm, and the order in which
-entries were added does not matter. It must not contain too little: `files` names every file of which it has all rows,
-deleted or not, and the caller adds the live files that are not named.
+Theory. The index is a set of entries (key, place). A key is a 128-bit hash. A place is the number of a data file and a
+row number in the file. Entries are never changed. An entry counts only while its data file is live and its row is not
+deleted; the caller checks both. So surplus entries do no harm, and the order in which entries were added does not
+matter. But no entry may be missing: `files` names each data file whose rows are all in the index, including deleted
+rows. The caller adds each live file that `files` does not name.
 
-Entries are kept in *runs*, each sorted by key. A run is merged with the run before it once that one is less than
-GROWTH times as large, so there are few runs, and an entry is merged only a few times. Hashes are evenly distributed,
-so a search in a run begins where the key is expected, and needs few pages of memory. Runs of at least ON_DISK entries
-are files that are mapped into memory; a thread merges and writes them.
+Entries are stored in *runs*, each sorted by key. Two neighbouring runs are merged when the earlier run is less than
+GROWTH times as large as the later run. So there are few runs, and an entry is merged only a few times. Hashes are
+evenly distributed: a search in a run begins where the key is expected, and reads few pages of memory. A merged run of
+at least ON_DISK entries is a file that is mapped into memory. A background thread merges and writes it.
 
-The files are a cache. They are not synced: each run has a checksum, and the manifest has one too. Whatever is missing,
-damaged or of another table is removed when the index is opened, and the caller adds the files again.
+The run files and the manifest are a cache. They are not synced, but each has a checksum. If one of them is missing,
+damaged or of another table, the index begins empty, and the caller adds the data files again.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ from cdc.cached_njit import cached_njit
 from cdc.file_modes import make_private_directory
 
 GROWTH: Final = 3
-"""A run is at least this many times as large as the next one; smaller runs are merged."""
+"""Each run has at least this many times the entries of the next run; otherwise the two runs are merged."""
 ON_DISK: Final = 1 << 16
-"""Number of entries from which a run is a file, written by a thread so that no batch waits for it. After a crash, the
-entries of smaller runs are read from the target again.
+"""A merged run with at least this many entries is a file, which a thread writes so that no batch waits.
+
+Smaller runs are in memory until `close`. After a crash, their entries are read from the target again.
 """
 LARGE: Final = 16
-"""A run of so many times ON_DISK entries, which only the first start adds, is written at once."""
+"""`add` itself writes a new run of at least LARGE * ON_DISK entries; only building a whole index adds such runs."""
 PIECE: Final = 1 << 18
-"""Number of entries that a merge of two files has in memory."""
+"""Number of merged entries that `merge_to_file` has in memory at a time."""
 ENTRY_BYTES: Final = 24
-"""Bytes of an entry: two words of the key's hash and the place."""
+"""Bytes of an entry: two 64-bit words of the key's hash, and one word with file number and row number."""
 MANIFEST: Final = "manifest.json"
-"""Name of the file with the runs and the indexed files."""
+"""Name of the file that lists the run files and the indexed data files."""
 _FORMAT: Final = 1
 _LOCK: Final = "lock"
 _ROW_BITS: Final = 32
@@ -68,14 +69,14 @@ class KeyHashes(NamedTuple):
 
 
 class FoundRows(NamedTuple):
-    """Entries that have one of the wanted keys: three arrays of equal length."""
+    """Result of a search for keys: three arrays of equal length, with one element per entry found."""
 
     wanted: np.ndarray
-    """Index of the key among the wanted ones."""
+    """Index of the entry's key in the `KeyHashes` that were searched."""
     files: np.ndarray
-    """Number of the data file."""
+    """Number of the data file, as in `KeyIndex.files`."""
     rows: np.ndarray
-    """Row in the data file, from 0."""
+    """Row number in the data file, from 0."""
 
 
 @cached_njit
@@ -84,8 +85,10 @@ def _search(
     wanted: tuple[np.ndarray, np.ndarray],
     out: tuple[np.ndarray, np.ndarray],
 ) -> int:
-    """Search all wanted keys in one run; return the number of entries found, also of those that the output is too
-    small for.
+    """Write the entries of a run that have a wanted key to `out`; return the number of such entries.
+
+    If this number is greater than the size of `out`, the last entries are not written. run: high words, low words and
+    places. wanted: high and low words. out: indexes in `wanted`, and places.
     """
     high, low, places = run
     wanted_high, wanted_low = wanted
@@ -131,8 +134,8 @@ def _merge_next(
 ) -> int:  # fmt: skip
     """Fill `out` with the next entries of two sorted runs that belong to live files; return their number.
 
-    first, second, out: high words, low words and places. live: one bool per file number; empty: all files are live. at:
-    the numbers of entries of each run that earlier calls have read; this call adds its own.
+    first, second, out: high words, low words and places. live: for each file number, whether the file is live; an empty
+    array means that all files are live. at: the number of entries read so far from each run; this call updates it.
     """
     left, right, filled = at[0], at[1], 0
     while filled < out[0].size and (left < first[0].size or right < second[0].size):
@@ -151,13 +154,13 @@ def _merge_next(
 
 @dataclass(frozen=True, slots=True)
 class KeyRun:
-    """Entries, sorted by the high word of their keys' hashes."""
+    """A run of the key index: entries, sorted by the high word of the key's hash."""
 
     high: np.ndarray
     low: np.ndarray
     places: np.ndarray
     files: frozenset[int] = frozenset()
-    """Numbers of the data files with an entry; empty for a run that was loaded from a file."""
+    """Numbers of the data files that have entries in the run; empty for a run that was loaded from a file."""
     name: str = ""
     """Name of the file with the entries; empty while they are in memory only."""
     checksum: int = 0
@@ -169,7 +172,7 @@ class KeyRun:
 
     @classmethod
     def of(cls, hashes: KeyHashes, places: np.ndarray, files: Iterable[int]) -> KeyRun:
-        """Return a run with one entry per hash, in memory. files: the numbers of the files of the places."""
+        """Return a run in memory with one entry per hash. files: the numbers of the data files in `places`."""
         order = np.argsort(hashes.high)
         return cls(hashes.high[order], hashes.low[order], places[order], frozenset(files))
 
@@ -180,9 +183,10 @@ class KeyRun:
         return KeyRun(high, low, places, self._numbers() | other._numbers())
 
     def merge_to_file(self, other: KeyRun, live: np.ndarray, folder: Path) -> KeyRun:
-        """Write the entries of both runs to a new file of the folder, piece by piece, and return that run.
+        """Merge both runs into a new file of the folder, and return the merged run, mapped from this file.
 
-        live: one bool per file number; entries of other files are left out. If none is left, there is no file.
+        live: for each file number, whether the file is live. Entries of files that are not live are left out. If no
+        entry is left, no file is written and the returned run is empty.
         """
         size = _count_live(self.places, live) + _count_live(other.places, live)
         pieces = tuple(np.empty(min(size, PIECE), np.uint64) for _ in range(3))
@@ -200,7 +204,7 @@ class KeyRun:
 
     @property
     def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """High words, low words and places, as arrays that cannot be written."""
+        """High words, low words and places, as read-only arrays."""
         return _read_only(self.high), _read_only(self.low), _read_only(self.places)
 
     def _numbers(self) -> frozenset[int]:
@@ -218,18 +222,18 @@ class KeyRun:
 
     @classmethod
     def load(cls, folder: Path, name: str, size: int, checksum: int) -> KeyRun:
-        """Map the file of a run into memory."""
+        """Map the file of a run into memory. size: number of entries. checksum: the value for `is_intact`."""
         content = np.memmap(folder / name, np.uint64, "r")
         high, low, places = content[:size], content[size : 2 * size], content[2 * size :]
         return cls(high, low, places, name=name, checksum=checksum)
 
     def is_intact(self) -> bool:
-        """Whether the file has the content that was written. Reads the whole file, so that it then is in memory."""
+        """Whether the run file matches its checksum. Reads the whole file, so that it is then in the page cache."""
         content = self.high.base if isinstance(self.high.base, np.memmap) else self.high
         return self.places.size == self.low.size == self.high.size and zlib.crc32(content.data) == self.checksum
 
     def find(self, wanted: KeyHashes) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays, an element per entry with a wanted key: index among the wanted keys, and place."""
+        """Find the entries with a wanted key; return two arrays: the index in `wanted` and the place of each entry."""
         room = wanted.high.size + 16
         while True:
             numbers, places = np.empty(room, np.int64), np.empty(room, np.uint64)
@@ -241,7 +245,7 @@ class KeyRun:
 
 @dataclass(frozen=True, slots=True)
 class _Merging:
-    """A merge of two runs in the thread."""
+    """A merge of two runs that runs in the background thread of the index."""
 
     first: KeyRun
     second: KeyRun
@@ -249,13 +253,13 @@ class _Merging:
 
 
 class KeyIndex:
-    """The index of one target. Only one thread at a time uses it."""
+    """The key index of one target. Two threads must not use it at the same time."""
 
     def __init__(self, folder: Path | None, table: str, on_disk: int = ON_DISK) -> None:
-        """Open the index in a folder, and remove what is damaged or belongs to another table.
+        """Open the index in a folder. It is empty if its files are damaged or belong to another table.
 
-        folder: None, or the folder of an index that another process uses: the index then lives in a temporary folder.
-        table: identifies the target and its key columns. on_disk: number of entries from which a run is a file.
+        If `folder` is None, cannot be written or is in use by another process, the index is in a temporary folder.
+        table: identifies the target and its key columns. on_disk: see ON_DISK.
         """
         self._table, self._on_disk = table, on_disk
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -271,13 +275,13 @@ class KeyIndex:
         self._thread = ThreadPoolExecutor(1, "key-index")
         self._merging: _Merging | None = None
         self._is_refused = False
-        """Whether the last attempt to write failed, so that the next failure is not logged again."""
+        """Whether the last write to the folder failed; if it did, the next failure is not logged."""
         self.files: dict[str, int] = {}
-        """Path of a data file → its number, for every file of which the index has all rows with a key."""
+        """Path of a data file → its number, for every file that was added and not forgotten since."""
         self._read()
 
     def add(self, hashes: Mapping[str, tuple[KeyHashes, np.ndarray]]) -> None:
-        """Add data files. hashes: path → (keys, their rows in the file). The index then has these files in `files`."""
+        """Add data files to the index and to `files`. hashes: path → (hashes of its keys, row number of each hash)."""
         if not hashes:
             return
         parts, first = [], self._next
@@ -293,11 +297,11 @@ class KeyIndex:
             self._merge_runs()
 
     def forget(self, path: str) -> None:
-        """Forget a file that left the table. Its number is never used again, so its entries no longer count."""
+        """Remove a file that left the table from `files`. Its number is not reused, so its entries no longer count."""
         self.files.pop(path, None)
 
     def find(self, wanted: KeyHashes) -> FoundRows:
-        """Return every entry with a wanted key, also entries of rows that no longer exist."""
+        """Return every entry with a wanted key, including entries of deleted rows and of files that left the table."""
         # a search in the order of the keys reads neighbouring pages
         order = np.argsort(wanted.high)
         ordered = KeyHashes(wanted.high[order], wanted.low[order])
@@ -312,11 +316,11 @@ class KeyIndex:
 
     @property
     def entries(self) -> int:
-        """Number of entries."""
+        """Number of entries in all runs, including entries that no longer count."""
         return sum(run.size for run in self._runs)
 
     def close(self) -> None:
-        """Write what is in memory only, and release the folder."""
+        """Write the runs that are only in memory to a file, and unlock the folder. A temporary folder is deleted."""
         if self._merging is not None:
             self._merging.result.cancel()
         self._thread.shutdown(cancel_futures=True)
@@ -334,7 +338,7 @@ class KeyIndex:
             self._lock = None
 
     def _in_file(self, run: KeyRun) -> KeyRun:
-        """Write a large run to a file at once, so that it needs no memory; if that fails, it stays in memory."""
+        """Write a run to a file, and return the run mapped from this file; if the write fails, return `run` itself."""
         try:
             return run.write(self._folder)
         except OSError as exc:
@@ -342,7 +346,10 @@ class KeyIndex:
             return run
 
     def _merge_runs(self) -> None:
-        """Merge the last runs until each is GROWTH times as large as the next; begin a large merge in the thread."""
+        """Merge the last two runs while the earlier one is less than GROWTH times as large as the later one.
+
+        A merge of ON_DISK entries or more begins in the thread; this method does not wait for it.
+        """
         self._end_merge(wait=False)
         while len(self._runs) > 1 and self._runs[-2].size < GROWTH * self._runs[-1].size:
             first, second = self._runs[-2], self._runs[-1]
@@ -359,7 +366,7 @@ class KeyIndex:
             return
 
     def _end_merge(self, *, wait: bool = True) -> None:
-        """Replace two runs by their merged run, if the thread has finished it; with `wait`, wait for it."""
+        """If the thread has finished a merge, replace its two runs by the result. wait: wait for the merge first."""
         found = self._merging
         if found is None or not (wait or found.result.done()):
             return
@@ -375,7 +382,7 @@ class KeyIndex:
             self._report(exc)
 
     def _report(self, exc: OSError) -> None:
-        """Log an error of writing, unless the attempt before it failed too."""
+        """Log a failed write, unless the write before it failed too."""
         if not self._is_refused:
             log.warning(
                 "the key index of a target cannot be written; it continues in memory",
@@ -385,7 +392,7 @@ class KeyIndex:
         self._is_refused = True
 
     def _write_all(self) -> None:
-        """Write the runs that are in memory only as one file, and save the manifest."""
+        """Merge the runs that are only in memory into one file, and save the manifest."""
         small = [run for run in self._runs if not run.name]
         if small:
             whole = small[0]
@@ -419,7 +426,7 @@ class KeyIndex:
         self._is_refused = False
 
     def _read(self) -> None:
-        """Load what the folder contains; if anything there is damaged, begin with an empty index."""
+        """Load manifest and runs from the folder; if one is damaged or of another table, begin with an empty index."""
         try:
             manifest = _manifest(self._folder / MANIFEST)
         except FileNotFoundError:
@@ -463,7 +470,7 @@ class KeyIndex:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file; remove it again if that or the writing fails."""
+    """Open a new file for writing; delete the file if opening or writing fails."""
     try:
         with path.open("wb") as file:
             yield file
@@ -474,7 +481,7 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _count_live(places: np.ndarray, live: np.ndarray) -> int:
-    """Return the number of places in live files; the places are read piece by piece."""
+    """Return how many of the places are in live files. live: for each file number, whether the file is live."""
     pieces = (places[start : start + PIECE] for start in range(0, places.size, PIECE))
     return sum(int(np.count_nonzero(live[(piece >> np.uint64(_ROW_BITS)).astype(np.int64)])) for piece in pieces)
 
@@ -486,7 +493,10 @@ def _read_only(values: np.ndarray) -> np.ndarray:
 
 
 def _locked(folder: Path | None) -> IO[str] | None:
-    """Create the folder and lock it; return None if another process or object has the lock, or it cannot be written."""
+    """Create and lock the folder of an index; return the open lock file.
+
+    Return None without a folder, if the folder cannot be written, or if another process or KeyIndex has the lock.
+    """
     if folder is None:
         return None
     try:

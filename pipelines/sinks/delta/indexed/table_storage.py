@@ -1,6 +1,7 @@
 """Table storage: the files below a Delta table's directory, on a disk or in an object store, by their relative paths.
 
-On a disk a file is not synced, as delta-rs does not sync it either: after a power loss the log is applied again.
+Files on a disk are not synced; delta-rs does not sync its files either. After a power loss, the sink applies the change
+log again.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class TableStorage(ABC):
 
     @abstractmethod
     def list(self, folder: str) -> Iterator[str]:
-        """Yield the paths of the files of a folder, without those of its folders."""
+        """Yield the paths of the files directly in a folder, not of those in its subfolders."""
 
     @abstractmethod
     def make_folder(self, folder: str) -> None:
-        """Create a folder of the table unless it exists; `create` and `replace` need it."""
+        """Create a folder of the table unless it exists; `create` and `replace` require that their folder exists."""
 
     def open(self, path: str) -> Any:
         """Open a file for pyarrow."""
@@ -126,7 +127,10 @@ class BucketStorage(TableStorage):
         (self._root / path).write_bytes(content)
 
     def create(self, path: str, content: bytes | pa.Buffer) -> None:
-        """See TableStorage.create. After a lost reply the file may be this writer's own."""
+        """See TableStorage.create. A file with the same content is no error.
+
+        If the reply of the store was lost, the client sends the request again and finds the file that it created.
+        """
         content = bytes(content)
         try:
             (self._root / path).create_bytes(content)
@@ -160,7 +164,7 @@ def storage_of(uri: str) -> TableStorage:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without view types, which delta-rs writes into files and which pyarrow cannot filter."""
+    """Return the schema without view types (string_view → string), which delta-rs writes and pyarrow cannot filter."""
     return pa.schema([field.with_type(_plain(field.type)) for field in schema])
 
 
