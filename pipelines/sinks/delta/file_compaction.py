@@ -129,10 +129,13 @@ def commit(storage: TableStorage, files: LiveFiles, done: RewrittenFile, signatu
     """Replace the old files by the new file, in one commit; return whether that was done. No merge may run.
 
     Returns False and changes nothing if another client replaced an old file, or undeleted one of its rows. The same
-    happens if other clients changed columns or features of the table, or commit during each attempt. signature:
-    fields of the commit info by which the sink knows its own commits.
+    happens if other clients changed columns or features of the table, commit during each attempt, or deleted the new
+    file: a VACUUM deletes old files that no commit names. signature: fields of the commit info by which the sink knows
+    its own commits.
     """
     known = files.metadata, files.protocol
+    if not storage.exists(done.file.path):
+        return False
     for _ in range(ATTEMPTS):
         deleted = _deleted_meanwhile(files, done)
         if deleted is None or (files.metadata, files.protocol) != known:

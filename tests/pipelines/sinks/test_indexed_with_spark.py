@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from cdc.stores.lake_reader import read_target
@@ -22,7 +23,7 @@ from tests.contracts.folded import Row, batch, gone, put
 Items = dict[int, str]
 Client = Callable[["SharedTarget"], None]
 KEYS = 60
-ROUNDS = 12
+ROUNDS = 14
 
 
 class SharedTarget:
@@ -61,6 +62,11 @@ class SharedTarget:
         record = self.sink.apply(batch(rows, before, self._upto, generation=1 if not before else None))
         self.sink.publish(Published(self._upto, self._upto, {record.relation: record}))
         assert self.sink.parts.writers.indexed.refused == {}
+
+    @property
+    def version(self) -> int:
+        """The newest version of the target."""
+        return DeltaTable(self.uri).version()
 
     def by_delta_rs(self) -> list[tuple[int, str]]:
         """Return the rows that delta-rs reads."""
@@ -114,12 +120,40 @@ def vacuum(target: SharedTarget) -> None:
     target.sql("VACUUM TARGET RETAIN 0 HOURS")
 
 
+def add_column(target: SharedTarget) -> None:
+    target.sql(f"ALTER TABLE TARGET ADD COLUMN note_{target.random.randrange(10**9)} STRING")
+
+
+def set_properties(target: SharedTarget) -> None:
+    target.sql(f"ALTER TABLE TARGET SET TBLPROPERTIES ('cost_center' = 'team {target.random.randrange(10**9)}')")
+
+
+def restore(target: SharedTarget) -> None:
+    """Another client changes rows, and then restores the version before its changes."""
+    items, version = dict(target.items), target.version
+    delete(target)
+    update(target)
+    target.sql(f"RESTORE TABLE TARGET TO VERSION AS OF {version}")
+    target.items = items
+
+
 def restart(target: SharedTarget) -> None:
     target.sink.close()
     target.open()
 
 
-CLIENTS: tuple[Client, ...] = (delete, update, merge, optimize, purge, vacuum, restart)
+CLIENTS: tuple[Client, ...] = (
+    delete,
+    update,
+    merge,
+    optimize,
+    purge,
+    vacuum,
+    add_column,
+    set_properties,
+    restore,
+    restart,
+)
 
 
 @pytest.mark.usefixtures("with_delta")

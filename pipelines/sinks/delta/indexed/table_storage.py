@@ -51,6 +51,10 @@ class TableStorage(ABC):
     def make_folder(self, folder: str) -> None:
         """Create a folder of the table unless it exists; `create` and `replace` require that their folder exists."""
 
+    def exists(self, path: str) -> bool:
+        """Return whether a file exists."""
+        return bool(self.file_system.get_file_info(path).type == pafs.FileType.File)
+
     def open(self, path: str) -> Any:
         """Open a file for pyarrow."""
         return self.file_system.open_input_file(path)

@@ -351,6 +351,14 @@ def test_a_row_that_was_undeleted_meanwhile_is_not_lost(many: VectorTable) -> No
     assert (many.rows(), 3 in {row["id"] for row in rows}) == (rows, True)
 
 
+def test_a_new_file_that_a_vacuum_deleted_is_not_committed(many: VectorTable) -> None:
+    chosen = due_in(many)[:1]
+    done, before = written(many, chosen), rows_in(many.uri)
+    Path(many.uri, done.file.path).unlink()
+    assert not file_compaction.commit(many.storage, many.files(), done, SIGNATURE)
+    assert rows_in(many.uri) == before
+
+
 def test_a_commit_ends_after_some_attempts(many: VectorTable) -> None:
     others = [lambda: commit(many.uri)] * ATTEMPTS
     storage = OthersFirst(Path(many.uri), list(others))

@@ -58,6 +58,11 @@ def test_a_file_is_read_as_it_was_written_also_in_a_new_folder(storage: TableSto
     storage.write("b.parquet", pa.py_buffer(b"buffer"))
 
     assert (storage.read("vectors/deletion_vector_1.bin"), storage.read("b.parquet")) == (b"content", b"buffer")
+    assert [storage.exists(path) for path in ("b.parquet", "vectors/deletion_vector_1.bin", "c.parquet")] == [
+        True,
+        True,
+        False,
+    ]
     assert sorted(storage.list("vectors")) == ["vectors/deletion_vector_1.bin"]
     for missing in ("vectors/other.bin", "other/a.bin"):
         with pytest.raises(FileNotFoundError):
