@@ -4,7 +4,8 @@ After an upgrade of cdc, numba alone can run machine code of the old version, or
 
 - numba writes the new index of a function first, then overwrites an old code file of the same name. A process that
   reads the cache between the two writes runs old code. After a kill between the writes, every process runs old code.
-- Two processes that compile a function for different argument types choose the same name for their code files.
+- Two processes that compile a function for different argument types choose the same name for their code files, so one
+  file overwrites the other.
 - numba detects changes only in the file of the function. Classes and constants of other files are compiled in as well.
 - The index contains names of classes. After such a class was renamed, the index cannot be read.
 

@@ -83,7 +83,7 @@ class Envelope:
 
 
 def emit(command: str, *, json: bool, summary: str, result: Any = None, ok: bool = True) -> None:
-    """Print the result of a command: its JSON envelope, or the summary in one line after ✓ (✗ unless `ok`)."""
+    """Print the result of a command: its JSON envelope, or one line with ✓ (✗ if `ok` is False) and the summary."""
     if json:
         print(Envelope(command=command, ok=ok, summary=summary, result=result), flush=True)
     else:

@@ -99,7 +99,7 @@ from enum import Enum, StrEnum
 from typing import ClassVar, Final, Self
 
 RESYNC: Final = "copy the table again: 'cdc tables resync TABLE'"
-"""Remedy for a table that missed changes."""
+"""Remedy for a table of which some changes are not in the log."""
 COMMAND: Final = re.compile(r"'(cdc [^']*)'")
 """Pattern of a command in a remedy: in single quotes, with SINK, TABLE and FILE as placeholders."""
 _SPECIAL: Final = re.compile(r'([\\"$`])')
@@ -137,7 +137,7 @@ class ExitCode(int, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigIssue:
-    """One error or warning about a definition, with its position in the file; it omits the value of the key."""
+    """One error or warning about a definition, with its position in the file; the message omits the key's value."""
 
     path: str
     line: int
@@ -295,7 +295,7 @@ class SlotBlocked(SourceError):
 
 
 class SlotMissing(SourceError):
-    """The log has a position, but the server has no replication slot for it."""
+    """The log contains commits, but the server has no replication slot with the name in source.slot.name."""
 
     code = "CDC-2102"
     remedy = (
@@ -329,14 +329,14 @@ class SourceBehindLog(SourceError):
 
 
 class SourceReplaced(SourceError):
-    """The system identifier differs from that of the cluster from which the log was written."""
+    """The source's system identifier differs from that of the cluster from which the log was written."""
 
     code = "CDC-2106"
     remedy = "point source.dsn at the log's cluster; after an upgrade run 'cdc slots recover -c FILE --new-epoch'"
 
 
 class TimelineChanged(SourceError):
-    """The cluster is on another timeline, and nothing proves that it had replayed everything in the log."""
+    """The source is on another timeline than the log, and nothing proves that it has all transactions of the log."""
 
     code = "CDC-2113"
     remedy = (
@@ -346,7 +346,7 @@ class TimelineChanged(SourceError):
 
 
 class SlotUnsuitable(SourceError):
-    """The slot with the name in source.slot.name is physical, or belongs to another plugin or database."""
+    """The slot with the name in source.slot.name is not a logical pgoutput slot of the database in source.dsn."""
 
     code = "CDC-2107"
     remedy = "choose another source.slot.name, or drop the slot if nobody needs it"
@@ -367,7 +367,7 @@ class PublicationNarrowed(SourceError):
 
 
 class PublicationReplaced(SourceError):
-    """The publication was created again, or created after the slot: earlier changes are not sent or not decodable."""
+    """The publication was created again, or after the slot: changes before its creation cannot be captured."""
 
     code = "CDC-2110"
     remedy = "run 'cdc slots recover -c FILE --new-epoch' to copy all tables again"
@@ -463,7 +463,7 @@ class UndecodableValue(SourceError):
 
 
 class UnreadableRow(SourceError):
-    """The server cannot send a row of a table that is copied or compared: too large, damaged, or not convertible.
+    """A row of a copied or compared table cannot be sent: the row is too large, damaged, or not convertible to UTF-8.
 
     The copy of that table ends; other tables and the stream continue.
     """
@@ -476,10 +476,10 @@ class UnreadableRow(SourceError):
 
 
 class SnapshotInvalidated(SourceError):
-    """A chunk or a table must be read again: its table was truncated or rewritten, or the replication session ended.
+    """A chunk or a table must be read again: the table was truncated or rewritten, or the replication session ended.
 
-    TRUNCATE and rewriting are not MVCC-safe:
-    under the older snapshot the table reads as empty (PostgreSQL manual, section 13.6).
+    TRUNCATE and table rewrites are not MVCC-safe: in an older snapshot the table appears to be empty
+    (PostgreSQL manual, section 13.6).
     """
 
     code = "CDC-2204"
@@ -555,7 +555,7 @@ class SinkFenced(SinkError):
 
 
 class SinkInUse(SinkError):
-    """Another process has the lease of the sink that this command needs; nothing was changed."""
+    """Another process has the sink's lease, which this command needs; nothing was changed."""
 
     code = "CDC-3008"
     exit_code = ExitCode.ENVIRONMENT
@@ -574,7 +574,7 @@ class DeadLetterLimitExceeded(SinkError):
 
 
 class CutUnavailable(SinkError):
-    """No published cut (a consistent version of all tables of a sink) has the requested time and table."""
+    """No published cut (a consistent version of all tables of a sink) exists for the requested time and table."""
 
     code = "CDC-3015"
     remedy = "request a time between the oldest and the newest published cut"
@@ -589,7 +589,7 @@ class TargetRulesChanged(SinkError):
 
 
 class CutUnderOtherRules(SinkError):
-    """The rows of a past cut were written under other rules than the definition has now; they are not shown."""
+    """The rows of a past cut were written under other rules than the definition has now, so the rows are not shown."""
 
     code = "CDC-3020"
     remedy = "request a later cut, or omit --at to read the newest one"
@@ -611,7 +611,7 @@ class HistoryTrimmed(SinkError):
 
 
 class TargetUnusable(SinkError):
-    """The sink cannot write to the target: its path does not contain what the sink has recorded, or is empty."""
+    """A target cannot be used: its table is missing, damaged or unsupported, or its path belongs to another writer."""
 
     code = "CDC-3017"
     reaction = Reaction.QUARANTINE
@@ -668,7 +668,7 @@ class LogFormatUnknown(LogError):
 
 
 class LogUnwritable(LogError):
-    """The log's storage accepts no writes: full, over quota, read-only, or failing. Reading from the source pauses."""
+    """The log's storage is full, over quota, read-only or failing, so it accepts no writes; the reader pauses."""
 
     code = "CDC-4005"
     reaction = Reaction.RETRY
@@ -766,7 +766,7 @@ class PortTaken(ServiceError):
 
     code = "CDC-5011"
     exit_code = ExitCode.ENVIRONMENT
-    remedy = "set service.port to a free port, or to 0 to use any"
+    remedy = "set service.port to a free port, or to 0 to let the system choose one"
 
 
 class Unauthorized(ServiceError):
@@ -817,7 +817,7 @@ class RequestLimitExceeded(ServiceError):
 
 
 class ServiceUnprotected(ServiceError):
-    """The service would listen on an address that other machines can reach, without a token; it does not start."""
+    """The service does not start: without a token it would listen on an address that other machines can reach."""
 
     code = "CDC-5018"
     exit_code = ExitCode.USAGE
@@ -871,8 +871,8 @@ def as_cdc_error(failure: BaseException, process: str) -> CdcError:
     if isinstance(failure, CdcError):
         return failure
     return CdcError(
-        f"process {process} failed with an unexpected {type(failure).__name__}: the log of the process has the "
-        "traceback"
+        f"{process} failed with an unexpected {type(failure).__name__}: the traceback is in the log messages of the "
+        "process"
     )
 
 

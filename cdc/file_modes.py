@@ -57,8 +57,8 @@ def make_private_directory(path: Path) -> None:
 def make_private_file(path: Path) -> None:
     """Create an empty file with mode 0600 unless it exists; SQLite gives the WAL files of a database the same mode.
 
-    An existing file is not opened. POSIX locks belong to the process, so closing the file would release the locks that
-    SQLite has on it in this process. Another process could then delete the WAL in use.
+    The function does not open an existing file. POSIX locks belong to the process, so closing the file would release
+    the locks that SQLite has on it in this process. Another process could then delete the WAL in use.
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY, _FILE))

@@ -26,7 +26,7 @@ class Operation(StrEnum):
     MESSAGE = "m"
     #: A version of the relation's schema; the payload is the result of TableSchema.to_json.
     SCHEMA = "s"
-    #: A full copy of the relation is complete: rows older than the payload's position are deleted.
+    #: A full copy of the relation is complete: rows older than the position in the payload are deleted.
     GENERATION = "g"
 
 

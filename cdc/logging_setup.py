@@ -63,7 +63,7 @@ def configure(form: LogFormat = LogFormat.CONSOLE, level: str = "INFO", *, file:
 
 
 class _Remedies:
-    """structlog processor: inserts a message's sink and table, and the definition file, into commands of its remedy."""
+    """structlog processor that inserts sink, table and definition file into the commands of a log message's remedy."""
 
     def __init__(self, file: str | None) -> None:
         self._file = file

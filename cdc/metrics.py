@@ -72,16 +72,19 @@ COMPILING: Final = Metric(
 REPORT_AGE: Final = Metric(
     "cdc_report_age_seconds",
     Kind.GAUGE,
-    "seconds since the process last reported, at scrape time; processes report every second",
+    "age in seconds of the last status report of the process, at scrape time; processes report every second",
     ("pipeline", "process"),
 )
 TABLE_STATE: Final = Metric(
-    "cdc_table_state", Kind.GAUGE, "1 for the current state of a table", ("pipeline", "sink", "table", "state")
+    "cdc_table_state",
+    Kind.GAUGE,
+    "always 1; the label 'state' contains the current state of the table",
+    ("pipeline", "sink", "table", "state"),
 )
 SOURCE_LAG_SECONDS: Final = Metric(
     "cdc_source_lag_seconds",
     Kind.GAUGE,
-    "age of the last transaction when it became durable in the log; grows while the reader is silent or stalled",
+    "time from commit at the source to durable in the log, for the last transaction; grows while the reader is silent",
 )
 SOURCE_LATENCY: Final = Metric(
     "cdc_source_latency_seconds",
@@ -92,12 +95,12 @@ SOURCE_LATENCY: Final = Metric(
 SOURCE_UP: Final = Metric(
     "cdc_source_up",
     Kind.GAUGE,
-    "1 while the source answers the server process; while it is 0, metrics read at the source are absent",
+    "1 while the source answers the server process; while this is 0, all metrics that are read there are absent",
 )
 SOURCE_LAG_BYTES: Final = Metric(
     "cdc_source_lag_bytes",
     Kind.GAUGE,
-    "bytes of WAL between this point and the end of the server's WAL; the server process reads it at the source",
+    "bytes of WAL from the durable or the confirmed position (label 'point') to the end of the source's WAL",
     ("pipeline", "point"),
 )
 WAL_RATE: Final = Metric(
@@ -109,17 +112,18 @@ SPOOLED_BYTES: Final = Metric(
 )
 CHANGES: Final = Metric("cdc_changes_total", Kind.COUNTER, "log rows made durable")
 TRANSACTIONS: Final = Metric("cdc_transactions_total", Kind.COUNTER, "transactions made durable")
-RECONNECTS: Final = Metric("cdc_reconnects_total", Kind.COUNTER, "replication connections opened after the first")
+RECONNECTS: Final = Metric("cdc_reconnects_total", Kind.COUNTER, "number of retries of the reader after an error")
 FEEDBACK_AGE: Final = Metric(
     "cdc_feedback_age_seconds",
     Kind.GAUGE,
-    "seconds since the source last received a status update from the reader; at wal_sender_timeout it disconnects",
+    "seconds since the source last received a status update; at wal_sender_timeout the source disconnects the reader",
 )
 SLOT_ACTIVE: Final = Metric("cdc_slot_active", Kind.GAUGE, "1 while a process streams from the slot, otherwise 0")
 SLOT_WAL_STATUS: Final = Metric(
     "cdc_slot_wal_status",
     Kind.GAUGE,
-    "1 for the current wal_status of the slot: reserved, extended, unreserved (lost at the next checkpoint), lost",
+    "always 1; the label 'status' contains the slot's wal_status: reserved, extended, unreserved (lost at the next "
+    "checkpoint) or lost",
     ("pipeline", "status"),
 )
 SLOT_RETAINED: Final = Metric(
@@ -128,12 +132,13 @@ SLOT_RETAINED: Final = Metric(
 SLOT_UNCONFIRMED: Final = Metric(
     "cdc_slot_unconfirmed_seconds",
     Kind.GAUGE,
-    "seconds for which the source has had unconfirmed WAL; a healthy reader confirms at every heartbeat",
+    "age in seconds of the oldest WAL that the reader has not confirmed; a healthy reader confirms at every heartbeat",
 )
 SLOT_SECONDS_LEFT: Final = Metric(
     "cdc_slot_seconds_left",
     Kind.GAUGE,
-    "seconds until the slot is lost at the current WAL rate if nothing is confirmed; absent without a limit",
+    "seconds until the slot is lost at the current WAL rate if nothing is confirmed; absent without "
+    "max_slot_wal_keep_size",
 )
 LOG_COMMITS: Final = Metric("cdc_log_commits_total", Kind.COUNTER, "Delta commits to the log")
 LOG_BYTES: Final = Metric("cdc_log_bytes_total", Kind.COUNTER, "bytes of data files committed to the log")
@@ -152,14 +157,14 @@ LOG_BLOCKED: Final = Metric(
 SLOT_SAFE: Final = Metric(
     "cdc_slot_safe_bytes",
     Kind.GAUGE,
-    "bytes of WAL that the source can write before it invalidates the slot; absent without a limit",
+    "bytes of WAL that the source can write before it invalidates the slot; absent without max_slot_wal_keep_size",
 )
 COMPACTED_ROWS: Final = Metric("cdc_compacted_rows_total", Kind.COUNTER, "log rows folded into the compacted log")
-COMPACTED_BYTES: Final = Metric("cdc_compacted_bytes", Kind.GAUGE, "bytes of the compacted log, set by each compaction")
+COMPACTED_BYTES: Final = Metric("cdc_compacted_bytes", Kind.GAUGE, "size in bytes of the compacted log")
 LOG_HORIZON: Final = Metric(
     "cdc_log_horizon",
     Kind.GAUGE,
-    "position up to which the log is compacted, as a number; older changes may be trimmed",
+    "position up to which the log is compacted, as a number; retention removes only changes up to this position",
 )
 LOG_OLDEST: Final = Metric(
     "cdc_log_oldest",
@@ -179,7 +184,7 @@ LOG_SEGMENTS: Final = Metric("cdc_log_segments", Kind.GAUGE, "number of segments
 LOG_HELD: Final = Metric(
     "cdc_log_held_bytes",
     Kind.GAUGE,
-    "bytes on disk of single changes, of the compacted log, and of removed files that readers may still use",
+    "bytes on disk of one part of the log: changes, compacted, or leaving (removed files that readers may still use)",
     ("pipeline", "part"),
 )
 HORIZON_LAG_BYTES: Final = Metric(
@@ -228,7 +233,7 @@ SINK_LAG_BYTES: Final = Metric(
     "cdc_sink_lag_bytes", Kind.GAUGE, "bytes of WAL between the sink's position and the log's durable position", _SINK
 )
 SINK_POSITION: Final = Metric("cdc_sink_position", Kind.GAUGE, "the sink's published position, as a number", _SINK)
-APPLY_ROWS: Final = Metric("cdc_apply_rows_total", Kind.COUNTER, "folded rows merged into the sink", _SINK)
+APPLY_ROWS: Final = Metric("cdc_apply_rows_total", Kind.COUNTER, "rows merged into the sink after the fold", _SINK)
 APPLY_SECONDS: Final = Metric("cdc_apply_seconds", Kind.GAUGE, "duration of the last batch from fold to publish", _SINK)
 APPLY_DURATION: Final = Metric(
     "cdc_apply_duration_seconds",
@@ -247,7 +252,7 @@ SINK_LATENCY: Final = Metric(
 CADENCE: Final = Metric(
     "cdc_sink_cadence_seconds",
     Kind.GAUGE,
-    "minimum time between the starts of two batches, if batches rewrite the table's files too fast; otherwise 0",
+    "minimum time between the starts of two batches while each batch rewrites too many bytes of the table; otherwise 0",
     _TARGET,
 )
 REWRITTEN_BYTES: Final = Metric(
@@ -278,7 +283,8 @@ VERIFY_MISMATCHED: Final = Metric(
 VERIFIED_THROUGH: Final = Metric(
     "cdc_verified_through_timestamp_seconds",
     Kind.GAUGE,
-    "Unix time since which every row has been compared with the source; absent until all rows were compared",
+    "Unix time of the earliest comparison in the last complete pass: each row was compared with the source at this "
+    "time or later; absent until a pass is complete",
     _TARGET,
 )
 SNAPSHOT_ROWS: Final = Metric(
@@ -290,7 +296,7 @@ SNAPSHOT_ROWS: Final = Metric(
 BACKFILL_ESTIMATED: Final = Metric(
     "cdc_backfill_rows_estimated",
     Kind.GAUGE,
-    "planner's estimate of the rows of a table that is being copied; absent after the copy or without an estimate",
+    "planner's estimate of the rows of a table that is being copied; absent after the copy and if no estimate exists",
     _TABLE,
 )
 BACKFILL_SHARE: Final = Metric(
@@ -302,7 +308,7 @@ BACKFILL_SHARE: Final = Metric(
 BACKFILL_ETA: Final = Metric(
     "cdc_backfill_eta_seconds",
     Kind.GAUGE,
-    "estimated seconds until the copy of a table is complete; absent while it is paused",
+    "estimated seconds until the copy of a table is complete; absent while the copy is paused",
     _TABLE,
 )
 ERRORS: Final = Metric(
@@ -436,7 +442,7 @@ class CommitMetrics:
 
 
 def record_commit(metrics: Metrics, pipeline: str, position: int, added: CommitMetrics) -> None:
-    """Update the reader's metrics after a commit to the log that ends at the position."""
+    """Update the reader's metrics after a commit to the log; `position` is the last position of the commit."""
     metrics.add(CHANGES, added.changes, pipeline)
     metrics.add(TRANSACTIONS, added.transactions, pipeline)
     metrics.add(LOG_COMMITS, 1, pipeline)

@@ -151,9 +151,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogFingerprint:
-    """Values from the system catalogs that show changes of rows which the replication stream does not contain.
+    """Values from the system catalogs that reveal row changes which are missing in the replication stream.
 
-    The reader compares the values with those of an earlier fingerprint; it does not interpret a single fingerprint.
+    The reader compares the fingerprint with an earlier one of the same table. A difference means that rows may have
+    changed; a single fingerprint means nothing.
     """
 
     persistence: str

@@ -60,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     apply.add_argument(
         "--trigger",
         metavar="TIME|once",
-        help="set the time between batches; with 'once', apply the changes that the log has now, then exit",
+        help="set the time between the starts of two batches; "
+        "with 'once', apply the changes that the log has now, then exit",
     )
     apply.add_argument(
         "--once",
@@ -73,9 +74,13 @@ def _parser() -> argparse.ArgumentParser:
     replay = _replay_parser(verbs)
     compact = verbs.add_parser("compact", help="fold the closed segments of the log into its compacted table")
     compact.set_defaults(run=_compact)
-    compact.add_argument("--everything", "--all", action="store_true", help="include the segment that is being written")
+    compact.add_argument(
+        "--everything", "--all", action="store_true", help="also fold the segment that is being written"
+    )
     compact.add_argument("--json", action="store_true", help="print one JSON envelope")
-    check = verbs.add_parser("check", help="resolve the expressions of rules in Spark, as 'cdc doctor --rules' does")
+    check = verbs.add_parser(
+        "check", help="check the expressions and columns of sink rules with Spark, as 'cdc doctor --rules' does"
+    )
     check.set_defaults(run=_check)
     check.add_argument("--json", action="store_true", help="print one JSON envelope")
     for verb in (apply, verify, replay, compact, check):
@@ -93,7 +98,7 @@ def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
         "tables",
         nargs="*",
         metavar="TABLE",
-        help="compare tables that match these globs over schema.table; default: all",
+        help="compare only tables whose schema.table matches one of these globs; default: all tables",
     )
     verify.add_argument("--sink", action="append", default=[], help="compare only this sink; may be repeated")
     verify.add_argument(
@@ -117,13 +122,17 @@ def _verify_parser(verbs: Any) -> argparse.ArgumentParser:
     verify.add_argument(
         "--every", metavar="TIME", help="compare each table once per interval (30m, 1h) until the process is stopped"
     )
-    verify.add_argument("--rate", type=int, metavar="ROWS", help="limit the rows read per second; only with --every")
+    verify.add_argument(
+        "--rate", type=int, metavar="ROWS", help="read at most this many rows per second; only with --every"
+    )
     verify.add_argument(
         "--repair",
         action="store_true",
         help="correct the sink: let the reader read the differing rows again by key, then compare once more",
     )
-    verify.add_argument("--json", action="store_true", help="print one JSON envelope; with --every one for each range")
+    verify.add_argument(
+        "--json", action="store_true", help="print one JSON envelope; with --every, print one for each range of keys"
+    )
     return verify
 
 
@@ -142,7 +151,9 @@ def _replay_parser(verbs: Any) -> argparse.ArgumentParser:
     )
     replay.add_argument("--into", metavar="PATH", help="write the new target to this directory and keep the old one")
     replay.add_argument(
-        "--dry-run", action="store_true", help="print rows, bytes and estimated time, and change nothing"
+        "--dry-run",
+        action="store_true",
+        help="print the rows, bytes and estimated time of the replay, and change nothing",
     )
     replay.add_argument("--json", action="store_true", help="print one JSON envelope")
     return replay
@@ -187,10 +198,10 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _select_sinks(definition: Definition, names: Sequence[str], trigger: str | None) -> Definition:
-    """Return the definition with only the named sinks and with `trigger` as its batch interval.
+    """Return the definition with only the named sinks and, if `trigger` is a duration, with this batch interval.
 
-    names: empty for all sinks. trigger: a duration; None and `once` leave the batch interval unchanged. Raises
-    ConfigError for an unknown sink and for any other trigger.
+    names: empty for all sinks. trigger: a duration, None or `once`; the last two leave the batch interval unchanged.
+    Raises ConfigError for an unknown sink and for any other trigger.
     """
     sinks, spark = chosen_sinks(definition, names), definition.spark
     if checked_trigger(trigger) not in {None, ONCE}:

@@ -47,7 +47,7 @@ LOCAL_STEP: Final = 0.02
 An attempt without new transactions takes 0.1 ms there.
 """
 COMPACTION_EXIT: Final = 5.0
-"""Seconds that the ending process waits for a running compaction; a killed compaction does no harm."""
+"""Maximum seconds that the ending process waits for a running compaction; killing a compaction does no harm."""
 
 log = structlog.get_logger("apply")
 
@@ -73,8 +73,8 @@ class StopCondition:
 def main(definition: Definition, *, once: bool = False, check: Check | None = None) -> int:
     """Apply the log to the sinks until SIGTERM or SIGINT; then finish the running batches and return 0.
 
-    With `once`, also return when all sinks have applied the log up to the durable position at the start. If a sink
-    gives up before that, raise its error. Also raises the errors of `check`, and the error if Spark fails to start.
+    With `once`, also return when all sinks have applied the log up to the durable position at the start; raise the
+    error of a sink that gives up before that. Also raises the errors of `check`, and the error if Spark cannot start.
     """
     stop = Event()
 
@@ -125,9 +125,9 @@ def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, e
 
 
 def _stop_session(starting: Future[SparkSession]) -> None:
-    """Stop the Spark session if it has started.
+    """Stop the Spark session if it has started; raise no error if a signal has already ended its JVM.
 
-    A signal to the process group may already have ended the JVM; this raises no error.
+    A signal to the process group reaches the JVM too.
     """
     if starting.exception() is None:
         with suppress(Py4JError, OSError):

@@ -39,8 +39,7 @@ def at(
     are kept as long as the cut.
 
     Tables that were being copied or had stopped at the cut are left out. If `sink` is a sink of a definition, tables
-    whose rows were written under rules other than its present ones are left out too
-    (`cdc.stores.target_rule_changes`).
+    are also left out if their rows were written under earlier rules of the sink (`cdc.stores.target_rule_changes`).
     Raises the same errors as `cut`, and DeltaJarMissing for a session without Delta.
     """
     record = moment if isinstance(moment, Published) else cut(sink, moment)

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 SessionProvider = Callable[[], "SparkSession"]
 """Function that waits for the Spark session and returns it; called only if a rule has an expression."""
 _LAYOUT_CHECKS: Final = (("cluster_by", "partition_by"), ("partition_by", "cluster_by"), ("", "cluster_by"))
-"""The checks of a rule's `partition_by` and `cluster_by`, in order: each of them alone, then both together.
+"""The three checks of a rule's `partition_by` and `cluster_by`: first each setting alone, then both together.
 
-A check is a pair: the setting that it ignores ("" for none), and the setting that its error names.
+Each check is a pair: the setting that the check ignores ("" for none), and the setting that its error names.
 """
 
 
@@ -44,7 +44,7 @@ class NewSinkCheck:
     """The check of those sinks of an apply process that have not published anything."""
 
     definition: Definition
-    """The whole definition, whose keys locate an error in the file."""
+    """The complete definition, also with other sinks: an error names the path of its key from the definition's root."""
     config: Path
     """Path of the definition file."""
     sinks: Collection[str]

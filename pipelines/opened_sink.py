@@ -45,7 +45,7 @@ MAX_ROWS: Final = 200_000
 
 
 class FirstBatchGate:
-    """Lets streaming queries start one after the other, because two starts at once take three times as long.
+    """Lets streaming queries start one after the other, because simultaneous starts slow each other down.
 
     A query has started when its first batch begins.
     """
@@ -159,7 +159,7 @@ class OpenedSink:
         return self._query is not None and bool(self._query.lastProgress)
 
     def register(self, *, at_once: bool = False) -> None:
-        """Register the lowest applied position of the sink's tables, so that retention can trim the log before it.
+        """Register the lowest applied position of the sink's tables. Retention can then trim the log up to there.
 
         at_once: write the registration even if its interval has not passed.
         """
@@ -167,7 +167,7 @@ class OpenedSink:
         self._registration.report(applied, pinned_in(self._log, applied), at_once=at_once)
 
     def start_query(self, session: SparkSession) -> None:
-        """Catch up lagging tables to the sink's position, then start the streaming query at this position."""
+        """Apply to lagging tables the changes up to the sink's position, then start the streaming query there."""
         self.sink.attach(session)
         for table in self.loop.lagging_tables:
             self.loop.catch_up(table, session)

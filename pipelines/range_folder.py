@@ -59,7 +59,7 @@ class RangeFolder:
         """Maximum bytes of a range without partial images that is folded without Spark."""
 
     def is_small(self, after: Position, upto: Position) -> bool:
-        """Whether the range (after, upto] needs no Spark."""
+        """Whether the range (after, upto] can be folded without Spark."""
         files = self.log.files(after, upto)
         if sum(file.rows for file in files) <= self.small:
             return True

@@ -45,7 +45,7 @@ def without_throttle(
 
 
 def needs_spark(sink: DeltaSinkDefinition | SearchSinkDefinition) -> bool:
-    """Whether the sink cannot be opened without a Spark session, because Spark writes all of its tables."""
+    """Whether opening the sink requires a Spark session, because Spark writes all of its tables."""
     return isinstance(sink, DeltaSinkDefinition) and Writer(sink.writer.value) is Writer.SPARK
 
 

@@ -334,7 +334,7 @@ class SinkRunner:
             self._failures.count()
             self.progress.record_failure(error)
             log.exception(
-                "a sink failed and was closed; it is opened again after the back-off, unless it is halted",
+                "a sink failed and was closed; it is opened again after the back-off, or never if 'halted' is true",
                 sink=self._settings.name,
                 reason=failure_reason(error),
                 halted=is_final,

@@ -2,7 +2,7 @@
 
 The sink continues from its published record, not from Spark's checkpoint. A Spark query starts at the position of this
 record, and its checkpoint is deleted when the query stops. So after a crash the sink repeats the interrupted batch.
-Each target stores the position of its last merge, so the repeated batch skips the tables that had already merged it.
+Each target stores the position of its last merge, so the repeated batch skips the targets that already contain it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SinkLoop:
         self.batch_began = 0.0
         """Time at which the last batch began, on the monotonic clock."""
         self.needs_reopen = False
-        """Whether a stopped table can continue. The runner then reopens the sink, and the table catches up."""
+        """Whether a stopped table can continue. If so, the runner reopens the sink, and the table catches up."""
 
     @property
     def position(self) -> Position:

@@ -37,7 +37,7 @@ from cdc.postgres.commit_position_bound import WalBound
 OPEN_LIMIT: Final = 16 * 1024 * 1024
 """Maximum bytes of an open transaction in memory; above it, the rows go to data files that a later commit contains."""
 CHUNKS_PER_COMMIT: Final = 3
-"""Number of chunks after which a commit is due if a copying thread waits for it.
+"""While a copying thread waits for a commit, the commit is due as soon as it contains this number of chunks.
 
 With more chunks per commit, the copying connections would be idle.
 """

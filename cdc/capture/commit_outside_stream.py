@@ -1,4 +1,4 @@
-"""Snapshot commit: a commit of the log whose rows do not come from the stream and all have one position.
+"""Snapshot commit: one commit of rows that do not come from the stream; all these rows have the same position.
 
 An epoch begins with a snapshot commit, which contains the schema of every table and the rows of small tables. The
 command `cdc slots recover --skip-to` makes a snapshot commit that marks tables for a resync. Whenever the collected

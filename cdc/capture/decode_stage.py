@@ -58,7 +58,7 @@ class ResumePoint:
     schemas: Mapping[int, TableSchema] = field(default_factory=dict)
     """Latest schema version of each relation in the log, by relation number."""
     confirmed: Lsn | None = None
-    """Confirmed LSN of the slot at the start of the session; a transaction that ended before this LSN is an error."""
+    """Confirmed LSN of the slot when the session starts; a received transaction that ended before it is an error."""
     last: LastTransaction | None = None
     """Last transaction of the log; the session skips it if the server sends it again under a higher LSN."""
 

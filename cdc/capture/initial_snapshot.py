@@ -9,10 +9,10 @@ For a large table the commit contains only the schema; backfills copy large tabl
 the reader may not create the slot, there is no exported snapshot. The log then begins at the adopted slot, and all
 tables are copied in chunks.
 
-Within an epoch the OID identifies a table and the attribute number a column. A restored, upgraded or failed-over source
-has other numbers, so a new epoch matches tables and columns by name. A table or column without a match gets an unused
-number. A new epoch copies all rows again. So after a wrong match the current rows are right; only changes of earlier
-epochs are assigned to a wrong table or column.
+Within an epoch the OID identifies a table, and the attribute number identifies a column. They can differ on a restored,
+upgraded or promoted server, so a new epoch matches tables and columns by name. A table or column without a match gets
+an unused number. A new epoch copies all rows again. So after a wrong match the current rows are right; only changes of
+earlier epochs are assigned to a wrong table or column.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class _StartingSlot:
 
 
 def _tables_for_chunks(conn: Any, tables: Sequence[TableSchema], snapshot: Snapshot) -> set[int]:
-    """Return the relations to copy in chunks: tables with a key that exceed the limit per table or the total limit."""
+    """Return the relations to copy in chunks: those with a key, if above the limit per table or the total limit."""
     relations = {schema.oid: schema.relation for schema in tables if schema.key}
     later, total = set[int](), 0
     for oid, size in sorted(table_sizes(conn, list(relations)).items(), key=itemgetter(1)):
@@ -260,7 +260,7 @@ def _tables_for_chunks(conn: Any, tables: Sequence[TableSchema], snapshot: Snaps
 
 
 def continue_relations(past: EarlierTables, tables: Iterable[TableSchema], existing: Collection[str]) -> Continuation:
-    """Assign relation numbers to the tables that a new epoch captures, and find the tables of the log that it omits.
+    """Assign relation numbers to the tables that an epoch captures; find the tables of the log that the epoch omits.
 
     tables: the tables to capture, from the source's system catalogs. existing: topics of all tables of the source.
     """

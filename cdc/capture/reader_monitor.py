@@ -190,7 +190,7 @@ class StatusReporter(Thread):
                 return
             self._in_use_message, self._in_use_due = exc.message, time.monotonic() + SLOT_IN_USE_EVERY
         log.warning(
-            "capture stopped; the reader tries again only if its state is waiting",
+            "capture stopped; the reader tries again only if 'state' is 'waiting'",
             state=state,
             code=exc.code,
             message=exc.message,
@@ -346,7 +346,7 @@ class StatusReporter(Thread):
         elif not self._warned:
             self._warned = True
             log.warning(
-                "WAL budget is almost used; above it source.on_wal_budget applies"
+                "WAL budget is almost used; once it is exceeded, the reader follows source.on_wal_budget"
                 if not over
                 else "WAL budget is exceeded; the WAL can fill the source's disk",
                 message=message,
@@ -362,10 +362,10 @@ class StatusReporter(Thread):
 
 
 def inexact_tables(known: Iterable[TableSchema], shown: Iterable[TableProgress], position: int) -> list[TableProgress]:
-    """Return the catalog entries to write: for tables whose stored entry is missing or may be outdated.
+    """Return new catalog entries for the tables whose stored entry is missing or may be outdated.
 
-    These are the tables that are not LIVE in the log, that have no entry, or that are LIVE but have another state in
-    their entry.
+    These are the tables that are not LIVE in the log, that have no entry, or that are LIVE in the log but not according
+    to their entry.
 
     known: the log's tables; a dropped table is ignored if another table has its name. shown: the entries that the
     catalog contains. position: durable position of the log.
@@ -426,6 +426,6 @@ def _skip(exc: UndecodableWal, slot: SlotStatus) -> str:
     skip = f"'cdc slots recover -c FILE --skip-to {slot.wal_end} --resync \"*\"'"
     return (
         f"{cause}stop the reader, run {skip}, start the reader, then run 'cdc tables resync \"*\"'; to copy fewer "
-        "tables, skip to an earlier LSN after the undecodable transaction, and name the tables that were written up to "
-        "that LSN"
+        "tables, write a lower LSN that is still after the undecodable transaction, and name the tables that were "
+        "written up to that LSN"
     )

@@ -47,7 +47,7 @@ INVALIDATED: Final[Mapping[str, str]] = {
     "SELECT pg_reload_conf();), then " + RECOVER,
     "rows_removed": "set hot_standby_feedback = on at the standby and give it a physical slot, then " + RECOVER,
     "wal_level_insufficient": "set wal_level = logical at the primary and restart it, then " + RECOVER,
-    "idle_timeout": "raise idle_replication_slot_timeout (ALTER SYSTEM SET idle_replication_slot_timeout = 0; "
+    "idle_timeout": "disable idle_replication_slot_timeout (ALTER SYSTEM SET idle_replication_slot_timeout = 0; "
     "SELECT pg_reload_conf();), then " + RECOVER,
 }
 """Remedy for each `pg_replication_slots.invalidation_reason`; before Postgres 17 the reader assumes `wal_removed`."""

@@ -92,7 +92,7 @@ class SchemaTracker:
 
         Returns None if the table is not captured: no rule matches the table, it was removed from the definition, or it
         is a partition, because rules match only partition roots. The Relation message shows the table at an earlier
-        time than the system catalogs. If they contradict each other, the schema gets the state `needs_resync`.
+        time than the system catalogs. If message and catalogs contradict each other, the state is `needs_resync`.
         """
         before = self._known.get(message.oid)
         if not self._is_captured(message, before):
@@ -214,7 +214,7 @@ class SchemaTracker:
             return
         if schema.state is not before.state:
             log.warning(
-                "the state of a table changed; if it is needs_resync, copy the table again with 'cdc tables resync'",
+                "the state of a table changed; if 'state' is 'needs_resync', run 'cdc tables resync' for the table",
                 table=schema.topic,
                 state=schema.state.value,
                 reason=schema.reason,

@@ -1,7 +1,7 @@
 """Slot checks: whether a replication slot belongs to a log, before a reader uses the slot or a snapshot replaces it.
 
-On the server a slot has only a name and no owner, and a copied definition names the same slot. Therefore a snapshot
-drops a slot only in one of these cases; any other case is an error, and the slot stays:
+On the server a slot has only a name and no owner, and a copy of a definition names the same slot as the original.
+Therefore a snapshot drops a slot only in one of these cases; any other case is an error, and the slot stays:
 
 - The log's slot record (`_slot.json`) contains this slot with exactly its current positions. Then an unfinished
   snapshot of this log created the slot and no reader has confirmed a position since; or an operator's command recorded
@@ -72,7 +72,7 @@ class SlotClaim:
         )
 
     def records(self, slot: SlotStatus, source: SystemIdentity) -> bool:
-        """Return True if the log's slot record names this slot of this server with its current positions."""
+        """Return True if the log's slot record names this slot of this server with the slot's current positions."""
         record = self.record
         if record is None or slot.name != record.slot or record.log_id != self.log_id:
             return False
@@ -96,10 +96,10 @@ class SlotClaim:
 def check_replaceable(slot: SlotStatus, claim: SlotClaim, source: SystemIdentity, seen: Position | None = None) -> None:
     """Raise an error if a snapshot must not replace the slot.
 
-    Raises SlotUnsuitable, UnexpectedSlot, SlotNotOwned, and SlotInUse if the slot belongs to the log and is active.
+    Raises SlotUnsuitable, UnexpectedSlot or SlotNotOwned; raises SlotInUse for an active slot that belongs to the log.
 
-    seen: last position of this pipeline's log that the catalog has recorded. If the log is empty and `seen` is not
-    before the slot, the log once had commits that are now missing; then the slot record proves nothing.
+    seen: last position of this pipeline's log that the catalog has recorded. If the log is empty and `seen` has reached
+    the slot's position, the log once had commits that are now missing; then the slot record proves nothing.
     """
     check_slot_kind(slot, source.database)
     recorded = claim.records(slot, source) and not (claim.record is not None and claim.record.adopted)
@@ -141,7 +141,7 @@ def check_replaceable_by_command(slot: SlotStatus, claim: SlotClaim, source: Sys
 
 
 def check_slot_name(claim: SlotClaim, slot: SlotStatus | None) -> None:
-    """Raise SlotNotOwned if the log was written from another slot name; `slot` may then belong to another pipeline."""
+    """Raise SlotNotOwned if the log was written from a slot of another name; `slot` may then belong to another log."""
     record = claim.record
     if slot is not None and record is not None and record.log_id == claim.log_id and record.slot != slot.name:
         raise SlotNotOwned(

@@ -212,7 +212,9 @@ class Spool:
     def _handle_control(self, frame: bytes) -> Iterator[FrameBatch]:
         control = parse_control(frame)
         if (self._inside is not None) != (kind_of(frame) == STOP):
-            raise malformed(frame, "Stream Start, Stream Commit or Stream Abort inside a block, or Stream Stop outside")
+            raise malformed(
+                frame, "Stream Start, Stream Commit or Stream Abort inside a block, or Stream Stop outside a block"
+            )
         match control:
             case StreamStart():
                 self._inside = self._start_block(frame, control)

@@ -123,7 +123,7 @@ class StartupCheck(NamedTuple):
     binds: CheckScope
     """Kind of reader start that a failure of this check prevents."""
     subject: str
-    """Object that is reported with errors of this check, such as `log`; some error classes have their own object."""
+    """Name of the checked object for reports, such as `log`; some error classes are reported with their own object."""
 
 
 def find_problems(definition: Definition) -> list[PreflightProblem]:
@@ -433,7 +433,7 @@ def _run_check(check: StartupCheck, subject: CheckSubject) -> list[PreflightProb
 
 
 def _subject_of_error(exc: CdcError, definition: Definition) -> str | None:
-    """Return the object that an error class implies, the publication or `dsn`; None for other classes."""
+    """Return `publication NAME` or `dsn` if the error's class shows that this object is wrong; otherwise None."""
     if isinstance(exc, PublicationMissing | PublicationNarrowed | PublicationReplaced):
         return f"publication {definition.source.publication.name}"
     if (

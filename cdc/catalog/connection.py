@@ -76,7 +76,7 @@ class Database:
     def replacement(self) -> str:
         """Remedy with which an operator gives the pipeline an empty catalog."""
         if self._url.get_backend_name() != "sqlite":
-            return "stop cdc, let catalog.url name an empty database, and start cdc again"
+            return "stop cdc, set catalog.url to the URL of an empty database, and start cdc again"
         file = str(self._url.database)
         names = " ".join(shlex.quote(f"{file}{end}") for end in ("", "-wal", "-shm"))
         return f"stop cdc, move the files of the catalog to another directory ({names}), and start cdc again"
@@ -214,7 +214,8 @@ def _check_rights(session: Session, url: str) -> None:
     exists = inspect(session.connection()).has_table(ProcessRow.__tablename__)
     if not session.scalar(text(_MAY_WRITE if exists else _MAY_CREATE)):
         raise CatalogUnavailable(
-            f"catalog {shown!r} cannot be used: the database role may not {'write' if exists else 'create'} its tables"
+            f"catalog {shown!r} cannot be used: the database role may not {'write' if exists else 'create'} "
+            "the catalog's tables"
         )
 
 

@@ -1,7 +1,7 @@
 """Requests to retry or discard dead letters, from the command line and the API.
 
 A request is stored as a command. The running apply process executes the command with its next batch, and stores the
-outcome as its result.
+outcome as the result of the command.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DeadLetterRequest:
     verb: DeadLetterAction
     actor: str
     reason: str | None = None
-    """Reason of the request, which is written to the audit."""
+    """Reason of the request, which is written to the audit log."""
 
 
 def find_dead_letters(catalog: Catalog, pipeline: str, ids: Iterable[str]) -> list[DeadLetter]:

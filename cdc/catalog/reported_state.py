@@ -19,7 +19,7 @@ from cdc.catalog.connection import Database, upsert
 from cdc.catalog.models import DeadLetterRow, ProcessRow, SinkRow, TableRow
 
 AWAITS_SPARK: Final = "waits for Spark"
-"""Reason that a sink reports while it can apply nothing until Spark begins the first batch."""
+"""Reason that a sink reports while it waits for Spark to begin the first batch, and so applies nothing."""
 REFUSED: Final = "refused"
 """State of a source table that matches a rule but cannot be captured; the table's reason says why."""
 

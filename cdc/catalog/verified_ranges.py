@@ -55,7 +55,7 @@ class VerifiedTable:
     rows: int
     """Number of rows in the newest complete pass."""
     mismatched: int
-    """Number of mismatched rows; ranges not yet compared in the newest pass count as in the newest complete pass."""
+    """Mismatched rows of the newest pass; if it is not complete, the last complete pass counts for the other ranges."""
     equal_at: datetime | None
     """End time of the newest complete pass without mismatches; None without such a pass."""
     ranges: int

@@ -1,1 +1,4 @@
-"""The command line: each module defines one group of commands. Heavy modules are imported only when a command runs."""
+"""The command line: each module defines one group of commands.
+
+Modules that are slow to import are imported only when a command runs.
+"""

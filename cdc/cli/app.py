@@ -42,7 +42,7 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def application(word: str | None = None) -> typer.Typer:
-    """Build the application with the module of the command `word`; with every module if `word` names no command."""
+    """Build the application with only the module of the command `word`, or with all modules if `word` is no command."""
     app = typer.Typer(
         name="cdc",
         help="Capture changes of Postgres tables in one ordered log, and apply it to Delta tables and search indexes.",

@@ -28,7 +28,7 @@ JobArgument = Annotated[
     typer.Argument(
         min=1,
         max=(1 << 63) - 1,
-        help="Use the backfill with this number; `cdc backfill ls` prints the numbers.",
+        help="Select the backfill with this number; `cdc backfill ls` prints the numbers.",
         metavar="ID",
     ),
 ]
@@ -59,7 +59,7 @@ KeysFromOption = Annotated[
     typer.Option(
         metavar="FILE",
         help="Read only rows with the keys in this file, one key per line in the form of --key; "
-        "- means standard input.",
+        "'-' means standard input.",
     ),
 ]
 SinkOption = Annotated[str | None, typer.Option(help="Write the rows to this sink only.")]
@@ -78,7 +78,7 @@ class DefaultsToStart(TyperGroup):
     """Command group in which `cdc backfill TABLE` means `cdc backfill start TABLE`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Treat the first argument as a table of `start` if it names no command."""
+        """Resolve the command `start` if the first argument names no command; that argument is then a table to read."""
         if args and args[0] not in self.commands:
             args = ["start", *args]
         return super().resolve_command(ctx, args)
@@ -203,7 +203,7 @@ def submit_backfill(request: BackfillRequest, *, command: str, config: Path, wai
 
 
 def reader_state(catalog: Catalog, pipeline: str) -> str:
-    """Return `running` if a reader executes commands now; otherwise its state, such as `missing` or `stopped`."""
+    """Return the state of the pipeline's reader: `running` if it executes commands now, or `missing`, `stopped` …"""
     from datetime import UTC, datetime
 
     from cdc.service.status import pipeline_status

@@ -72,7 +72,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _plain(values: Any) -> Any:
-    """Return the definition's values as its file contains them; a variable such as `${NAME}` is not replaced."""
+    """Return the values as the definition file contains them: a variable such as `${NAME}` is not replaced."""
     if isinstance(values, dict):
         return {key: _plain(value) for key, value in values.items()}
     if isinstance(values, list):

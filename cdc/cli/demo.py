@@ -40,7 +40,8 @@ def demo(  # noqa: PLR0913, PLR0917 - the options of the command
     no_spark: Annotated[
         bool,
         typer.Option(
-            "--no-spark", help="Run without Spark: only the reader, 'cdc tail' and the status page; fill no targets."
+            "--no-spark",
+            help="Run without Spark: start only the reader, 'cdc tail' and the status page, and fill no targets.",
         ),
     ] = False,
     port: Annotated[int, typer.Option(help="Serve the status page at this port, or at the next free port.")] = 8083,

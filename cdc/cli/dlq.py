@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 IdArgument = Annotated[
     str,
     typer.Argument(
-        help="Use the dead letter with this id or unique prefix of an id; `cdc dlq ls` prints the ids.",
+        help="Select the dead letter with this id; a unique prefix of the id is enough. `cdc dlq ls` prints the ids.",
         metavar="ID",
     ),
 ]
 IdsArgument = Annotated[
     list[str] | None,
-    typer.Argument(help="Retry the dead letters with these ids or unique prefixes of ids.", metavar="[ID]…"),
+    typer.Argument(help="Retry the dead letters with these ids; a unique prefix of an id is enough.", metavar="[ID]…"),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Retry every dead letter of the pipeline.")]
 ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Record this reason in the audit log.")]
@@ -105,7 +105,7 @@ def retry(
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Apply parked rows again; correct the cause of the errors first."""
+    """Merge parked rows again. Correct the cause of their errors before you run this command."""
     from cdc.catalog.dead_letter_requests import DeadLetterAction
 
     if bool(letters) == everything:

@@ -22,7 +22,7 @@ SqlOption = Annotated[bool, typer.Option("--sql", help="Print only the SQL state
 RulesOption = Annotated[
     bool,
     typer.Option(
-        "--rules", help="Also let Spark check the expressions and columns of the rules; this takes some seconds."
+        "--rules", help="Also check the expressions and columns of the sink rules with Spark; this takes some seconds."
     ),
 ]
 SOURCE_ANSWERS = 5.0

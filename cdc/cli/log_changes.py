@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 POLL: Final = 0.1
 """Seconds between two checks of the log for `tail -f`, equal to the default of log.commit.linger."""
 DEFAULT_COUNT: Final = 20
-"""Number of changes that `cdc tail` prints without -n and --since."""
+"""Number of changes that `cdc tail` prints if neither -n nor --since is given."""
 
 PositionArgument = Annotated[
     str | None, typer.Argument(help="Show the rows of the transaction at this position, for example 16/B374D848.")
@@ -112,8 +112,9 @@ def tail(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Print the changes of tables in log order, newest last.
 
-    With --json or another format the command prints one JSON object per change; --json without -f prints one envelope.
-    Integers and booleans are JSON values; every other value is the text that Postgres sent.
+    With --format debezium or flat, or with --json and -f, the command prints each change as one line of JSON.
+    --json without -f prints one envelope with all changes. In JSON, integers and booleans have their JSON type; every
+    other value is the text that Postgres sent.
     """
     from cdc.log.json_output_formats import SchemaInForce
 
@@ -154,9 +155,10 @@ class _LogMessages:
         self._source = SourceBlock(definition.name, log.identity.database, version("cdc"))
 
     def newest(self, count: int, operations: frozenset[str]) -> pa.Table:
-        """Return at least the last `count` rows with these operations, or all rows if there are fewer, in log order.
+        """Return the last rows of the log, in log order.
 
-        The result includes the rows with other operations between these rows. Empty `operations` mean all operations.
+        At least `count` of them have one of `operations`, unless the log has fewer such rows. Rows with other
+        operations are returned but not counted. If `operations` is empty, every row is counted.
         """
         from cdc.log.inspection import newest_rows
 
@@ -174,7 +176,7 @@ class _LogMessages:
         return rows.filter(pc.greater_equal(rows["committed_at"], pa.scalar(earliest, pa.timestamp("us", tz="UTC"))))
 
     def parts(self, after: Position, upto: Position) -> Iterator[pa.Table]:
-        """Yield the sorted rows in (after, upto], a few files at a time; raises LogTrimmed if any row was trimmed."""
+        """Yield the sorted rows in (after, upto], a few files at a time; raises LogTrimmed if some are trimmed."""
         from cdc.log.inspection import rows_between
 
         _check_not_trimmed(self._log, after)
@@ -189,7 +191,7 @@ class _LogMessages:
     def messages(self, rows: pa.Table, tables: Any) -> Iterator[tuple[Row, Message]]:
         """Yield (row, message) pairs; a row can have no message, one, or two.
 
-        `tables` is the SchemaInForce at the first row; the schema rows among the rows update it.
+        `tables` is the SchemaInForce at the first row; each schema row in `rows` updates it.
         """
         from cdc.log.json_output_formats import messages
 

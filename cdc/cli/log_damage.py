@@ -38,7 +38,7 @@ def verify(
     source: SourceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Read every file of the log and compare it with its commit; exit with status 4 if a file is damaged.
+    """Read every file of the log and compare it with the commit that added it; exit with status 4 if a file is damaged.
 
     The command changes nothing and may run while the reader and the apply process run. With --tables it does not check
     whether transactions are complete.
@@ -125,7 +125,7 @@ def _question(damaged: DamagedFile) -> str:
     span = f"{damaged.file.first!s} to {damaged.file.last!s}"
     return {
         RecoveryWay.TRIMMED: f"trim the log up to the file's segment; {span} is compacted, so no change is lost",
-        RecoveryWay.START_OVER: "compact the log from its beginning again; it has every change, so no change is lost",
+        RecoveryWay.START_OVER: "compact the log from its beginning again; no change is lost, because none is trimmed",
         RecoveryWay.GIVEN_UP: f"lose {damaged.file.rows:,} rows at {span}, and mark their tables as needs_resync",
     }[damaged.way]
 

@@ -58,7 +58,8 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Write single changes of the log, from --from to --to (both included), to new files.
 
-    JSON lines are in commit order and need memory for one transaction. Parquet has the order of the log's files.
+    Lines of JSON are in commit order; writing them needs memory for a whole transaction. Rows in Parquet are in the
+    order of the log's files.
     """
     from cdc.log.export import export_range, write_lines, write_parquet
     from cdc.log.json_output_formats import MessageFormat

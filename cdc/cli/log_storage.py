@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from cdc.log.reader import LogReader
     from cdc.service.log_status_records import ConsumerLine, LogStatus, SegmentLine, VacuumReport
 
-_WAITING: Final = "of removed files are kept on disk for running readers"
+_WAITING: Final = "of removed files are kept on disk for readers of older table versions"
 
-FilesOption = Annotated[bool, typer.Option("--files", help="List files instead of segments.")]
+FilesOption = Annotated[
+    bool, typer.Option("--files", help="List the files of the log instead of its runs and segments.")
+]
 AllOption = Annotated[bool, typer.Option("--all", help="Also compact the current segment, up to the log's end.")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Print what the command would remove, and remove nothing.")
@@ -159,7 +161,7 @@ def retention_line(log: LogStatus) -> str:
 
 
 def lag_text(consumer: ConsumerLine) -> str:
-    """Return the text of a consumer's lag behind the end of the log; empty if it is at the end."""
+    """Return the text of a consumer's lag behind the end of the log; empty if the consumer is at the end."""
     from cdc.service import number_format
 
     if not consumer.behind_segments:

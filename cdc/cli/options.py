@@ -61,4 +61,4 @@ def audit(definition: Definition, action: str, subject: str, detail: dict[str, A
             catalog.audit.write(getuser(), action, subject, detail)
     except CdcError as error:
         if not json:
-            line(LineMark.ADVICE, f"the audit log does not record this command: {error.message}", fix=error.fix)
+            line(LineMark.ADVICE, f"cannot record this command in the audit log: {error.message}", fix=error.fix)

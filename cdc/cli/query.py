@@ -35,7 +35,7 @@ AtOption = Annotated[
 ]
 SinkOption = Annotated[
     str | None,
-    typer.Option("--sink", help="Query this Delta sink; without it query the first Delta sink of the definition."),
+    typer.Option("--sink", help="Query this Delta sink [default: the first Delta sink of the definition]."),
 ]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Print at most this many rows.")]
 
@@ -74,7 +74,7 @@ def query(  # noqa: PLR0913, PLR0917 - one parameter per option
     reader = lake.query(sql, cut or ReadAt.LATEST)
     rows, more = _read_rows(reader, limit)
     summary = f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}" + (
-        f", --limit {limit} left out more rows" if more else ""
+        f"; further rows are left out because of --limit {limit}" if more else ""
     )
     if json:
         result = {"columns": reader.schema.names, "rows": rows, "more": more, "cut": cut and _cut_to_json(cut)}

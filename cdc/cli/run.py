@@ -53,8 +53,8 @@ def run(
     """Run reader, apply process and server on this machine.
 
     The command restarts each child process that fails. After an error that an operator must correct, it restarts
-    the process every five minutes, and at once when the definition changes, a cdc command writes an audit
-    entry, or SIGUSR1 arrives.
+    the process every five minutes. It restarts this process at once when the definition changes, a cdc command
+    writes an audit entry, or SIGUSR1 arrives.
 
     ^C and SIGTERM let each process finish its batch; a second ^C ends all processes at once. With snapshot.mode
     initial_only the reader exits after the copy of all tables, and the other processes continue.

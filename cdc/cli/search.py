@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cdc.stores.search_index_reader import FoundRow, SearchIndex
 
 _CELL = 60
-"""Maximum characters of a value that a terminal line shows; `--json` prints values in full."""
+"""Maximum number of characters per value in a line on the terminal; `--json` prints values in full."""
 
 
 def register(app: typer.Typer) -> None:

@@ -120,8 +120,8 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Recover after a gap: begin a new epoch with a full copy, or skip a transaction that cannot be decoded.
 
-    Stop the reader first. If the command is killed, run it again; the next start of the reader also completes a new
-    epoch. With --skip-to, the command marks the tables of --resync as needs_resync.
+    Stop the reader first. If the command is killed, run it again. The next start of the reader also completes an
+    interrupted --new-epoch. With --skip-to, the command marks the tables of --resync as needs_resync.
     """
     from cdc.capture.operator_recovery import begin_epoch, skip_to_lsn
     from cdc.config import load_definition
@@ -159,7 +159,8 @@ def recover(  # noqa: PLR0913, PLR0917 - one parameter per option
 def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False) -> None:
     """Drop the pipeline's slot, so that the server can remove WAL; after that the log can continue only in a new epoch.
 
-    The command refuses a slot of another kind or database, and a slot that is in use.
+    The command refuses a slot that is in use, and a slot that has another plugin than pgoutput or belongs to another
+    database than the pipeline's.
     """
     from cdc.capture.resume_checks import check_slot_kind
     from cdc.config import load_definition
@@ -189,7 +190,7 @@ def drop(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: Js
 
 
 def adopt(config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False, json: JsonOption = False) -> None:
-    """Assign a slot that you created to this pipeline; its definition must have 'source.slot.create: false'.
+    """Assign a slot that you created to this pipeline; the definition must have 'source.slot.create: false'.
 
     The log then begins at the slot's position, and the reader copies every table while the stream runs. No other
     client may read the slot.

@@ -31,15 +31,16 @@ TriggerOption = Annotated[
     typer.Option(
         "--trigger",
         metavar="5s|once",
-        help="Start a batch at this interval; 'once' applies all changes of the log and ends [default: spark.trigger].",
+        help="Start a batch at this interval; 'once' applies the changes that the log has now, then exits "
+        "[default: spark.trigger].",
     ),
 ]
 ScheduleOption = Annotated[
     str | None,
     typer.Option(
         "--schedule",
-        help="Run the job on this cron schedule; apply requires --trigger once. "
-        "Kubernetes: cron format; Databricks: Quartz format.",
+        help="Run the job on this schedule: a cron expression for Kubernetes, a Quartz cron expression for "
+        "Databricks. The verb 'apply' also needs '--trigger once'.",
     ),
 ]
 MasterOption = Annotated[
@@ -47,7 +48,10 @@ MasterOption = Annotated[
 ]
 PythonOption = Annotated[
     str | None,
-    typer.Option("--python", help="Run the executors with the Python at this path [default: the path of this Python]."),
+    typer.Option(
+        "--python",
+        help="Run the executors with the Python at this path [default: the path of the Python that runs this command].",
+    ),
 ]
 ImageOption = Annotated[
     str,
@@ -68,7 +72,7 @@ EnvOption = Annotated[
     typer.Option(
         "--env",
         metavar="NAME",
-        help="Give the job this environment variable; its value comes from the job's secret; may be repeated.",
+        help="Set this environment variable in the job; its value is in the job's secret; may be repeated.",
     ),
 ]
 WordsArgument = Annotated[
@@ -181,7 +185,9 @@ def databricks(  # noqa: PLR0913, PLR0917 - one parameter per option
     env: EnvOption = None,
     schedule: ScheduleOption = None,
 ) -> None:
-    """Print databricks.yml, an asset bundle; put it into a folder with the definition and the built wheel in dist/.
+    """Print databricks.yml, the file of an asset bundle.
+
+    Put this file into a folder that contains the definition, and the built wheel of cdc in its subfolder dist/.
 
     The job reads secrets from a scope named cdc-PIPELINE; it has one secret per variable that the definition refers
     to.
@@ -221,7 +227,9 @@ def _job(
         trigger=checked_trigger(trigger),
     )
     if schedule is not None and not job.is_bounded:
-        raise ConfigError("--schedule needs --trigger once: a scheduled run must end", remedy="add --trigger once")
+        raise ConfigError(
+            "--schedule needs '--trigger once', because a scheduled run must end", remedy="add '--trigger once'"
+        )
     return job
 
 

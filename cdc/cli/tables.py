@@ -98,9 +98,9 @@ def remove(
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """Remove tables from the definition, or exclude them; the running reader then stops capturing them.
+    """Remove the rule of each table from the definition, or add the table to 'exclude' if another rule matches it.
 
-    The rows of the tables stay in the log and in the sinks.
+    The running reader then stops capturing the tables. Their rows stay in the log and in the sinks.
     """
     from cdc.config.yaml_edit import remove_tables
 

@@ -13,7 +13,10 @@ from cdc.cli.options import JsonOption
 from cdc.command_output import Envelope, ErrorReport, LineMark, echo, line
 from cdc.errors import ConfigError, ConfigIssue, ExitCode, InvalidDefinition
 
-Paths = Annotated[list[Path] | None, typer.Argument(help="Check these definition files, or all in these directories.")]
+Paths = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Check these definition files, and all definition files in these directories."),
+]
 Named = Annotated[
     list[Path] | None,
     typer.Option(

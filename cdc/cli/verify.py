@@ -20,8 +20,8 @@ ModeOption = Annotated[
     typer.Option(
         "--mode",
         metavar="rows|checksum|count",
-        help="Choose what to compare: 'rows' names each row that differs, 'checksum' sends no rows from the "
-        "source, 'count' compares numbers of rows.",
+        help="Choose what to compare: 'rows' compares rows and names those that differ, 'checksum' compares one "
+        "digest per table, 'count' compares numbers of rows.",
     ),
 ]
 AgainstOption = Annotated[
@@ -54,7 +54,7 @@ RepairOption = Annotated[
     bool,
     typer.Option(
         "--repair",
-        help="Correct the sink: the reader reads the differing rows from the source again; then compare once more.",
+        help="Correct the sink: let the reader read the differing rows from the source again, then compare once more.",
     ),
 ]
 

@@ -222,7 +222,9 @@ def checked_trigger(text: str | None) -> str | None:
         try:
             seconds(text)
         except PydanticCustomError as error:
-            raise InvalidDefinition(f"trigger {text!r}: {error.message()}", remedy="write 5s, 100ms or once") from None
+            raise InvalidDefinition(
+                f"trigger {text!r}: {error.message()}", remedy="write a duration such as 5s or 100ms, or 'once'"
+            ) from None
     return text
 
 

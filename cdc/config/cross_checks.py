@@ -1,4 +1,4 @@
-"""Finds keys of a definition that conflict with each other; each single key was found valid before."""
+"""Finds keys of a definition that conflict with each other. Each single key must already be validated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from cdc.table import matches
 
 _WILD: Final = frozenset("*?[")
 _MERGED_CHANGES: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.EXCEPTION})
-"""Schema-change policies of a shared target (`merge_tables`), whose source tables must all have the same columns."""
+"""Schema-change policies that a shared target (`merge_tables`) supports.
+
+All source tables of a shared target must have the same columns.
+"""
 _FOLLOWING: Final = frozenset({SchemaChanges.EVOLVE, SchemaChanges.TRY_EVOLVE})
 """Schema-change policies under which a target can drop a column."""
 _OF_COLUMNS: Final = frozenset({"dropped_columns", "schema_changes", "merge_tables", "transform", *EXCLUSIVE_KEYS[0]})
@@ -39,7 +42,7 @@ class Disagreement(NamedTuple):
 
 
 def disagreements(definition: Definition) -> Iterator[Disagreement]:
-    """Yield all conflicts in a definition, each at the key that the user would change."""
+    """Yield all conflicts in a definition, each with the key that the user should change."""
     yield from _names(definition)
     yield from _paths(definition)
     yield from _signals(definition)
@@ -83,7 +86,7 @@ def _storage(definition: Definition) -> Iterator[Disagreement]:
         kind = f"in a store of {scheme}://" if is_remote(log.path) else "a local directory"
         yield Disagreement((*key, name), f"has no effect: log.path is {kind}")
     if (log.storage.endpoint or "").startswith("http://") and not log.storage.allow_http:
-        message = "an http:// endpoint sends keys unencrypted: use https://, or add allow_http: true"
+        message = "an http:// endpoint sends access keys unencrypted: use https://, or add allow_http: true"
         yield Disagreement((*key, "endpoint"), message)
 
 
@@ -96,11 +99,11 @@ def _paths(definition: Definition) -> Iterator[Disagreement]:
         if isinstance(sink, SearchSinkDefinition) and is_remote(sink.path):
             yield Disagreement(key, "expected a local directory: a search index cannot be in an object store")
         if "table" in names and "schema" not in names and (many_schemas or _schema(definition.patterns[0]) is None):
-            yield Disagreement(key, "expected {schema} in the path: tables of several schemas may share a name")
+            yield Disagreement(key, "expected {schema} in the path: tables of different schemas can have the same name")
         root = fixed_part(sink.path)
         for other, owner in taken.items():
             if _overlap(root, other):
-                yield Disagreement(key, f"the part before the first placeholder overlaps the directory of {owner}")
+                yield Disagreement(key, f"the path up to its first placeholder overlaps the directory of {owner}")
                 break
         taken[root] = f"sink {sink.name!r}"
 
@@ -143,22 +146,24 @@ def _kept(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disag
 def _dropping(said: TableSettings, meant: TableSettings, key: Key) -> Iterator[Disagreement]:
     """Yield the conflicts of `dropped_columns: drop` with other keys of a sink or a rule.
 
-    Yields nothing if the sink or the rule sets none of the keys in _OF_COLUMNS itself.
+    Yields nothing if `said` contains none of the keys in _OF_COLUMNS: a conflict is then reported at the sink.
     """
     if meant.dropped_columns is not DroppedColumns.DROP or not _OF_COLUMNS & said.model_fields_set:
         return
     key = (*key, "dropped_columns")
     if meant.history_mode is not HistoryMode.LATEST:
-        found = f"drop conflicts with {meant.history_mode.value!r}: values in older rows would be lost"
+        found = f"'drop' conflicts with {meant.history_mode.value!r}: values in older rows would be lost"
         yield Disagreement(key, found)
     if meant.schema_changes not in _FOLLOWING:
         changes = meant.schema_changes.value
-        yield Disagreement(key, f"drop conflicts with 'schema_changes: {changes}': expected evolve or try_evolve")
+        yield Disagreement(key, f"'drop' conflicts with 'schema_changes: {changes}': expected evolve or try_evolve")
     if isinstance(said, SinkRule) and said.transform is not None and said.transform.python is not None:
-        message = "drop conflicts with transform.python: its output columns cannot be traced to source columns"
+        message = "'drop' conflicts with 'transform.python': its output columns cannot be traced to source columns"
         yield Disagreement(key, message)
     if isinstance(said, SinkRule) and said.merge_tables:
-        yield Disagreement(key, "drop conflicts with merge_tables: other tables have values in the column")
+        yield Disagreement(
+            key, "'drop' conflicts with 'merge_tables': the other source tables may still have the column"
+        )
 
 
 def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
@@ -172,9 +177,9 @@ def _merged(meant: TableSettings, key: Key) -> Iterator[Disagreement]:
 
 
 def _routes(definition: Definition) -> Iterator[Disagreement]:
-    """Yield a conflict for each rule whose target directories can overlap other directories.
+    """Yield a conflict for each rule with a target whose directory can overlap another directory.
 
-    These are the directories of the rule's other targets, of another rule, of another sink and of the log.
+    The other directory can belong to another target of the rule, to another rule, to another sink or to the log.
     """
     for place, sink in enumerate(definition.sinks):
         if not isinstance(sink, DeltaSinkDefinition):
@@ -190,11 +195,11 @@ def _routes(definition: Definition) -> Iterator[Disagreement]:
             if _WILD & set(rule.match) and one and not rule.merge_tables:
                 yield Disagreement(
                     key,
-                    "expected {table} or a group of pattern in the path: several tables can share a directory "
-                    "only with merge_tables: true",
+                    "expected {table} or a capture group of 'pattern' in the path: several tables can share a "
+                    "directory only with merge_tables: true",
                 )
             elif found := next((o for p, o in others.items() if _overlap(fixed_part(rule.path), p)), None):
-                yield Disagreement(key, f"the part before the first placeholder overlaps the directory of {found}")
+                yield Disagreement(key, f"the path up to its first placeholder overlaps the directory of {found}")
             elif whole and any(r.path and _overlap(r.path, rule.path) for r in sink.rules[:number]):
                 yield Disagreement(key, "overlaps the directory of another rule: every table needs its own directory")
 

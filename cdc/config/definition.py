@@ -45,7 +45,7 @@ class TableRule(Model):
     match: Glob
     """Glob over `schema.table` of the tables to capture."""
     exclude: tuple[Glob, ...] = ()
-    """Globs over `schema.table` of tables that this rule does not capture."""
+    """Globs over `schema.table` of tables that are not captured, even if another rule matches them."""
 
 
 class Commit(Model):
@@ -156,7 +156,7 @@ SHORTEST_TOKEN: Final = 16
 
 def _token(secret: Secret) -> Secret:
     if secret.reference == HIDDEN:
-        raise invalid("the file contains a token: write ${VAR}, {env: VAR} or {file: PATH}")
+        raise invalid("the token is in plain text in the definition: write ${VAR}, {env: VAR} or {file: PATH}")
     if not _is_token(secret.reveal()):
         raise invalid("expected at least 16 ASCII characters without spaces, for example from 'openssl rand -hex 32'")
     return secret
@@ -224,7 +224,7 @@ class Definition(Model):
     tables: Annotated[tuple[TableRule, ...], Field(min_length=1)]
     """Rules that select the tables to capture."""
     exclude: tuple[Glob, ...] = ()
-    """Globs over `schema.table` of tables that no rule captures."""
+    """Globs over `schema.table` of tables that are not captured, even if a rule matches them."""
     snapshot: Snapshot = Snapshot()
     log: Log
     sinks: tuple[Sink, ...] = ()

@@ -91,7 +91,7 @@ def placeholders(text: str) -> list[str]:
     try:
         return [name for _, name, _, _ in Formatter().parse(text) if name is not None]
     except ValueError:
-        raise invalid("unbalanced braces: expected {schema} and {table}") from None
+        raise invalid("unbalanced braces: write a placeholder as {schema} or {table}") from None
 
 
 def fixed_part(path: str) -> str:

@@ -1,6 +1,7 @@
 """Translation of pydantic's errors to issues with line, column and a suggested key, but without input values.
 
-For a key or value of another tool, the issue explains what to write in a definition, or why it is not needed there.
+If the user wrote a key or value of another tool, the issue explains what to write in a definition instead, or why a
+definition needs no such key.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from pydantic_core import ErrorDetails
 from cdc.config.yaml_document import Key, YamlDocument
 from cdc.errors import ConfigIssue, UnsetVariable
 
-_EVERY_ROW: Final = "not needed, because every row of the log contains it"
+_EVERY_ROW: Final = "not needed, because every row of the log contains this information"
 _NULLS: Final = "not needed, because the log distinguishes a NULL from a column that was not sent"
 
 AUTO_CDC: Final = {
     "keys": f"{_EVERY_ROW}: the key is the primary key at the source, or the replica identity",
     "sequence_by": f"{_EVERY_ROW}: the log is in commit order",
     "apply_as_deletes": f"{_EVERY_ROW}: deletes are applied; 'mode: soft_delete' keeps and marks the row, "
-    "'transform: {where: …}' removes other rows",
+    "'transform: {where: …}' leaves out rows by a condition",
     "apply_as_truncates": f"{_EVERY_ROW}: truncates at the source are applied",
     "ignore_null_updates": _NULLS,
     "ignore_null_updates_column_list": _NULLS,
@@ -29,7 +30,7 @@ AUTO_CDC: Final = {
     "columns_to_update": f"{_EVERY_ROW}: a column that was not sent keeps its value",
     "where": "write the condition as 'where' in the 'transform' of a rule",
 }
-"""Arguments of Databricks AUTO CDC (`create_auto_cdc_flow`) that a Delta sink does not have, with explanations."""
+"""Argument of Databricks AUTO CDC (`create_auto_cdc_flow`) that is no key of a Delta sink → explanation."""
 
 TRANSFORM: Final = {
     "mask": "{email: redact}",
@@ -67,9 +68,9 @@ def _within(inner: tuple[str | int, ...], outer: tuple[str | int, ...]) -> bool:
 
 
 def _untagged(loc: tuple[str | int, ...], schema: Mapping[str, Any]) -> tuple[Key, Mapping[str, Any]]:
-    """Return the key at a location of pydantic, and the JSON schema of the mapping that contains the key.
+    """Return the key for `loc` of a pydantic error, and the JSON schema of the mapping that contains the key.
 
-    The key has no union tags: `("sinks", 0, "delta", "path")` → `("sinks", 0, "path")`.
+    The key is `loc` without union tags: `("sinks", 0, "delta", "path")` → `("sinks", 0, "path")`.
     """
     key: list[str | int] = []
     node = around = _resolved(schema, schema)

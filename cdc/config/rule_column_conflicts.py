@@ -72,7 +72,7 @@ def missing_key(schema: TableSchema, keeping: HistoryMode) -> Iterator[KeyConfli
     """Yield a conflict if the table has no key and its target needs a key to identify rows."""
     if keeping in {HistoryMode.VERSIONS, HistoryMode.MARKED} and not schema.key:
         message = f"table {schema.topic!r} has no key: {keeping.value!r} needs a key to identify rows"
-        remedy = "use mode 'append' or the default, or add a primary key or a replica identity index at the source"
+        remedy = "use mode 'append' or the default mode, or add a primary key or a replica identity index at the source"
         yield KeyConflict(
             ("stored_as_scd_type" if keeping is HistoryMode.VERSIONS else "mode",),
             SchemaNotApplicable(message, remedy=remedy),

@@ -68,7 +68,7 @@ class SchemaChanges(StrEnum):
 
     #: Apply every change exactly; stop the table at a change that needs a new copy.
     EVOLVE = "evolve"
-    #: As `evolve`; apply a change that needs a new copy as `lenient` does.
+    #: As `evolve`, but apply a change that needs a new copy as `lenient` does.
     TRY_EVOLVE = "try_evolve"
     #: Only add columns: a column that was renamed, retyped or recreated keeps its values next to the new one.
     LENIENT = "lenient"
@@ -92,7 +92,7 @@ class HistoryMode(StrEnum):
 
     #: The latest state of every key.
     LATEST = "scd1"
-    #: Every version of a row with the positions where it began and ended.
+    #: Every version of a row, with the positions at which the version began and ended.
     VERSIONS = "scd2"
     #: One row for every change.
     CHANGES = "append"
@@ -135,7 +135,7 @@ def _pattern(text: str) -> str:
     except re.error as exc:
         raise invalid("character {place}: the pattern is not a regular expression", place=(exc.pos or 0) + 1) from None
     if any(re.fullmatch("[a-z]+", name) is None or name in {"schema", "table"} for name in compiled.groupindex):
-        raise invalid("expected group names of letters a-z, other than schema and table")
+        raise invalid("invalid group name in the pattern: expected letters a-z, and neither 'schema' nor 'table'")
     return text
 
 
@@ -168,11 +168,11 @@ class TableSettings(Model):
     """How the target follows a change of the table's columns: `evolve`, `try_evolve`, `lenient`, `ignore` or
     `exception`."""
     dropped_columns: DroppedColumns = DroppedColumns.KEEP
-    """Whether the target keeps or drops a column that the source table dropped. `drop` requires the latest state and
-    `schema_changes: evolve` or `try_evolve`."""
+    """Whether the target keeps or drops a column that the source table dropped. `drop` requires a target that
+    keeps only the latest state of every key, and `schema_changes: evolve` or `try_evolve`."""
     stored_as_scd_type: Literal[1, 2] = 1
-    """1 keeps the latest state of every key. 2 keeps every version of a row with the positions where it began and
-    ended."""
+    """1 keeps the latest state of every key. 2 keeps every version of a row, with the positions at which the version
+    began and ended."""
     mode: TargetMode | None = None
     """Alternative to `stored_as_scd_type`: `append` writes one row for every change, `soft_delete` keeps and marks
     deleted rows."""
@@ -209,11 +209,12 @@ class SinkRule(TableSettings):
     """Directory of the target, instead of the sink's `path`; `{schema}`, `{table}` and the groups of `pattern` are
     replaced."""
     writer: WriterChoice | None = None
-    """Engine that merges changes into these tables, for example `delta-rs` if a reader does not support deletion
-    vectors; default `writer` of the sink."""
+    """Engine that merges changes into these tables; default `writer` of the sink. Set `delta-rs` if an engine that
+    queries the tables does not support deletion vectors."""
     merge_tables: Switch = False
-    """Whether tables with the same resulting `path` share one target, as the shards of one table do. The key of a row
-    then includes its table. Only for tables with a key and the latest state."""
+    """Whether tables with the same resulting `path` share one target, for example the shards of one table. The key of a
+    row then includes its table. Requires tables with a key, and a target that keeps only the latest state of every
+    key."""
     partition_by: tuple[Identifier, ...] = ()
     """Partition columns of the target, set when it is created."""
     cluster_by: tuple[Identifier, ...] = ()
@@ -227,13 +228,16 @@ class SinkRule(TableSettings):
         groups = set(re.compile(self.pattern or "").groupindex)
         used = set(placeholders(self.path or ""))
         if unknown := used - groups - {"schema", "table"}:
-            raise invalid("path contains {name}, but pattern has no such group", name=repr(min(unknown)))
+            raise invalid(
+                "'path' contains the placeholder {name}, but 'pattern' has no group of this name",
+                name=repr(min(unknown)),
+            )
         if self.merge_tables and self.path is None:
-            raise invalid("merge_tables requires path, the directory of the shared target")
+            raise invalid("'merge_tables' requires 'path', the directory of the shared target")
         if self.pattern is not None and not used & groups:
-            raise invalid("pattern has no effect: path contains none of its groups")
+            raise invalid("'pattern' has no effect: 'path' contains none of its groups")
         if both := sorted(set(self.partition_by) & set(self.cluster_by)):
-            raise invalid("cluster_by contains {name}, which is already in partition_by", name=repr(both[0]))
+            raise invalid("'cluster_by' contains {name}, which is already in 'partition_by'", name=repr(both[0]))
         return self
 
 
@@ -269,7 +273,7 @@ def settings_with_rule(sink: TableSettings, rule: SinkRule | None) -> TableSetti
 
 
 def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -> str:
-    """Return the URI of a table's target; raises TransformFailed if its rule's `pattern` does not match."""
+    """Return the URI of a table's target; raises TransformFailed if its rule's `pattern` does not match it."""
     rule = rule_of(schema.topic, rules)
     if rule is None or rule.path is None:
         return target_uri(template, schema.schema, schema.name)
@@ -279,8 +283,8 @@ def target_path(template: str, rules: Sequence[SinkRule], schema: TableSchema) -
     groups = {} if found is None else found.groupdict()
     if found is None or not all(groups.values()):
         raise TransformFailed(
-            f"the rule's pattern {rule.pattern!r} does not match table {schema.topic!r}, or a group of it is empty: "
-            "the table has no path"
+            f"table {schema.topic!r} has no target path: the pattern {rule.pattern!r} of its rule does not match the "
+            "table, or a group of the pattern is empty"
         )
     return target_uri(rule.path, schema.schema, schema.name, groups)
 
@@ -289,8 +293,8 @@ class CutSettings(Model):
     """Retention of published cuts; all tables of a sink can be read consistently at each cut."""
 
     retain: Seconds = 86400.0
-    """Age at which a cut is removed; default 1 day. Of cuts older than a minute, the last of each minute stays; of cuts
-    older than an hour, the last of each hour."""
+    """Age at which a cut is removed; default 1 day. Of the cuts older than a minute, only the last one in each minute
+    is kept; of the cuts older than an hour, only the last one in each hour."""
 
 
 class TargetUpkeep(Model):
@@ -303,8 +307,8 @@ class TargetUpkeep(Model):
     """Time for which an unused file stays on disk, so that running queries can finish; default 1 hour. A file is unused
     if neither the latest version nor a cut needs it."""
     keep_commits: Annotated[int, Field(ge=50)] = 100
-    """Number of the latest commits to keep in the Delta log of a table in a local directory. Readers that stream from
-    the table may need more; thousands slow down every batch."""
+    """Number of the latest commits to keep in the Delta log of a target in a local directory. A streaming query that
+    reads the target may need more; thousands of kept commits slow down every batch."""
 
 
 class DeltaSinkDefinition(TableSettings):
@@ -318,8 +322,8 @@ class DeltaSinkDefinition(TableSettings):
     tables: Annotated[tuple[Glob, ...], Field(min_length=1)] = ("*.*",)
     """Globs over `schema.table` of the captured tables that go to this sink; default all."""
     rules: tuple[SinkRule, ...] = ()
-    """Settings for single tables. The first rule that matches a table applies; settings that it leaves out are those of
-    the sink."""
+    """Settings for single tables. The first rule that matches a table applies; settings that the rule leaves out are
+    taken from the sink."""
     writer: WriterChoice = WriterChoice.AUTO
     """Engine that merges changes: `auto`, `indexed`, `delta-rs` or `spark`."""
     max_rewrite: Bytes = 128 * 2**20

@@ -40,7 +40,7 @@ class Undecodable(StrEnum):
 def _source_dsn(secret: Secret) -> Secret:
     check_dsn(secret.reveal())
     if secret.reference == HIDDEN and contains_password(secret.reveal()):
-        raise invalid("the file contains a password: write ${VAR}, {env: VAR} or {file: PATH}")
+        raise invalid("the password is in plain text in the definition: write ${VAR}, {env: VAR} or {file: PATH}")
     return secret
 
 
@@ -50,15 +50,15 @@ class Slot(Model):
     name: SlotName = ""
     """Name of the slot on the server; default `cdc_<name of the pipeline>`."""
     create: Switch = True
-    """Whether the reader may create the slot, and replace it for a new copy. If false, assign an existing slot with
-    `cdc slots adopt`."""
+    """Whether the reader may create the slot, and replace it when a new epoch begins. If false, assign an existing slot
+    with `cdc slots adopt`."""
     failover: Switch = False
     """Whether standbys synchronize the slot, so that it survives a failover. Requires Postgres 17 or later and
     `sync_replication_slots` on the standby."""
 
 
 class Manage(StrEnum):
-    """Which publications the reader may alter; it adds tables to a publication and drops tables from it."""
+    """Which publications the reader may alter, to add tables to them and to drop tables from them."""
 
     #: Only a publication that this pipeline created.
     AUTO = "auto"
@@ -113,7 +113,7 @@ class Source(Model):
     wal_budget: Annotated[Bytes, Field(gt=0)] | None = None
     """Bytes of WAL that the server may keep for the slot; a warning appears at 80 %. Default no limit."""
     on_wal_budget: OnWalBudget = OnWalBudget.WARN
-    """What the reader does above `wal_budget`: `warn` or `stop`. It never drops the slot."""
+    """What the reader does above `wal_budget`: `warn` or `stop`. The reader never drops the slot."""
 
     def current_dsn(self) -> str:
         """Return the DSN for a new connection, read again from its secret file.
@@ -217,7 +217,7 @@ def _url_options(dsn: str) -> dict[str, str]:
     if re.search(r"\s", dsn):
         raise invalid("the DSN contains white space: write it as %20")
     if _BAD_ESCAPE.search(dsn):
-        raise invalid("the DSN contains a '%' that starts no escape: write it as %25")
+        raise invalid("the DSN contains a '%' without two hexadecimal digits after it: write it as %25")
     match = _URL.match(dsn)
     if match is None:
         raise invalid("malformed DSN: write @ / ? # in user or password as %40 %2F %3F %23")

@@ -1,8 +1,8 @@
 """Transform: how a rule of a Delta sink changes the rows of a table before they are written to the target.
 
-`drop`, `rename` and `mask` name columns of the source. Expressions see the columns of the target: without dropped
-columns, with new names, masked. The reason: the target's stored row completes an update with unsent columns before an
-expression is computed.
+`drop`, `rename` and `mask` name columns of the source. Expressions are computed from the columns of the target:
+a dropped column is missing, a renamed column has its new name, a masked column has the masked value. The reason: if an
+update has unsent columns, they are filled in from the stored row of the target before an expression is computed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _mask(text: str) -> str:
 
 def _salt(secret: Secret) -> Secret:
     if secret.reference == HIDDEN:
-        raise invalid("the file contains a salt: write ${VAR}, {env: VAR} or {file: PATH}")
+        raise invalid("the salt is in plain text in the definition: write ${VAR}, {env: VAR} or {file: PATH}")
     return secret
 
 
@@ -57,8 +57,8 @@ class Transform(Model):
     """HMAC key of `sha256`, as a reference such as `${VAR}`. `sha256` requires it, so that nobody can test guessed
     values."""
     python: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
-    """Python function, as `package.module:function`, that takes an Arrow table and returns one with the same rows and
-    other columns."""
+    """Python function, as `package.module:function`, that takes an Arrow table and returns an Arrow table with one row
+    for each given row, in the same order. Columns may differ, except those of the key."""
     computed: Mapping[Added, Expression] = {}
     """Map of a new column to its expression in Spark SQL over the columns of the target."""
     where: Expression | None = None
@@ -76,7 +76,7 @@ class Transform(Model):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the transform, keyed with its salt. If it changes, a replay must rewrite the target."""
+        """Hash of the transform, keyed with its salt. If the hash changes, a replay must rewrite the target."""
         text = self.model_dump(mode="json", exclude={"salt"})
         salt = b"" if self.salt is None else self.salt.reveal().encode()
         return hmac.digest(salt, json.dumps(text, sort_keys=True).encode(), hashlib.sha256).hex()[:32]
@@ -88,11 +88,11 @@ class Transform(Model):
                 raise invalid("column {name} is in 'drop', so it can be neither renamed nor masked", name=repr(name))
         made = [*self.rename.values(), *self.computed]
         if twice := {name for name in made if made.count(name) > 1}:
-            raise invalid("two columns would have the name {name}", name=repr(min(twice)))
+            raise invalid("two columns of the target would have the name {name}", name=repr(min(twice)))
         if hashed := [name for name, how in self.mask.items() if how == SHA256 and self.salt is None]:
             raise invalid(
-                "'salt' is required: mask sha256 of {name} needs it as the secret of its HMAC", name=repr(hashed[0])
+                "'salt' is required: it is the HMAC key of the mask 'sha256' of column {name}", name=repr(hashed[0])
             )
         if self.salt is not None and SHA256 not in self.mask.values():
-            raise invalid("salt has no effect: no column is masked with sha256")
+            raise invalid("'salt' has no effect: no column is masked with 'sha256'")
         return self

@@ -1,8 +1,9 @@
 """Editing of a definition file: adds tables to its rules or removes them, and changes no other character.
 
 The edit inserts or removes text at the offsets that the YAML parser reports for lists. It does not print the document,
-because a printer would move comments and change indentation. The new text is validated, and its rules must capture
-exactly the requested tables. Otherwise, for example because of anchors or an unknown layout, nothing is written.
+because a printer would move comments and change indentation. The new text is validated: its rules must capture all
+added tables and none of the removed ones. If they do not, for example because of anchors or an unknown layout, nothing
+is written.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class YamlEdit:
     done: tuple[str, ...]
     """One description per change; empty if nothing has to change."""
     by_hand: tuple[str, ...]
-    """Lines that a person would write to make the same change by hand."""
+    """Instructions for making the same changes by hand, one per change."""
     definition: Definition
     """Definition that the new text contains."""
 
@@ -109,7 +110,7 @@ class _Step:
 def _edited(path: Path, tables: Sequence[str], change: Callable[[_Text, str], _Step]) -> YamlEdit:
     for table in tables:
         if not _GLOB.match(table):
-            raise ConfigError(f"malformed table {table!r}", remedy="write schema.table, or a glob such as shop.*")
+            raise ConfigError(f"malformed table name {table!r}", remedy="write schema.table, or a glob such as shop.*")
     load_definition(path)  # an invalid definition is not edited
     content = path.read_bytes()
     before = text = content.decode()

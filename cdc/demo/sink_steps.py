@@ -164,7 +164,7 @@ class DeadLetterStep:
         text = (
             f"order {self._order} got a total of NaN: {letter.code}, dead letter {letter.id}; the lake "
             f"{'keeps' if is_kept else 'LOST'} the old total {before:,}; "
-            f"order {other} {'is applied' if is_other_applied else 'IS NOT APPLIED'}"
+            f"the change of order {other} {'is applied' if is_other_applied else 'IS NOT APPLIED'}"
         )
         facts = {"letter": letter.id, "key": list(letter.key), "code": letter.code, "others_go_on": is_other_applied}
         return StepResult(text, self._hint(f"dlq show {letter.id}"), is_kept and is_other_applied, 1, facts)

@@ -61,7 +61,7 @@ class Stat:
 
     st_size: int
     st_mtime_ns: int
-    """Time of the last change by the clock of the store, in nanoseconds, rounded down to a whole second."""
+    """Time of the last write according to the store's clock, in nanoseconds, rounded down to a whole second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +205,8 @@ class BucketPath:
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Remove the file.
 
-        A missing file raises FileNotFoundError unless `missing_ok` is True. The check for the file costs a second
-        request.
+        Unless `missing_ok` is True, a missing file raises FileNotFoundError, and a second request checks whether the
+        file exists.
         """
         import obstore
 

@@ -143,7 +143,8 @@ class CompactedWriter:
         writer = cls(root, log_id)
         if writer._fenced.identity != identity:
             raise LogCorrupt(
-                f"table {COMPACTED!r} under {str(root)!r} belongs to another log: it names another source database"
+                f"table {COMPACTED!r} under {str(root)!r} belongs to another log: its source database is not that of "
+                f"table {CHANGES!r}"
             )
         return writer
 
@@ -216,8 +217,9 @@ class CompactedWriter:
             )
         if horizon < self.horizon or floor < self.floor or floor > horizon:
             raise LogFenced(
-                f"a commit is refused because the compacted log would move backward: horizon and floor change from "
-                f"{self.horizon!s} and {self.floor!s} to {horizon!s} and {floor!s}"
+                f"a commit of the compacted log is refused: horizon and floor would change from "
+                f"{self.horizon!s} and {self.floor!s} to {horizon!s} and {floor!s}, but neither may decrease, and the "
+                "floor must not exceed the horizon"
             )
         added = [self._added(file, horizon) for file in written]
         self._sync(written)
@@ -303,7 +305,8 @@ def _state(path: Root, table: DeltaTable, log_id: str) -> CompactedState:
     horizon, floor = table.transaction_version(log_id), table.transaction_version(floor_id(log_id))
     if rows and horizon is None:
         raise LogCorrupt(
-            f"table {str(path)!r} was compacted from another log", remedy="remove the directory of the table"
+            f"table {str(path)!r} was compacted from another log than the one in the same directory",
+            remedy="remove the directory of the table",
         )
     numbers = sorted({int(row["partition.segment"]) for row in rows})
     return CompactedState(

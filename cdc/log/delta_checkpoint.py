@@ -22,7 +22,7 @@ HOUR: Final = 3600.0
 ASIDE: Final = "_checkpoint"
 """Name of the folder under the table in which checkpoints are written. Delta readers ignore names with `_` in front."""
 KEEP: Final = 200
-"""Number of commits before a checkpoint that stay on a disk, because concurrent readers may need them."""
+"""Number of old commits to keep on a disk before each checkpoint, because concurrent readers may need them."""
 HINT: Final = "_last_checkpoint"
 """Name of the file that names the last checkpoint. A reader of the table starts at that checkpoint."""
 

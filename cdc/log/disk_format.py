@@ -37,8 +37,8 @@ TABLE_SCHEMA: Final = LOG_SCHEMA.append(pa.field("segment", pa.int32(), nullable
 ORDER: Final = [("relation", "ascending"), ("position", "ascending"), ("ordinal", "ascending")]
 """Sort keys of the rows in a data file.
 
-Sorting by key would make lookups of a key slightly faster. Sorting by position lets a reader of late positions skip row
-groups, and integer columns compress to a fraction of the size.
+The key of the changed row is not a sort key, although lookups of a key would then be slightly faster. The order by
+position lets a reader of late positions skip row groups, and makes integer columns compress to a fraction of the size.
 """
 
 STATISTICS: Final = ("position", "ordinal", "relation", "op", "partial", "committed_at")
@@ -59,8 +59,8 @@ PARQUET: Final[dict[str, Any]] = {
 GROUP: Final = 16_384
 """Number of rows in a row group.
 
-A reader always reads whole row groups, even if it needs one table of many or a short range. The description of a group
-needs 1,400 bytes in the footer, less than 0.3 % of the size of the group.
+A reader always reads whole row groups, even if it needs only one of many tables, or a short range. The
+description of a group needs 1,400 bytes in the footer, less than 0.3 % of the size of the group.
 """
 SMALL_GROUP: Final = 4_096
 """Number of rows in a row group of a file with many relations.
@@ -134,7 +134,10 @@ class CommitSource(NamedTuple):
 
     timeline: int
     system_id: str = ""
-    """System identifier of the source cluster; "" in commits of older cdc versions: LogIdentity has it."""
+    """System identifier of the source cluster; "" in commits of older cdc versions.
+
+    Those versions recorded the system identifier only once, in the LogIdentity of the log.
+    """
     publication: int = 0
     """OID of the publication when the reader connected to the source; 0 if unknown.
 

@@ -88,8 +88,8 @@ def write_lines(messages: Iterable[object], out: Path) -> ExportResult:
 def write_parquet(log: LogReader, selected: ExportRange, out: Path, file_rows: int = FILE_ROWS) -> ExportResult:
     """Write the selected rows to Parquet files `00000.parquet`, `00001.parquet` … in the new directory `out`.
 
-    Each file has about `file_rows` rows with the columns LOG_SCHEMA. The rows come file by file from the log, and each
-    file of the log is sorted by relation. Raises ConfigError if `out` exists.
+    Each file has about `file_rows` rows with the columns LOG_SCHEMA. The rows are not sorted by position: they come
+    file by file from the log, and each file of the log is sorted by relation first. Raises ConfigError if `out` exists.
     """
     files = rows = 0
     with _draft(out) as draft:

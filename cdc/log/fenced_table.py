@@ -7,8 +7,9 @@ condition is that the storage creates files atomically.
 
 **Torn commits.** delta-rs makes a commit visible, and the writer syncs it afterwards, before anything depends on it.
 After a power loss the newest commit may therefore be incomplete. Such a torn commit was never confirmed, and its
-changes are written again. The next writer replaces the torn commit by an empty one. The version number stays in use,
-because a reader that has read a version never reads another commit with the same number.
+changes are written again. The next writer replaces the torn commit by an empty one, and does not remove it. If it
+were removed, the next commit would get its version number. A reader that has already read this version would then never
+read that commit.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class FencedTable:
 
         `other_transactions` maps further application ids to versions. The commit is durable when the method returns.
         Raises LogFenced if another writer has committed. Raises LogUnreachable if an object store did not report
-        whether the commit succeeded; the caller then compares the TOKEN of the latest commit.
+        whether the commit succeeded; the caller then compares the token in the latest commit with `tokens`.
         """
         self.check_ours()
         transactions = {self.log_id: position, **(other_transactions or {})}
@@ -185,7 +186,8 @@ class FencedTable:
     def added(self, relative: str, size: int, rows: int, statistics: str) -> AddAction:
         """Return the action that adds a file, given by its path relative to the table's directory.
 
-        Raises LogCorrupt if the file has another size, other columns or another number of rows than the arguments say.
+        Raises LogCorrupt if the file does not have the given size, the given number of rows, and the columns of
+        LOG_SCHEMA.
         """
         # delta-rs accepts missing files and files with other columns, so the file is checked first
         path = self.path / relative
@@ -248,8 +250,8 @@ class FencedTable:
     def _rewrite_latest_commit(self) -> None:
         """Write the latest commit to a new file and sync it, so that everything readers can see is durable.
 
-        A second fsync of the same file would prove nothing: after a failed fsync the kernel may mark its pages as
-        clean.
+        To repeat the fsync of the existing file is not enough: if an fsync has failed before, the kernel may have
+        marked the pages of the file as clean without writing them.
         """
         if isinstance(self.path, BucketPath):  # an object store makes a commit durable before it is visible
             return
@@ -314,7 +316,7 @@ def repair_torn_commit(path: Root) -> None:
     if _actions(newest):
         return
     log.warning(
-        "discarding an incomplete commit of the log, which a power loss left; its rows are written again",
+        "discarding the newest commit of the log, because a power loss left it incomplete; its rows are written again",
         commit=str(newest),
     )
     if before := _actions(commit_file(path, max(numbers) - 1)) if max(numbers) else None:

@@ -21,8 +21,8 @@ Bounds = Mapping[str, tuple[Any, Any]]
 MAX_BYTES: Final = 64 << 20
 """Maximum total size in bytes of the files in a batch that has a row limit.
 
-A merge needs ten to twenty times as much memory: a batch with 550 MB of files took 8 GB. If no row is larger than 1 kB,
-files of this total size contain at least 200,000 rows.
+A merge needs ten to twenty times as much memory: a batch with 550 MB of files took 8 GB. Rows of up to
+1 kB do not reach this limit before the default row limit, 200,000 rows, because the files are compressed.
 """
 _SPECIAL: Final = re.compile(r"[*?\[]")
 

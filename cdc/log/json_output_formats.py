@@ -77,8 +77,8 @@ class SchemaInForce:
     def key(self, row: Row, parts: Iterable[str | None] | None) -> dict[str, Any] | None:
         """Return the key of a row: column name → JSON value; None if `parts` is None.
 
-        `parts` are the values of the key columns. If the current schema has another number of key columns, the names
-        in the result are `0`, `1`, ….
+        `parts` are the values of the key columns. If their number differs from the number of key columns in the current
+        schema, the names in the result are `0`, `1`, ….
         """
         if parts is None:
             return None

@@ -26,7 +26,7 @@ class LostRange(NamedTuple):
     first: Position
     last: Position
     recorded_at: Position
-    """Position of the `s` rows that record the loss. A read that includes these rows gives correct results."""
+    """Position of the `s` rows that record the loss; a read that includes lost positions must include these rows."""
 
     def cuts(self, after: Position, upto: Position) -> bool:
         """Return True if (after, upto] overlaps this lost range, and ends before the position that records the loss."""

@@ -154,7 +154,9 @@ class RetentionWorker:
             )
             return
         if deleted.files:
-            log.info("deleted removed files of the log", files=deleted.files, bytes=deleted.size)
+            log.info(
+                "vacuum deleted files that had left the tables of the log", files=deleted.files, bytes=deleted.size
+            )
         plan = plan_trim(self._root, self._retention)
         self._planned_segments = () if plan is None else plan.segments
         self._planned = plan

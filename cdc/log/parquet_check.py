@@ -74,7 +74,7 @@ def read(
         return FileCheck(
             (
                 UnreadablePart(
-                    message=f"the file has other columns than the log: {', '.join(parquet.schema_arrow.names)}"
+                    message=f"the file has the columns {', '.join(parquet.schema_arrow.names)}, not those of the log"
                 ),
             )
         )
@@ -95,7 +95,8 @@ def read(
 def open_for_random_access(place: Root, size: int | None = None) -> Any:
     """Open the file for random access.
 
-    Raises FileNotFoundError for a missing file. In an object store with `size` given, the first read raises it instead.
+    Raises FileNotFoundError for a missing file. If `size` is given for a file in an object store, only the first read
+    raises this error.
     """
     return place.reader(size) if isinstance(place, BucketPath) else pa.OSFile(str(place))
 
@@ -136,7 +137,7 @@ def _describe_row_group(parquet: pq.ParquetFile, number: int, reason: str) -> Un
 def _column(parquet: pq.ParquetFile, number: int, name: str) -> pa.ChunkedArray | None:
     """Return the values of a column of one row group.
 
-    Return None if the column cannot be read, or if values are missing.
+    Return None if the column cannot be read, or if rows or required values are missing.
     """
     try:
         found = parquet.read_row_group(number, columns=[name], use_threads=False)[name]

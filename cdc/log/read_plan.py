@@ -50,7 +50,7 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
 
     - The range starts above 0, but below both `oldest` and the floor.
     - The range starts below `oldest` and ends below the horizon.
-    - The range ends after rows that the log has lost, and before the position at which their loss was recorded.
+    - The range includes lost rows, but ends before the position that records their loss.
     """
     _check_lost_ranges(view, after, upto)
     if after >= view.oldest or upto <= after:
@@ -60,8 +60,8 @@ def files(view: LogSnapshot, after: Position, upto: Position) -> list[LogFile]:
         raise LogTrimmed(
             f"the log cannot be read up to {upto!s}: single changes up to {view.oldest!s} are trimmed, "
             f"and only their state at {view.horizon!s} is kept",
-            remedy=f"end at {view.horizon!s} or later; if a Spark stream stopped here, "
-            "restart it with a new checkpoint",
+            remedy=f"end at {view.horizon!s} or later; if this error stopped a Spark stream, "
+            "restart the stream with a new checkpoint",
         )
     return [*file_selection.overlapping(view.compacted, after, view.horizon), *_after_horizon(view, upto)]
 
@@ -74,7 +74,7 @@ def history(view: LogSnapshot, after: Position, upto: Position) -> HistoryPlan:
 
     - The range starts above 0, but below `oldest`.
     - The range starts at 0 and ends below the horizon, although changes were trimmed.
-    - The range ends between lost rows and the record of their loss.
+    - The range includes lost rows, but ends before the position that records their loss.
     """
     _check_lost_ranges(view, after, upto)
     if after >= view.oldest or upto <= after:
@@ -100,8 +100,8 @@ def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Positi
     """Return the position at which a batch that starts after `after` ends.
 
     If `after` is at or above `oldest`, the batch ends where `file_selection.boundary` says. Otherwise it ends at
-    the horizon, or at the durable position if `max_rows` is None. A batch that contains lost rows ends at the
-    record of their loss or later. Raises LogTrimmed if no batch can start after `after`.
+    the horizon, or at the durable position if `max_rows` is None. A batch that includes lost rows never ends before
+    the position that records their loss. Raises LogTrimmed if no batch can start after `after`.
     """
     if after >= view.durable:
         return after
@@ -116,8 +116,8 @@ def boundary(view: LogSnapshot, after: Position, max_rows: int | None) -> Positi
 def can_read_range(view: LogSnapshot, after: Position, upto: Position) -> bool:
     """Return True if a batch may read the range (after, upto].
 
-    The log must have the changes of the range, or the compacted state that replaces trimmed changes. The range must
-    not end between lost rows and the record of their loss.
+    The log must have the changes of the range, or the compacted state that replaces trimmed changes. A range that
+    includes lost rows must not end before the position that records their loss.
     """
     is_complete = after >= view.oldest or upto >= view.horizon
     lost = lost_range_records.lost_ranges_in(view.changes)
@@ -148,7 +148,7 @@ def _check_lost_ranges(view: LogSnapshot, after: Position, upto: Position) -> No
         if gap.cuts(after, upto):
             raise LogTrimmed(
                 f"the log cannot be read from {after!s} to {upto!s}: the rows at {gap.first!s} to {gap.last!s} were "
-                f"lost with a damaged file; reads that end before {gap.recorded_at!s} do not know of the loss",
+                f"lost with a damaged file; the loss is recorded at {gap.recorded_at!s}, after the end of this range",
                 remedy=f"end at {gap.recorded_at!s} or later; if a sink is at an earlier position, rebuild it: "
                 "'cdc replay SINK'",
             )

@@ -39,7 +39,7 @@ class RemovedFiles:
     seen_at: int | None = None
     """Time in microseconds UTC at which a vacuum first found that the files had left the table; None before."""
     size: int = 0
-    """Total size of the files in bytes; 0 in records of older versions."""
+    """Total size of the files in bytes; 0 in records that an older version of cdc wrote."""
     boot: str = ""
     """Boot id of the machine that set `seen_at`; `up_us` counts from that boot (`cdc.log.boot_clock`)."""
     up_us: int = 0

@@ -3,8 +3,8 @@
 The calling thread waits during this time. The queues of the reader fill up, the socket is no longer read, and the WAL
 stays at the source. Status updates continue from their own thread.
 
-After a failure the table is opened again, and its content shows whether the commit was made. A second fsync would prove
-nothing, because a failed fsync may have dropped the dirty pages.
+After a failure the writer does not repeat the fsync: its success would prove nothing, because the failed fsync may have
+dropped the dirty pages. The writer opens the table again, and the table's content shows whether the commit was made.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class RetryingWriter:
     def _check_same_position(self, before: Position | None) -> None:
         """Raise LogFenced unless the log still ends at the position `before`."""
         if self._writer.durable != before:
-            raise LogFenced(f"another writer committed to the log after {before!s}")
+            raise LogFenced(f"another writer committed to the log; last position of this writer: {before!s}")
 
     def _retry(self, action: Callable[[], _T]) -> _T:
         failures = 0
@@ -155,7 +155,9 @@ class RetryingWriter:
                 self._raise_final(exc)
             return False
         if writer.last_token not in self._writer.tokens:
-            raise LogFenced(f"another writer committed to the log after {self._writer.durable!s}")
+            raise LogFenced(
+                f"another writer committed to the log; last position of this writer: {self._writer.durable!s}"
+            )
         self._writer = writer
         return True
 
@@ -190,8 +192,8 @@ def classify_storage_error(root: Root, error: OSError) -> Exception:
 def missing_log_error(root: Root) -> LogCorrupt | None:
     """Return the error for a log whose directory disappeared while the reader ran; None if the directory exists.
 
-    The reader never creates a new log in place of the missing one. Neither log would contain the changes between the
-    end of the missing log and the position of the slot.
+    The reader never creates a new log in place of the missing one. Otherwise neither of the two logs would contain the
+    changes between the end of the missing log and the position of the slot.
     """
     if (root / CHANGES / "_delta_log").is_dir():
         return None

@@ -122,8 +122,8 @@ def write_parquet(rows: pa.Table, path: Root, order: pa.Array | None = None, gro
 class _ChunkList:
     """A file object for pyarrow that keeps every written chunk as a separate object.
 
-    One buffer that grows with the file would be reallocated many times. Its new memory pages would cost a quarter of
-    the encoding time.
+    The chunks are not joined in one growing buffer, because such a buffer would be reallocated many times, and its new
+    memory pages would cost a quarter of the encoding time.
     """
 
     closed = False
@@ -227,7 +227,7 @@ def parquet_file(source: Any) -> pq.ParquetFile:
 def _read_footer(path: str | Path) -> pq.FileMetaData:
     """Return the footer of a file on disk, and read only the bytes of the footer.
 
-    pyarrow would read the last 64 KiB, and read a longer footer twice.
+    If pyarrow opened the file itself, it would read the last 64 KiB, and would read a longer footer twice.
     """
     with Path(path).open("rb", buffering=0) as file:
         file.seek(-_END, os.SEEK_END)

@@ -5,7 +5,7 @@ There are three kinds of such files:
 - **Removed files**: a trim, compaction or rewrite removed them from a table. Their records (`removed_file_records.py`)
   keep them for the grace period, and longer for a consumer that has pinned an older version.
 - **Orphan files**: no commit and no record names them. An orphan file is deleted if it is older than the latest
-  commit of its table. The difference must exceed the grace period and ten minutes. A younger file may be a staged one
+  commit of its table, by more than the grace period and by more than ten minutes. A younger file may be a staged one
   that waits for its commit.
 - **Staged files** that a killed writer never committed. The next writer deletes them when it starts. First it makes a
   commit, so that the killed writer could no longer commit these files if it still ran.

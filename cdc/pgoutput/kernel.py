@@ -245,7 +245,7 @@ def append(
 
 @part
 def fill(layouts: Layouts, layout: int, old_kind: int, old: Values, new: Values) -> None:
-    """Complete the new tuple: copy each value that was not sent from the old tuple, if the old tuple contains it."""
+    """Fill in the unsent values of the new tuple with the values of the old tuple, if the old tuple contains them."""
     first = layouts.first[layout]
     for place in range(layouts.first[layout + 1] - first):
         if new.kind[place] == NOT_SENT and (old_kind == ROW or layouts.is_key[first + place]):

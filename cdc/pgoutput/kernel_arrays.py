@@ -130,7 +130,7 @@ def pack_layouts(layouts: Sequence[tuple[TupleLayout, int]]) -> Layouts:
 
 
 def without_layout(layouts: Layouts, oid: int) -> Layouts:
-    """Return the arrays without the layout of the OID, or the same arrays if it has none; runs no Python loop."""
+    """Return the arrays without the layout of the OID, or the same arrays if the OID has none; runs no Python loop."""
     at = int(np.searchsorted(layouts.oid, oid))
     if at == len(layouts.oid) or layouts.oid[at] != oid:
         return layouts

@@ -1,6 +1,6 @@
 """Compiling or loading all numba functions of this package, for the argument types that their callers use.
 
-Compiling takes seconds; loading from numba's cache takes 0.1 s. Both keep the GIL, which stops all stages of a reader.
+Compiling takes seconds; loading from numba's cache takes 0.1 s. Both keep the GIL, and so stop all stages of a reader.
 So a reader calls load_kernels before the stream begins; a test asserts that nothing is compiled later.
 """
 

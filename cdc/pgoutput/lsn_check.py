@@ -85,7 +85,7 @@ def _read(buffer: np.ndarray, at: int) -> Any:
 
 @kernel
 def _commit_breaks(buffer: np.ndarray, at: int, state: np.ndarray) -> int:
-    """Return the number of the rule that a Commit violates, whose body begins at `at`; 0 if it violates none."""
+    """Return the number of the rule that a Commit message violates, 0 for none; `at` is the offset of its body."""
     lsn, end = _read(buffer, at + 1), _read(buffer, at + 9)
     if lsn != state[_BEGUN] or _read(buffer, at + 17) != state[_BEGUN_AT]:
         return 1

@@ -76,7 +76,7 @@ class FrameBatch:
 
 
 def malformed(frame: bytes, reason: str) -> MalformedFrame:
-    """Return the error for a frame that violates the protocol; its message has LSN and first 32 bytes of the frame."""
+    """Return the error for a frame that violates the protocol; the text shows LSN and first 32 bytes of the frame."""
     lsn = Lsn(int.from_bytes(frame[1:9], "big"))
     return MalformedFrame(f"malformed frame at {lsn}: {reason}; frame starts with '{frame[:_HEX_BYTES].hex()}'")
 

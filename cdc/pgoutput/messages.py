@@ -27,7 +27,7 @@ Values: TypeAlias = tuple[Value, ...]
 class OldKind(Enum):
     """Part of the old row that an update or a delete contains."""
 
-    #: The columns of the replica identity; all other columns are null without meaning.
+    #: The columns of the replica identity; the nulls of all other columns have no meaning.
     KEY = "K"
     #: The whole row (REPLICA IDENTITY FULL).
     ROW = "O"
@@ -97,7 +97,10 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Update message; has the old tuple if the replica identity changed, contains TOASTed values, or is FULL."""
+    """Update message: the new row, and perhaps the old one.
+
+    Postgres sends the old tuple if a column of the replica identity changed or has a TOASTed value, or under FULL.
+    """
 
     oid: int
     old: OldTuple | None

@@ -23,9 +23,9 @@ START, STOP, ABORT, COMMIT, RELATION, KEEPALIVE = b"SEAcRk"
 _TYPE, _INSERT, _UPDATE, _DELETE, _TRUNCATE, _MESSAGE = b"YIUDTM"
 
 _BODY: Final = HEADER + 1
-"""Offset in a frame of the message's body, which follows its letter."""
+"""Offset in a frame at which the body of the message begins, after its type letter."""
 _BODY_AFTER_XID: Final = _BODY + 4
-"""Offset in a frame of the body that follows the xid of a message inside a block."""
+"""Offset in a frame from inside a block at which the body of the message begins, after type letter and xid."""
 OID: Final = slice(_BODY, _BODY + 4)
 """Slice of the OID in the frame of a Relation message without xid."""
 _START: Final = struct.Struct(">IB")

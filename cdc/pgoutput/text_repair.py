@@ -169,7 +169,7 @@ class CopyTextRepair:
         except UnicodeDecodeError as error:
             sent = self._schema.sent
             column = sent[place].name if place < len(sent) else f"column {place + 1}"
-            raise _undecodable(self._schema.topic, column, f"row {self._row} of its copy", error.start) from None
+            raise _undecodable(self._schema.topic, column, f"row {self._row} of the copy", error.start) from None
         return _TO_ESCAPE.sub(lambda m: b"\\" + _ESCAPES.get(m[0], m[0]), value)
 
 

@@ -4,9 +4,9 @@
 Postgres considers it equal to the row's key, in the column's type and collation.
 
 **Conditions** must have no side effects. So a condition that calls a volatile function is refused; Postgres finds the
-function when it plans the condition. A test run of the condition on rows would cause the side effects. It would also
-miss a function that no row reaches. A function may be declared with a wrong volatility. Therefore chunks are read in a
-read-only transaction with a time limit.
+function when it plans the condition. A trial run of the condition is no alternative: it would cause the side effects,
+and it would miss a function that Postgres evaluates for none of the present rows. A function may be declared STABLE
+although it writes. Therefore chunks are read in a read-only transaction with a time limit.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _VOLATILE: Final = "SELECT DISTINCT proname FROM pg_proc WHERE provolatile = 'v'
 _CALLED: Final = re.compile(r"(\w+)\"?\s*\(")
 _READ_ONLY: Final = "(25006)"
 _CANCELED: Final = "(57014)"
-"""End of the error message of a canceled statement; `_READ_ONLY` is the end of the message of a refused write.
+"""SQLSTATE at the end of the error message of a canceled statement; `_READ_ONLY` is that of a refused write.
 
-Only this SQLSTATE identifies the error, because the text before it may be in any language.
+Errors are identified by this SQLSTATE, because the text before it may be in any language.
 """
 _WRITE_AS_WHERE: Final = "write the condition in the SQL of the source, without the word WHERE"
 _USE_STABLE: Final = (
-    "use STABLE or IMMUTABLE functions, for example now() instead of clock_timestamp(); declare your own function that "
-    "only reads: ALTER FUNCTION … STABLE"
+    "use STABLE or IMMUTABLE functions, for example now() instead of clock_timestamp(); if your own function only "
+    "reads, declare it STABLE: ALTER FUNCTION … STABLE"
 )
 _SELECT_FEWER: Final = "select fewer rows: a range of keys (--keys FROM..TO), or a condition that an index supports"
 
@@ -236,7 +236,7 @@ def _volatile(conn: psycopg.Connection, where: str) -> str:
     named = [name.lower() for name in _CALLED.findall(where)]
     found = ", ".join(name for (name,) in conn.execute(_VOLATILE, [named]))
     reason = f"it calls the volatile functions {found}" if found else "it contains a volatile expression or locks rows"
-    return f"{reason}, so it could write, wait, or return another result each time"
+    return f"{reason}, so it could write, wait, or return a different result for each call"
 
 
 def _failure(exc: psycopg.Error, schema: TableSchema, where: str) -> CdcError:

@@ -74,7 +74,7 @@ class Visibility:
     xmin: int
     """Transaction id below which every committed transaction is visible."""
     xmax: int
-    """First transaction id from which every transaction is invisible."""
+    """Transaction id at and above which every transaction is invisible."""
     running: frozenset[int]
     """Ids of the transactions between `xmin` and `xmax` that were running, and so are invisible."""
 
@@ -105,7 +105,7 @@ class KeyBounds:
     last: tuple[str, ...] | None = None
     """Upper bound of the keys, included; None for no bound."""
     where: str | None = None
-    """Condition in the source's SQL, which runs in a read-only transaction; None for no condition."""
+    """Condition in the SQL of the source; its query runs in a read-only transaction. None for no condition."""
     keys: tuple[tuple[str, ...], ...] | None = None
     """The only keys to select; None selects all keys."""
 
@@ -143,8 +143,8 @@ def snapshot_transaction(
     its snapshot. So no DDL changes the table after the snapshot, and the system catalogs describe the rows that the
     transaction reads.
 
-    Raises SnapshotInvalidated if the name now belongs to another table or the leaf was rewritten. Raises
-    UnknownRelation if the table does not exist.
+    Raises SnapshotInvalidated if the table's name now belongs to a different table, or if the leaf was rewritten.
+    Raises UnknownRelation if the table does not exist.
     """
     oid, name = (schema.oid, TableName(schema.schema, schema.name)) if leaf is None else (leaf.oid, leaf.name)
     with map_errors(), conn.transaction():

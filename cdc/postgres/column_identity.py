@@ -104,7 +104,7 @@ def schema_from_ddl(table: CatalogTable, known: TableSchema | None, oid: int, ep
     )
     doubt = find_unstreamed_change(known, schema, {}) if known else None
     if known and not numbered and {c.id for c in known.columns} - set(live):
-        doubt = "a column was dropped or renamed, and since epoch 2 columns are identified only by name"
+        doubt = "a column was dropped or renamed, and from epoch 2 on columns are identified only by name"
     return with_state(schema, known, doubt)
 
 
@@ -158,7 +158,7 @@ def _ids_by_name(message: Relation, known: TableSchema | None, live: Mapping[int
         swapped = known is not None and set(before) - set(shown) and set(shown) - set(before)
         doubt = "one column disappeared and another appeared: the column may have been renamed"
         return _ColumnIds(tuple(shown), doubt if swapped else None)
-    reason = "the columns in the stream match neither the system catalogs nor the previous version"
+    reason = "the columns in the stream match neither the system catalogs nor the previous schema version"
     return _with_new_ids([None] * len(wire), reason, before)
 
 
@@ -172,7 +172,7 @@ def _ids_by_number(
         return _ColumnIds(tuple(shown))  # there is no previous version to confuse it with
     if now is None or any(i >= UNPROVED for i in before):
         gone = "the table no longer exists, so its columns cannot be identified"
-        reason = gone if now is None else "the columns of the previous version could not be identified"
+        reason = gone if now is None else "the columns of the previous schema version could not be identified"
         if wire == list(before.values()):
             return _ColumnIds(tuple(before), reason)
         return _with_new_ids([None] * len(wire), reason, before)
@@ -182,7 +182,7 @@ def _ids_by_number(
         return _with_new_ids(
             [None] * len(wire), "a publication has a column list for the table, so columns cannot be identified", before
         )
-    reason = "columns were dropped and added between two versions, so columns cannot be identified"
+    reason = "columns were dropped and added between two schema versions, so columns cannot be identified"
     return _with_new_ids(found, reason, before)
 
 
@@ -250,7 +250,7 @@ def _with_new_ids(ids: Sequence[int | None], reason: str, before: Mapping[int, W
 
 @dataclass(frozen=True, slots=True)
 class _ColumnFacts:
-    """Completes the columns of a Relation message with facts that the message does not contain.
+    """Adds to the columns of a Relation message the facts that the message omits.
 
     The facts come from the system catalogs, the previous schema version or the data type.
     """
@@ -340,7 +340,7 @@ def find_unstreamed_change(known: TableSchema, schema: TableSchema, live: Mappin
 
     `known` is the previous schema version, `schema` the new one, and `live` the table's attributes by column id. The
     function uses `live` to find added columns with values for old rows. If `schema` comes from a DDL message, `live`
-    must be empty, because another DDL message reports these columns.
+    must be empty, because the event triggers report such columns in a separate DDL message.
     """
     before = {c.id: c for c in known.columns}
     if [c.id for c in known.key] != [c.id for c in schema.key]:

@@ -12,8 +12,8 @@ latency.
 
 The same connection detects a shutdown of Postgres. Postgres ends all SQL sessions first, and then waits until the
 clients of walsenders have confirmed all WAL. The reader cannot confirm WAL after the last commit, and cannot confirm
-anything while the log's disk is full. Therefore a reader that loses its session and gets no new one closes its stream.
-Nothing is lost, because Postgres sends unconfirmed changes again.
+anything while the log's disk is full, so its open stream could block the shutdown. Therefore a reader that loses its
+session and gets no new one closes its stream. Nothing is lost, because Postgres sends unconfirmed changes again.
 """
 
 from __future__ import annotations

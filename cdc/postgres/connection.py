@@ -74,7 +74,7 @@ class _Connection(psycopg.Connection):
 def _within(seconds: float, steps: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
     """Run the steps of a psycopg generator, and raise TimeoutError if they take longer than `seconds`.
 
-    psycopg resumes this generator every 0.1 seconds, even if the socket is not ready.
+    psycopg resumes this generator at least every 0.1 seconds, so the deadline is checked even if no input arrives.
     """
     deadline, ready = time.monotonic() + seconds, None
     while True:
@@ -139,7 +139,10 @@ def parse_dsn(dsn: str) -> dict[str, Any]:
     values = (str(parameters.get(name, "")) for name in ("host", "hostaddr", "dbname"))
     # an unescaped @ or / in a password moves its tail into the host, the port or the database
     if any("@" in value for value in values) or not _PORTS.fullmatch(str(parameters.get("port", ""))):
-        raise MalformedDsn("malformed dsn: host, port or database looks like a part of the password")
+        raise MalformedDsn(
+            "malformed dsn: the host or database contains '@', or the port is not a number; probably a special "
+            "character of the password is not encoded"
+        )
     return parameters
 
 

@@ -2,7 +2,7 @@
 
 The loop copies all buffered messages into one FrameBatch. psycopg has no function for that. So this module calls
 functions of the libpq that psycopg loaded, by their addresses. `PQgetCopyData` with async = 1 and `PQconsumeInput`
-never block. They use only the connection, which no other thread uses.
+never block. They use only the connection, which no other thread uses, so the loop can run without the GIL.
 """
 
 from __future__ import annotations

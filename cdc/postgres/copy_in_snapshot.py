@@ -152,7 +152,7 @@ def _of_table(failure: CdcError, schema: TableSchema | None) -> CdcError:
     large = [column.name for column in schema.sent if column.type_oid == BYTEA]
     found = "" if not large else f" (find it: {_larger(schema, large)})"
     remedy = (
-        f"correct, shorten or delete the row{found}, or remove its column from the publication, then run "
+        f"correct, shorten or delete the row{found}, or remove the affected column from the publication, then run "
         "'cdc tables resync TABLE'; to stop capturing the table, run 'cdc tables remove TABLE'"
     )
     return UnreadableRow(

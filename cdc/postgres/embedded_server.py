@@ -4,9 +4,9 @@ This Postgres trusts every client as superuser. So it listens on a Unix socket i
 enter (mode 0700). It listens on 127.0.0.1 only if a test requests it, because every account of the machine can connect
 to a port.
 
-Postgres refuses to run as root. For root it runs under an existing account without privileges; this module creates no
-account and changes no permissions of existing folders. If that account cannot reach the binaries or the requested
-folder, this module uses a temporary copy of the binaries or a temporary folder. `close` removes both.
+Postgres refuses to run as root. If this process is root, Postgres runs under an existing account without privileges;
+this module creates no account and changes no permissions of existing folders. If that account cannot reach the binaries
+or the requested folder, this module uses a temporary copy of the binaries or a temporary folder. `close` removes both.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class EmbeddedPostgres:
 
     @property
     def socket_directory(self) -> Path:
-        """Folder of the Unix socket; its path is shorter than SOCKET_PATH."""
+        """Folder of the Unix socket; the path of the socket has at most SOCKET_PATH bytes."""
         return self._root_folder / "s"
 
     @property
@@ -349,7 +349,7 @@ def find_binaries(version: int) -> Path:
 
 
 def is_reachable(path: Path, account: Account | None) -> bool:
-    """Return True if the account may enter or execute the path and enter all its parents, by their permission bits.
+    """Return True if the permission bits let the account execute or enter the path, and enter all its parents.
 
     If `account` is None, return True if this process may read and execute the path.
     """

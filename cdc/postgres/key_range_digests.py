@@ -100,7 +100,7 @@ def range_rows(
 
 
 def count_rows(conn: psycopg.Connection, schema: TableSchema, publication: str, within: KeyRange | None = None) -> int:
-    """Return the number of rows in a key range that the publication sends; the whole table if `within` is None."""
+    """Return how many rows of a key range the publication sends; if `within` is None, how many rows of the table."""
     with map_errors():
         query = sql.SQL("SELECT count(*) FROM {}{}").format(
             from_clause(conn, schema), _where(conn, schema, publication, within)
@@ -121,10 +121,10 @@ def digest_rows(
     columns: Sequence[DigestColumn],
     within: KeyRange | None = None,
 ) -> Digest:
-    """Return the digest of the rows in a key range that the publication sends; the whole table if `within` is None.
+    """Return the digest of the rows in a key range, or in the whole table if `within` is None.
 
-    The hash input of a row contains the given columns in the given order. Each column adds the number of its
-    characters, a colon and its text, such as `3:abc`; NULL adds a hyphen.
+    Only rows that the publication sends are included. The hash input of a row contains the given columns in the given
+    order. Each column adds the number of its characters, a colon and its text, such as `3:abc`; NULL adds a hyphen.
     """
     texts = [_text(column) for column in columns]
     names = [sql.Identifier(f"c{place}") for place in range(len(columns))]
@@ -156,7 +156,7 @@ def is_ordered_by_bytes(conn: psycopg.Connection, schema: TableSchema, column: s
 
 
 def next_range_start(conn: psycopg.Connection, schema: TableSchema, after: KeyRange, rows: int) -> str | None:
-    """Return the key value at which the next range begins, after about `rows` rows; None if the table ends before.
+    """Return the key value at which the next range begins, after about `rows` rows; None if no more rows follow.
 
     The rows are counted from `after.first` on. All rows with the same key value are in one range. So if more than
     `rows` rows have the value `after.first`, the next range begins at the next greater value.

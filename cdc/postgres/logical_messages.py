@@ -1,6 +1,6 @@
 """Logical messages that cdc writes to the WAL: heartbeats and watermarks.
 
-A reader writes no other data to the source. It changes only its slot and its publication.
+Apart from these messages, a reader changes only its slot and its publication at the source.
 """
 
 from __future__ import annotations

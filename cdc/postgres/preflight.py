@@ -80,8 +80,8 @@ _RIGHTS: Final = r"""
 """
 """Query for the privileges and the replica identity of tables.
 
-Its subquery `u` returns one generated column of the replica identity that Postgres does not send. It prefers a virtual
-column.
+Its subquery `u` returns one generated column that is part of the replica identity although Postgres does not send it.
+It returns a virtual column if there is one.
 """
 
 
@@ -112,7 +112,7 @@ class PreflightProblem:
     """
     message: str
     sql: str | None = None
-    """SQL that solves the problem, for a role with the privilege; None if SQL cannot solve it."""
+    """SQL that solves the problem, to be run by a privileged role; None if SQL cannot solve it."""
     fatal: bool = True
     """False for a warning: capture works in spite of the problem."""
 
@@ -321,7 +321,12 @@ def _publication(source: _Source) -> Iterator[PreflightProblem]:
     may_change = allowed and found.owned and not source.standby
     missing = [] if found.everything else missing_tables(source.conn, wants.publication, names)
     if missing and not (may_change and all(_owned(source, table) for table in missing)):
-        why = f", and role {source.role!r} does not own publication and tables" if allowed else f", and {NOT_ALTERED}"
+        why = (
+            f", and role {source.role!r} cannot add them: this requires the primary and ownership of publication and "
+            "tables"
+            if allowed
+            else f", and {NOT_ALTERED}"
+        )
         listed = ", ".join(map(str, missing))
         yield _problem(subject, f"does not contain {listed}{why}", addition_sql(wants.publication, missing))
     if not found.operations:

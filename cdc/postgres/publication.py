@@ -311,7 +311,7 @@ def published_schema(
 def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication: str) -> dict[int, TableSchema]:
     """Return the schemas of tables with the columns that the publication sends, by OID.
 
-    A table that is not in the publication has all its columns.
+    The schema of a table that is not in the publication has all columns.
     """
     schemas = read_schemas(conn, oids, publication=publication)
     with map_errors():
@@ -327,7 +327,7 @@ def published_schemas(conn: psycopg.Connection, oids: Sequence[int], publication
 
 
 def published_rows(conn: psycopg.Connection, publication: str) -> Callable[[TableSchema], Iterator[memoryview]]:
-    """Return a function that yields, in COPY's text format, the rows of a table that the publication sends.
+    """Return a function that yields those rows of a table that the publication sends, in COPY's text format.
 
     The list of tables with a row filter is read once, when `published_rows` is called.
     """

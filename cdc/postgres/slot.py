@@ -113,7 +113,7 @@ def all_slots(conn: psycopg.Connection) -> list[SlotStatus]:
 
 
 def slot_limits(conn: psycopg.Connection) -> dict[str, str]:
-    """Return the settings of this Postgres version that can invalidate a slot, with units."""
+    """Return the settings that limit the number, WAL or idle time of slots, with units, if this Postgres has them."""
     with map_errors():
         return {str(name): str(value) for name, value in conn.execute(_LIMITS)}
 

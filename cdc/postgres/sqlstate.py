@@ -31,7 +31,7 @@ class ErrorRule(NamedTuple):
     """One rule of the classification; the first rule whose SQLSTATE prefix and text match applies."""
 
     sqlstate: str
-    """A complete SQLSTATE, its first characters, or "" for any."""
+    """A complete SQLSTATE, the first characters of several, or "" for any."""
     text: str
     """Text that the English message of Postgres contains, or "" for any.
 

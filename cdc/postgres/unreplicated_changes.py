@@ -217,7 +217,7 @@ def _leaf_reasons(before: CatalogFingerprint, now: CatalogState) -> Iterator[str
     emptied = {leaf for leaf in common if leaves[leaf] != was[leaf] and leaf in now.emptied}
     # a truncate of the root empties all leaves in one transaction, and the stream contains it
     if emptied and not (emptied == common and len({now.emptied[leaf] for leaf in emptied}) == 1):
-        yield f"partitions were truncated without their root: OID {', '.join(map(str, sorted(emptied)))}"
+        yield f"partitions were truncated, but not the whole table: OID {', '.join(map(str, sorted(emptied)))}"
 
 
 def _publication_reasons(before: tuple[str, ...] | None, now: CatalogState) -> Iterator[str]:
@@ -231,8 +231,8 @@ def _publication_reasons(before: tuple[str, ...] | None, now: CatalogState) -> I
     for was, becomes, what in (
         (oid, after[0], "was created again"),
         (actions, after[3], f"now publishes {after[3] or 'nothing'}"),
-        (rows, after[5], "has another row filter for the table"),
-        (columns, after[6], "has another column list for the table"),
+        (rows, after[5], "changed its row filter for the table"),
+        (columns, after[6], "changed its column list for the table"),
         (member, after[_MEMBER], "removed the table and added it again"),
     ):
         if was != becomes:

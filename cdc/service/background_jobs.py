@@ -50,7 +50,7 @@ class BackgroundJobs:
     """The background jobs of one kind in one pipeline; safe to call from any thread."""
 
     def __init__(self, catalog: Catalog, pipeline: str, kind: str, definition: Path | None) -> None:
-        """Create the jobs of one kind: `replay` or `verify`.
+        """Prepare to run the jobs of one kind, `replay` or `verify`; no job is started yet.
 
         `kind` is the kind of the jobs' commands in the catalog. Each child process runs `python -m pipelines KIND`.
         `definition` is the path of the definition file; without it no job can start.
@@ -157,7 +157,7 @@ class BackgroundJobs:
             self._catalog.commands.finish(number, outcome, ok=outcome["ok"])
         except CdcError as error:
             log.warning(
-                "cannot record in the catalog that a job ended; it counts as running until the server restarts",
+                "cannot record in the catalog that a job ended; the job counts as running until the server restarts",
                 code=error.code,
                 message=error.message,
             )
@@ -197,7 +197,7 @@ class ReplayRequest:
     end: str = "latest"
     tables: tuple[str, ...] = ()
     into: str | None = None
-    """Path of the new target, which a request over the API cannot set; None for the sink's own target."""
+    """Path of the new target; None for the sink's own target. A request over the API cannot set a path."""
     dry_run: bool = False
 
 

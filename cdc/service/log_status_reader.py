@@ -36,8 +36,8 @@ _Found = TypeVar("_Found")
 def log_status(root: str | Root, log: LogReader, now: datetime, file: str = "FILE") -> LogStatus:
     """Return the status of the log under `root`, read through `log`.
 
-    A part that cannot be read becomes a problem; the status still contains the other parts. `file` is the path of the
-    definition in the commands that a problem's remedy contains.
+    If a part of the status cannot be read, the status has a problem that says so, and still contains the other parts.
+    `file` is the path of the definition in the commands that a problem's remedy contains.
     """
     return _LogStatusBuilder(root, log, now, file).status()
 

@@ -131,7 +131,7 @@ class LogStatus:
     horizon_behind_bytes: int | None = None
     """Bytes of WAL from the horizon to the end of the log."""
     horizon_behind_seconds: float | None = None
-    """Seconds between the commits at the horizon and at the end of the log."""
+    """Seconds from the commit at the horizon to the last commit in the log."""
     floor: str | None = None
     """Position up to which tombstones are removed; a sink below both `floor` and `oldest` must be rebuilt."""
     oldest: str | None = None
@@ -141,7 +141,7 @@ class LogStatus:
     changes_bytes: int = 0
     compacted_bytes: int = 0
     leaving_bytes: int | None = None
-    """Bytes of removed files that are still on disk for readers of older versions."""
+    """Bytes of removed files that are still on disk for readers of older table versions."""
     consumers: tuple[ConsumerLine, ...] = ()
     """Registered consumers, sorted by name."""
     problems: tuple[Problem, ...] = ()
@@ -175,7 +175,7 @@ class VacuumReport:
     """Number of deleted files: orphan files, and removed files after their grace period."""
     bytes: int
     leaving_bytes: int
-    """Bytes of removed files that are still on disk for readers of older versions."""
+    """Bytes of removed files that are still on disk for readers of older table versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

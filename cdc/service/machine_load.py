@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 MEASURE_SPAN: Final = 10.0
 """Seconds over which processor time is measured: long enough for a sink to merge several batches."""
 MIN_SPAN: Final = 2.0
-"""Minimum seconds between two samples, because processor time is counted in hundredths of a second."""
+"""Minimum seconds from the first sample to the last; the kernel counts only whole hundredths of a second."""
 BUSY_SHARE: Final = 0.85
-"""Minimum used share of processor time at which the cores count as busy; Postgres and the page need the rest."""
+"""The cores count as busy if at least this share of processor time is used; Postgres and the page need the rest."""
 LAG_THRESHOLD: Final = 1.0
 """Seconds of lag above which a reason is shown; on two idle cores the lags of the demo are shorter."""
 _PROC: Final = Path("/proc")
@@ -49,7 +49,7 @@ class MachineLoad:
             return None
         usage = f"the pipeline uses {self.pipeline:.1f} of {self.cores:g} cores"
         if self.pipeline >= BUSY_SHARE * self.cores:
-            return f"this machine is too slow for this rate: {usage}"
+            return f"this machine is too slow for the present rate of changes: {usage}"
         if self.busy_share >= BUSY_SHARE:
             return f"this machine is busy: {usage}, and other processes use the rest"
         return None

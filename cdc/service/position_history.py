@@ -36,7 +36,7 @@ class PositionHistory:
             self._thin_out(at)
 
     def forget(self, upto: int) -> None:
-        """Remove the entries up to `upto`, the lowest position whose lag is still computed."""
+        """Remove the entries up to `upto`; `seconds_behind` is then correct only for positions from `upto` on."""
         del self._seen[: bisect_right(self._seen, upto, key=itemgetter(1))]
 
     def _thin_out(self, now: float) -> None:

@@ -1,7 +1,7 @@
 """Restart policy: the pauses before a failed process starts again, and the signs that end a pause early.
 
 The pause after exit status HALTED ends early if an operator acts: the definition changes, or the catalog's audit log
-gets an entry. Every command that changes something writes such an entry. A thread of its own reads the audit log, so a
+gets an entry. Every command that changes something writes such an entry. A separate thread reads the audit log, so a
 database that does not answer cannot block the supervisor.
 """
 

@@ -14,7 +14,7 @@ from cdc.service import number_format
 from cdc.service.problem import Problem
 
 STALLED_AFTER: Final = 60.0
-"""Seconds without a confirmation after which the reader counts as stalled, while Postgres writes WAL."""
+"""The slot counts as stalled if WAL stays unconfirmed, or no status update arrives, for more than these seconds."""
 SHORT_TIME: Final = 3600.0
 """Seconds that an operator needs to act; a stalled slot is at risk if it may be lost in fewer seconds."""
 LOST: Final = frozenset({"lost"})

@@ -26,7 +26,7 @@ ANSWER_TIMEOUT: Final = 3.0
 SILENT_AFTER: Final = 6.0
 """Seconds after which a running query counts as unanswered; the time to connect is included."""
 MAX_AGE: Final = 15.0
-"""Maximum age in seconds of an answer that is shown: several times SAMPLE_INTERVAL, for queries that run late."""
+"""Maximum age in seconds of an answer that is shown: several times SAMPLE_INTERVAL, because a query may be late."""
 RATE_SPAN: Final = 60.0
 """Seconds over which the WAL rate is computed.
 

@@ -81,13 +81,13 @@ class SourceStatus:
     observed: SourceObservation | None = None
     """What the server process observed at the source; null before its first query."""
     slot_seconds_left: float | None = None
-    """Seconds until the slot is lost at the present WAL rate; null if its WAL is not limited or the rate is unknown."""
+    """Seconds until the slot is lost at the present WAL rate; null if retained WAL is unlimited or the rate unknown."""
     slot_forecast: str | None = None
     """Sentence about the WAL that is retained for the slot, and the WAL left until the slot is lost."""
     activity: str | None = None
     """Text to show while the reader compiles its decoder; null at other times."""
     stalled_seconds: float | None = None
-    """Seconds for which the reader has not confirmed WAL that Postgres has written; null if it is not stalled."""
+    """Seconds for which the reader has left WAL unconfirmed; null if the reader is not stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class SinkStatus:
     rows: float
     """Number of folded rows that apply has merged into the sink since apply started."""
     stalled_seconds: float | None = None
-    """Seconds for which the log has had changes that the sink has not published; null if it is not stalled."""
+    """Seconds for which the log has had changes that the sink has not published; null if the sink is not stalled."""
 
 
 @dataclass(frozen=True, slots=True)

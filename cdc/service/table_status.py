@@ -23,8 +23,9 @@ _STATES_IN_LOG: Final = {state: state.value for state in TableState} | {
 }
 """State of a table in the log → state to show.
 
-The state in the log is shown if the reader has not reported the table. It is also shown if it is not `streaming`, but
-the reader reported `streaming`: the log is newer than the report.
+`table_lines` shows the reported state of a table, except in two cases. If the reader has not reported the table, the
+state in the log is shown. If the reader reported `streaming`, but the state in the log is another one, the log is newer
+than the report, and its state is shown.
 """
 
 

@@ -4,7 +4,8 @@ A backfill covers a key range, a key list, the rows that match a condition, or t
 one. A listed key without a row becomes a deletion.
 
 A **full copy** (the first copy or a resync) writes three things to the log: a schema row (`s`), all rows of the table,
-and an end row (`g`). After the end row, targets delete every older row that the source no longer has.
+and an end row (`g`). At the end row, targets delete all rows that are older than the copy, because the source no longer
+has them.
 
 Progress is recorded when rows are durable in the log. A restarted reader reads only the chunks that are not durable; a
 key list starts again from its beginning.
@@ -177,7 +178,7 @@ class Backfill:
     def _read_missing_bases(
         self, schema: TableSchema, done: TableBackfillState, since: Position, *, moved: bool
     ) -> None:
-        """Read base rows for the partial images that the log received after `since`; the chunks may have missed them.
+        """Read the base rows of partial images that the log received after `since`; chunks may have missed these rows.
 
         If `moved` is true, read only rows whose key an update changed. During the read, updates can change the keys of
         the rows. The method then reads the rows under their new keys, and repeats this until no key has changed.
@@ -267,7 +268,7 @@ class Backfill:
                 future.result()
 
     def _cancel_queries(self, running: set[Future[None]]) -> None:
-        """Cancel the running queries of the copy again and again until all chunk copiers have ended."""
+        """Cancel the running queries of the copy repeatedly, until all chunk copiers have ended."""
         while wait(running, CHECK_EVERY).not_done:
             for conn in self._conns:
                 cancel_statement(conn)

@@ -168,8 +168,8 @@ class ChunkCopier:
         context = self._context
         if is_standby(self._conn):
             raise ConfigError(
-                "a table without a key cannot be copied from a standby: snapshots of a standby do not list "
-                "their transactions",
+                "a table without a key cannot be copied from a standby: pg_current_snapshot() on a standby does not "
+                "list the running transactions",
                 remedy="give the table a primary key, or capture from the primary",
             )
         for _ in range(KEYLESS_ATTEMPTS):

@@ -174,10 +174,11 @@ class Signals:
         return posted
 
     def _apply_action(self, catalog: Catalog, number: int, signal: Signal) -> dict[str, Any]:
-        """Pause, resume or cancel pending backfills, as the signal requests; return which ones.
+        """Pause, resume or cancel pending backfills, as the signal requests.
 
-        `number` is the id of the signal's command. A cancel signal with table names cancels a backfill only if it names
-        all tables of the backfill. It never cancels a full copy, because the table would stay incomplete.
+        Returns the ids of these backfills, and the ids of those that a cancel signal left running. `number` is the id
+        of the signal's command. A cancel signal with table names cancels a backfill only if it names all tables of the
+        backfill. A cancel signal never cancels a full copy, because the table would stay incomplete.
         """
         name, verb = self._definition.name, _VERBS[signal.type]
         entries = _text_list(_snapshot_fields(signal), "data-collections") if verb is BackfillAction.CANCEL else []

@@ -52,7 +52,7 @@ SYNC_EVERY: Final = 30.0
 POLL: Final = 1.0
 """Seconds between two polls of the catalog; a poll takes one or two milliseconds."""
 SYNC_EVERY_DUPLICATE: Final = 2.0
-"""Seconds between two comparisons of table rules and captured tables, while two captured tables have one name.
+"""Seconds between two comparisons of table rules and captured tables, while two captured tables share a name.
 
 This occurs after a table was dropped and created again.
 """

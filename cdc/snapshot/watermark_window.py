@@ -123,7 +123,7 @@ class _Window:
         """Return the tables of rows to insert for a chunk, or None if the chunk must be read again.
 
         The first table contains the merged rows of the chunk. For a source table without a key, a second table may
-        follow. It contains the changes of the window to repeat after the chunk.
+        follow. It contains the changes of the window that must be repeated after the chunk.
         """
         if chunk.schema is not None and self.schema_changed:  # the stream's version is the newer one
             return None
@@ -267,7 +267,7 @@ class WatermarkWindows:
                     if self._is_streaming
                     else "no replication session is streaming"
                 )
-                raise SnapshotInvalidated(f"chunks cannot be read now, of any table: {reason}; the reader tries again")
+                raise SnapshotInvalidated(f"the reader cannot read chunks of tables now: {reason}; it tries again")
             window = _Window(relation, self._received, _distinct_of_all(self._xids), keyless, outlives_copies)
             for batch in self._open_transaction.batches:
                 window.add(batch)

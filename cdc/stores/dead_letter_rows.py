@@ -70,7 +70,7 @@ class ParkedChange:
     """The row image after the change; for a delete, the columns of the old row that were sent."""
     complete: bool = True
     began: int | None = None
-    """For the end of a full copy: the position at which the copy began. The end removes older rows."""
+    """For the end of a full copy: the position at which the copy began. Rows older than this position are removed."""
 
     @property
     def place(self) -> tuple[int, int]:

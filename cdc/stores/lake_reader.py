@@ -43,8 +43,8 @@ PUBLISHED_SCHEMA: Final = pa.schema(
 )
 """Columns of the table `_cdc/published`, which has one row per kept cut.
 
-Times are in µs since 1970 UTC, and `record` is the text from `Published.to_json`. Only the newest record always
-contains the table schemas. Rows that an older version of cdc wrote have no `published_at`.
+Times are in µs since 1970 UTC, and `record` is the text from `Published.to_json`. The newest record contains
+the table schemas; older records may not. Rows that an older version of cdc wrote have no `published_at`.
 """
 
 _QUOTED: Final = r'"(?:[^"]|"")+"'
@@ -108,7 +108,7 @@ class Lake:
     def open(cls, template: str, rules: TargetRules | None = None) -> Self:
         """Return a Lake for the sink's path template, without any I/O.
 
-        `rules` are the sink's current rules. Queries then refuse targets whose rows were written under other rules.
+        `rules` are the sink's current rules. Queries then refuse targets whose rows were not written under these rules.
         """
         return cls(template, rules)
 
@@ -168,8 +168,8 @@ class Lake:
         Raises ConfigError for SQL that DataFusion refuses, and QueryNotReadOnly for a statement that is not a query.
         Raises QueryFailed if the query fails; reading the returned rows can raise QueryFailed too. Raises
         CutUnavailable if no cut exists at `at`, or if a table is not in the cut. Raises TargetRulesChanged or
-        CutUnderOtherRules for rows that were written under other rules. Raises TargetUnusable for table features that
-        delta-rs does not read.
+        CutUnderOtherRules for rows that were not written under the current rules. Raises TargetUnusable for table
+        features that delta-rs does not read.
         """
         if at is ReadAt.LATEST:
             tables = self.tables()
@@ -224,7 +224,7 @@ class Lake:
         return True
 
     def differences(self) -> list[tuple[str, TargetRulesChanged]]:
-        """Return (topic, error) for each table whose target was written under other rules.
+        """Return (topic, error) for each table whose target was not written under the rules given to `open`.
 
         Targets that cannot be read are skipped.
         """
@@ -246,7 +246,7 @@ class Lake:
         return {relation: TableSchema.from_json(text) for relation, text in texts.items() if text is not None}
 
     def _check_newest(self, parts: Sequence[TableRecord], known: Mapping[int, TableSchema]) -> None:
-        """Raise TargetRulesChanged if the rows in the newest version of a target were written under other rules."""
+        """Raise TargetRulesChanged if the newest version of a target was not written under the rules of this Lake."""
         if self._rules is None or not parts[0].target:
             return
         try:
@@ -331,7 +331,7 @@ def _topic_and_schema(part: TableRecord, known: Mapping[int, TableSchema]) -> tu
 def check_in_cut(table: TableRecord) -> TableRecord:
     """Return the table record if the table belongs to its cut.
 
-    Raises CutUnderOtherRules if its rows were written under other rules, and CutUnavailable in any other case.
+    Otherwise raises CutUnderOtherRules if the record gives this error as the reason, and CutUnavailable if it does not.
     """
     if (table.reason or "").startswith(CutUnderOtherRules.code):
         raise CutUnderOtherRules(f"table {table.topic!r} is no longer in the cut: {table.reason}")

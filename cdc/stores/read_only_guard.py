@@ -2,8 +2,8 @@
 
 DataFusion also executes `COPY … TO`, `CREATE`, `DROP` and `SET`, and delta-rs has no option to forbid them. The
 engine's own parser decides: DESCRIBE accepts exactly one statement, which must be a query, and runs nothing. The plan
-that EXPLAIN returns then shows the only query that writes, `SELECT … INTO`. A parser of another dialect would refuse
-valid queries, or understand a statement differently from the engine.
+that EXPLAIN returns then shows the only query that writes, `SELECT … INTO`. A separate SQL
+parser is not used: it would refuse valid queries, or understand a statement differently from the engine.
 
 In addition `deny_file_writes` uses Landlock of Linux 5.13 and later. The kernel then denies every change of a file to
 the calling thread, for its lifetime. The same applies to every thread and process that this thread starts later. Files

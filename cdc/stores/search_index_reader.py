@@ -192,7 +192,7 @@ class SearchIndex:
 
 
 def named(image: Mapping[int, str | None], schema: str | None) -> dict[str, str | None]:
-    """Return the values of a stored image by column name; a column added after the row has its default value.
+    """Return the values of a stored image by column name; a column that the image does not contain gets its default.
 
     `schema` is the JSON text of the table's schema. If it is None, the result has column ids instead of names.
     """

@@ -30,7 +30,7 @@ TRANSFORM: Final = "cdc.transform"
 
 @dataclass(frozen=True, slots=True)
 class TargetRules:
-    """The settings and rules of one Delta sink; its methods compare them with a target."""
+    """The settings and rules of one Delta sink, with methods that compare them with a target."""
 
     settings: TableSettings
     """The settings of the sink as a whole."""
@@ -135,7 +135,7 @@ class TargetRules:
 
 _OURS: Final = "cdc."
 """Prefix of the properties of every target."""
-_REMADE: Final = "has rows that were written with another transform"
+_REMADE: Final = "has rows that were written with another transform than its rule has now"
 _SHOWS: Final = "has column {0!r}, which its rule excludes"
 _MISSES: Final = "has no column {0!r}, which its rule includes"
 

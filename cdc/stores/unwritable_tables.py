@@ -109,7 +109,7 @@ def rule_conflicts(definition: Definition, tables: Sequence[TableSchema], sinks:
 def path_conflicts(
     definition: Definition, tables: Sequence[TableSchema], sinks: Collection[str], log_id: str | None
 ) -> list[KeyConflict]:
-    """Return one conflict for each target whose path is already used by another table or by other files.
+    """Return one conflict for each target whose path overlaps another target, or contains files not from this log.
 
     If the store of a sink cannot be read, only one conflict reports this for the sink. `log_id` is the id of the log,
     or None if no log exists yet.

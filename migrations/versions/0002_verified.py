@@ -1,4 +1,4 @@
-"""Create the table `verified`: one row for each key range of a target that was compared with the source."""
+"""Create the table `verified`: one row for each comparison of a key range of a target with the source."""
 
 from __future__ import annotations
 

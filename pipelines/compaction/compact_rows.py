@@ -1,8 +1,8 @@
 """The compacted rows of a log range: the fewest rows that fold to the same result, whatever rows come after them.
 
-For every division of a log into A and the following rows B, fold(compact_rows(A) ∪ B) = fold(A ∪ B). Truncates and ends
-of full copies are an exception: the left side omits those that a later one of the same table makes superfluous. So a
-reader that begins before the horizon gets compacted rows instead of the changes, and folds them in the same way.
+For every division of a log into A and the following rows B, fold(compact_rows(A) ∪ B) = fold(A ∪ B). There is one
+exception: compact_rows(A) omits a truncate or the end of a full copy if a later one of the same table supersedes it. So
+a reader that begins before the horizon gets compacted rows instead of the changes, and folds them in the same way.
 
 Narrow columns decide which rows stay; the wide columns are copied once, at the end. Only keys with partial images after
 their last complete image or delete are processed row by row in Python.
@@ -29,7 +29,7 @@ from pipelines.folding.fold import (
 )
 
 NARROW_COLUMNS: Final = ("relation", "op", "key", "old_key", "position", "ordinal", "partial", "payload")
-"""Columns that decide which rows are needed; reading them takes a fifth of the time of all columns."""
+"""Columns that decide which rows are needed; reading only these takes a fifth of the time of reading all columns."""
 _ROWS: Final = pa.array(sorted(ROW_OPERATIONS))
 _IMAGE_COLUMNS: Final = ["relation", "op", "key", "old_key", "position", "ordinal", "partial"]
 _NUMBER: Final = "number"
@@ -157,8 +157,9 @@ def _folded_lives(rows: pa.Table, in_lives: pa.Table, after: int) -> pa.Table:
 def _latest_controls(controls: pa.Table, after: int) -> pa.Table:
     """Return the control rows that compacted rows need, if they are after position `after`.
 
-    These are all schema rows, and for each relation the last truncate and at most two ends of full copies (`g`). The
-    first is the last `g` row, the second is that of the copy that began last. They differ if copies overlap.
+    These are all schema rows, and for each relation the last truncate and at most two ends of full copies (`g` rows).
+    One is the `g` row of the copy that ended last, the other that of the copy that began last. If copies do not
+    overlap, both are the same row.
     """
     last: dict[tuple[int, str], tuple[int, int, int]] = {}
     latest_copy: dict[int, tuple[int, tuple[int, int, int]]] = {}

@@ -4,7 +4,7 @@ A run has one row per key: its latest state or its tombstone. Every step is one 
 table as it was before or after a step, and the next call continues from there.
 
 The first run has the most keys. It is rewritten only when the later runs together are larger than the first. So each
-byte is written two or three times in total, or four to five times after thousands of runs without changed keys.
+byte is written two or three times in total. If thousands of runs contain only new keys, it is four to five times.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MOST_RUNS: Final = 64
 SMALLER: Final = 4
 """Ratio of sizes that selects the runs to merge, if there are more than MOST_RUNS.
 
-Merging begins at the oldest run for which all later runs together have at least this multiple of its size. So the merge
+Merging begins at the oldest run for which the later runs together are at least this many times as large. So the merge
 rewrites few bytes of old rows.
 """
 
@@ -246,7 +246,7 @@ class _Compaction:
     ) -> tuple[list[WrittenFile], Position]:
         """Write a run; return its files and the position at which it ends.
 
-        most: maximum number of live rows in the run. If the files have more, the run may end before `plan.upto`.
+        most: maximum number of rows in the run. If the files have more needed rows, the run may end before `plan.upto`.
         None: the files are runs to merge, and there is no limit.
         """
         after, upto = Position(plan.after), Position(plan.upto)
@@ -262,8 +262,8 @@ class _Compaction:
     def _with_parts(self, plan: RunPlan, parts: int, moves: pa.Table | None) -> RunPlan:
         """Return a copy of the plan that divides the run into `parts` parts.
 
-        moves: the updates with a partial image that changed the key of a row; None if the files have none. For them the
-        copy gets the parts of their old and new keys, and their base rows from older runs.
+        moves: the updates with a partial image that changed the key of a row; None if the files have none. The returned
+        plan contains the parts of their old and new keys, and their base rows from older runs.
         """
         plan = replace(plan, parts=parts)
         if moves is None:  # runs have no moves
@@ -294,6 +294,6 @@ def _sync_read_commit(root: Root, log: LogReader) -> None:
 
 
 def _new_floor(root: Root, writer: CompactedWriter) -> Position:
-    """Return the new floor: the lowest position of all consumers, between the present floor and the horizon."""
+    """Return the new floor: the lowest position of all consumers, at least the old floor and at most the horizon."""
     passed = min((consumer.position for consumer in consumers.list_consumers(root)), default=writer.floor)
     return max(writer.floor, min(passed, writer.horizon))

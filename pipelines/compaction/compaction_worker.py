@@ -133,7 +133,7 @@ class CompactionWorker(Thread):
             return self._catalog.commands.pending(self._pipeline, COMPACT)
         except CdcError as exc:
             log.warning(
-                "cannot read compaction commands from the catalog; the commands wait until it can be read",
+                "cannot read compaction commands from the catalog; the commands wait until the catalog can be read",
                 code=exc.code,
                 message=exc.message,
             )

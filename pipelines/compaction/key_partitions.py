@@ -84,7 +84,8 @@ def parts_of_moved_keys(moves: pa.Table, parts: int) -> dict[tuple[int, str], in
 def part_of_key(relation: int, text: str, parts: int) -> int:
     """Return the number of the part that contains a key, by a hash of relation and key.
 
-    text: the key as one text. `parts_of_moved_keys` has the parts of keys that an update with a partial image changed.
+    text: the key as one text. If an update with a partial image changed the key, `parts_of_moved_keys` returns its
+    part instead.
     """
     return crc32(text.encode(), relation & 0xFFFFFFFF) % parts
 

@@ -1,9 +1,9 @@
 """Writes the files of one run of `compacted` from files of the log, in this process or in Spark's workers.
 
-In this process, narrow columns first decide which rows the run needs: the live rows. For most keys this is only the
-latest row, so most rows are never read completely. The memory needed grows with the number of keys, not of changes.
-Then the live rows are divided into parts, and each part is read, compacted and written alone. Spark's workers do not
-look for live rows first: they divide all rows into parts.
+In this process, narrow columns first decide which rows the run needs. The code calls these rows live, tombstones
+included. For most keys only the latest row is live, so most rows are never read completely. The memory needed grows
+with the number of keys, not of changes. Then the live rows are divided into parts, and each part is read, compacted and
+written alone. Spark's workers do not look for live rows first: they divide all rows into parts.
 
 Each part is compacted by the same function, so the run has the same rows wherever it is made. A writer that is killed
 leaves files that no commit names.
@@ -86,10 +86,10 @@ class RunPlan:
 
 
 def find_live_rows(files: Sequence[LogFile], after: Position, upto: Position, most: int) -> tuple[pa.Table, Position]:
-    """Find the live rows of (after, upto]: those that compact_rows() needs. Return (live rows, end of their range).
+    """Find the rows of (after, upto] that compact_rows() needs. Return (these rows, end of their range).
 
     The rows have the columns NARROW_COLUMNS, FILE and ROW. files: sorted by their first position. If more than `most`
-    rows are live, the range ends before `upto`, between two files that share no transaction.
+    rows are needed, the range ends before `upto`, between two files that share no transaction.
     """
     live, waiting, fresh, last = _LIVE_SCHEMA.empty_table(), list[pa.Table](), 0, Position(0)
     for number, file in enumerate(files):
@@ -142,9 +142,10 @@ def _select_rows(file: LogFile, row_numbers: np.ndarray, after: Position, upto: 
 
 
 def write_run(files: Sequence[LogFile], live: pa.Table, plan: RunPlan) -> list[WrittenFile]:
-    """Write the run from the live rows of the files, in this process; memory contains one part at a time.
+    """Write the run in this process, from the rows `live` of the files; memory contains one part at a time.
 
-    A part is a range in the order of the run, so most files are read for one part only.
+    live: as `find_live_rows` returns them. A part is a range in the order of the run, so most files are read for one
+    part only.
     """
     written: list[WrittenFile] = []
     for part, own in _split_rows(live, plan, _neighbours):
@@ -233,7 +234,7 @@ def _parts_by_key(images: pa.Table, plan: RunPlan) -> np.ndarray:
 
 
 def _neighbours(images: pa.Table, plan: RunPlan) -> np.ndarray:
-    """Return the part of each live row; a part is a range of rows in the order of the run.
+    """Return the part of each row that the run needs; a part is a range of rows in the order of the run.
 
     Rows of keys with partial images are divided by the hash of their key instead.
     """

@@ -221,7 +221,7 @@ def _apply_divided(
     sink.parked.confirm(relation, left)
     if new := len(left.keys() - parked_rows.keys()):
         log.warning(
-            "parked rows that the target refused; run 'cdc dlq ls' to see the errors",
+            "the target refused rows, so they were parked; run 'cdc dlq ls' to see the errors",
             table=batch.schema.topic,
             keys=new,
             parked=len(left),

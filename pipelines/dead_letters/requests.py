@@ -27,9 +27,9 @@ from pipelines.runtime.sink_status_reporter import SinkFigures
 PROCESS_EVERY: Final = 0.5
 """Seconds between two searches for new commands in the catalog."""
 AGAIN_AFTER: Final = 60.0
-"""Seconds after which the backfill of a row that is still incomplete is requested again; the first may have failed."""
+"""Seconds after which a backfill is requested again if its rows are still incomplete: the backfill may have failed."""
 _BUSY_FOR: Final = 5.0
-"""Seconds after which a backfill is requested again that was refused, for example while another one is running."""
+"""Seconds after which a refused request for a backfill is repeated; another running backfill is one cause."""
 
 log = structlog.get_logger("apply")
 
@@ -65,7 +65,7 @@ class DeadLetterCommands:
     def process(self, quarantine: Quarantine) -> None:
         """Report the parked rows, start and answer commands, and request backfills of incomplete rows.
 
-        Does nothing if it last did this less than PROCESS_EVERY seconds ago.
+        Does this at most once per PROCESS_EVERY seconds; other calls do nothing.
         """
         if self._clock() < self._due:
             return

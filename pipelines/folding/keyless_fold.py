@@ -19,8 +19,8 @@ from pipelines.types.typed_rows import text_columns
 def net_changes(images: pa.Table, schema: TableSchema) -> pa.Table:
     """Cancel added rows against removed rows with equal images; return the rows that remain.
 
-    images: FOLDED_ARROW rows of one table. An image that is older than a column is compared as if it had the value that
-    Postgres gave older rows for the column. Of several added or removed rows with equal images the latest remain.
+    images: FOLDED_ARROW rows of one table. If a column was added after an image was written, the comparison uses the
+    value that Postgres gave existing rows for this column. Of several rows with equal images the latest remain.
     """
     ids = row_ids(text_columns(images, schema), images.num_rows)
     removed = pc.equal(images["op"], "d").to_numpy()

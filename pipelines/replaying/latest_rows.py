@@ -7,9 +7,9 @@ For a table without partial images there is a second way: executors convert log 
 and keep the last row of every key. This is several times as fast, because no row image passes through the JVM as a map.
 
 - `latest_rows_frame` returns these rows as a frame.
-- `write_latest_files` writes them to Parquet files, if executors can write to the target. It is faster again: Spark
-  moves blobs of Arrow from the readers of the log to the writers, and no row enters the JVM. Each writer gets the keys
-  of one hash value. Files of a failed task belong to no table, as those of Spark's own writer do.
+- `write_latest_files` writes them to Parquet files, if executors can write to the target. It is faster than the frame:
+  Spark moves blobs of Arrow from the readers of the log to the writers, and no row enters the JVM. Each writer gets the
+  keys of one hash value. If a task fails, its files belong to no table, as with Spark's own writer.
 
 These two functions convert a row before they know whether a later change replaced it. So they may fail at a value that
 the target would not contain. The caller then folds the table.
@@ -67,7 +67,7 @@ _FILE_SCHEMA: Final = "name string, size long, rows long, statistics string"
 
 @dataclass(frozen=True, slots=True)
 class LatestRowsQuery:
-    """Which rows of the log executors read for one table, and the typed columns to which they convert the rows.
+    """The rows of the log that executors read for one table, and the typed columns to which they convert these rows.
 
     Executors receive a pickled instance.
     """

@@ -55,7 +55,7 @@ class ReplayPlan:
 
     @property
     def partial(self) -> bool:
-        """Whether the options select some of the sink's tables."""
+        """Whether the options limit the replay to some of the sink's tables."""
         return bool(self.options.tables)
 
     @property
@@ -86,7 +86,7 @@ def plan_replay(definition: Definition, options: ReplayOptions) -> ReplayPlan:
         glob = missing[0] if missing else wanted.tables[0]
         raise ConfigError(
             f"the log contains no table of sink {wanted.name!r} that matches {glob!r}",
-            remedy=f"name one of its tables: {known}",
+            remedy=f"name one of the sink's tables: {known}",
         )
     _check_shared_targets(wanted, options, found, tables)
     return ReplayPlan(

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LARGE: Final = 200_000
-"""Maximum log rows of the tables that the driver folds together, in a second and 200 MB. Spark folds larger tables."""
+"""Maximum log rows of tables that the driver folds together: this takes a second and 200 MB. Spark folds the others."""
 PART: Final = 200_000
 """Log rows of one part that Spark folds and sends to the driver; the fold can only reduce their number."""
 PART_BYTES: Final = 32 << 20

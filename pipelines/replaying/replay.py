@@ -182,7 +182,7 @@ class _ReplayRun:
     def _catch_up(self, sink: Sink, built: Published, current: Published | None) -> Published:
         """Apply later changes to the staged sink, and return its new published record.
 
-        They end at the end of the log. With --tables or --to they end at the published position of the sink itself.
+        These changes end at the end of the log; with --tables or --to, at the published position of `current`.
         built: the record of the staged sink. current: the record of the sink itself.
         """
         log = self._plan.log

@@ -42,7 +42,7 @@ class StagedTarget(Protocol):
 
     @property
     def erased(self) -> Mapping[str, int]:
-        """Target → number of files that were removed because the rules hide values in them; set when `put` returns."""
+        """Target → number of files that `put` removed because they contained values that the sink's rules now hide."""
 
     def forget_earlier(self, schemas: dict[int, TableSchema]) -> None:
         """Remove the staged targets of earlier processes that ended before they called `put`."""

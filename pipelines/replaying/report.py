@@ -104,9 +104,9 @@ def final_report(plan: ReplayPlan, published: Published, seconds: Mapping[int, f
 
 
 def erased_files_notes(erased: Mapping[str, int], tables: Iterable[TableRecord]) -> list[str]:
-    """Return notes for the report: the targets from which files were removed, because the rules hide values in them.
+    """Return one note per target from which the replay removed files with hidden values, and a note about copies.
 
-    erased: target → number of removed files.
+    Hidden values are those that the sink's present rules drop or mask. erased: target → number of removed files.
     """
     topics: dict[str, list[str]] = {}
     for table in tables:

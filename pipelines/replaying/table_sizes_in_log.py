@@ -39,7 +39,7 @@ class TableContents:
     rows: int
     """Number of changes of the table, before a fold."""
     size: int
-    """Estimated bytes of the table in the files of the log, from its share of their rows."""
+    """Estimated bytes of the table in the files of the log, from its share of the rows of each file."""
     statistics: RangeStatistics
 
     @property

@@ -61,7 +61,7 @@ class ConsumerRegistration:
             consumers.register(self._root, consumer)
         except (OSError, CdcError) as exc:
             log.warning(
-                "cannot register a consumer of the log; it continues, and the next attempt follows",
+                "cannot register a consumer of the log; the consumer continues, and the registration is tried again",
                 consumer=self._name,
                 message=str(exc),
             )

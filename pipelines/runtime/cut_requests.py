@@ -32,7 +32,7 @@ class PendingCut:
 
 
 class CutRequests:
-    """The open requests for cuts of one pipeline; while the catalog is unreachable, none are found."""
+    """The open requests for cuts of one pipeline; while the catalog is unreachable, no request is found."""
 
     def __init__(self, catalog: Catalog, pipeline: str) -> None:
         self._catalog, self._pipeline = catalog, pipeline
@@ -50,7 +50,7 @@ class CutRequests:
         return bool(self._open(sink))
 
     def answer(self, cut: PendingCut, record: Published, handle: str) -> None:
-        """Answer a request: send the published record at its position, and the handle of the kept cut."""
+        """Answer a request: send the published record of the kept cut, and the handle that identifies the cut."""
         self._catalog.commands.finish(cut.command, {"record": json.loads(record.to_json()), "handle": handle})
 
     def refuse(self, cut: PendingCut, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Leases on sinks: if two apply processes have the same sink, the second waits until the first releases it or dies.
+"""Leases on sinks: if two apply processes name the same sink, one of them waits until the other releases it or dies.
 
 A lease is a row in the catalog that a thread renews. If a process on this machine is dead, its lease is void at once.
 Correctness does not depend on leases. A process may be suspended for longer than its lease and then resume: its next

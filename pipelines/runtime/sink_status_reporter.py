@@ -207,7 +207,7 @@ class SinkFigures:
             keys = "1 key is" if len(table.parked) == 1 else f"{len(table.parked):,} keys are"
             notices.append(f"{keys} parked: 'cdc dlq ls' shows why")
         if (refusal := self.not_indexed.get(table.target)) is not None:
-            notices.append(f"written without the key index: {refusal}")
+            notices.append(f"the target is written without the key index: {refusal}")
         return "; ".join(notices) or None
 
 

@@ -91,7 +91,7 @@ ON_ONE_MACHINE: Final = {
 _TRUST_ARROW: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """JVM options that turn off Arrow's checks of each vector access, because Spark checks nulls itself.
 
-A row costs a fifth less.
+This saves a fifth of the time per row.
 """
 
 

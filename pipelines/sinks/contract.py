@@ -6,9 +6,9 @@ the changes of each table to the sink.
 A sink **applies** table by table, then **publishes** one record of the position of every table. Applied is not
 published: `apply` may already have changed a target, but readers and progress rely only on the published record.
 
-Limit: a target gets each change effectively once, not exactly once. A process may die at any point. The same range is
-then applied again, with the same or another end, and must produce the same target. Order comes from the (position,
-ordinal) of each row, never from the order of calls.
+Guarantee: each change takes effect once, although it may be applied twice. A process may die at any point. The next
+process applies the range again, possibly up to another end. The target must then have the same rows as if no process
+had died. Order comes from the (position, ordinal) of each row, never from the order of calls.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ class Sink(Protocol):
         """Apply a batch to the target of its table and return the table's new record.
 
         Idempotent: a target whose position is already at or after upto does not change. A truncate removes only rows
-        before it, and the end of a full copy only rows from before the copy began. A row is replaced only by a later
-        (position, ordinal). A batch that was interrupted is applied again from its start. The result is durable only
-        once `publish` returned.
+        that are older than the truncate. The end of a full copy removes only rows that are older than the start of the
+        copy. A row is replaced only by a row with a later (position, ordinal). A batch that was interrupted is applied
+        again from its start. The result is durable only once `publish` returned.
 
         Errors with the reaction QUARANTINE concern this table alone: a value that does not fit, a missing base row, a
         schema change that the target cannot follow. The target then stays as it was, and the loop records the failure
@@ -161,7 +161,7 @@ class Sink(Protocol):
         """
 
     def publish(self, record: Published) -> None:
-        """Make the cut of this record visible to readers in one atomic write; when it returns, the cut is durable.
+        """Make the cut of this record visible to readers in one atomic write; after the call, the cut is durable.
 
         `record.tables` has every table of the sink. A table without changes in the range reaches the new position
         without a commit of its own, because readers take positions from the record. The `txn` in a target has another
@@ -231,12 +231,12 @@ class ParkingSink(Sink, Protocol):
         """Return the function that removes or masks the columns of an image that the target must not show."""
 
     def keeps_history(self, schema: TableSchema) -> bool:
-        """Whether the target keeps more of a row than its latest state, so that it needs every change of a key."""
+        """Whether the target keeps more than the latest state of a row; its batches then have every single change."""
 
     def find_refused(self, batch: TableBatch, limit: int) -> list[RefusedRow]:
         """Return the rows of a batch that make `apply` fail, without changing the target.
 
-        The list may be slightly longer than `limit`. For a target with history, it has only rows with a value that the
-        target cannot store. Row numbers count `batch.rows` first, then `batch.unparked`. If a row of `batch.unparked`
-        is refused, its whole key is refused.
+        The list may be slightly longer than `limit`. For a target with history, the list has only rows with a value
+        that the target cannot store. Row numbers count `batch.rows` first, then `batch.unparked`. If a row of
+        `batch.unparked` is refused, its whole key is refused.
         """

@@ -36,7 +36,7 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
 _SET: Final = r"\[!?+\]?+[^\]]*\]"
-"""Pattern of a bracket expression in a glob, such as `[a,b]`; its commas separate no globs."""
+"""Pattern of a bracket expression in a glob, such as `[a,b]`; a comma inside it does not separate two globs."""
 _GLOB: Final = re.compile(rf"(?:{_SET}|[^,])+")
 _SPECIAL: Final = re.compile(rf"({_SET})|([\[,\s])")
 _END: Final = (1 << 63) - 1
@@ -63,7 +63,7 @@ class SourceOptions:
     """`latest`, or the last position or commit time that the frame includes. For batch frames only."""
     max_rows: int | None = None
     history: bool = False
-    """Whether the frame has every single change; trimmed changes are replaced by their state at the horizon."""
+    """Whether the frame has every single change; trimmed changes are replaced by the state at the horizon."""
     boundaries: bool = False
 
     @classmethod

@@ -39,14 +39,14 @@ from pipelines.source.options import PushedFilters, SourceOptions
 from pipelines.source.typed_table_frame import TypedTable
 
 BOUNDARY: Final = "b"
-"""Operation of the row that ends a batch; it has the batch's last position and the time of that commit."""
+"""Operation of the row that ends a batch; the row has the last position of the batch and its commit time."""
 
 LEAST_BYTES: Final = 32 << 20
 """Minimum Parquet bytes of one partition; for fewer bytes, a second task costs more than it saves."""
 MOST_BYTES: Final = 64 << 20
 """Maximum Parquet bytes of one partition; a large range is read a twelfth faster in such partitions."""
 TASKS: Final = 8
-"""Number of Spark tasks that read one range, as far as LEAST_BYTES and MOST_BYTES for one task permit."""
+"""Number of Spark tasks that read one range, unless LEAST_BYTES requires fewer tasks or MOST_BYTES requires more."""
 SHARE_BYTES: Final = 64 << 20
 """Bytes of `compacted` in one share; the task that folds it needs several times as much memory."""
 

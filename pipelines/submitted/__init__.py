@@ -1,1 +1,1 @@
-"""Modules for spark-submit. No others are in this folder, because Python imports from the folder of a script first."""
+"""Modules for spark-submit. Keep other modules out: Python searches a script's folder first when it imports a name."""

@@ -43,7 +43,7 @@ class TypePolicy(StrEnum):
     TEXT = "text"
 
     def of(self, column: str) -> TypePolicy:
-        """Return this policy, which applies to every column; ColumnPolicies has a method of the same name."""
+        """Return this policy, which applies to every column; so callers can use it in place of a ColumnPolicies."""
         del column
         return self
 

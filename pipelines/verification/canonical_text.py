@@ -96,8 +96,8 @@ def source_batch(rows: pa.RecordBatch, indices: Sequence[int], kinds: Sequence[p
 def image_batch(images: pa.Array, columns: Sequence[Column], kinds: Sequence[pa.DataType]) -> pa.RecordBatch:
     """Convert row images of the log (column id → text) to text columns; kinds: the type of each column in the target.
 
-    If an image has no entry for a column, the row is older than the column. Then it gets the value that Postgres gives
-    to such rows.
+    If an image has no entry for a column, the row is older than the column. Then the column gets the value that
+    Postgres gives it in such rows.
     """
     maps = images.combine_chunks() if isinstance(images, pa.ChunkedArray) else images
     offsets = maps.offsets.to_numpy()

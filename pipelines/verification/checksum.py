@@ -7,8 +7,8 @@ with a probability of about 2**-128.
   two 64-bit hashes per row. Comparing the checksums of source and target shows in which buckets they differ.
 - `digest_of` computes the digest of a target's rows. For the source, `digest_rows` in
   `cdc.postgres.key_range_digests` has the server compute it, so no row leaves the source. The two functions share no
-  code, only a rule. Hash the lengths and texts of the columns of each row with SHA-256. Then add up the first and the
-  second 64-bit word of all hashes.
+  code, but follow the same rule. Hash the lengths and texts of the columns of each row with SHA-256. Then add up the
+  first 64-bit words of all hashes, and separately the second ones.
 """
 
 from __future__ import annotations

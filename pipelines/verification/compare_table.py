@@ -40,7 +40,7 @@ class TableVerdict:
     state: str = TargetState.STREAMING.value
     """A TargetState, `absent` when the sink does not list the table, or `unreadable` when its store cannot be read."""
     reason: str | None = None
-    """Why the table was not compared or not completely, or which columns the target does not have."""
+    """Why the table was not compared, or only in part, or which columns the target does not have."""
     mode: str = VerifyMode.ROWS.value
     """The mode in which the table was compared; it can differ from the requested one."""
     compared: bool = False
@@ -50,7 +50,7 @@ class TableVerdict:
     extra: list[list[str | None]] = field(default_factory=list)
     """The first keys that are only in the target."""
     differing: list[dict[str, Any]] = field(default_factory=list)
-    """{"key", "columns"} of the first rows with other values."""
+    """{"key", "columns"} of the first rows whose values differ from the expected ones."""
     counts: dict[str, int] = field(default_factory=dict)
     """Number of mismatches by kind (`missing`, `extra`, `differing`); lower bounds unless `complete`."""
     complete: bool = True

@@ -78,7 +78,7 @@ class CutRequest:
     timeout: float
     """Maximum seconds of all attempts together."""
     pause: Callable[[float], None] = time.sleep
-    """Waits for so many seconds; an exception that it raises ends the request."""
+    """Function that waits for a number of seconds; an exception that it raises ends the request."""
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def _wait_for_sinks(
         for sink, command in refused.items():
             reason = (command.result or {}).get("reason")
             if reason != PASSED:
-                raise PositionNotReached(f"sink {sink!r} cannot stop at the common position: {reason}")
+                raise PositionNotReached(f"sink {sink!r} cannot end a batch at the common position: {reason}")
         if refused:
             return None
         if all(found.values()):

@@ -128,8 +128,8 @@ class Stopped(Exception):
 class _StopSignals:
     """Records SIGTERM and SIGINT inside a `with` block; the code stops at its next pause.
 
-    The handler itself raises nothing. Its exception could come between any two instructions, and leave a transaction of
-    the catalog open. An error of the cleanup could also replace the exception.
+    The signal handler itself raises no exception. It can run between any two instructions, so an exception there could
+    leave a transaction of the catalog open, and an error of the cleanup could replace the exception.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class _StopSignals:
             signal.signal(number, handler)
 
     def pause(self, seconds: float = 0.0) -> None:
-        """Wait for so many seconds. Raises Stopped if a signal arrived before or arrives meanwhile."""
+        """Wait for this number of seconds. Raises Stopped if a signal has arrived or arrives during the wait."""
         if not self._stopped:
             with suppress(Empty):
                 self._received.get(timeout=max(0.0, seconds))

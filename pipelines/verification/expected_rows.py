@@ -49,7 +49,7 @@ class ExpectedSchema:
     not_compared: str | None = None
     """Text that names the columns that are not compared; None if all columns are compared."""
     may_omit_columns: bool = False
-    """Whether a missing column is no mismatch, because the sink ignores schema changes of the source."""
+    """Whether the target may be without some of the columns, because the sink ignores schema changes of the source."""
 
     @property
     def key(self) -> list[str]:
@@ -91,7 +91,7 @@ def _is_wanted(name: str, settings: TableSettings) -> bool:
 
 def _refusal(rule: Transform) -> str | None:
     if rule.python is not None:
-        return f"function {rule.python!r} of the rule can change any column except the key"
+        return f"function {rule.python!r} of the rule can change any column except the key, and verify does not call it"
     return None if rule.where is None else _FILTERED
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LARGE: Final = 200_000
-"""Maximum log rows of a table that this process folds, in a second and 200 MB; Spark folds larger tables."""
+"""Maximum log rows of a table that this process folds: this takes a second and 200 MB. Spark folds larger tables."""
 
 
 @dataclass(frozen=True, slots=True)

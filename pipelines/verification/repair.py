@@ -51,7 +51,7 @@ class RepairResult:
     extra: int = 0
     """Number of rows that were only in the target before the repair."""
     differing: int = 0
-    """Number of rows with other values in the target before the repair."""
+    """Number of rows whose values differed from the expected ones before the repair."""
     backfills: tuple[int, ...] = ()
     """Numbers of the backfills that read rows again."""
     equal: bool = False
@@ -182,10 +182,9 @@ class RepairRun:
         return f"cdc replay {one.sink}{of_table}"
 
     def _wait_for_result(self, catalog: Catalog, one: RepairResult) -> RepairResult:
-        """Wait until the log contains the rows of the table's last backfill; return the result, with a reason if it
-        failed.
+        """Wait until the log contains the rows of the table's last backfill, and return the result.
 
-        At the next cut, the sink has these rows too.
+        At the next cut, the sink has these rows too. If the backfill fails, the result has a reason.
         """
         if one.reason is not None:
             return one

@@ -62,7 +62,7 @@ class VerifyOptions:
     large: int = LARGE
     """Maximum log rows of a table that are folded without Spark, in a comparison with the log."""
     pause: Callable[[float], None] = time.sleep
-    """Waits for so many seconds; an exception that it raises ends the verification."""
+    """Function that waits for a number of seconds; an exception that it raises ends the verification."""
 
 
 @dataclass(frozen=True, slots=True)

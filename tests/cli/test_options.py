@@ -33,4 +33,4 @@ def test_an_unreachable_catalog_is_only_a_warning(tmp_path: Path, capsys: pytest
     audit(definition, "slots.drop", "cdc_shop", {}, json=True)
     assert capsys.readouterr().out == ""
     audit(definition, "slots.drop", "cdc_shop", {}, json=False)
-    assert "the audit log does not record this command: catalog" in capsys.readouterr().out
+    assert "cannot record this command in the audit log: catalog" in capsys.readouterr().out

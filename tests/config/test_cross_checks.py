@@ -22,7 +22,7 @@ CONFLICTS = [
 
 
 CONFLICTS += [
-    (["dropped_columns: drop", said], "dropped_columns", f"drop conflicts with {told}")
+    (["dropped_columns: drop", said], "dropped_columns", f"'drop' conflicts with {told}")
     for said, told in {
         "stored_as_scd_type: 2": "'scd2'",
         "mode: append": "'append'",
@@ -51,7 +51,7 @@ def test_a_rule_that_inherits_dropped_columns_must_be_compatible_with_it(tmp_pat
     sink = f"{SOUND}    dropped_columns: drop\n    rules:\n      - {{match: shop.a, column_list: [id]}}\n"
     assert not check_definition(write(tmp_path, sink), {}).issues
     (issue,) = check_definition(write(tmp_path, f"{sink}      - {{match: shop.b, mode: append}}\n"), {}).issues
-    assert (issue.key, "drop conflicts with 'append'" in issue.message) == ("sinks.0.rules.1.dropped_columns", True)
+    assert (issue.key, "'drop' conflicts with 'append'" in issue.message) == ("sinks.0.rules.1.dropped_columns", True)
     wrong = sink.replace("drop\n", "drop\n    mode: append\n", 1)
     assert [issue.key for issue in check_definition(write(tmp_path, wrong), {}).issues] == ["sinks.0.dropped_columns"]
     kept = f"{sink}      - {{match: shop.b, mode: append, dropped_columns: keep}}\n"

@@ -66,11 +66,14 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     ),
     "key of AUTO CDC in a sink": (
         changed(DELTA, DELTA + "    keys: [id]\n"),
-        "11:5: sinks.0.keys: unknown key: not needed, because every row of the log contains it",
+        "11:5: sinks.0.keys: unknown key: not needed, because every row of the log contains this information",
     ),
     "key of AUTO CDC in a rule": (
         changed(DELTA, DELTA + "    rules: [{match: '*.*', sequence_by: seen_at}]\n"),
-        "11:28: sinks.0.rules.0.sequence_by: unknown key: not needed, because every row of the log contains it",
+        (
+            "11:28: sinks.0.rules.0.sequence_by: unknown key: not needed, because every row of the log contains "
+            "this information"
+        ),
     ),
     "key of AUTO CDC where none of it belongs": (
         changed("  dsn", "  keys: [id]\n  dsn"),
@@ -173,7 +176,7 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     ),
     "sink inside the log": (
         changed("lake/{schema}", "log/{schema}"),
-        "11:5: sinks.0.path: the part before the first placeholder overlaps the directory of the log",
+        "11:5: sinks.0.path: the path up to its first placeholder overlaps the directory of the log",
     ),
     "index in a bucket": (
         SOUND + "  - {name: find, type: search, path: 's3://lake/find'}\n",
@@ -201,7 +204,10 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     ),
     "endpoint without encryption": (
         changed("path: log", "path: s3://lake/log\n  storage: {endpoint: 'http://h:9000'}") + REMOTE,
-        "8:13: log.storage.endpoint: an http:// endpoint sends keys unencrypted: use https://, or add allow_http: true",
+        (
+            "8:13: log.storage.endpoint: an http:// endpoint sends access keys unencrypted: "
+            "use https://, or add allow_http: true"
+        ),
     ),
     "endpoint that is no URL": (
         changed("path: log", "path: s3://lake/log\n  storage: {endpoint: 'h:9000'}") + REMOTE,
@@ -237,8 +243,14 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
         dsn("{env: SPACED}"),
         "3:3: source.dsn: the value of the secret begins or ends with white space",
     ),
-    "bad escape": (dsn("${BROKEN}"), "3:3: source.dsn: the DSN contains a '%' that starts no escape: write it as %25"),
-    "password in the file": (dsn(f"postgresql://u:{CANARY}@h/d"), "3:3: source.dsn: the file contains a password"),
+    "bad escape": (
+        dsn("${BROKEN}"),
+        "3:3: source.dsn: the DSN contains a '%' without two hexadecimal digits after it: write it as %25",
+    ),
+    "password in the file": (
+        dsn(f"postgresql://u:{CANARY}@h/d"),
+        "3:3: source.dsn: the password is in plain text in the definition",
+    ),
     "password with @": (dsn(f"postgresql://u:{CANARY}@x@h/d"), "3:3: source.dsn: malformed DSN: write @ / ? #"),
     "space in a DSN": (dsn(f"'postgresql://u:{CANARY} x@h/d'"), "3:3: source.dsn: the DSN contains white space"),
     "no DSN": (dsn(CANARY), "3:3: source.dsn: malformed DSN: expected postgresql://user@host/database"),

@@ -57,5 +57,5 @@ def test_the_path_of_a_target_is_that_of_its_rule_with_the_groups_of_the_pattern
     assert target_path("/lake/{schema}/{table}", rules, table("users")) == "/lake/shop/users"
     assert target_path("/lake/{schema}/{table}", rules, table("items")) == "/lake/parts/shop"
     assert target_path("/lake/{schema}/{table}", rules, table("orders_eu")) == "/lake/orders/eu"
-    with pytest.raises(TransformFailed, match=r"does not match table 'shop\.orders_1'"):
+    with pytest.raises(TransformFailed, match=r"does not match the table"):
         target_path("/lake/{schema}/{table}", rules, table("orders_1"))

@@ -28,7 +28,7 @@ def test_a_dsn_that_libpq_accepts_is_accepted(dsn: str) -> None:
     ("dsn", "message"),
     [
         (f"postgresql://user:{PASSWORD}@host/a b", "white space"),
-        (f"postgresql://user:{PASSWORD}%zz@host/shop", "'%' that starts no escape"),
+        (f"postgresql://user:{PASSWORD}%zz@host/shop", "'%' without two hexadecimal digits after it"),
         (f"postgresql://user:{PASSWORD}@host@other/shop", "malformed DSN"),
         (f"postgresql://user:{PASSWORD}@host:99999/shop", "invalid port"),
         (f"postgresql://user:{PASSWORD}@host/shop?sslmode=always", "unknown sslmode"),

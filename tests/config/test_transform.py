@@ -66,11 +66,14 @@ FLAWS = {
     "another mask": ("mask: {a: md5}", "mask.a: expected sha256, redact, or keep_last:N"),
     "a mask that keeps nothing": ("mask: {a: 'keep_last:0'}", "mask.a: expected sha256, redact, or keep_last:N"),
     "a hash without a salt": ("mask: {a: sha256}", "transform: 'salt' is required"),
-    "a salt in the file": ("salt: c4n4ry", "salt: the file contains a salt"),
-    "a salt for nothing": ("salt: {env: SALT}", "transform: salt has no effect"),
+    "a salt in the file": ("salt: c4n4ry", "salt: the salt is in plain text in the definition"),
+    "a salt for nothing": ("salt: {env: SALT}", "transform: 'salt' has no effect"),
     "dropped and masked": ("{drop: [a], mask: {a: redact}}", "transform: column 'a' is in 'drop'"),
     "dropped and renamed": ("{drop: [a], rename: {a: b}}", "transform: column 'a' is in 'drop'"),
-    "two columns of a name": ("{rename: {a: b}, computed: {b: '1'}}", "transform: two columns would have the name 'b'"),
+    "two columns of a name": (
+        "{rename: {a: b}, computed: {b: '1'}}",
+        "transform: two columns of the target would have the name 'b'",
+    ),
     "a function without a module": ("python: function", "transform.python"),
     "a misspelt key": ("wehre: 'a'", 'transform.wehre: unknown key — did you mean "where"?'),
 }
@@ -97,21 +100,25 @@ ROUTES = {
     "one directory for many": (
         "path: all",
         "shop.*",
-        "rules.0.path: expected {table} or a group of pattern in the path",
+        "rules.0.path: expected {table} or a capture group of 'pattern' in the path",
     ),
-    "only the schema": ("path: 'all/{schema}'", "shop.*", "rules.0.path: expected {table} or a group of pattern"),
+    "only the schema": (
+        "path: 'all/{schema}'",
+        "shop.*",
+        "rules.0.path: expected {table} or a capture group of 'pattern'",
+    ),
     "an unknown placeholder": (
         "path: 'all/{region}'",
         "shop.a",
-        "path contains 'region', but pattern has no such group",
+        "'path' contains the placeholder 'region', but 'pattern' has no group of this name",
     ),
-    "a pattern for nothing": ("pattern: '(?P<a>.*)'", "shop.a", "pattern has no effect"),
+    "a pattern for nothing": ("pattern: '(?P<a>.*)'", "shop.a", "'pattern' has no effect"),
     "a pattern that is none": (
         "pattern: '(?P<a>'",
         "shop.a",
         "pattern: character 1: the pattern is not a regular expression",
     ),
-    "a group of that name": ("pattern: '(?P<table>.*)'", "shop.a", "pattern: expected group names of letters"),
+    "a group of that name": ("pattern: '(?P<table>.*)'", "shop.a", "pattern: invalid group name in the pattern"),
     "into the log": ("path: 'log/{table}'", "shop.a", "overlaps the directory of the log"),
     "a property of ours": (
         "properties: {delta.columnMapping.mode: name}",
@@ -125,7 +132,7 @@ ROUTES = {
         "shop.a",
         "rules.0.properties.delta.enableInCommitTimestamps.…: " + NO_FEATURE,
     ),
-    "a merge without a place": ("merge_tables: true", "shop.a", "rules.0: merge_tables requires path"),
+    "a merge without a place": ("merge_tables: true", "shop.a", "rules.0: 'merge_tables' requires 'path'"),
     "a merge that is none": ("merge_tables: 1", "shop.a", "merge_tables: expected true or false"),
     "no property of Delta": ("properties: {cdc.log_id: x}", "shop.a", "that the sink does not set itself"),
 }
@@ -166,19 +173,19 @@ def test_a_target_of_many_tables_keeps_the_columns_that_one_of_them_dropped(tmp_
     by_sink = merged.replace("    rules:", "    dropped_columns: drop\n    rules:")
     by_rule = ruled("path: all", "merge_tables: true", "dropped_columns: drop", match="shop.*")
     for text in (by_sink, by_rule):
-        assert "rules.0.dropped_columns: drop conflicts with merge_tables" in issues(tmp_path, text)
+        assert "rules.0.dropped_columns: 'drop' conflicts with 'merge_tables'" in issues(tmp_path, text)
 
 
 def test_of_what_a_function_makes_no_column_is_dropped(tmp_path: Path) -> None:
     said = ruled("dropped_columns: drop", "transform: {python: 'm:f'}")
 
-    assert "rules.0.dropped_columns: drop conflicts with transform.python" in issues(tmp_path, said)
+    assert "rules.0.dropped_columns: 'drop' conflicts with 'transform.python'" in issues(tmp_path, said)
 
 
 def test_files_are_not_ordered_by_what_parts_them(tmp_path: Path) -> None:
     said = issues(tmp_path, ruled("partition_by: [a, b]", "cluster_by: [c, b]"))
 
-    assert "rules.0: cluster_by contains 'b', which is already in partition_by" in said
+    assert "rules.0: 'cluster_by' contains 'b', which is already in 'partition_by'" in said
 
 
 def test_two_rules_do_not_share_a_directory(tmp_path: Path) -> None:

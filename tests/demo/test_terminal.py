@@ -88,5 +88,5 @@ def test_a_sink_that_can_do_nothing_without_spark_says_so(snapshot: PipelineSnap
 
 
 def test_a_lag_that_this_machine_is_the_reason_of_is_shown_with_it() -> None:
-    slow = "this machine is too slow for this rate: the pipeline uses 1.8 of 2 cores"
+    slow = "this machine is too slow for the present rate of changes: the pipeline uses 1.8 of 2 cores"
     assert lag_line(replace(HEALTHY, slow=slow), BOTH).endswith(f"delta 0.72 s     {slow}")

@@ -62,7 +62,7 @@ def test_a_refused_value_is_named_by_table_column_transaction_and_byte():
     assert lines(b"1\t2\t3\n") == b"1\t2\t3\n"
     with pytest.raises(
         UndecodableValue,
-        match=r"column 'c1' of table 'shop.orders' has a value that is not UTF-8 at byte 2, in row 1 of its copy",
+        match=r"column 'c1' of table 'shop.orders' has a value that is not UTF-8 at byte 2, in row 1 of the copy",
     ):
         lines(b"1\t\\t2\xff\t3\n")
 

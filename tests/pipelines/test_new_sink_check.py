@@ -101,8 +101,8 @@ def test_a_table_that_the_pattern_of_its_rule_does_not_match_is_told(shop: ShopP
 
     assert found(path) == {
         "sinks.0.rules.0.pattern": (
-            "the rule's pattern 'shop\\\\.(?P<kind>o)rders' does not match table 'shop.items', or a group of it is "
-            "empty: the table has no path"
+            "table 'shop.items' has no target path: the pattern 'shop\\\\.(?P<kind>o)rders' of its rule does not match "
+            "the table, or a group of the pattern is empty"
         )
     }
 

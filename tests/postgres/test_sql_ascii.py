@@ -136,7 +136,7 @@ def test_undecodable_text_is_refused_by_default_and_named(encoded: str, encoding
     with connect(encoded) as conn:
         schema = read_schema(conn, match_tables(conn, ["*.*"])[0][0])
         assert schema is not None
-        with pytest.raises(UndecodableValue, match=r"column 'a' of table 'public.t' .* in row 0 of its copy"):
+        with pytest.raises(UndecodableValue, match=r"column 'a' of table 'public.t' .* in row 0 of the copy"):
             CopyTextRepair(Undecodable.FAIL, schema)(b"".join(copy_table(conn, schema)))
 
 
@@ -230,7 +230,7 @@ def test_a_refused_value_stops_the_first_copy_and_leaves_the_log_empty(encoded: 
     insert_raw(encoded)
     source = source_of(encoded, Undecodable.FAIL)
     with log_of(source, tmp_path) as writer:
-        with pytest.raises(UndecodableValue, match=r"column 'a' of table 'public.t' .* in row 0 of its copy"):
+        with pytest.raises(UndecodableValue, match=r"column 'a' of table 'public.t' .* in row 0 of the copy"):
             ensure_initial_snapshot(source, tmp_path, writer, Metrics())
         assert LogReader(tmp_path).durable is None
 

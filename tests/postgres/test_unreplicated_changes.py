@@ -25,7 +25,7 @@ DRIFTS: dict[str, tuple[LiteralString, ...]] = {
     "altered": ("ALTER TABLE t ALTER b TYPE int USING b * 2",),
     "values for old rows": ("ALTER TABLE t ADD COLUMN late float8 DEFAULT random()",),
     "labels": ("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",),
-    "truncated without their root": ("TRUNCATE p1",),
+    "truncated, but not the whole table": ("TRUNCATE p1",),
     "detached or dropped": ("ALTER TABLE p DETACH PARTITION p1",),
     "dropped with their rows": ("DROP TABLE p1",),
     "attached with rows": (

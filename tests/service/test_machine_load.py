@@ -71,7 +71,7 @@ def test_the_first_sample_and_one_too_soon_after_it_say_nothing() -> None:
 @pytest.mark.parametrize(
     ("pipeline", "busy_share", "lag", "reason"),
     [
-        (1.83, 0.99, 1.8, "this machine is too slow for this rate: the pipeline uses 1.8 of 2 cores"),
+        (1.83, 0.99, 1.8, "this machine is too slow for the present rate of changes: the pipeline uses 1.8 of 2 cores"),
         (0.6, 0.99, 1.8, "this machine is busy: the pipeline uses 0.6 of 2 cores, and other processes use the rest"),
         (0.6, 0.4, 1.8, None),  # the processors are idle: the lag has another reason
         (1.83, 0.99, 0.6, None),  # busy, and not late

@@ -209,7 +209,7 @@ def test_the_page_says_when_this_machine_is_the_reason_of_a_lag(catalog: Catalog
     late = tuple(replace(sink, lag_seconds=1.8) for sink in reported.sinks)
     status = replace(reported, sinks=late, load=MachineLoad(2.0, 1.83, 1.0))
     assert (
-        "too slow for this rate: the pipeline uses 1.8 of 2 cores"
+        "too slow for the present rate of changes: the pipeline uses 1.8 of 2 cores"
         in render(status, SURROUNDINGS, {"rates": {}, "lags": {}})["totals"]
     )
 

@@ -50,8 +50,8 @@ def test_a_target_follows_the_rules_under_which_it_was_created(tmp_path: Path, r
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ({}, MASKED, "has rows that were written with another transform"),
-        (MASKED, {}, "has rows that were written with another transform"),
+        ({}, MASKED, "has rows that were written with another transform than its rule has now"),
+        (MASKED, {}, "has rows that were written with another transform than its rule has now"),
         ({}, {"mode": "append"}, "was created with mode 'scd1': expected 'append'"),
         ({}, {"except_column_list": ["item"]}, "has column 'item', which its rule excludes"),
         ({"except_column_list": ["item"]}, {}, "has no column 'item', which its rule includes"),
@@ -67,7 +67,7 @@ def test_the_first_difference_is_named(
 @pytest.mark.parametrize(
     ("after", "exposed"),
     [
-        (MASKED, "has rows that were written with another transform"),
+        (MASKED, "has rows that were written with another transform than its rule has now"),
         ({"except_column_list": ["item"]}, "has column 'item', which its rule excludes"),
         ({"transform": {"rename": {"item": "article"}}}, None),
         ({"mode": "append"}, None),

@@ -263,9 +263,9 @@ def _source_faults(changes: _Table, wanted: str | None) -> Iterator[AuditFinding
 
 
 def _other_file_faults(root: Root, end: Position) -> Iterator[AuditFinding]:
-    """Yield findings about the small files of the log, and about consumers that are ahead of the log.
+    """Yield findings about unreadable records of the log, and about consumers that are ahead of the log.
 
-    The small files are those of consumers, of removed files and of a pending epoch; they must be readable.
+    The records are those of consumers, of removed files and of a pending epoch.
     """
     for read in (
         consumers.list_consumers,

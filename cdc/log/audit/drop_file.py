@@ -4,8 +4,8 @@ There are three ways, and the first two lose nothing:
 
 1. If the file's changes are compacted, all segments up to the file's segment are trimmed.
 2. If a file of `compacted` is damaged and all changes still exist, the log is compacted again from its beginning.
-3. Otherwise one commit removes the file and marks the tables in the file as needs_resync. A range that a reader
-   reads can never end between the lost rows and these marks (`lost_range_records.py`).
+3. Otherwise one commit removes the file and marks the tables in the file as needs_resync. A read that
+   includes positions of lost rows must also include these marks (`lost_range_records.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cdc.table import TableSchema, TableState
 WAL_ALIGNMENT: Final = 8
 """Alignment of WAL records in bytes (MAXALIGN): every commit LSN is a multiple of this number."""
 _LIMITS: Final = SegmentLimits(size=1, age=0.0)
-"""Segment limits for a LogWriter that only trims."""
+"""Segment limits for a LogWriter that only trims; it writes no files, so the values have no effect."""
 
 
 class RecoveryWay(StrEnum):
@@ -192,13 +192,14 @@ class DamagedFile:
 def position_behind(last: Position) -> Position:
     """Return `last` + 1, the position at which the log records a loss; `last` is the end of the log.
 
-    It must be a position that the source never uses. The position of a commit is a multiple of WAL_ALIGNMENT, that of a
-    logical message is one less. Raises LogCorrupt if `last` + 1 could be the position of a commit or a message.
+    The source must never use this position. The position of a commit is a multiple of WAL_ALIGNMENT, and that of a
+    logical message is such a multiple minus 1. Raises LogCorrupt if `last` + 1 could be the position of a commit or a
+    message.
     """
     if int(last) % WAL_ALIGNMENT >= WAL_ALIGNMENT - 2:
         raise LogCorrupt(
-            f"the loss cannot be recorded: its record needs a position of its own after the log's end {last!s}, but "
-            "the next transaction may begin directly there",
+            f"the loss cannot be recorded at the position after the log's end {last!s}, because the source may use "
+            "this position for the next transaction",
             remedy="start the reader, wait until it has captured a transaction or a heartbeat, stop it, and repeat "
             "the command",
         )
@@ -233,7 +234,7 @@ class _Loss:
     file: LogFile
     tables: Sequence[TableSchema]
     removed: Mapping[str, int]
-    """Files of `changes` to remove: path → bytes."""
+    """Files of `changes` to remove: path → size in bytes."""
 
 
 def _commit_loss(root: Root, loss: _Loss) -> None:

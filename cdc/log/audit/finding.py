@@ -39,7 +39,7 @@ class DamageKind(StrEnum):
     SOURCE = "source"
     #: An orphan file: no table version or record names it.
     FOREIGN = "foreign"
-    #: Rows were dropped with a damaged file; the log records the tables.
+    #: Rows were dropped with a damaged file; the log records which tables had rows in it.
     LOST = "lost"
     #: Files have no page checksums, so a flipped byte may go undetected.
     UNCHECKED = "unchecked"

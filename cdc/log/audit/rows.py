@@ -135,7 +135,7 @@ class FileContents:
             if expected != found:
                 yield (
                     DamageKind.CONTENTS,
-                    f"column {name} has values from {_pair(found)}, but its commit records {_pair(expected)}",
+                    f"the values of column {name} are {_pair(found)}, but the file's commit records {_pair(expected)}",
                 )
         least, greatest = self.bounds.get("position", (claim.upto, claim.upto))
         if least <= claim.after or greatest > claim.upto:
@@ -146,7 +146,7 @@ class FileContents:
         if self.unsorted_at is not None:
             yield (
                 DamageKind.ORDER,
-                f"row {_text(self.unsorted_at)} comes too late: rows must be sorted by relation, position and ordinal",
+                f"row {_text(self.unsorted_at)} is out of order: rows must be sorted by relation, position and ordinal",
             )
 
     def _bound(self, rows: pa.Table) -> None:

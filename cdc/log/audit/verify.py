@@ -221,7 +221,7 @@ class _Verification:
             if claim.table == CHANGES and (ends := lost_range_records.range_in_file_name(claim.name)) is not None:
                 self._unseen.append(ends)
                 found = self._file_finding(
-                    claim, DamageKind.LOST, "this file records that rows were lost with a damaged file"
+                    claim, DamageKind.LOST, "this file is the record of rows that were lost with a damaged file"
                 )
                 remedy = "run 'cdc tables resync' for the tables that are marked needs_resync"
                 self._tables.findings.append(replace(found, first=ends[0], last=ends[1], remedy=remedy))

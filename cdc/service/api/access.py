@@ -101,7 +101,7 @@ def _without_token(path: str, headers: Headers, service: Service) -> CdcError | 
             f"{path!r} needs the token of service.token, but the token's file contains no valid token",
             remedy="write the token to the file that service.token names: at least 16 characters, mode 0600",
         )
-    problem = "another token" if "authorization" in headers else "no token"
+    problem = "a wrong token" if "authorization" in headers else "no token"
     return Unauthorized(f"{path!r} needs the token of service.token, but the request has {problem}")
 
 

@@ -53,11 +53,16 @@ from cdc.service.status import PipelineStatus, SinkStatus
 from cdc.service.table_status import TableStatus
 
 # for the OpenAPI description only; Access checks the token
-_BEARER: Final = Security(HTTPBearer(auto_error=False, description="Token of service.token; needed if it is set."))
+_BEARER: Final = Security(
+    HTTPBearer(
+        auto_error=False,
+        description="The token in the file that service.token names; required if service.token is set.",
+    )
+)
 SAMPLE_INTERVAL: Final = 1.0
 """Seconds between two samples of the pipeline's status."""
 POLL_INTERVAL: Final = 0.1
-"""Seconds after which an event stream checks for a new sample; an event is late by at most this time."""
+"""Seconds between two checks of an event stream for a new sample; an event is delayed by at most this time."""
 MAX_STREAMS: Final = 64
 """Maximum number of event streams that are open at once; each sends some KiB per second."""
 _POLICY: Final = (
@@ -105,7 +110,10 @@ class ErrorExplanation(ErrorResponse):
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     400: {"model": ErrorResponse, "description": "the body is not JSON"},
     401: {"model": ErrorResponse, "description": "the token is missing or wrong"},
-    403: {"model": ErrorResponse, "description": "the service does not allow this request, or not from this origin"},
+    403: {
+        "model": ErrorResponse,
+        "description": "the service refuses this request, or refuses requests from this origin",
+    },
     404: {"model": ErrorResponse, "description": "there is no object with that name or number"},
     409: {"model": ErrorResponse, "description": "the request conflicts with a running or finished job"},
     422: {"model": ErrorResponse, "description": "the request is invalid"},
@@ -123,7 +131,7 @@ def create_app(
 ) -> FastAPI:
     """Return the web application of one pipeline's server.
 
-    `file` is the path of the definition, which child processes need.
+    `file` is the path of the definition file; without it the server cannot start replays and verifications.
     """
     sampler = StatusSampler(catalog, definition, log_root, clock, file)
     replays = ReplayJobs(catalog, definition.name, file)

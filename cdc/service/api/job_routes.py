@@ -2,8 +2,8 @@
 
 The command line has a command for each route.
 
-The code that reads the log and the source is imported with the first request that needs it. The import takes a second
-and 100 MB, which a server that only shows a pipeline does not need.
+The code that reads the log and the source is imported with the first request that needs it, because the import takes a
+second and 100 MB. A server that only shows a pipeline does not need this code.
 """
 
 from __future__ import annotations

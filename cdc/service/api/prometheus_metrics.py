@@ -100,7 +100,7 @@ class MetricFamilies(Collector):
     def _overlay(self, status: PipelineStatus) -> None:
         """Replace values that processes reported with values of the status.
 
-        The status is correct even if a process has stopped reporting: for example, its lags continue to grow.
+        The status is correct even if a process has stopped reporting: for example, its lag there continues to grow.
         """
         self._set(BUILD_INFO, 1.0, status.name, version("cdc"), platform.python_version())
         for process in status.processes:

@@ -31,16 +31,16 @@ _OVERLOADED: Final = 503
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits of one server; times are seconds."""
+    """Limits of one server; times are in seconds."""
 
     head: float = 10.0
     """Maximum time from the connection, or from the first byte of a later request, to the end of the headers."""
     body: float = 60.0
-    """Maximum time from the end of the headers to the end of the body; the largest body needs 70 KiB/s."""
+    """Maximum time from the end of the headers to the end of the body; the largest body must arrive at 70 KiB/s."""
     body_bytes: int = 4 * 2**20
     """Maximum size of a body in bytes. The largest useful body is a list of 10,000 keys, about 1 MiB."""
     unread: float = 60.0
-    """Maximum time for which a client does not read its response; the page reads its stream every second."""
+    """Maximum time for which a client may leave its response unread; the page reads its stream every second."""
     linger: float = 2.0
     """Time for which a connection stays open if the response was sent before the whole request arrived."""
     connections: int = 256
@@ -118,7 +118,7 @@ class LimitedProtocol(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request that is not valid HTTP with an error response of the API."""
+        """Answer with an error response of the API, because the request is not valid HTTP."""
         remedy = "send HTTP/1.1 with at most 64 KiB of path and headers"
         self._answer(400, RequestRefused(msg.rstrip(".").lower(), remedy=remedy))
 

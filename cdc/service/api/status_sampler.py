@@ -53,7 +53,7 @@ log = structlog.get_logger("server")
 
 @dataclass(frozen=True, slots=True)
 class LagSample:
-    """Row counts and lags of the pipeline at one time; their keys, called edges, are `source` and `sink:NAME`."""
+    """Row counts and lags of the pipeline at one time, each a mapping by edge: `source` or `sink:NAME`."""
 
     at: datetime
     rows: Mapping[str, float]

@@ -75,7 +75,7 @@ class Edge:
     instead_of_lag: str | None
     """Text to show in place of the lag; None to show the lag."""
     backlog: tuple[str, str]
-    """Bytes of WAL that the log or the sink is behind, as number and unit."""
+    """Bytes of WAL by which the log is behind Postgres, or the sink behind the log, as number and unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,9 @@ def log_sizes(log: LogStatus) -> list[Figure]:
 def log_positions(log: LogStatus) -> list[Figure]:
     """Return the floor, the oldest position, the horizon and the end of the log, in this order."""
     behind = number_format.format_lag(log.horizon_behind_bytes, log.horizon_behind_seconds)
-    floor_note = "a sink below this and the next position must be rebuilt" if log.floor else "every tombstone is kept"
+    floor_note = (
+        "a sink below this position and the next one must be rebuilt" if log.floor else "every tombstone is kept"
+    )
     horizon_note = f"{behind} before the end" if log.horizon else ""
     return [
         Figure("Tombstones removed up to", log.floor or "none", "", floor_note),

@@ -24,7 +24,7 @@ indexed writer or delta-rs writes it. An indented function is called by the func
           _source                      latest_state_strategy.py make the rows to merge
             table_source               merge_source.py          convert complete images, then partial ones
               source_rows                                       convert deletes and complete images
-              overlay                                           complete partial images with their base rows
+              overlay                                           fill unsent columns from the base rows
                 find_base_rows
                   rows_with_keys                                scan the target once
     write

@@ -2,8 +2,8 @@
 
 It rewrites files only of targets that the indexed writer has open. Its methods are called between merges, and each call
 takes as long as a small merge. `finish` commits the file that the thread has written. A `start_…` method chooses the
-files that the thread rewrites next. The thread reads at most RATE bytes per second, so that merges keep most of the
-machine.
+files that the thread rewrites next. The thread reads at most RATE bytes per second, so that most of the machine's
+capacity stays free for merges.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class BackgroundRewriter:
         return False
 
     def close(self) -> None:
-        """Stop the thread; what it has written is not committed."""
+        """Stop the thread; a file that it has written is not committed."""
         self._stop.set()
         if self._pool is not None:
             self._pool.shutdown()

@@ -48,9 +48,9 @@ class BulkLoad:
         return TargetFolder(target.uri, target.statistics_columns)
 
     def adopt(self, batch: TableBatch, files: Sequence[DataFile]) -> TableRecord:
-        """Add files that executors wrote into the directory of an empty target, in one commit.
+        """Add files to an empty target, in one commit; return the table's record.
 
-        Returns the table's record.
+        files: files that executors wrote into the directory of the target.
         """
         target = self._targets.open(batch.schema)
         target.add([file.add_action() for file in files], batch.upto)

@@ -145,8 +145,8 @@ class DeltaTarget:
         """Create an empty target at uri and record its identity in its properties.
 
         schema: the source table, whose key columns get file statistics first. columns: all columns of the new target. A
-        shared target has no source table until `add_table` adds one. Raises TargetUnusable if uri already contains
-        other files.
+        shared target has no source table until `add_table` adds one. Raises TargetUnusable if the directory at uri is
+        not empty.
         """
         check_free(uri)
         identity = {LOG_ID: log_id, APP_ID: str(uuid.uuid4())}
@@ -263,7 +263,7 @@ class DeltaTarget:
 
     @property
     def relation(self) -> int | None:
-        """The relation that the target has recorded for its part; None if it has recorded no relation."""
+        """The relation of the source table as the metadata of the target names it; None if it names no relation."""
         return self.part.recorded_relation(self)
 
     @property
@@ -322,8 +322,8 @@ class DeltaTarget:
         """The end of the range for which the columns of the target last changed; 0 if they never changed.
 
         After a crash, the range may be merged again with an earlier end. The target then already has the columns of a
-        later position. For a shared target the result is always 0, because it merges a repeated range with its current
-        columns, or refuses it.
+        later position. For a shared target the result is always 0: a repeated range is merged with the current columns
+        of that target, or refused with an error.
         """
         if not self.part.has_own_columns:
             return 0
@@ -449,9 +449,9 @@ class DeltaTarget:
     def evolve_columns(self, change: ColumnChange, upto: int) -> None:
         """Change the columns of the target to the wanted ones, in one commit.
 
-        Columns that only the target has stay, except those in `change.dropped`. upto: end of the range that needs the
-        columns. Raises SchemaNotApplicable for a change that the policy forbids, that needs a full copy, or that Delta
-        refuses.
+        Columns that exist only in the target are kept, except those in `change.dropped`. upto: end of the range that
+        needs the columns. Raises SchemaNotApplicable for a change that the policy forbids, that needs a full copy, or
+        that Delta refuses.
         """
         self._change_columns(self.part.plan_columns(self, change), upto)
         self.part.record_columns(self, change)

@@ -67,7 +67,7 @@ def erase_earlier(uri: str, version: int) -> int:
     _remove_log(uri, store, version)
     if before := table.metadata().configuration.get(ERASE):
         set_properties(uri, table, {ERASE: "", _RETENTION: str(before)})
-    log.info("removed files with values that the rules now hide", target=uri, files=len(gone))
+    log.info("deleted files because they contained values that the rules now hide", target=uri, files=len(gone))
     return len(gone)
 
 

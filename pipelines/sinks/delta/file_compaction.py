@@ -128,10 +128,10 @@ def write(
 def commit(storage: TableStorage, files: LiveFiles, done: RewrittenFile, signature: Action) -> bool:
     """Replace the old files by the new file, in one commit; return whether that was done. No merge may run.
 
-    Returns False and changes nothing if another client replaced an old file, or undeleted one of its rows. The same
-    happens if other clients changed columns or features of the table, commit during each attempt, or deleted the new
-    file: a VACUUM deletes old files that no commit names. signature: fields of the commit info by which the sink knows
-    its own commits.
+    Returns False, and changes nothing, if another client replaced an old file, undeleted one of its rows, or changed
+    columns or features of the table. Also returns False if other clients commit during each attempt, or if a VACUUM
+    deleted the new file, which no commit names yet. signature: fields of the commit info by which the sink knows its
+    own commits.
     """
     known = files.metadata, files.protocol
     if not storage.exists(done.file.path):
@@ -159,7 +159,7 @@ def _writer(sink: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _without(storage: TableStorage, file: LiveFile, deleted: BitMap) -> LiveFile:
-    """Write a deletion vector for the rows `deleted` of a file, and return the file with it."""
+    """Write a deletion vector for the rows `deleted` of a file, and return the file with this vector."""
     if not deleted:
         return file
     path, content, (vector,) = encode([deleted])
@@ -172,7 +172,7 @@ def _partition(file: LiveFile) -> tuple[tuple[str, str | None], ...]:
 
 
 def _common_schema(schemas: Iterable[pa.Schema], columns: Sequence[str]) -> pa.Schema:
-    """Return the columns that any file has, in the table's order; the first file with a column determines its type."""
+    """Return the columns that at least one file has, in the table's order; the first such file sets the type."""
     found: dict[str, pa.Field] = {}
     for schema in schemas:
         for field in plain_schema(schema.remove_metadata()):

@@ -51,7 +51,7 @@ class HistoryRows(ABC):
     """SQL condition that is true for target rows that still exist at the source; None if the mode closes no rows."""
 
     null_column: str | None = None
-    """The current rows of the target are those in which this column is null; None if no column shows this."""
+    """Column that is null in the current rows of the target and in no other row; None if there is no such column."""
 
     def __init__(
         self, target: DeltaTarget, shape: RowShape, settings: TableSettings, find_rows: RowFinder | None = None
@@ -69,7 +69,7 @@ class HistoryRows(ABC):
     def new_rows(
         self, states: RowStates, stored: StoredRows, batch: TableBatch, images: pa.Table, done: int
     ) -> pa.Table:
-        """Return the complete rows that a batch adds to the target, or replaces in it.
+        """Return the complete new rows of a batch, which are added to the target or replace some of its rows.
 
         states: the states of each key, computed from `images` and `stored`. stored: the rows that the target has of
         these keys. images: the changes. done: the position up to which the target has every truncate and end of a copy.
@@ -256,7 +256,7 @@ class ChangeRows(HistoryRows):
         return change_rows(states, images["op"], [ending for ending in batch.endings if ending.position > done])
 
     def stored(self, images: pa.Table) -> StoredRows:
-        """Return the target's latest rows of the keys of the partial images; complete images need no stored row."""
+        """Return the target's latest row of each key that has a partial image; complete images need no stored row."""
         return super().stored(images.filter(pc.invert(pc.fill_null(images["complete"], fill_value=True))))
 
     def _read(self, keys: pa.Table) -> StoredRows:
@@ -283,9 +283,9 @@ def _has_key(rows: pa.Table, keys: pa.Table) -> np.ndarray:
 
 
 def _first_positions(rows: pa.Table, keys: pa.Table, positions: np.ndarray) -> np.ndarray:
-    """Return, for each row, the lowest position of its key, or -1 if `keys` does not contain the row's key.
+    """Return, for each row, the lowest of the positions given for its key; -1 if `keys` does not contain the key.
 
-    positions: one position for each of the keys; a key may occur more than once.
+    positions: one position for each row of `keys`, which may contain a key more than once.
     """
     names = keys.column_names
     numbers = key_numbers(pa.concat_tables([rows.select(names), keys]))

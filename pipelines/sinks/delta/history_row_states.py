@@ -116,7 +116,7 @@ def complete_changes(
 
 
 def typed_changes(images: pa.Table, shape: RowShape) -> pa.Table:
-    """Convert row images to rows with the columns and types of the target, each with the key of its change.
+    """Convert row images to rows with the columns and types of the target; each row gets the key of its change.
 
     The value of a cell that Postgres did not send is undefined. Raises ValueNotRepresentable for an image or a key that
     the target cannot represent.
@@ -202,8 +202,8 @@ class _KeyStates:
 def _sent_columns(images: pa.Table, shape: RowShape) -> np.ndarray:
     """Return which cells the row images contain, as an array of bool with the shape (columns, rows).
 
-    A complete image contains every column; if it is older than a column, it contains the column's default. A delete
-    contains its key and the columns that Postgres sent.
+    A complete image contains every column. If a column was added after the image was written, its default counts as
+    contained. A delete contains its key and the columns that Postgres sent.
     """
     complete = pc.and_(
         pc.fill_null(images["complete"], fill_value=True), pc.not_equal(images["op"], Operation.DELETE.value)
@@ -302,7 +302,11 @@ def _check_bases(missing: np.ndarray, key_states: _KeyStates, shape: RowShape) -
         return
     topic, count = shape.schema.topic, int(missing.sum())
     if shape.schema.state is TableState.SNAPSHOTTING:
-        log.debug("partial images wait until their rows are copied", table=topic, images=count)
+        log.debug(
+            "partial images are left out, because the running full copy will write their rows",
+            table=topic,
+            images=count,
+        )
         return
     first = Position(int(key_states.position[missing].min()))
     raise MissingBase(f"the target of table {topic!r} has no base row for {count} partial images, the first at {first}")

@@ -92,7 +92,7 @@ def without_earlier_keys(batch: TableBatch, before: TableSchema | None) -> Table
     rows = batch.rows.filter(pc.greater_equal(batch.rows["position"], batch.generation))
     if dropped := batch.rows.num_rows - rows.num_rows:
         log.warning(
-            "the key of a table changed: the history will not contain the changes before its full copy",
+            "the key of a table changed: its history will not contain the changes before the full copy",
             table=batch.schema.topic,
             changes=dropped,
         )
@@ -109,7 +109,7 @@ def original_columns(target: DeltaTarget, schema: TableSchema) -> list[Column]:
 
 
 def record_older_rows(target: DeltaTarget, columns: pa.Schema, names: Collection[str]) -> None:
-    """Record in the target that all of its rows are older than those columns in `names` that it does not have yet."""
+    """For each column in `names` that the target does not have yet, record that all present rows are older than it."""
     present, upto = {column_id(field) for field in target.columns}, target.changed_upto
     new = [_older_than(columns.field(name)) for name in names if column_id(columns.field(name)) not in present]
     if upto:
@@ -117,9 +117,10 @@ def record_older_rows(target: DeltaTarget, columns: pa.Schema, names: Collection
 
 
 def record_rows_before_columns(target: DeltaTarget, columns: pa.Schema, upto: int) -> None:
-    """Record that rows up to position `upto` are older than those columns of the target that `columns` does not have.
+    """For each column of the target that is not in `columns`, record that rows up to `upto` are older than it.
 
     An attempt before a crash added these columns, for a range of the log that ended later than the present range.
+    upto: end of the present range.
     """
     later = sorted(ids_only_in(target.columns, columns))
     _record_positions(target, [OLDER_THAN_COLUMN + column.decode() for column in later], upto)

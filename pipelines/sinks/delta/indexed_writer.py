@@ -71,7 +71,7 @@ class NewRows:
     key: tuple[str, ...]
     hashes: KeyHashes
     numbers: np.ndarray
-    """Numbers of the rows of `source` that have a hash. A row with NULL in its key has none."""
+    """Numbers of the rows of `source` that have a hash. A row with NULL in its key has no hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +91,18 @@ class IndexedRewrite:
     hashes: KeyHashes
     rows: np.ndarray
     secret: bytes
-    """Secret with which the keys were hashed. If the index has another secret by then, it cannot use the hashes."""
+    """Secret with which the keys were hashed. The index uses the hashes only if it still has this secret."""
 
 
 def refusal(files: LiveFiles, schema: pa.Schema) -> str | None:
     """Return why this writer cannot write a table, as a clause; None if it can. schema: the columns of the table."""
     if unknown := sorted(files.features - FEATURES):
-        return f"the table has features {', '.join(unknown)}"
+        return f"the table has unsupported features {', '.join(unknown)}"
     if "deletionVectors" not in files.features or files.configuration.get(DELETION_VECTORS) != "true":
         return NO_VECTORS
     for name in ("delta.enableChangeDataFeed", "delta.appendOnly"):
         if files.configuration.get(name) == "true":
-            return f"the table has property {name}"
+            return f"table property {name} is true"
     if any(not column.nullable for column in schema) or "delta.invariants" in str(files.metadata.get("schemaString")):
         return "the table has columns with constraints"
     return None
@@ -116,7 +116,7 @@ class IndexedRows:
     relation: int | None = None
     """The relation of the rows, if several source tables share the target."""
     null_column: str | None = None
-    """If set, the index has only the rows in which this column is null, and merges cannot use it. None: all rows."""
+    """Only rows in which this column is null are in the index, and merges do not use the index. None: all rows."""
 
 
 class IndexedTable:
@@ -158,7 +158,7 @@ class IndexedTable:
                 self.index.add({new.file.add["path"]: (new.hashes, new.rows) for new in written[1]})
                 hit("delta_indexed_after_index")
                 return
-        raise CommitFailedError("other clients committed to the table during each attempt")
+        raise CommitFailedError("other clients committed to the table during each attempt to merge the batch")
 
     def read_commits(self, version: int = -1) -> None:
         """Read the commits of other writers, at least up to `version`. Raises LogNotReadable and DamagedVector."""

@@ -50,7 +50,7 @@ SHARE: Final = 10
 PINNED_FOR: Final = 86_400.0
 """Seconds after which a pin of versions expires, because the reader that pinned them was probably killed."""
 FIRST_AFTER: Final = 60.0
-"""Maximum seconds from the first publish with a target in this process to the first search for its unused files."""
+"""Maximum seconds from this process's first publish of a target to its first search for unused files of that target."""
 AT_ONCE: Final = 1_000
 """Maximum number of unused files that one call of `turn` removes; later calls remove the rest."""
 REMOVES_FOR: Final = 1.0
@@ -157,9 +157,9 @@ class TableFiles:
     """
 
     marks: dict[str, float] = field(default_factory=dict)
-    """Unused file → clock time since which it has been unused."""
+    """Unused file → clock time at which this process first found it unused."""
     seen: dict[int, float] = field(default_factory=dict)
-    """Version that a kept cut names → clock time since which a kept cut has named it."""
+    """Version that a kept cut names → clock time at which this process first found it in a kept cut."""
     read: dict[int, frozenset[str]] = field(default_factory=dict)
     """Version → the files that it contains; the files of a version never change."""
     known: set[str] = field(default_factory=set)
@@ -186,8 +186,7 @@ class TableFiles:
     def removable(self, present: Mapping[str, float], needed: frozenset[str], now: float, after: float) -> list[str]:
         """Return the files that may be removed, because they have been unused for at least `after` seconds.
 
-        Also updates the time since which each file has been unused. present: file → its age in seconds. needed: the
-        files that are in use.
+        Also updates `marks`. present: file → its age in seconds. needed: the files that are in use.
         """
         self.marks = {path: self.marks.get(path, now) for path in present if path not in needed}
         self.known &= present.keys()
@@ -347,8 +346,8 @@ class TargetMaintenance:
     def _start_rewrite(self, rewriter: BackgroundRewriter, target: DeltaTarget, turn: _Turn, many: int) -> bool:
         """Start to rewrite files of the target in the background if that is due; return whether that was started.
 
-        many: number of files added since the last call that found no small files to merge. If it is very large and the
-        rewriter is busy with this target, the call waits for the rewrite and commits it.
+        many: number of files added since the last call that found no small files to merge. If this number is very large
+        and the rewriter is busy with this target, the call waits for the rewrite and commits the new file.
         """
         if rewriter.is_busy():
             if many > URGENT * COMPACT_ABOVE and rewriter.is_busy(target.uri):
@@ -389,7 +388,7 @@ class TargetMaintenance:
         if (large := len(ordering.too_large(target))) != turn.too_large:
             turn.too_large = large
             log.warning(
-                "maintenance skips partitions that are too large to be sorted; queries skip fewer files in them",
+                "maintenance does not sort partitions that are too large; queries read more files of these partitions",
                 target=target.uri,
                 partitions=large,
             )
@@ -397,7 +396,7 @@ class TargetMaintenance:
         if not due:
             return False
         ordering.order(target, due[0])
-        log.info("sorted rows of a target", target=target.uri, bytes=due[0].size, groups_left=len(due) - 1)
+        log.info("maintenance sorted rows of a target", target=target.uri, bytes=due[0].size, groups_left=len(due) - 1)
         if len(due) > 1:
             turn.order_due = self._clock()
         return True
@@ -421,7 +420,7 @@ class TargetMaintenance:
         files.known |= {path for path in present if path.startswith(f"{VECTORS}/")}
         if missing := needed.difference(present):
             raise DeltaError(
-                f"cannot remove unused files of target {target.uri!r}: {len(missing)} files that it needs do not exist"
+                f"cannot remove unused files of target {target.uri!r}: {len(missing)} needed files are missing"
             )
         if "://" in target.uri:
             present |= dict.fromkeys(expired_log_files(_names(store), min(versions)), UNKNOWN_FILE_AGE)
@@ -431,7 +430,10 @@ class TargetMaintenance:
         removed = self._remove_some(store, gone)
         if removed:
             log.info(
-                "removed unused files of a target", target=target.uri, files=removed, files_left=len(gone) - removed
+                "maintenance deleted unused files of a target",
+                target=target.uri,
+                files=removed,
+                files_left=len(gone) - removed,
             )
         return len(gone) - removed
 

@@ -62,8 +62,8 @@ class BaseLookup:
     table: DeltaTable | None
     """The target at the version to read; None if there was no target before the batch."""
     exact: bool = True
-    """False if the target already contains some changes of the batch's range. A row found by the same key is then still
-    a valid base row. If a row moved to another key, its old key may find a newer row that got this key.
+    """False if the target already contains some changes of the batch's range. A row with an unchanged key then still
+    has a valid base row. A moved row has none: a newer row may have got its old key.
     """
     truncated: tuple[int, int] | None = None
     """(position, ordinal) of a truncate in the batch's range; rows older than it are not used as base rows."""
@@ -164,7 +164,7 @@ def source_frame(frame: DataFrame, shape: RowShape) -> DataFrame:
 
 
 def overlay(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
-    """Complete folded partial upserts: sent columns come from the image, unsent columns from the base row.
+    """Fill in the unsent columns of partial images from their base rows, and return complete rows.
 
     While the source table is being copied, an image without a base row is left out, because the copy will write its
     row. Otherwise MissingBase is raised with the position of the first image whose base row is missing or uncertain.
@@ -174,7 +174,11 @@ def overlay(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
     if schema.state is TableState.SNAPSHOTTING:
         kept = pa.array(~_awaits_copy(images, places, bases))
         if left_out := images.num_rows - (pc.sum(kept).as_py() or 0):
-            log.debug("partial images wait until their rows are copied", table=schema.topic, images=left_out)
+            log.debug(
+                "partial images are left out, because the running full copy will write their rows",
+                table=schema.topic,
+                images=left_out,
+            )
         images, places = images.filter(kept), places.filter(kept)
     if not bases.exact:
         places = pc.if_else(has_base_key(images["base"]), None, places)

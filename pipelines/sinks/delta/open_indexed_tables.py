@@ -71,7 +71,7 @@ class IndexedTargets:
             table.files.write_checkpoint()
 
     def row_finder(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> RowFinder:
-        """Return a function (keys, schema) → rows, which calls `find_rows` with these first three arguments."""
+        """Return a function (keys, schema) → rows that calls `find_rows` with the arguments of this method."""
         return partial(self.find_rows, target, key, null_column)
 
     def find_rows(
@@ -85,7 +85,7 @@ class IndexedTargets:
         """Return the rows with the given keys in the newest version of a target; None if no index can be used.
 
         keys: the values of the key columns `key`. schema: the columns to return. null_column: if set, only rows in
-        which this column is null are returned. They have a separate index, which merges do not use.
+        which this column is null are returned. A separate index contains these rows; merges do not use it.
         """
         with _translated_errors(target.uri):
             if self._open(target, key, null_column) is not None:

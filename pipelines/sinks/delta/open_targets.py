@@ -190,10 +190,13 @@ class OpenTargets:
         return DeltaTarget.create(uri, self.log_id, shape.schema, columns, layout)
 
     def _check_new(self, schema: TableSchema) -> None:
-        """Called if no target was found: raise TargetUnusable if the table had a published one, which is lost."""
+        """Raise TargetUnusable if the last published record names a target of the table.
+
+        Called only if no target was found, so a target in the record is lost.
+        """
         known = self._published.records.get(schema.relation)
         if known is not None and known.version is not None:
             raise TargetUnusable(
                 f"target {known.target!r} of table {schema.topic!r} no longer exists",
-                remedy="restore the files and start again, or rebuild the table: 'cdc replay SINK --tables TABLE'",
+                remedy="restore the files and restart the apply process, or rebuild: 'cdc replay SINK --tables TABLE'",
             )

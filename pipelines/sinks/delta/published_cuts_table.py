@@ -32,9 +32,8 @@ from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY
 CLEAN_EVERY: Final = 100
 """Number of publishes from one clean-up to the next; a clean-up removes expired cuts and overwritten files."""
 TRUSTED_FOR: Final = 60.0
-"""Seconds after its last commit in which the driver refreshes the open table. Later, it opens the table again.
-
-By then, another driver may have removed commits that a refresh needs.
+"""Seconds since the last commit of the driver up to which it refreshes the open table. After a longer time, the driver
+opens the table again, because another driver may have removed commits that a refresh needs.
 """
 
 _PROPERTIES: Final = {

@@ -28,10 +28,9 @@ def open_part(uri: str, relation: int) -> DeltaTarget | None:
 
 
 def with_target_position(record: TableRecord, cut: int) -> TableRecord:
-    """Return the record of a table with the applied position and version of its target, if the target is ahead of the
-    record.
+    """Return the record of a table; if its target is ahead, set position and version to those of the target.
 
-    cut: position of the published record. A target that cannot be opened makes the state FAILED.
+    cut: position of the published record. If the target cannot be opened, the returned record has state FAILED.
     """
     try:
         target = None if record.state == TargetState.FAILED else open_part(record.target, record.relation)
@@ -83,7 +82,7 @@ def follow_rules(published: PublishedTable, uri: str, record: Published, rules: 
     """Stop or continue each table as the rules require, and return the new record; publish it if it changed.
 
     A table that stopped because of its rules continues once the old rules are restored. If a replay was killed before
-    it erased values that the rules hide, they are erased here. uri: directory of the published record.
+    it erased values that the rules hide, this function erases them. uri: directory of the published record.
     """
     erased = {one.target for one in record.tables.values() if _is_to_erase(one, rules)}
     tables = {r: _at_newest(one, record.position) if one.target in erased else one for r, one in record.tables.items()}

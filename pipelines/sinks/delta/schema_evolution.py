@@ -67,8 +67,8 @@ class EvolutionPlan:
 def plan(present: pa.Schema, change: ColumnChange) -> EvolutionPlan:
     """Return the plan that changes a target's columns from `present` to `change.wanted`.
 
-    Columns that only the target has stay, except those in `change.dropped`. Raises SchemaNotApplicable for a change
-    that the policy forbids, or that needs a full copy.
+    Columns that exist only in the target are kept, except those in `change.dropped`. Raises SchemaNotApplicable for a
+    change that the policy forbids, or that needs a full copy.
     """
     if change.policy is SchemaChanges.TRY_EVOLVE:
         try:

@@ -18,8 +18,8 @@ from pipelines.types import ColumnPolicies, Policy, TypePolicy
 class Writer(StrEnum):
     """The engine that writes the targets."""
 
-    #: The indexed writer where it can write the target. Otherwise delta-rs for what fits into the memory of the
-    #: driver, or if Spark has no Delta; otherwise Spark.
+    #: The indexed writer, if it can write the target. Otherwise delta-rs, if the merge fits into the memory of the
+    #: driver or if Spark cannot write Delta. Otherwise Spark.
     AUTO = "auto"
     #: The indexed writer on the driver; delta-rs for targets that it cannot write.
     INDEXED = "indexed"
@@ -97,7 +97,7 @@ class DeltaSettings:
         return self.writer if rule is None or rule.writer is None else Writer(rule.writer.value)
 
     def uses_index(self, schema: TableSchema) -> bool:
-        """Return whether rows of a table are found by a key index, if its target can have one."""
+        """Return whether a table has a key and a writer with a key index; its target may still not support an index."""
         return bool(schema.key) and self.writer_of(schema.topic) in {Writer.AUTO, Writer.INDEXED}
 
     def has_vectors(self, topic: str) -> bool:

@@ -68,7 +68,7 @@ class StagedDelta:
         self._settings = settings
         self._rules = TargetRules(settings.table, settings.rules)
         self.erased: dict[str, int] = {}
-        """URI of a target → number of files that `put` removed, because the current rules hide values in them."""
+        """URI of a target → number of files that `put` deleted because they contained values that the rules hide."""
         self._name = STAGED + uuid.uuid4().hex[:12]
         self._records = published_uri(settings.path).rpartition("/")[0]
         staged = replace(
@@ -101,7 +101,7 @@ class StagedDelta:
 
         built: the record of the staged sink. rest: the records of the tables that the replay did not build. Call this
         method once, after `open_published`. Raises SinkFenced if another driver writes at the same time. Raises
-        SchemaNotApplicable for a target with column mapping, or with other partition columns than its rule.
+        SchemaNotApplicable for a target with column mapping, or if its partition columns differ from those of its rule.
         """
         log_id = self._published.log_id
         replaced: dict[int, TableRecord] = {}

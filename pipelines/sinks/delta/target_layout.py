@@ -1,7 +1,7 @@
 """Target layout: the partition columns and table properties that a rule sets when a Delta target is created.
 
-A value of a partition column becomes the name of a directory. So both writers refuse a text that Delta would read back
-as another value, and a text that is too long for a directory name.
+A value of a partition column becomes the name of a directory. So a merge fails for a text that Delta would read back as
+another value, and for a text that is too long for a directory name.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _ESCAPED: Final = r"[^A-Za-z0-9._~-]"
 
 @dataclass(frozen=True, slots=True)
 class TargetLayout:
-    """The settings with which a target is created, and the sort columns of its files, which may change later."""
+    """The settings with which a target is created, and `cluster_by`, which may change later."""
 
     partition_by: tuple[str, ...] = ()
     """Delta names of the partition columns."""

@@ -86,7 +86,7 @@ class TargetPart(Protocol):
     """Whether all columns of the target belong to this source table alone."""
 
     def recorded_relation(self, target: TargetTable) -> int | None:
-        """Return the relation that the target has recorded for the part; None if it has recorded no relation."""
+        """Return the relation of the source table as the target's metadata names it; None if it names no relation."""
 
     def txn_id(self, identity: str) -> str:
         """Return the `txn` application id of the part; identity: the id of the whole target."""
@@ -187,7 +187,7 @@ class WholeTarget:
         return batch.is_copying or batch.ends_copy
 
     def plan_columns(self, target: TargetTable, change: ColumnChange) -> EvolutionPlan:
-        """See TargetPart.plan_columns. Columns that only the target has stay, except those in `change.dropped`."""
+        """See TargetPart.plan_columns. The target keeps columns that only it has, except those in `change.dropped`."""
         return plan(target.all_columns, change)
 
     def record_columns(self, target: TargetTable, change: ColumnChange) -> None:
@@ -218,7 +218,7 @@ class SharedTable:
 class SharedPart:
     """The part of a shared target that belongs to one source table: the partition of its relation.
 
-    Only one thread at a time may write to a shared target, whatever its part.
+    Only one thread at a time may write to a shared target, even if two threads write different parts.
     """
 
     has_own_columns = False
@@ -275,7 +275,7 @@ class SharedPart:
         return batch.generation is not None and (target.applied or 0) < batch.generation
 
     def plan_columns(self, target: TargetTable, change: ColumnChange) -> EvolutionPlan:
-        """See TargetPart.plan_columns. No column is dropped, because another table may have values there."""
+        """See TargetPart.plan_columns. No column is dropped, because another table may have values in it."""
         known = self._added_state(target).columns
         added, ids = self._merged(target, change)
         if change.policy is SchemaChanges.EXCEPTION:
@@ -293,7 +293,7 @@ class SharedPart:
         """Return the plan that adds the columns of a source table to the target.
 
         The plan is empty if the target already contains the table. Raises SchemaNotApplicable for a table without a
-        key. Also raises it if the target contains another relation whose last recorded name is the name of this table.
+        key. Also raises it if the target contains another relation that was last recorded under the name of this table.
         """
         if not schema.key:
             raise SchemaNotApplicable(

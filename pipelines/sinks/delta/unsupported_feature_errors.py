@@ -31,7 +31,7 @@ _APPEND_ONLY: Final = re.compile(r"append-only|APPEND_ONLY")
 def unsupported(uri: str, features: tuple[str, ...], operation: str = "", *, remedy: str = BY_SPARK) -> TargetUnusable:
     """Make the error for a target with features that delta-rs does not write.
 
-    operation: a clause for the message that says what the features make impossible.
+    operation: a clause that is added to the message; it names what cannot be done because of the features.
     """
     names = ", ".join(map(repr, features))
     return TargetUnusable(

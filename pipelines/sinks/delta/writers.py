@@ -60,7 +60,7 @@ class Writers:
         self.wanted, self._path, self._writer_of = settings.writer, settings.path, settings.writer_of
         self.indexed = IndexedTargets(settings.index_folder)
         self.by_spark = False
-        """Whether a Spark session is attached, can write the targets, and is not excluded by the definition."""
+        """Whether Spark may write targets: a session that can do so is attached, and the writer is not `delta-rs`."""
         self._spark: SparkSession | None = None
 
     def attach(self, spark: SparkSession) -> None:

@@ -4,8 +4,8 @@
 record in one commit of the index. So after a crash the index is as it was at the last publish, and the batch is applied
 again.
 
-The sink has the writer of the index from `open` to `close`. The writer has a file lock of the operating system (flock),
-which ends with the process. So `open` fails for a second driver on the same machine.
+The sink has the only writer of the index from `open` to `close`. The writer has a file lock (flock). The operating
+system releases the lock when the process ends. So `open` fails for a second driver on the same machine.
 """
 
 from __future__ import annotations
@@ -359,7 +359,11 @@ class SearchSink:
             sent = dict(rows["after"][number].as_py() or [])
             completed[number] = {c.id: sent.get(c.id, earlier.get(c.id, c.missing)) for c in schema.sent}
         if waiting := sum(image is None for image in completed.values()):
-            log.debug("partial images wait until their rows are copied", table=schema.topic, images=waiting)
+            log.debug(
+                "partial images are left out, because the running full copy will write their rows",
+                table=schema.topic,
+                images=waiting,
+            )
         return completed
 
     @contextmanager

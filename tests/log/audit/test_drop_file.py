@@ -221,5 +221,5 @@ def test_nothing_of_the_source_can_stand_where_the_word_stands():
     assert position_behind(Position(64)) == 65
     assert position_behind(Position(69)) == 70
     for last in (70, 71):
-        with pytest.raises(LogCorrupt, match="its record needs a position of its own"):
+        with pytest.raises(LogCorrupt, match="the source may use this position"):
             position_behind(Position(last))

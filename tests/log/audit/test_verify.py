@@ -246,7 +246,7 @@ def test_what_a_writer_has_staged_and_what_left_a_table_belong_to_somebody(root:
         ([row(110, 0), row(110, 2)], DamageKind.HOLE, "0/6E has missing rows before ordinal 2"),
         ([row(110, 1), row(120, 0)], DamageKind.HOLE, "0/6E has missing rows before ordinal 1"),
         ([row(110, 0), row(110, 1), row(110, 1)], DamageKind.DUPLICATE, "0/6E#1 twice"),
-        ([row(110, 1), row(110, 0)], DamageKind.ORDER, "0/6E#0 comes too late"),
+        ([row(110, 1), row(110, 0)], DamageKind.ORDER, "0/6E#0 is out of order"),
         ([row(110), row(130)], DamageKind.RANGE, "contains positions 0/6E to 0/82"),
         ([item_row(110, 0)], DamageKind.VERSION, "the first row of a table comes before the schema row"),
         ([row(110, 0, after=[(1, "1"), (7, "x")])], DamageKind.VERSION, "no schema row of the table has: ids [7]"),

@@ -58,7 +58,10 @@ def test_a_rule_is_applied_to_the_expected_columns(pipeline: VerifiedPipeline, m
             "where: 'id > 1'",
             "the rule filters rows by an expression of Spark SQL, and verify does not evaluate expressions",
         ),
-        ("python: 'os.path:join'", "function 'os.path:join' of the rule can change any column except the key"),
+        (
+            "python: 'os.path:join'",
+            "function 'os.path:join' of the rule can change any column except the key, and verify does not call it",
+        ),
         (
             "drop: [nothing]",
             "drop: table 'public.kinds' has no column 'nothing', or the publication does not send this column",

@@ -1,8 +1,8 @@
 """Deletion vectors: encodes and decodes the sets of deleted rows of data files, in the format of the Delta protocol.
 
 A vector is a set of row numbers of one data file. It is serialised as a `RoaringBitmapArray` ("Deletion Vector Format"
-in Delta's PROTOCOL.md). That is a magic number, then 64-bit counts and keys of 32-bit Roaring bitmaps in their
-portable format.
+in Delta's PROTOCOL.md). It begins with a magic number and the 64-bit number of its bitmaps. Each bitmap follows as a
+32-bit key and a 32-bit Roaring bitmap in the portable format.
 
 A file of vectors begins with one byte for the version. Each vector has its size before it and its CRC-32 after it.
 Size, vector and CRC-32 together have the form of a blob `deletion-vector-v1` of a Puffin file.
@@ -117,7 +117,7 @@ def _blob(descriptor: Descriptor, read: ReadFile) -> bytes:
     content, begin, size = read(path), int(descriptor.get("offset") or 1), int(descriptor["sizeInBytes"])
     blob = content[begin + 4 : begin + 4 + size]
     if struct.unpack_from(">I", content, begin)[0] != size:
-        raise ValueError("the vector has another size than its descriptor says")
+        raise ValueError("the size of the vector differs from the size in its descriptor")
     if zlib.crc32(blob) != struct.unpack_from(">I", content, begin + 4 + size)[0]:
         raise ValueError("wrong checksum")
     return blob

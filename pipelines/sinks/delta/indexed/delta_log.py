@@ -45,8 +45,9 @@ ATTEMPTS: Final = 5
 RECENT: Final = 3600
 """A file is recent for this many seconds after it was written.
 
-`delta.deletedFileRetentionDuration` exceeds the retention of kept cuts by this time. So a VACUUM spares a recent file
-long enough even without its `remove` action.
+The sink sets `delta.deletedFileRetentionDuration` to at least the retention of kept cuts plus this time. If the log has
+no `remove` action of a file, a VACUUM deletes the file once it is older than this property. So, if a file was removed
+while it was recent, a VACUUM spares it for as long as a kept cut needs it, even without its `remove` action.
 """
 
 
@@ -270,7 +271,7 @@ class LiveFiles:
             self._unread.discard(path)
         for add in added:
             if "://" in add["path"] or add["path"].startswith("/"):
-                raise LogNotReadable("data files outside of the table's directory")
+                raise LogNotReadable("_delta_log names data files outside of the table's directory")
             self.by_path[add["path"]] = LiveFile(add)
             if add.get("deletionVector") is not None and self.with_vectors:
                 self._unread.add(add["path"])
@@ -350,7 +351,7 @@ def _checkpoint_parts(storage: TableStorage, version: int) -> list[str]:
     prefix = f"_delta_log/{version:020d}.checkpoint."
     complete = _complete_parts([path for path in storage.list("_delta_log") if path.startswith(prefix)])
     if not complete:
-        raise LogNotReadable("a checkpoint with files of another form")
+        raise LogNotReadable("a checkpoint is neither a single Parquet file nor a complete set of parts")
     return complete
 
 
@@ -365,7 +366,7 @@ def _complete_parts(paths: Collection[str]) -> list[str]:
 
 def _actions(rows: pa.Table) -> Iterator[Action]:
     if "sidecar" in rows.column_names and rows["sidecar"].null_count < rows.num_rows:
-        raise LogNotReadable("a checkpoint with sidecar files")
+        raise LogNotReadable("a checkpoint has sidecar files")
     for kind in ("protocol", "metaData", "txn", "add"):
         if kind not in rows.column_names:
             continue

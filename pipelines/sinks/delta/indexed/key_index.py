@@ -45,7 +45,9 @@ ON_DISK: Final = 1 << 16
 Smaller runs are in memory until `close`. After a crash, their entries are read from the target again.
 """
 LARGE: Final = 16
-"""`add` itself writes a new run of at least LARGE * ON_DISK entries; only building a whole index adds such runs."""
+"""Multiple of ON_DISK. `add` writes a new run of at least LARGE * ON_DISK entries to a file before it returns. Such
+large runs are added only while a whole index is built.
+"""
 PIECE: Final = 1 << 18
 """Number of merged entries that `merge_to_file` has in memory at a time."""
 ENTRY_BYTES: Final = 24
@@ -297,7 +299,7 @@ class KeyIndex:
             self._merge_runs()
 
     def forget(self, path: str) -> None:
-        """Remove a file that left the table from `files`. Its number is not reused, so its entries no longer count."""
+        """Remove from `files` a file that is no longer live. Its number is not reused, so its entries do not count."""
         self.files.pop(path, None)
 
     def find(self, wanted: KeyHashes) -> FoundRows:
@@ -385,7 +387,7 @@ class KeyIndex:
         """Log a failed write, unless the write before it failed too."""
         if not self._is_refused:
             log.warning(
-                "the key index of a target cannot be written; it continues in memory",
+                "the key index of a target cannot be written; the index continues in memory",
                 folder=str(self._folder),
                 reason=str(exc),
             )
@@ -436,7 +438,7 @@ class KeyIndex:
             self._begin_again(str(exc))
             return
         if manifest.get("format") != _FORMAT or manifest.get("table") != self._table:
-            self._begin_again("it belongs to another table, key or version")
+            self._begin_again("the files belong to another table or key, or have another format")
             return
         try:
             runs = [KeyRun.load(self._folder, name, size, checksum) for name, size, checksum in manifest["runs"]]
@@ -445,7 +447,7 @@ class KeyIndex:
             self._begin_again(str(exc))
             return
         if not all(run.is_intact() for run in runs):
-            self._begin_again("a file has another content than was written")
+            self._begin_again("the content of a file does not match its checksum")
             return
         self._runs, self._next, self.files = (
             sorted(runs, key=lambda run: -run.size),
@@ -455,7 +457,7 @@ class KeyIndex:
 
     def _begin_again(self, reason: str) -> None:
         log.warning(
-            "the key index of a target is damaged and will be built again from the target",
+            "the files of a key index cannot be used; the index will be built again from its target",
             folder=str(self._folder),
             reason=reason,
         )
@@ -495,7 +497,7 @@ def _read_only(values: np.ndarray) -> np.ndarray:
 def _locked(folder: Path | None) -> IO[str] | None:
     """Create and lock the folder of an index; return the open lock file.
 
-    Return None without a folder, if the folder cannot be written, or if another process or KeyIndex has the lock.
+    Return None if `folder` is None or cannot be written, or if another process or KeyIndex has the lock.
     """
     if folder is None:
         return None
@@ -504,7 +506,7 @@ def _locked(folder: Path | None) -> IO[str] | None:
         lock = (folder / _LOCK).open("w")
     except OSError as exc:
         log.warning(
-            "the key index of a target cannot be kept; it is built again at each start",
+            "the folder of a key index cannot be written; the index will be built again at each start",
             folder=str(folder),
             reason=str(exc),
         )
@@ -520,5 +522,5 @@ def _locked(folder: Path | None) -> IO[str] | None:
 def _manifest(path: Path) -> dict[str, Any]:
     checksum, _, content = path.read_text(encoding="utf-8").partition("\n")
     if checksum != f"{zlib.crc32(content.encode()):08x}":
-        raise ValueError("the manifest has another content than was written")
+        raise ValueError("the content of the manifest does not match its checksum")
     return dict(json.loads(content))

@@ -586,7 +586,7 @@ def test_vectors_that_were_disabled_again_are_refused(two: VectorTable) -> None:
 
 def test_unknown_features_are_named(two: VectorTable) -> None:
     add_features(two.uri, ["deletionVectors", "columnMapping", "timestampNtz", "checkConstraints"])
-    assert refused(two.uri) == "the table has features checkConstraints, columnMapping"
+    assert refused(two.uri) == "the table has unsupported features checkConstraints, columnMapping"
 
 
 def test_columns_with_constraints_are_refused(two: VectorTable, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_target_that_another_client_changes_is_refused_from_then_on(opened: Op
     opened.target.refresh()
 
     assert not opened.indexed.can_merge(opened.target, SHAPE.key)
-    assert opened.indexed.refused == {opened.target.uri: "the table has features columnMapping"}
+    assert opened.indexed.refused == {opened.target.uri: "the table has unsupported features columnMapping"}
 
 
 def test_a_target_may_have_a_file_url(tmp_path: Path) -> None:
@@ -143,7 +143,9 @@ def test_a_log_that_cannot_be_read_is_refused_while_that_is_so(opened: Opened) -
     hint.write_text('{"version": 0, "size": 1}')
     again = Opened(opened.target, IndexedTargets(None))
     assert not again.indexed.can_merge(opened.target, SHAPE.key)
-    assert again.indexed.refused == {opened.target.uri: "a checkpoint with files of another form"}
+    assert again.indexed.refused == {
+        opened.target.uri: "a checkpoint is neither a single Parquet file nor a complete set of parts"
+    }
     hint.unlink()
 
     assert again.merge(40, put(1, "A", 30)) == {1: "A"}

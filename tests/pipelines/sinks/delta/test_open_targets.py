@@ -90,7 +90,7 @@ def test_a_target_that_is_gone_stops_its_table_and_comes_back_whole_when_it_is_p
     stopped = published_record(ground, RELATION)
     assert stopped.reason == (
         f"CDC-3017 target {str(place)!r} of table 'shop.orders' no longer exists → "
-        "restore the files and start again, or rebuild the table: 'cdc replay SINK --tables shop.orders'"
+        "restore the files and restart the apply process, or rebuild: 'cdc replay SINK --tables shop.orders'"
     )
     assert not place.exists()
     assert published_record(ground, ITEMS).state == TargetState.STREAMING

@@ -222,7 +222,7 @@ def test_a_checkpoint_of_several_parts_is_read(marked: VectorTable, hint: bool) 
 @pytest.mark.parametrize("part", range(3))
 def test_a_checkpoint_whose_part_is_missing_is_not_read(marked: VectorTable, part: int) -> None:
     split_checkpoint(marked, 3)[part].unlink()
-    with pytest.raises(LogNotReadable, match="files of another form"):
+    with pytest.raises(LogNotReadable, match="nor a complete set of parts"):
         marked.files()
 
 
@@ -263,7 +263,7 @@ def test_a_checkpoint_with_sidecar_files_is_not_read(marked: VectorTable) -> Non
 def test_a_checkpoint_named_by_a_uuid_is_not_read(marked: VectorTable, suffix: str) -> None:
     (checkpoint,) = checkpoints_of(marked)
     checkpoint.rename(checkpoint.with_name(checkpoint.name.replace("checkpoint.parquet", f"checkpoint.{suffix}")))
-    with pytest.raises(LogNotReadable, match="files of another form"):
+    with pytest.raises(LogNotReadable, match="nor a complete set of parts"):
         marked.files()
 
 
