@@ -1,8 +1,8 @@
 """The runner of a sink: a state machine that opens the sink, applies the log to it, and opens it again after a failure.
 
-A sink does not wait for Spark: the runner itself folds and merges small ranges of the log in this process. The
-streaming query looks for larger ranges at an interval. If the runner applied the range of a query's batch in the
-meantime, the batch does nothing.
+A sink does not wait for Spark: the runner itself folds and merges small ranges of the log in this process. The first
+range that is too large for that starts a streaming query (large_range_query.py), which applies it and all later ones.
+The query stops when no range has needed it for a while.
 
     state            sink     what a step does
     ---------------  -------  ------------------------------------------------------------------------
@@ -10,19 +10,18 @@ meantime, the batch does nothing.
     STANDBY          closed   ask for the lease, which another apply process has
     PAUSED           closed   confirm to the replay that the sink is closed
     HALTED           closed   nothing: another attempt would fail in the same way
-    DIRECT           open     apply small ranges; start the query when the session is there
+    DIRECT           open     apply small ranges
     AWAITING_SPARK   open     start the query when the session is there: the next range needs it
-    WARMING          open     apply small ranges until the first batch of the query begins
     AWAITING_BATCH   open     nothing: the next range needs Spark, and the first batch has not begun
-    STREAMING        open     apply small ranges; Spark applies larger ones
+    STREAMING        open     apply small ranges; Spark applies larger ones; stop the query when it is idle
 
-                      OPENED             RANGE_NEEDS_SPARK
-      CLOSED ───────────────▶ DIRECT ───────────────────▶ AWAITING_SPARK
-        ▲                       │ QUERY_STARTED               │ QUERY_STARTED
-        │ FAILED, REOPEN,       ▼     RANGE_NEEDS_SPARK       ▼
-        │ STOPPED            WARMING ───────────────────▶ AWAITING_BATCH
-        │ (every open state)    │ FIRST_BATCH                 │ FIRST_BATCH
-        └───────────────────────┴────────▶ STREAMING ◀────────┘
+                OPENED           RANGE_NEEDS_SPARK
+      CLOSED ─────────────▶ DIRECT ───────────────▶ AWAITING_SPARK
+        ▲                     ▲                           │ QUERY_STARTED
+        │ FAILED, REOPEN,     │ QUERY_IDLE                ▼
+        │ STOPPED             │                     AWAITING_BATCH
+        │ (every open state)  │                           │ FIRST_BATCH
+        └─────────────────────┴──────── STREAMING ◀───────┘
 
       CLOSED, every open state   FAILED_FOR_GOOD ▶ HALTED
       every state but STANDBY    LEASE_LOST      ▶ STANDBY   LEASE_GAINED ▶ CLOSED
@@ -79,7 +78,6 @@ class State(Enum):
     HALTED = auto()
     DIRECT = auto()
     AWAITING_SPARK = auto()
-    WARMING = auto()
     AWAITING_BATCH = auto()
     STREAMING = auto()
 
@@ -95,6 +93,7 @@ class Event(Enum):
     RANGE_NEEDS_SPARK = auto()
     QUERY_STARTED = auto()
     FIRST_BATCH = auto()
+    QUERY_IDLE = auto()
     REOPEN = auto()
     """A stopped table can continue: the sink is opened again, and the table catches up."""
     FAILED = auto()
@@ -103,12 +102,11 @@ class Event(Enum):
     STOPPED = auto()
 
 
-OPEN: Final = frozenset({State.DIRECT, State.AWAITING_SPARK, State.WARMING, State.AWAITING_BATCH, State.STREAMING})
+OPEN: Final = frozenset({State.DIRECT, State.AWAITING_SPARK, State.AWAITING_BATCH, State.STREAMING})
 """States in which the sink is open."""
-WITH_QUERY: Final = frozenset({State.WARMING, State.AWAITING_BATCH, State.STREAMING})
-"""States in which a streaming query has been started."""
-_APPLIES_DIRECTLY: Final = frozenset({State.DIRECT, State.WARMING, State.STREAMING})
-_BEFORE_FIRST_BATCH: Final = frozenset({State.WARMING, State.AWAITING_BATCH})
+WITH_QUERY: Final = frozenset({State.AWAITING_BATCH, State.STREAMING})
+"""States in which a streaming query runs."""
+_APPLIES_DIRECTLY: Final = frozenset({State.DIRECT, State.STREAMING})
 _AWAITS_SPARK: Final = frozenset({State.AWAITING_SPARK, State.AWAITING_BATCH})
 
 _FROM_CLOSED: Final = {
@@ -125,19 +123,10 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
         State.STANDBY: {Event.LEASE_GAINED: State.CLOSED},
         State.PAUSED: {Event.LEASE_LOST: State.STANDBY, Event.REPLAY_ENDED: State.CLOSED},
         State.HALTED: {Event.LEASE_LOST: State.STANDBY, Event.REPLAY_BEGAN: State.PAUSED},
-        State.DIRECT: {
-            **_FROM_OPEN,
-            Event.RANGE_NEEDS_SPARK: State.AWAITING_SPARK,
-            Event.QUERY_STARTED: State.WARMING,
-        },
+        State.DIRECT: {**_FROM_OPEN, Event.RANGE_NEEDS_SPARK: State.AWAITING_SPARK},
         State.AWAITING_SPARK: {**_FROM_OPEN, Event.QUERY_STARTED: State.AWAITING_BATCH},
-        State.WARMING: {
-            **_FROM_OPEN,
-            Event.RANGE_NEEDS_SPARK: State.AWAITING_BATCH,
-            Event.FIRST_BATCH: State.STREAMING,
-        },
         State.AWAITING_BATCH: {**_FROM_OPEN, Event.FIRST_BATCH: State.STREAMING},
-        State.STREAMING: _FROM_OPEN,
+        State.STREAMING: {**_FROM_OPEN, Event.QUERY_IDLE: State.DIRECT},
     }
 )
 """The next state of a runner, by state and event."""
@@ -208,7 +197,7 @@ class SinkRunner:
         opened = self._opened
         if opened is None or opened.loop.position < goal:
             return False
-        return self._state in WITH_QUERY or not opened.loop.lagging_tables
+        return opened.loop.has_caught_up
 
     def step(self) -> None:
         """Do what the current state requires, once; the thread of the sink calls this method repeatedly."""
@@ -217,8 +206,9 @@ class SinkRunner:
             self._follow_replay()
         if self._parts.has_spark_failed:
             return
-        if self._opened is not None and self._opened.has_stopped_query:
-            self._attempt(self._opened.raise_query_error)
+        query = None if self._opened is None else self._opened.query
+        if query is not None and query.has_ended:
+            self._attempt(lambda: query.raise_error(self._settings.name))
         elif self._opened is not None and self._opened.loop.needs_reopen:
             self._fire(Event.REOPEN)
         else:
@@ -230,7 +220,7 @@ class SinkRunner:
         opened = self._opened
         if opened is None:
             return False
-        if opened.has_first_batch and self._state in _BEFORE_FIRST_BATCH:
+        if self._state is State.AWAITING_BATCH and opened.query is not None and opened.query.has_begun:
             self._fire(Event.FIRST_BATCH)
         if self._state not in _APPLIES_DIRECTLY or opened.is_throttled or not opened.is_batch_due:
             return False
@@ -285,10 +275,12 @@ class SinkRunner:
         opened = self._opened
         if opened is None:
             return
-        starts = self._state not in WITH_QUERY and self._parts.starting.done()
-        if starts and self._parts.first_batch.enter(opened):
-            self._attempt(lambda: self._start_query(opened))
-        self.apply_small_range()
+        if self._parts.starting.done():
+            self._attempt(opened.attach)
+        if self._opened is opened:
+            self._attempt(lambda: self._follow_query(opened))
+        if self._opened is opened:
+            self.apply_small_range()
         if self._opened is None:
             return  # closed by a failure
         if opened.has_progress:
@@ -312,16 +304,26 @@ class SinkRunner:
         self._fire(Event.OPENED)
         self._opened.register(at_once=True)
 
-    def _start_query(self, opened: OpenedSink) -> None:
-        opened.start_query(self._parts.starting.result())
-        self._fire(Event.QUERY_STARTED)
+    def _follow_query(self, opened: OpenedSink) -> None:
+        """Start the streaming query if a range waits for it, or stop it if it is idle."""
+        if self._state is State.AWAITING_SPARK:
+            if self._parts.starting.done() and self._parts.first_batch.enter(opened):
+                opened.start_query()
+                self._fire(Event.QUERY_STARTED)
+        elif self._state is State.STREAMING and opened.is_query_idle:
+            opened.stop_query()
+            self._fire(Event.QUERY_IDLE)
 
     def _advance(self, opened: OpenedSink) -> None:
         try:
-            opened.loop.advance()
+            if opened.loop.advance():
+                return
         except SparkAwaited:
-            if self._state is not State.STREAMING:  # otherwise the next batch of the query applies the range
-                self._fire(Event.RANGE_NEEDS_SPARK)
+            pass
+        if opened.query is not None:
+            opened.query.require()  # its next batch applies the range
+        else:
+            self._fire(Event.RANGE_NEEDS_SPARK)
 
     def _attempt(self, act: Callable[[], None]) -> None:
         """Call `act`. If it fails, close the sink and delay the next attempt; after a final error, halt."""

@@ -8,7 +8,9 @@ Each target stores the position of its last merge, so the repeated batch skips t
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
 
@@ -49,7 +51,7 @@ class SinkLoop:
         self._published = Published(0, 0, {})
         self._schemas: dict[int, TableSchema] = {}
         self._lock = RLock()
-        self._drained = False
+        self._drained = self._is_caught_up = False
         self.batch_began = 0.0
         """Time at which the last batch began, on the monotonic clock."""
         self.needs_reopen = False
@@ -75,6 +77,11 @@ class SinkLoop:
         """The tables whose position is below the sink's position; `catch_up` applies the missing range to each."""
         return [table for table in self._published.tables.values() if table.position < self.position]
 
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether no table is behind the sink's position, apart from those that failed again in `catch_up_all`."""
+        return self._is_caught_up or not self.lagging_tables
+
     def open(self) -> None:
         """Open the sink and read its published record."""
         self._log.refresh()
@@ -83,21 +90,33 @@ class SinkLoop:
         self._schemas = self._log.schemas(self.position)
         self._progress.record_published(self._published, lag=None, rows={})
 
-    def advance(self) -> None:
-        """Apply the next changes of the log in this process.
+    def advance(self) -> bool:
+        """Apply the next changes of the log in this process; return False, and apply nothing, if they need Spark.
 
-        The method does nothing if these changes need Spark, if a table is behind the sink's position, or if
-        another thread applies a batch.
+        This is also so while `catch_up_all` is due. While another thread applies a batch, nothing is done.
         """
         if not self._lock.acquire(blocking=False):
-            return
+            return True
         try:
             self._log.refresh()
             end = self._log.latest_boundary(self.position, SMALL)
-            if not self.lagging_tables and self._fold.is_small(self.position, end):
-                self(None, end)
+            if not self.has_caught_up or self._is_large(end):
+                return False
+            self(None, end)
+            return True
         finally:
             self._lock.release()
+
+    def needs_spark(self, end: Position) -> bool:
+        """Return whether the range from the sink's position to `end` is too large to fold in this process."""
+        self._log.refresh()
+        return self._is_large(end)
+
+    @contextmanager
+    def between_batches(self) -> Iterator[None]:
+        """Wait until no other thread applies a batch, and let none begin one inside the `with` block."""
+        with self._lock:
+            yield
 
     def __call__(self, rows: DataFrame | None, end: Position) -> None:
         """Apply the rows of the log from the sink's position to `end`, usually as one batch.
@@ -118,6 +137,12 @@ class SinkLoop:
                 self._progress.start_batch(upto)
                 self._apply(self._fold(rows, self.position, upto), Boundary(upto, self._log.committed_at(upto)))
                 self._answer_cut_requests()
+
+    def catch_up_all(self, session: SparkSession) -> None:
+        """Catch up every lagging table after `open`; a table that fails again stays behind."""
+        for table in self.lagging_tables:
+            self.catch_up(table, session)
+        self._is_caught_up = True
 
     def catch_up(self, table: TableRecord, session: SparkSession) -> None:
         """Apply to one lagging table the range of the log from the table's position to the sink's position.
@@ -206,6 +231,9 @@ class SinkLoop:
         self.quarantine.confirm_published()
         rows = {r: batch.rows_of(r).num_rows for r in changed}
         self._progress.record_published(record, lag=median_lag(batch.images), rows=rows)
+
+    def _is_large(self, end: Position) -> bool:
+        return end > self.position and not self._fold.is_small(self.position, end)
 
     def _answer_cut_requests(self) -> None:
         for cut in self._cuts.due(self._sink.name, self.position):

@@ -87,7 +87,7 @@ WIDE = {
     "cdc.service.api.app": 16,
     "pipelines.sink_loop": 13,
     "pipelines.apply_process": 15,
-    "pipelines.opened_sink": 19,
+    "pipelines.opened_sink": 16,
     # commands: each imports what it calls when it is called
     "cdc.cli.log_changes": 13,
     "cdc.cli.log_storage": 14,

@@ -54,12 +54,14 @@ def test_every_open_state_is_closed_by_the_same_events(state: State, event: Even
     assert after not in OPEN
 
 
-def test_a_query_is_started_once_and_its_first_batch_begins_once() -> None:
-    starts = {state for state in State if Event.QUERY_STARTED in TRANSITIONS[state]}
-    assert starts == OPEN - WITH_QUERY
-    assert all(TRANSITIONS[state][Event.QUERY_STARTED] in WITH_QUERY for state in starts)
-    first = {state for state in State if Event.FIRST_BATCH in TRANSITIONS[state]}
-    assert first == WITH_QUERY - {State.STREAMING}
+def test_a_query_is_started_for_a_range_that_needs_it_and_stopped_when_it_is_idle() -> None:
+    starts = {
+        state: events[Event.QUERY_STARTED] for state, events in TRANSITIONS.items() if Event.QUERY_STARTED in events
+    }
+    assert starts == {State.AWAITING_SPARK: State.AWAITING_BATCH}
+    assert TRANSITIONS[State.AWAITING_BATCH][Event.FIRST_BATCH] is State.STREAMING
+    assert TRANSITIONS[State.STREAMING][Event.QUERY_IDLE] is State.DIRECT
+    assert {State.AWAITING_BATCH, State.STREAMING} == WITH_QUERY
 
 
 def test_a_halted_sink_is_left_by_a_replay_or_for_another_process_only() -> None:
