@@ -9,18 +9,20 @@ from typing import Any
 
 from tests.benchmarks.figures import machine, print_json, print_table
 
-NAMES = ("capture", "snapshot", "log", "apply", "freshness")
+NAMES = ("capture", "snapshot", "log", "apply", "freshness", "cost")
 SIZES = {
     "snapshot": ("rows", "runs", "parts"),
     "log": ("changes", "keys", "commits", "runs", "parts"),
     "apply": ("changes", "keys", "rows", "runs", "parts"),
     "freshness": ("rows", "seconds", "runs", "parts"),
+    "cost": ("seconds", "runs", "parts"),
 }
 PARTS = {
     "snapshot": ("copy", "stream", "replay"),
     "log": ("append", "compaction", "amplification", "reading", "cold"),
     "apply": ("throughput", "peer", "large", "random", "indexed", "day"),
     "freshness": ("small", "large", "tables", "10m", "50m"),
+    "cost": ("7_tables", "1_table", "100_tables"),
 }
 
 
@@ -37,7 +39,7 @@ def main() -> int:
     own.add_argument("--changes", type=int, help="log: 20,000,000, of which 10,000,000 are appended; apply: 5,000,000")
     own.add_argument("--commits", type=int, help="log: after which appending is measured again; default 100,000")
     own.add_argument("--keys", type=int, help="that they are spread over; log: 2,000,000, apply: 500,000")
-    own.add_argument("--seconds", type=float, help="freshness: of load; default 60")
+    own.add_argument("--seconds", type=float, help="freshness: of load; default 60; cost: for each rate; default 40")
     own.add_argument("--runs", type=int, help="default 3")
     every = sorted({part for parts in PARTS.values() for part in parts})
     own.add_argument("--parts", nargs="+", choices=every, help="only these; default all")

@@ -91,6 +91,10 @@ def _figures() -> dict[str, Figure]:
     return {
         "changes_per_second.quicker": Figure("changes/s", at_least=100_000),
         **{f"changes_per_second.{writer}": Figure("changes/s") for writer in WRITERS},
+        **{
+            f"changes_per_second.batches_2m{writer}": Figure("changes/s")
+            for writer in ("", *(f".{w}" for w in WRITERS))
+        },
         "changes_per_second.partial_20": Figure("changes/s", at_least=50_000),
         **{f"changes_per_second.partial_20.{writer}": Figure("changes/s") for writer in WRITERS},
         "vs_foreachbatch_merge.batch_10k": Figure("ratio", at_least=3),
@@ -111,19 +115,23 @@ class Bench:
 
     def throughput(self, random: np.random.Generator, keys: int, changes: int) -> None:
         """From a log into an empty sink, in batches as the driver takes them."""
-        for kind, quicker, partial in (("", ".quicker", 0.0), (".partial_20", ".partial_20", PARTIAL)):
+        for kind, quicker, partial, rows in (
+            ("", ".quicker", 0.0, MAX_ROWS),
+            (".batches_2m", ".batches_2m", 0.0, 2_000_000),
+            (".partial_20", ".partial_20", PARTIAL, MAX_ROWS),
+        ):
             made = Changes.random(random, keys, changes - keys, partial=partial)
             best = 0.0
             with _folder() as folder:
                 log = made.log(folder)
                 for name, writer in WRITERS.items():
                     sink = Ours(self._session, folder / name, log, writer)
-                    rate = len(made) / _timed(sink.catch_up)
+                    rate = len(made) / _timed(sink.catch_up, rows)
                     self._note(f"changes_per_second{kind}.{name}", rate)
                     best = max(best, rate)
-                rows = [_rows_of(folder / name) for name in WRITERS]
-            for other in rows[1:]:
-                _check_equal(rows[0], other)
+                found = [_rows_of(folder / name) for name in WRITERS]
+            for other in found[1:]:
+                _check_equal(found[0], other)
             self._note(f"changes_per_second{quicker}", best)
 
     def peer(self, random: np.random.Generator, keys: int, kind: str, size: int, batches: int) -> None:
@@ -166,11 +174,11 @@ class Ours:
         )
         self._loop.open()
 
-    def catch_up(self) -> None:
-        """All that the log holds, in the driver's batches."""
+    def catch_up(self, rows: int) -> None:
+        """Apply all that the log has, in batches of at least so many rows."""
         end = self._log.durable or Position(0)
         while self._loop.position < end:
-            self.step(min(end, self._log.latest_boundary(self._loop.position, MAX_ROWS)))
+            self.step(min(end, self._log.latest_boundary(self._loop.position, rows)))
 
     def step(self, end: Position) -> None:
         """One batch up to end."""

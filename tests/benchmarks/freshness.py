@@ -163,7 +163,7 @@ class Measurement:
         with Reader(self._place) as reader, _apply(self._place):
             until(lambda: reader.runs() and self._streams(tables), 1_800, pause=0.2)
             first = self._durable()
-            with self._under_load(rate):
+            with under_load(self._dsn, self._load, rate):
                 began = time.time() + spell.before
                 cadence = self._longest_cadence(began, began + spell.seconds)
                 ended = time.time()
@@ -246,24 +246,6 @@ class Measurement:
     def _durable(self) -> Position:
         return LogReader(self._place.log).durable or Position(0)
 
-    @contextmanager
-    def _under_load(self, rate: float) -> Iterator[None]:
-        stop = Event()
-
-        def work() -> None:
-            with connect(self._dsn) as conn:
-                conn.execute("SET synchronous_commit = on")
-                while not stop.is_set():
-                    conn.execute(f"CALL {self._load.schema}.paced(%s, %s)".encode(), [max(1, int(rate)), rate])
-
-        with ThreadPoolExecutor(1) as pool:
-            working = pool.submit(work)
-            try:
-                yield
-            finally:
-                stop.set()
-                working.result()
-
     def _measured(self, first: Position, began: float, ended: float) -> tuple[list[float], int]:
         """(seconds of each transaction that committed meanwhile, batches that were published meanwhile).
 
@@ -281,6 +263,26 @@ class Measurement:
         lags = [float(moments[place] - at) for place, (_, at) in zip(places, wanted, strict=True)]
         batches = len(np.unique(positions[(moments >= began) & (moments <= ended)]))
         return lags, batches
+
+
+@contextmanager
+def under_load(dsn: str, load: workloads.Workload, rate: float) -> Iterator[None]:
+    """Call the workload's `paced` in a thread inside the block, for one second each time."""
+    stop = Event()
+
+    def work() -> None:
+        with connect(dsn) as conn:
+            conn.execute("SET synchronous_commit = on")
+            while not stop.is_set():
+                conn.execute(f"CALL {load.schema}.paced(%s, %s)".encode(), [max(1, int(rate)), rate])
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            yield
+        finally:
+            stop.set()
+            working.result()
 
 
 def _cadence(catalog: Catalog, pipeline: str) -> float:
