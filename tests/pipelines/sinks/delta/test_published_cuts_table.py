@@ -13,7 +13,9 @@ from cdc.position import Position
 from cdc.stores.lake_reader import PUBLISHED_SCHEMA, Lake, list_cuts, read_published
 from cdc.stores.published_record import Published, TableRecord
 from cdc.target_names import published_uri
+from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY
 from pipelines.sinks.delta.published_cuts_table import CLEAN_EVERY, PublishedTable
+from tests.fixtures.s3 import KEY, KEY_ID, S3
 
 
 def record(position: int) -> Published:
@@ -55,6 +57,33 @@ def test_the_list_stays_short_while_the_record_is_whole_and_a_new_driver_finds_b
     again.write(record(CLEAN_EVERY + 21))
     with pytest.raises(SinkFenced):
         held.write(record(CLEAN_EVERY + 22))
+
+
+def test_in_a_bucket_a_driver_that_published_and_paused_is_refused(s3: S3, monkeypatch: pytest.MonkeyPatch):
+    said = {"ENDPOINT_URL": f"http://127.0.0.1:{s3.port}", "ALLOW_HTTP": "true", "REGION": "us-east-1"}
+    for name, value in (said | {"ACCESS_KEY_ID": KEY_ID, "SECRET_ACCESS_KEY": KEY}).items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    uri = f"{s3.root()}/_cdc/published"
+    first = PublishedTable.open(uri, "log-1", retain=60.0)
+    first.write(record(10))
+    second = PublishedTable.open(uri, "log-1", retain=60.0)
+    second.write(record(20))
+    with pytest.raises(SinkFenced, match="another process published"):
+        first.write(record(20))
+    second.write(record(30))
+
+    table = DeltaTable(uri)
+    assert [cut.position for cut in list_cuts(table)] == [10, 20, 30]
+    assert read_published(table) == record(30)
+
+
+def test_checkpoints_are_made_while_it_is_written(uri: str):
+    held = PublishedTable.open(uri, "log-1", retain=60.0)
+    for position in range(1, 2 * CHECKPOINT_EVERY + 2):
+        held.write(record(position))
+    checkpoints = sorted(Path(uri, "_delta_log").glob("*.checkpoint.parquet"))
+    assert [int(file.name[:20]) for file in checkpoints] == [CHECKPOINT_EVERY, 2 * CHECKPOINT_EVERY]
+    assert read_published(DeltaTable(uri)) == held.record() == record(2 * CHECKPOINT_EVERY + 1)
 
 
 def test_a_record_of_before_cuts_were_kept_is_the_oldest_cut(uri: str, lake: str):
