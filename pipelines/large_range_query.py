@@ -1,7 +1,7 @@
 """The streaming query of a sink: Spark applies the ranges of the log that are too large for the driver alone.
 
 The runner of the sink starts the query when the next range needs Spark, and stops it after IDLE seconds without such a
-range. While the query runs, the runner goes on to apply small ranges itself. If it has applied the range of a query's
+range. While the query runs, the runner still applies small ranges itself. If it has applied the range of a query's
 batch already, the batch does nothing. Between two runs of the query, Spark plans nothing and costs no CPU.
 """
 
@@ -62,7 +62,7 @@ class LargeRangeQuery:
         return self._query is not None and not self._query.isActive
 
     def require(self) -> None:
-        """Record that the next range needs Spark, so that the query goes on."""
+        """Record that the next range needs Spark, so that the query continues."""
         self._needed_at = time.monotonic()
 
     def start(

@@ -316,7 +316,7 @@ class SinkRunner:
 
     def _advance(self, opened: OpenedSink) -> None:
         try:
-            if opened.loop.advance():
+            if opened.loop.advance(self._parts.batch_rows):
                 return
         except SparkAwaited:
             pass

@@ -51,7 +51,9 @@ class SinkLoop:
         self._published = Published(0, 0, {})
         self._schemas: dict[int, TableSchema] = {}
         self._lock = RLock()
-        self._drained = self._is_caught_up = False
+        self._drained = False
+        self.has_caught_up = False
+        """Whether `catch_up_all` is not due: no table was behind when the sink was opened, or it has been called."""
         self.batch_began = 0.0
         """Time at which the last batch began, on the monotonic clock."""
         self.needs_reopen = False
@@ -77,33 +79,28 @@ class SinkLoop:
         """The tables whose position is below the sink's position; `catch_up` applies the missing range to each."""
         return [table for table in self._published.tables.values() if table.position < self.position]
 
-    @property
-    def has_caught_up(self) -> bool:
-        """Whether no table is behind the sink's position, apart from those that failed again in `catch_up_all`."""
-        return self._is_caught_up or not self.lagging_tables
-
     def open(self) -> None:
         """Open the sink and read its published record."""
         self._log.refresh()
         opened = self._sink.open(self._log.log_id) or self._published
         self._published = replace(opened, tables=self.quarantine.with_parked_keys(opened.tables))
-        self._schemas = self._log.schemas(self.position)
+        self._schemas, self.has_caught_up = self._log.schemas(self.position), not self.lagging_tables
         self._progress.record_published(self._published, lag=None, rows={})
 
-    def advance(self) -> bool:
-        """Apply the next changes of the log in this process; return False, and apply nothing, if they need Spark.
+    def advance(self, rows: int = SMALL) -> bool:
+        """Apply about `rows` changes at most in this process; return False, and apply nothing, if they need Spark.
 
-        This is also so while `catch_up_all` is due. While another thread applies a batch, nothing is done.
+        It also returns False while `catch_up_all` is due, and does nothing while another thread applies a batch.
         """
         if not self._lock.acquire(blocking=False):
             return True
         try:
             self._log.refresh()
-            end = self._log.latest_boundary(self.position, SMALL)
-            if not self.has_caught_up or self._is_large(end):
-                return False
-            self(None, end)
-            return True
+            ends = (self._log.latest_boundary(self.position, most) for most in (rows, SMALL))
+            end = next((end for end in ends if not self._is_large(end)), None)
+            if end is not None and self.has_caught_up:
+                self(None, end)
+            return end is not None and self.has_caught_up
         finally:
             self._lock.release()
 
@@ -142,7 +139,7 @@ class SinkLoop:
         """Catch up every lagging table after `open`; a table that fails again stays behind."""
         for table in self.lagging_tables:
             self.catch_up(table, session)
-        self._is_caught_up = True
+        self.has_caught_up = True
 
     def catch_up(self, table: TableRecord, session: SparkSession) -> None:
         """Apply to one lagging table the range of the log from the table's position to the sink's position.
