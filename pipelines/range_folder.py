@@ -184,8 +184,8 @@ def latest_topics(rows: pa.Table) -> dict[int, str]:
 def single_changes(rows: pa.Table | pa.RecordBatch, kept: AbstractSet[int], since: Position) -> Any:
     """Return a bool mask of the log rows that must not be folded, because the sink keeps the history of their relation.
 
-    The mask is true for changes of the relations `kept` after position `since`. In these relations it is also true for
-    every row without a key, because equal rows may occur more than once.
+    The mask is true for changes of the relations `kept` after position `since`. In these relations, it is true for rows
+    without a key at every position: two equal rows are two rows, and a fold would join them.
     """
     of_kept = pc.and_(pc.is_in(rows["relation"], pa.array(sorted(kept), pa.int64())), pc.is_in(rows["op"], _ROWS))
     return pc.and_(of_kept, pc.or_(pc.greater(rows["position"], int(since)), pc.is_null(rows["key"])))

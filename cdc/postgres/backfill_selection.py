@@ -178,10 +178,10 @@ def check_predicate(
 ) -> None:
     """Raise ConfigError if the condition is invalid, volatile, or not planned within `within` seconds.
 
-    Postgres only plans the condition and evaluates constant expressions. The check puts the condition between keywords.
-    Unbalanced parentheses in the condition, and comments that hide the following text, are then syntax errors. So the
-    condition cannot escape from parentheses in later queries. Raises SourceUnreachable while another session has locked
-    the table, or if the connection breaks.
+    Postgres only plans the condition and evaluates constant expressions. In the planned query the condition has no
+    parentheses around it, so an unbalanced parenthesis in it is a syntax error, and so is a comment that hides the
+    following text. A condition that passes cannot end the parentheses of later queries. Raises SourceUnreachable while
+    another session has locked the table, or if the connection breaks.
     """
     table = sql.Identifier(schema.schema, schema.name)
     try:

@@ -1,8 +1,9 @@
 """Queries over a key range of a table at the source: its rows, their number and digest, and the next range's start.
 
 Postgres computes the digest, so that it does not have to send the rows. It hashes the columns of each row as text with
-SHA-256, and adds up two parts of the hashes. So the order of rows and the collation do not matter. The text of a value
-is the output of its type's output function under the pinned settings, as in COPY and in the stream.
+SHA-256, takes two parts of each hash, and adds up each part over all rows. So the order of rows and the collation do
+not matter. The text of a value is the output of its type's output function under the pinned settings, as in COPY and in
+the stream.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def parse_keys(lines: Iterable[str], where: str) -> tuple[Key, ...]:
     except csv.Error as exc:
         raise ConfigError(
             f"malformed key in line {rows.line_num} of {where}: {exc}",
-            remedy='put a value with a comma, quote or line break in double quotes, and double each quote: "a,""b"',
+            remedy="enclose a value that has a comma, quote or line break in double quotes; double each quote inside",
         ) from exc
 
 

@@ -183,7 +183,8 @@ def _check_state_available(log: LogReader, options: ReplayOptions, upto: Positio
             remedy=f"write --to {horizon} or --to {LATEST}",
         )
     raise ConfigError(
-        f"single tables cannot be rebuilt: sink {options.sink!r} is at {upto}, but the log has no state at {upto}",
+        f"single tables cannot be rebuilt: sink {options.sink!r} is at {upto}, but the log is already compacted up to "
+        f"{horizon}",
         remedy=f"wait until the apply process has applied changes up to {horizon}, or omit --tables",
     )
 

@@ -50,7 +50,8 @@ class StagedTarget(Protocol):
     def open_published(self, log_id: str) -> Published | None:
         """Return the published record of the sink; None if nothing was published.
 
-        If an apply process publishes after this call, its publish fails, or `put` raises SinkFenced.
+        If an apply process also publishes after this call, only one of the two succeeds: either its publish fails, or
+        `put` of this replay raises SinkFenced.
         """
 
     def put(self, built: Published, rest: dict[int, TableRecord]) -> Published:

@@ -84,7 +84,7 @@ def target_uuid(log_id: str, wanted: DeltaSinkDefinition | SearchSinkDefinition,
 
 
 def pinned_in(view: LogReader, after: Position) -> int | None:
-    """Return the version of `compacted` from which changes after `after` are read; None if `changes` has them all."""
+    """Return the version of `compacted` that a consumer at position `after` reads; None if it needs only `changes`."""
     return view.compacted.version if view.compacted is not None and after < view.oldest else None
 
 

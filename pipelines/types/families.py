@@ -79,7 +79,10 @@ class Family:
 
 
 def cast_family(name: str, arrow: pa.DataType) -> Family:
-    """Return a family that converts texts with Arrow's strict cast. The cast must be exact for the type `arrow`."""
+    """Return a family that converts texts with Arrow's cast, which fails on an invalid text.
+
+    Use it only for types to which this cast loses nothing.
+    """
     return Family(name, arrow, lambda texts: texts.cast(arrow))
 
 

@@ -3,7 +3,7 @@
 An *ending* is a truncate or the end of a full copy. A row is *open* while it exists at the source; an ending closes it.
 First, one commit writes the rows that the changes make. Then one commit per ending closes the open rows that are older
 than the ending. Each commit can be repeated after a crash. The last commit contains the `txn` of the batch. If endings
-follow, the first commit contains another `txn` with the same position. A repeated attempt then does not write the rows
+follow, the first commit has a `txn` of its own, with the same position. A repeated attempt then does not write the rows
 of the first commit again.
 
 Limit: all changes of one batch must fit into the memory of this process. A batch is at least one transaction.

@@ -55,7 +55,7 @@ class IndexedTargets:
             self.refused.pop(target.uri, None)
         elif self.refused.get(target.uri) != reason:
             self.refused[target.uri] = reason
-            log.info("the indexed writer does not write a target", target=target.uri, reason=reason)
+            log.info("a target is written without the indexed writer", target=target.uri, reason=reason)
         return reason is None
 
     def merge(self, target: DeltaTarget, source: pa.Table, key: tuple[str, ...], marker: TxnMarker) -> None:
