@@ -102,7 +102,6 @@ WIDE = {
     "pipelines.replaying.latest_rows": 14,
     "pipelines.replaying.rebuild": 19,
     "pipelines.replaying.replay": 24,
-    "pipelines.sinks.delta.sink": 13,
     "pipelines.sinks.delta.staged_targets": 20,
     "pipelines.verification.log_rows": 18,
     "pipelines.verification.repair": 13,

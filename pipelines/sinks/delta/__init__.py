@@ -46,7 +46,7 @@ HistoryMerge (history_merge.py) completes every change, makes the rows of the hi
 
 Interfaces with several implementations
 =======================================
-What a target keeps of a row: MergeStrategy (merge_strategy.py), implemented by LatestState and History. History has
+What a target keeps of a row: MergeStrategy (sink.py), implemented by LatestState and History. History has
 one HistoryRows for each history mode: versions, marked rows and every change (append).
 Which rows of a target belong to a table: TargetPart (target_part.py), implemented by WholeTarget, and by SharedPart
 for rules with merge_tables.

@@ -40,7 +40,7 @@ log = structlog.get_logger("apply")
 
 
 class History:
-    """Implements pipelines.sinks.delta.merge_strategy.MergeStrategy for targets with history."""
+    """Implements pipelines.sinks.delta.sink.MergeStrategy for targets with history."""
 
     replaced_by_copy = False
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class LatestState:
-    """Keeps one row per key; its methods follow the contract pipelines.sinks.delta.merge_strategy.MergeStrategy."""
+    """Keeps one row per key; its methods follow the contract pipelines.sinks.delta.sink.MergeStrategy."""
 
     replaced_by_copy = True
 

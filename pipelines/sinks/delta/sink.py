@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from deltalake.exceptions import CommitFailedError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -26,7 +26,6 @@ from pipelines.sinks.delta.delta_target import DeltaTarget, rewritten_bytes
 from pipelines.sinks.delta.history_strategy import History
 from pipelines.sinks.delta.latest_state_strategy import LatestState
 from pipelines.sinks.delta.maintenance import TargetMaintenance
-from pipelines.sinks.delta.merge_strategy import MergeStrategy
 from pipelines.sinks.delta.published_cuts_table import PublishedTable
 from pipelines.sinks.delta.reconcile_at_open import follow_rules, parked_upto, readable_versions, with_target_position
 from pipelines.sinks.delta.settings import DeltaSettings
@@ -41,6 +40,31 @@ _PARALLEL: Final = 4
 """Maximum number of tables that delta-rs merges at once. delta-rs releases the interpreter's lock, so the merges run in
 parallel; more of them would need more memory.
 """
+
+
+class MergeStrategy(Protocol):
+    """Merges batches into targets, and decides what a target keeps of each row. The caller has the table lock.
+
+    The settings of a table choose its strategy: LatestState keeps the latest state of each row. History keeps versions,
+    rows marked as deleted, or every change. A strategy need not know whether several tables share the target, because
+    TargetPart handles that.
+    """
+
+    replaced_by_copy: bool
+    """Whether a full copy replaces every row of the target."""
+
+    def merge(self, target: DeltaTarget, batch: TableBatch) -> None:
+        """Change the target's columns as the batch requires, then merge the batch.
+
+        The last commit contains the `txn` of the batch's range. The caller has already given `batch.schema` the columns
+        and types of this target. Raises CommitFailedError if another client committed first.
+        """
+
+    def find_refused(self, target: DeltaTarget, batch: TableBatch, limit: int) -> list[RefusedRow]:
+        """See pipelines.sinks.contract.ParkingSink.find_refused."""
+
+    def rows_upto(self, target: DeltaTarget) -> int:
+        """Return the position up to which the target contains all changes of its table."""
 
 
 class DeltaSink:

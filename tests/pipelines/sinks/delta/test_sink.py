@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 
 from cdc.config import SinkRule
+from cdc.config.sinks import HistoryMode
 from cdc.errors import SchemaNotApplicable
 from pipelines.sinks.contract import Published
+from pipelines.sinks.delta.history_strategy import History
+from pipelines.sinks.delta.latest_state_strategy import LatestState
 from pipelines.sinks.delta.settings import DeltaSettings
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ID, ITEM, ORDERS, batch, put
+from tests.contracts.histories import ALL_SETTINGS
+from tests.pipelines.sinks.delta.test_sink_parts import settings_in
 
 
 def test_what_a_batch_had_to_write_again_is_counted_and_what_it_added_is_not(tmp_path: Path) -> None:
@@ -61,3 +66,14 @@ def test_a_pinned_cut_names_the_version_of_each_target(tmp_path: Path) -> None:
     sink.release("unknown")
 
     assert json.loads(handle) == {record.target: record.version}
+
+
+@pytest.mark.parametrize("mode", ALL_SETTINGS)
+def test_the_mode_of_a_table_chooses_its_strategy(tmp_path: Path, mode: HistoryMode) -> None:
+    sink = DeltaSink(settings_in(tmp_path, ALL_SETTINGS[mode]))
+    strategy = sink._strategy(ORDERS)
+    latest = mode is HistoryMode.LATEST
+
+    assert isinstance(strategy, LatestState if latest else History)
+    assert strategy.replaced_by_copy == latest
+    assert sink.keeps_history(ORDERS) != latest
