@@ -96,7 +96,7 @@ class SinkLoop:
             return True
         try:
             self._log.refresh()
-            ends = (self._log.latest_boundary(self.position, most) for most in (rows, SMALL))
+            ends = (self._log.latest_boundary(self.position, most) for most in (max(rows, SMALL), SMALL))
             end = next((end for end in ends if not self._is_large(end)), None)
             if end is not None and self.has_caught_up:
                 self(None, end)

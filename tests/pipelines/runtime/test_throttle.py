@@ -28,6 +28,7 @@ from pipelines.sink_factory import without_throttle
 from pipelines.sink_lifecycle import SinkRunner, State
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import END, ShopPipeline, change, make_shop
+from tests.pipelines.test_large_range_query import append_large
 
 MIB = 1 << 20
 
@@ -278,6 +279,7 @@ def test_a_sink_that_rests_is_paused_and_stopped_at_once(ground: ShopPipeline) -
 def test_a_streaming_query_rests_behind_its_batch_until_it_is_wanted_or_stopped(
     ground: ShopPipeline, spark: SparkSession
 ) -> None:
+    append_large(ground, END + 150)
     with running(ground, 1, session=spark) as (query, catalog):
 
         def arrived() -> bool:
