@@ -213,7 +213,9 @@ class IndexedTable:
         Arguments as in file_compaction.write.
         """
         written, secret = file_compaction.write(self._storage, sources, columns, described, pace), self.index.secret
-        return IndexedRewrite(written, *hash_keys(self.read_rows(written.file, self.key).columns, secret), secret)
+        hashes, rows = hash_keys(self.read_rows(written.file, self.key).columns, secret)
+        order = np.argsort(hashes.high)  # here, because no merge can run while the index adds them
+        return IndexedRewrite(written, KeyHashes(hashes.high[order], hashes.low[order]), rows[order], secret)
 
     def commit_rewrite(self, done: IndexedRewrite, signature: Action, columns: pa.Schema) -> bool:
         """Replace data files by the file that `rewrite` wrote; return whether that was done. No merge may run.

@@ -174,7 +174,12 @@ class KeyRun:
 
     @classmethod
     def of(cls, hashes: KeyHashes, places: np.ndarray, files: Iterable[int]) -> KeyRun:
-        """Return a run in memory with one entry per hash. files: the numbers of the data files in `places`."""
+        """Return a run in memory with one entry per hash; sorted hashes need no time for sorting.
+
+        files: the numbers of the data files in `places`.
+        """
+        if np.all(hashes.high[1:] >= hashes.high[:-1]):
+            return cls(hashes.high, hashes.low, places, frozenset(files))
         order = np.argsort(hashes.high)
         return cls(hashes.high[order], hashes.low[order], places[order], frozenset(files))
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pipelines.sinks.delta.indexed.key_index import MANIFEST, PIECE, KeyHashes, KeyIndex
+from pipelines.sinks.delta.indexed.key_index import MANIFEST, PIECE, KeyHashes, KeyIndex, KeyRun
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.examples import examples
 
@@ -227,6 +227,15 @@ def test_each_of_many_random_keys_is_found_once_and_an_absent_one_is_not() -> No
     assert [key for key, _, _ in found_in(index, keys)] == sorted(keys)
     assert found_in(index, random_keys(1_000, seed=2)) == []
     index.close()
+
+
+def test_hashes_in_order_give_the_same_run_as_in_any_order() -> None:
+    high, low = (np.random.default_rng(1).integers(0, 2**63, 1_000).astype(np.uint64) for _ in range(2))
+    places, order = np.arange(1_000, dtype=np.uint64), np.argsort(high)
+    one = KeyRun.of(KeyHashes(high, low), places, [1])
+    other = KeyRun.of(KeyHashes(high[order], low[order]), places[order], [1])
+    for found, expected in zip(one.columns, other.columns, strict=True):
+        assert np.array_equal(found, expected)
 
 
 def test_an_empty_index_finds_nothing() -> None:
