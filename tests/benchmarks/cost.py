@@ -29,8 +29,7 @@ from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import TargetState
 from tests.benchmarks import workloads
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.freshness import under_load
-from tests.benchmarks.peers import ReaderPlace, until
+from tests.benchmarks.peers import ReaderPlace, under_load, until
 from tests.benchmarks.snapshot import SETTINGS
 
 PARTS: Final = ("7_tables", "1_table", "100_tables")
@@ -136,7 +135,7 @@ class _Pipeline:
         if not rate:
             yield
             return
-        with under_load(self._dsn, self._work, rate / tables):
+        with under_load(self._dsn, self._work.schema, rate / tables):
             yield
 
     def used(self, seconds: float) -> Mapping[str, _Used]:

@@ -14,13 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
-from threading import Event
 from typing import Any, Final
 
 import numpy as np
@@ -42,7 +40,7 @@ from cdc.stores.lake_reader import Lake
 from cdc.stores.published_record import Published, TargetState
 from tests.benchmarks import workloads
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.peers import Reader, ReaderPlace, until
+from tests.benchmarks.peers import Reader, ReaderPlace, under_load, until
 from tests.benchmarks.publications import Publications
 from tests.benchmarks.snapshot import SETTINGS
 
@@ -163,7 +161,7 @@ class Measurement:
         with Reader(self._place) as reader, _apply(self._place):
             until(lambda: reader.runs() and self._streams(tables), 1_800, pause=0.2)
             first = self._durable()
-            with under_load(self._dsn, self._load, rate):
+            with under_load(self._dsn, self._load.schema, rate):
                 began = time.time() + spell.before
                 cadence = self._longest_cadence(began, began + spell.seconds)
                 ended = time.time()
@@ -263,26 +261,6 @@ class Measurement:
         lags = [float(moments[place] - at) for place, (_, at) in zip(places, wanted, strict=True)]
         batches = len(np.unique(positions[(moments >= began) & (moments <= ended)]))
         return lags, batches
-
-
-@contextmanager
-def under_load(dsn: str, load: workloads.Workload, rate: float) -> Iterator[None]:
-    """Call the workload's `paced` in a thread inside the block, for one second each time."""
-    stop = Event()
-
-    def work() -> None:
-        with connect(dsn) as conn:
-            conn.execute("SET synchronous_commit = on")
-            while not stop.is_set():
-                conn.execute(f"CALL {load.schema}.paced(%s, %s)".encode(), [max(1, int(rate)), rate])
-
-    with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(work)
-        try:
-            yield
-        finally:
-            stop.set()
-            working.result()
 
 
 def _cadence(catalog: Catalog, pipeline: str) -> float:

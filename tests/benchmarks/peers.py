@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 from typing import Self
 
 from cdc.lsn import Lsn
+from cdc.postgres.connection import connect
 
 DEFINITION = """\
 name: {name}
@@ -154,6 +158,26 @@ def program(name: str) -> str:
     if found is None:
         raise RuntimeError(f"{name} is neither in the embedded Postgres nor on the path")
     return found
+
+
+@contextmanager
+def under_load(dsn: str, schema: str, rate: float, *, seconds: float = 1.0) -> Iterator[None]:
+    """Call the procedure `paced` of a workload's schema in a thread inside the block, `seconds` long each time."""
+    stop = Event()
+
+    def work() -> None:
+        with connect(dsn) as conn:
+            conn.execute("SET synchronous_commit = on")
+            while not stop.is_set():
+                conn.execute(f"CALL {schema}.paced(%s, %s)".encode(), [max(1, int(rate * seconds)), rate])
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            yield
+        finally:
+            stop.set()
+            working.result()
 
 
 def until(condition: Callable[[], object], seconds: float, *, pause: float = 0.05) -> None:

@@ -10,13 +10,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
-from threading import Event
 from typing import Any, Final
 
 from cdc.log.reader import LogReader
@@ -29,7 +27,7 @@ from cdc.postgres.slot import drop_slot, slot_status
 from tests.benchmarks import replay, workloads
 from tests.benchmarks.commits import CopyEnd, lags
 from tests.benchmarks.figures import Figure
-from tests.benchmarks.peers import Reader, ReaderPlace, copy_to_null, until
+from tests.benchmarks.peers import Reader, ReaderPlace, copy_to_null, under_load, until
 
 SETTINGS: Final = {
     "fsync": "off",
@@ -203,24 +201,9 @@ class Bench:
         ]
         return ReaderPlace(name, folder, self._dsn, tables, f"{name}_pub", "\n".join(more))
 
-    @contextmanager
-    def _trickle(self) -> Iterator[None]:
+    def _trickle(self) -> AbstractContextManager[None]:
         """Transactions at RATE inside the block, committed synchronously, paced by the server itself."""
-        stop = Event()
-
-        def work() -> None:
-            with connect(self._dsn) as conn:
-                conn.execute("SET synchronous_commit = on")
-                while not stop.is_set():
-                    conn.execute("CALL bench_tpcb.paced(%s, %s)", [int(RATE / 5), RATE])
-
-        with ThreadPoolExecutor(1) as pool:
-            working = pool.submit(work)
-            try:
-                yield
-            finally:
-                stop.set()
-                working.result()
+        return under_load(self._dsn, "bench_tpcb", RATE, seconds=0.2)
 
     def _catch_up(self, place: ReaderPlace) -> None:
         """Wait until the log holds all that is committed now."""
