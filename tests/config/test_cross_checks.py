@@ -22,8 +22,8 @@ CONFLICTS = [
 
 
 CONFLICTS += [
-    (["dropped_columns: drop", said], "dropped_columns", f"'drop' conflicts with {told}")
-    for said, told in {
+    (["dropped_columns: drop", said], "dropped_columns", f"'drop' conflicts with {other}")
+    for said, other in {
         "stored_as_scd_type: 2": "'scd2'",
         "mode: append": "'append'",
         "mode: soft_delete": "'soft_delete'",

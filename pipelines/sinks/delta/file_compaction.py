@@ -23,7 +23,15 @@ from pyroaring import BitMap
 
 from cdc.failpoint import hit
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
-from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, Action, LiveFile, LiveFiles, commit_info, new_data_path
+from pipelines.sinks.delta.indexed.delta_log import (
+    ATTEMPTS,
+    Action,
+    LiveFile,
+    LiveFiles,
+    add_action,
+    commit_info,
+    new_data_path,
+)
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
 from pipelines.sinks.delta.new_file_statistics import FileStatistics, columns_with_bounds
 
@@ -113,15 +121,10 @@ def write(
     written = sink.getvalue()
     storage.write(path, written)
     hit("delta_rewrite_written")
-    add: Action = {
-        "path": path,
-        "partitionValues": sources[0].add.get("partitionValues") or {},
-        "size": written.size,
-        # the rows have the order of the old files, so the new file is as well sorted as they are
-        "modificationTime": max(int(source.add["modificationTime"]) for source in sources),
-        "dataChange": False,
-        "stats": statistics.to_json(),
-    }
+    # the rows have the order of the old files, so the new file is as well sorted as they are
+    modified_at = max(int(source.add["modificationTime"]) for source in sources)
+    add = add_action(path, written.size, statistics.to_json(), sources[0].add.get("partitionValues"))
+    add |= {"modificationTime": modified_at, "dataChange": False}
     return RewrittenFile(tuple(sources), tuple(starts), LiveFile(add), statistics.rows)
 
 

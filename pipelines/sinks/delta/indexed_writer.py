@@ -18,7 +18,6 @@ the steps. It writes the Parquet files again only if their rows have changed.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -42,6 +41,7 @@ from pipelines.sinks.delta.indexed.delta_log import (
     LiveFile,
     LiveFiles,
     MetadataChanged,
+    add_action,
     commit_info,
     new_data_path,
 )
@@ -420,15 +420,7 @@ class IndexedTable:
         pq.write_table(rows.replace_schema_metadata(None), sink, compression=_COMPRESSION, write_statistics=bounded)
         content = sink.getvalue()
         self._storage.write(path, content)
-        add: Action = {
-            "path": path,
-            "partitionValues": dict(values),
-            "size": content.size,
-            "modificationTime": int(time.time() * 1000),
-            "dataChange": True,
-            "stats": statistics(rows, described),
-        }
-        return LiveFile(add)
+        return LiveFile(add_action(path, content.size, statistics(rows, described), values))
 
     def _commit(self, found: FoundRows, new: Sequence[NewFile], marker: Action) -> bool:
         """Write the deletion vectors and commit; return False if another client committed first."""

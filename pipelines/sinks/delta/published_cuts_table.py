@@ -9,7 +9,6 @@ A publish writes its data file and its commit itself, in about 1 ms; delta-rs ta
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -31,9 +30,10 @@ from cdc.stores.lake_reader import PUBLISHED_AT, PUBLISHED_SCHEMA, read_publishe
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema
 from pipelines.sinks.delta.delta_log_cleanup import is_newest, remove_old_commits
-from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY
-from pipelines.sinks.delta.indexed.delta_log import Action, commit_info, commit_path, encode_commit, new_data_path
+from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY, TxnMarker
+from pipelines.sinks.delta.indexed.delta_log import add_action, commit_info, commit_path, encode_commit, new_data_path
 from pipelines.sinks.delta.indexed.table_storage import storage_of
+from pipelines.sinks.delta.new_file_statistics import statistics
 
 CLEAN_EVERY: Final = 100
 """Number of publishes from one clean-up to the next; a clean-up removes expired cuts and overwritten files."""
@@ -159,7 +159,7 @@ class PublishedTable:
         commits were removed meanwhile.
         """
         recent = time.monotonic() - self._seen_at <= TRUSTED_FOR
-        if is_newest(self._uri, self._version) or ("://" in self._uri and recent):
+        if recent if "://" in self._uri else is_newest(self._uri, self._version):
             return
         seen = DeltaTable(self._uri)
         if seen.version() != self._version or seen.transaction_version(self._app_id) != self._position:
@@ -174,35 +174,37 @@ class PublishedTable:
         pq.write_table(rows, content, compression="snappy")
         written = content.getvalue()
         self._storage.write(path, written)
-        record, now = newest.record, int(time.time() * 1000)
-        actions: list[Action] = [
-            commit_info("WRITE", engineInfo="cdc"),
-            {"txn": {"appId": self._app_id, "version": record.position, "lastUpdated": now}},
-            {"add": _add_action(path, written.size, now, rows)},
-        ]
+        # readers find the newest record by the statistics of `published_at`
+        add = add_action(path, written.size, statistics(rows, ("position", "committed_at", PUBLISHED_AT)))
+        txn = TxnMarker(self._app_id, newest.record.position).action
+        actions = [commit_info("WRITE", engineInfo="cdc"), txn, {"add": add}]
         try:
             self._storage.create(commit_path(self._version + 1), encode_commit(actions))
         except FileExistsError as exc:
-            raise SinkFenced(f"another process published to the sink at {self._uri!r} at the same moment") from exc
-        self._confirm(self._version + 1, record)
+            raise self._fenced_error() from exc
+        self._confirm(self._version + 1, newest.record)
         if self._version % CHECKPOINT_EVERY == 0:
             DeltaTable(self._uri, version=self._version).create_checkpoint()
 
-    def _replace_all(self, cuts: Sequence[KeptCut], record: Published) -> None:
-        """Replace the rows of the table by those of `cuts`; raise SinkFenced if another driver committed first.
+    def _replace_all(self, cuts: Sequence[KeptCut], record: Published) -> DeltaTable:
+        """Replace the rows of the table by those of `cuts`, and return the table.
 
-        record: the newest cut, with the schemas of its tables.
+        record: the newest cut, with the schemas of its tables. Raises SinkFenced if another driver committed first.
         """
         table = DeltaTable(self._uri)
         if table.version() != self._version:
-            raise SinkFenced(f"another process published to the sink at {self._uri!r} at the same moment")
+            raise self._fenced_error()
         # no retries: a retry would commit on top of the commit of another driver
         mark = CommitProperties(max_commit_retries=0, app_transactions=[Transaction(self._app_id, record.position)])
         try:
             write_deltalake(table, _rows(cuts), mode="overwrite", commit_properties=mark)
         except CommitFailedError as exc:
-            raise SinkFenced(f"another process published to the sink at {self._uri!r} at the same moment") from exc
+            raise self._fenced_error() from exc
         self._confirm(table.version(), record)
+        return table
+
+    def _fenced_error(self) -> SinkFenced:
+        return SinkFenced(f"another process published to the sink at {self._uri!r} at the same moment")
 
     def _confirm(self, version: int, record: Published) -> None:
         self._version, self._position, self._record = version, record.position, record
@@ -212,10 +214,9 @@ class PublishedTable:
         stay = set(kept_cuts([cut.published_at for cut in self._cuts], self._cuts[-1].published_at, retain))
         kept = [cut for cut in self._cuts if cut.published_at in stay]
         self.check()
-        self._replace_all([*kept[:-1], replace(kept[-1], text=record.to_json())], record)
+        table = self._replace_all([*kept[:-1], replace(kept[-1], text=record.to_json())], record)
         self._cuts = kept
         hit("delta_cuts_thinned")
-        table = DeltaTable(self._uri)
         table.vacuum(retention_hours=1, enforce_retention_duration=False, dry_run=False)
         table = DeltaTable(self._uri)
         if read_published(table) != record:
@@ -270,22 +271,6 @@ def _rows(cuts: Sequence[KeptCut]) -> pa.Table:
         [cut.published_at for cut in cuts],
     ]
     return pa.table(dict(zip(PUBLISHED_SCHEMA.names, columns, strict=True)), schema=PUBLISHED_SCHEMA)
-
-
-def _add_action(path: str, size: int, now: int, rows: pa.Table) -> Action:
-    """Return the `add` action of a data file; readers find the newest record by the statistics of `published_at`."""
-    (row,) = rows.to_pylist()
-    bounds = {name: row[name] for name in ("position", "committed_at", PUBLISHED_AT)}
-    nulls = {name: int(row[name] is None) for name in rows.column_names}
-    stats = {"numRecords": 1, "minValues": bounds, "maxValues": bounds, "nullCount": nulls}
-    return {
-        "path": path,
-        "partitionValues": {},
-        "size": size,
-        "modificationTime": now,
-        "dataChange": True,
-        "stats": json.dumps(stats),
-    }
 
 
 def _read_cuts(table: DeltaTable) -> list[KeptCut]:

@@ -12,7 +12,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -299,6 +299,20 @@ class LiveFiles:
 def new_data_path() -> str:
     """Return a path for a data file that does not exist yet."""
     return f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+
+
+def add_action(
+    path: str, size: int, statistics: str, partition_values: Mapping[str, str | None] | None = None
+) -> Action:
+    """Return the `add` action of a data file written now, without the outer key. statistics: as JSON."""
+    return {
+        "path": path,
+        "partitionValues": dict(partition_values or {}),
+        "size": size,
+        "modificationTime": int(time.time() * 1000),
+        "dataChange": True,
+        "stats": statistics,
+    }
 
 
 def commit_info(operation: str, **more: str) -> Action:
