@@ -21,7 +21,7 @@ from cdc.catalog import Catalog
 from cdc.catalog.connection import check_catalog_writable, is_catalog_created
 from cdc.config import Definition, DeltaSinkDefinition, rule_of, table_settings
 from cdc.config.field_types import fixed_part, is_remote
-from cdc.config.rule_column_conflicts import with_target_columns
+from cdc.config.key_conflicts import with_target_columns
 from cdc.config.sinks import Sink
 from cdc.errors import (
     CatalogUnavailable,

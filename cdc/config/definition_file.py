@@ -11,11 +11,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from cdc.config.cross_checks import disagreements
 from cdc.config.definition import Definition
 from cdc.config.interpolation import Interpolated
+from cdc.config.key_conflicts import CORRECT_RULE, KeyConflict, disagreements
 from cdc.config.pydantic_errors import issues_of
-from cdc.config.rule_column_conflicts import CORRECT_RULE, KeyConflict
 from cdc.config.secret import HIDDEN
 from cdc.config.units import print_seconds, print_size
 from cdc.config.yaml_document import FAULTY, Key, YamlDocument, read_document
