@@ -76,7 +76,7 @@ def copy_table(conn: psycopg.Connection, schema: TableSchema) -> Iterator[memory
 
     The rows come in the pieces that `copy_rows` yields. As in pgoutput, rows of inheritance children are left out, and
     rows of all partitions are included. Text of an SQL_ASCII database is not converted (see
-    `cdc.pgoutput.text_repair`). Closing the iterator early cancels the statement.
+    `cdc.postgres.sql_ascii`). Closing the iterator early cancels the statement.
 
     Raises PreflightFailed if the privilege to read is missing, UnknownRelation if the table does not exist.
     """

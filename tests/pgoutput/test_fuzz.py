@@ -33,8 +33,8 @@ from cdc.pgoutput.messages import (
     Update,
 )
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
-from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair
 from cdc.position import Position
+from cdc.postgres.sql_ascii import CopyTextRepair, FrameTextRepair
 from tests.pgoutput.encode import POSTGRES_EPOCH, frame
 from tests.pgoutput.streams import FULL, ORDERS, Decoder, events, ready, relation, rows, transaction
 

@@ -29,13 +29,12 @@ from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.decoder_events import DecodedRows
 from cdc.pgoutput.message_parser import FrameBatch
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
-from cdc.pgoutput.text_repair import CopyTextRepair, FrameTextRepair
 from cdc.position import Position
 from cdc.postgres.connection import connect
 from cdc.postgres.copy_in_snapshot import copy_table
 from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
-from cdc.postgres.sql_ascii import copy_text_repair, frame_text_repair, unchanged
+from cdc.postgres.sql_ascii import CopyTextRepair, FrameTextRepair, copy_text_repair, frame_text_repair, unchanged
 from cdc.postgres.tables import match_tables, read_schema
 from tests.fixtures.postgres import NEWEST_AND_OLDEST, drop_when_free, run_sql
 from tests.fixtures.waiting import until

@@ -15,8 +15,8 @@ from cdc.pgoutput.copy_decoder import CopyDecoder
 from cdc.pgoutput.message_parser import FrameBatch, parse_frame
 from cdc.pgoutput.messages import Delete, Insert, OldKind, OldTuple, Update
 from cdc.pgoutput.reference_decoder import ReferenceDecoder
-from cdc.pgoutput.text_repair import PREFIX, CopyTextRepair, FrameTextRepair, repair_value
 from cdc.position import Position
+from cdc.postgres.sql_ascii import PREFIX, CopyTextRepair, FrameTextRepair, repair_value
 from tests.fixtures.examples import examples
 from tests.pgoutput.encode import frame
 from tests.pgoutput.streams import ORDERS, events, relation, rows, streams, transaction
