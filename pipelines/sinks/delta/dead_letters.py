@@ -19,7 +19,7 @@ from cdc.stores.dead_letter_rows import PARKED_SCHEMA, DeadLetterEntry, Key, Par
 from cdc.stores.published_record import Published
 from pipelines.sinks.contract import RefusedRow, TableBatch
 from pipelines.sinks.delta.erase_earlier_versions import erase_earlier
-from pipelines.sinks.delta.history_row_states import typed_changes
+from pipelines.sinks.delta.history_rows import typed_changes
 from pipelines.sinks.delta.merge_source import BaseLookup, has_no_base, source_rows
 from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types.typed_rows import typed_keys

@@ -26,7 +26,7 @@ from pipelines.folding.history_changes import GenerationEnd
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import ROWS, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.history_modes import HistoryRows
-from pipelines.sinks.delta.history_row_states import StoredRows, complete_changes
+from pipelines.sinks.delta.history_rows import StoredRows, complete_changes
 from pipelines.sinks.delta.target_columns import OP
 from pipelines.sinks.delta.target_layout import check_partition_values, double_quoted
 from pipelines.sinks.delta.writers import Writers

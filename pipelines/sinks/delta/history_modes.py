@@ -18,6 +18,7 @@ from cdc.config import TableSettings
 from cdc.config.sinks import HistoryMode
 from cdc.errors import ValueNotRepresentable
 from cdc.stores.dead_letter_rows import Key
+from cdc.table import TableSchema
 from cdc.target_names import (
     COMMITTED_COLUMN,
     DELETED_COLUMN,
@@ -27,12 +28,12 @@ from cdc.target_names import (
     POSITION_COLUMN,
     START_COLUMN,
     TO_COLUMN,
+    column_name,
 )
 from pipelines.folding.history_changes import GenerationEnd
 from pipelines.sinks.contract import TableBatch
 from pipelines.sinks.delta.delta_target import DeltaTarget
-from pipelines.sinks.delta.history_row_states import RowStates, StoredRows
-from pipelines.sinks.delta.history_rows import change_rows, marked_rows, tracked_columns, version_rows
+from pipelines.sinks.delta.history_rows import RowStates, StoredRows, change_rows, marked_rows, version_rows
 from pipelines.sinks.delta.merge_source import RowFinder, find_by_index, key_numbers, latest_per_key, rows_with_keys
 from pipelines.sinks.delta.target_columns import RowShape
 from pipelines.types.typed_rows import typed_keys
@@ -293,3 +294,19 @@ def _first_positions(rows: pa.Table, keys: pa.Table, positions: np.ndarray) -> n
     np.minimum.at(first, numbers[rows.num_rows :], positions)
     found = first[numbers[: rows.num_rows]]
     return np.where(found == _NEVER, -1, found)
+
+
+def tracked_columns(shape: RowShape, schema: TableSchema, settings: TableSettings) -> list[str]:
+    """Return the Delta names of the columns whose changes begin a new version of a row.
+
+    settings: the settings of the table; they name columns as the source does. schema: the schema of the source table.
+    """
+    wanted, unwanted = set(settings.track_history_column_list), set(settings.track_history_except_column_list)
+    source_name = {column.id: column.name for column in schema.columns}
+    names = [(column_name(column.name), source_name.get(column.id, column.name)) for column in shape.schema.sent]
+    keys = set(shape.key)
+    return [
+        delta_name
+        for delta_name, name in names
+        if delta_name not in keys and (not wanted or name in wanted) and name not in unwanted
+    ]
