@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,9 @@ class StoredObject(Protocol):
 
     def write_bytes(self, content: bytes, /) -> object:
         """Replace the content of the file."""
+
+    def create_bytes(self, content: bytes, /) -> object:
+        """Create the file; raises FileExistsError if it exists."""
 
 
 def replace(path: Path | StoredObject, content: bytes) -> None:
@@ -25,17 +29,22 @@ def replace(path: Path | StoredObject, content: bytes) -> None:
     if not isinstance(path, Path):
         path.write_bytes(content)
         return
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with draft.open("wb") as sink:
-            sink.write(content)
-            sink.flush()
-            os.fsync(sink.fileno())
+    with _synced_draft(path, content) as draft:
         draft.replace(path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
+    sync(path.parent)
+
+
+def create(path: Path | StoredObject, content: bytes) -> None:
+    """Create a file atomically with its content; raises FileExistsError, and changes nothing, if the file exists.
+
+    The file is durable when the function returns. After another OSError the file is missing, or it exists with its
+    content and may not survive a power loss. Hidden files and errors of an object store are as for `replace`.
+    """
+    if not isinstance(path, Path):
+        path.create_bytes(content)
+        return
+    with _synced_draft(path, content) as draft:
+        path.hardlink_to(draft)
     sync(path.parent)
 
 
@@ -66,3 +75,18 @@ def sync(path: Path | StoredObject) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def _synced_draft(path: Path, content: bytes) -> Iterator[Path]:
+    """Write and fsync a hidden file in the directory of `path`, and remove it after the block if it is still there."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with draft.open("wb") as sink:
+            sink.write(content)
+            sink.flush()
+            os.fsync(sink.fileno())
+        yield draft
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 Failpoints are inactive unless CDC_FAILPOINT is set. The process is killed by SIGKILL, so it flushes nothing.
 With `slot_created:1:abandon`, `hit` raises Abandoned instead, for a test that stops many readers in its own process.
+With `slot_created:1:stop`, `hit` sends SIGSTOP instead, for a test that lets the process continue later.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def hit(name: str) -> None:
         return
     nth, _, how = nth.partition(":")
     _passes[name] = _passes.get(name, 0) + 1
-    if _passes[name] >= int(nth or 1):
+    if _passes[name] == int(nth or 1):
         if how == "abandon":
             raise Abandoned(name)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)

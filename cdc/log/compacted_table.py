@@ -14,13 +14,13 @@ from typing import Any, Self
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.transaction import AddAction
 
 from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogFenced
 from cdc.failpoint import hit
 from cdc.log import removed_file_records
 from cdc.log.bucket_files import BucketPath, Root, as_root
+from cdc.log.delta_actions import Action
 from cdc.log.disk_format import (
     CHANGES,
     COMPACTED,
@@ -208,7 +208,6 @@ class CompactedWriter:
         The commit is durable when the method returns. Raises LogFenced if another compaction has committed. Raises
         LogCorrupt if a file differs from what was written.
         """
-        self._fenced.check_ours()
         replaced = [run for run in self.runs if run.number in set(replaces)]
         if len(replaced) != len(set(replaces)):
             raise LogFenced(
@@ -255,7 +254,6 @@ class CompactedWriter:
         self._remove_files({self._relative(file): file.size for file in self._state.files}, Position(0), Position(0))
 
     def _remove_files(self, files: Mapping[str, int], horizon: Position, floor: Position) -> None:
-        self._fenced.check_ours()
         removed_file_records.record_removal(self._root, COMPACTED, files, self._state.version + 1)
         hit("drop_noted")
         self._fenced.commit(
@@ -273,7 +271,7 @@ class CompactedWriter:
     def _relative(self, file: LogFile) -> str:
         return file.path.removeprefix(f"{self._fenced.path}/")
 
-    def _added(self, file: WrittenFile, horizon: Position) -> AddAction:
+    def _added(self, file: WrittenFile, horizon: Position) -> Action:
         action = self._fenced.added(file.name, file.size, file.rows, file.statistics)
         last = json.loads(file.statistics).get("maxValues", {}).get("position")
         if last is None or last > horizon:

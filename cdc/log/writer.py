@@ -176,7 +176,6 @@ class LogWriter:
                 f"a commit that ends at {info.last!s} is refused: the log is already at {self.durable!s}, so its "
                 "position would not advance"
             )
-        self._fenced.check_ours()
         actions = [self._fenced.added(file.relative, file.size, file.rows, file.statistics) for file in files]
         metadata = info.to_metadata() if token is None else {**info.to_metadata(), TOKEN: token}
         self._fenced.commit(actions, info.last, metadata)
@@ -190,7 +189,6 @@ class LogWriter:
         segment.
         """
         last = self.last_commit
-        self._fenced.check_ours()
         listed = self._fenced.files().select(["path", "size_bytes", "max.position", "partition.segment"]).to_pylist()
         chosen = [row for row in listed if int(row["partition.segment"]) in set(segments)]
         newest = max((int(row["partition.segment"]) for row in listed), default=0)
@@ -205,7 +203,7 @@ class LogWriter:
         if (horizon := secured_horizon(self._log, self.log_id)) < upto:
             raise LogCorrupt(f"changes up to {upto!s} cannot be trimmed: the log is compacted only up to {horizon!s}")
         sizes = {row["path"]: row["size_bytes"] for row in chosen}
-        removed_file_records.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
+        removed_file_records.record_removal(self._log, CHANGES, sizes, self._fenced.next_version)
         hit("trim_noted")
         self._fenced.commit(
             [FencedTable.removed(row["path"], row["size_bytes"]) for row in chosen],
@@ -223,7 +221,6 @@ class LogWriter:
         LogCorrupt if a new file differs from what was written, or if new and old files differ in their number of rows.
         """
         last = self.last_commit
-        self._fenced.check_ours()
         rows_of_files = self._fenced.files().select(["path", "size_bytes", "num_records"]).to_pylist()
         listed = {row["path"]: row for row in rows_of_files}
         if all(file.relative in listed for file in new):
@@ -237,11 +234,10 @@ class LogWriter:
                 "number of rows"
             )
         added = [
-            replace(self._fenced.added(file.relative, file.size, file.rows, file.statistics), data_change=False)
-            for file in new
+            self._fenced.added(file.relative, file.size, file.rows, file.statistics, data_change=False) for file in new
         ]
         sizes = {path: listed[path]["size_bytes"] for path in old}
-        removed_file_records.record_removal(self._log, CHANGES, sizes, self._fenced.table.version() + 1)
+        removed_file_records.record_removal(self._log, CHANGES, sizes, self._fenced.next_version)
         hit("rewrite_noted")
         removed = [FencedTable.removed(path, listed[path]["size_bytes"], data_change=False) for path in old]
         self._fenced.commit([*added, *removed], last.last, {**last.to_metadata(), "cdc.rewritten": str(len(old))})

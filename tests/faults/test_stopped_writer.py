@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +12,10 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from deltalake import DeltaTable
 
 from cdc.errors import LogFenced
-from cdc.log.disk_format import CHANGES, COMPACTED, commit_file
+from cdc.failpoint import VARIABLE
+from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.reader import LogReader
 from cdc.log.retrying_writer import RetryingWriter
@@ -65,23 +64,22 @@ def _small(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def stopped(root: Path, name: str, code: str) -> Iterator[list[str]]:
-    """Code that is stopped with its next commit of a table written and not yet made, beside a block; what it says."""
-    commit = commit_file(root / name, DeltaTable(str(root / name)).version() + 1)
-    trace, said = root.parent / "trace", list[str]()
-    command = ["strace", "-f", "-qq", "-o", str(trace), "-P", f"{commit}#1", "-e", "trace=openat"]
-    trace.touch()
-    with subprocess.Popen(
-        [*command, "-e", "inject=openat:signal=STOP:when=1", sys.executable, "-c", code, str(root)],
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        until(lambda: "stopped by SIGSTOP" in trace.read_text() or child.poll() is not None, trace.read_text)
+    """Code that is stopped before its next commit of a table, next to a block; yields what it prints afterwards."""
+    said = list[str]()
+    stop = {VARIABLE: f"before_commit_of_{name}:1:stop"}
+    command = [sys.executable, "-c", code, str(root)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | stop) as child:
+        stat = Path(f"/proc/{child.pid}/stat")
+
+        def is_stopped() -> bool:
+            return stat.read_text().rpartition(")")[2].split()[0] == "T"
+
+        until(lambda: child.poll() is not None or is_stopped(), stat.read_text)
         assert child.poll() is None, child.communicate()[1]
-        (process,) = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
         try:
             yield said
         finally:
-            os.kill(int(process), signal.SIGCONT)
+            child.send_signal(signal.SIGCONT)
             said.append(child.communicate(timeout=PATIENCE)[1])
 
 
@@ -97,9 +95,6 @@ def forget_commits(table: Path) -> None:
 def rows(root: Path) -> list[int]:
     log = LogReader(root)
     return [row["position"] for row in read_range(log, Position(0), log.durable or Position(0))]
-
-
-pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 
 
 def test_a_reader_whose_staged_files_another_one_removed_does_not_commit_them(root: Path) -> None:

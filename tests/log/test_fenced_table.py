@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable, TableFeatures
 
+from cdc.errors import LogFormatUnknown
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.disk_format import CHANGES, COMPACTED, commit_file
+from cdc.log.fenced_table import FencedTable
 from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
@@ -81,3 +84,11 @@ def test_a_whole_commit_is_left_as_it_is(root: Path) -> None:
     said = commit.read_bytes()
     LogWriter.open(root, IDENTITY, CLOSED)
     assert commit.read_bytes() == said
+
+
+@pytest.mark.parametrize("name", [CHANGES, COMPACTED])
+def test_a_table_whose_writers_another_client_gave_new_rules_is_not_written(root: Path, name: str) -> None:
+    DeltaTable(str(root / name)).alter.add_feature(TableFeatures.ChangeDataFeed, allow_protocol_versions_increase=True)
+
+    with pytest.raises(LogFormatUnknown, match=f"another client changed table '{name}' of the log: .* version 7"):
+        FencedTable(root / name)

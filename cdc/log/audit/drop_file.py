@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
-from deltalake.transaction import AddAction, RemoveAction
 
 from cdc.errors import ConfigError, LogCorrupt, LogFenced
 from cdc.failpoint import hit
@@ -241,12 +240,12 @@ def _commit_loss(root: Root, loss: _Loss) -> None:
     """Make one commit at the end of the log that removes the lost files and marks their tables as needs_resync."""
     fenced = FencedTable(root / CHANGES)
     info = _latest_info(fenced)
-    actions: list[AddAction | RemoveAction] = [FencedTable.removed(*file) for file in loss.removed.items()]
+    actions: list[dict[str, Any]] = [FencedTable.removed(*file) for file in loss.removed.items()]
     if loss.tables:  # otherwise the file contained only messages
         info = replace(info, last=position_behind(info.last), committed_at=time.time_ns() // 1000)
         info = replace(info, rows=len(loss.tables), transactions=1)
         actions.append(_write_rows(fenced, loss.file, _rows(loss, info)))
-    removed_file_records.record_removal(root, CHANGES, loss.removed, fenced.table.version() + 1)
+    removed_file_records.record_removal(root, CHANGES, loss.removed, fenced.next_version)
     hit("drop_noted")
     fenced.commit(actions, int(info.last), {**info.to_metadata(), "cdc.dropped": loss.file.path})
     hit("drop_committed")
@@ -277,7 +276,7 @@ def _needing_resync(schema: TableSchema, reason: str) -> TableSchema:
     return schema if schema.state is TableState.DROPPED else schema.flagged(TableState.NEEDS_RESYNC, reason)
 
 
-def _write_rows(fenced: FencedTable, file: LogFile, rows: pa.Table) -> AddAction:
+def _write_rows(fenced: FencedTable, file: LogFile, rows: pa.Table) -> dict[str, Any]:
     segment = max(map(int, fenced.files()["partition.segment"].to_pylist()))
     relative = f"segment={segment}/{lost_range_records.lost_range_file_name(file.first, file.last)}"
     size = write_parquet(rows.sort_by(ORDER), fenced.path / relative)

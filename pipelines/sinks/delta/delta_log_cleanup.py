@@ -31,6 +31,10 @@ _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
 LOG: Final = "_delta_log"
 DELETION_VECTORS_FEATURE: Final = "deletionVectors"
 """Name of the table feature in the Delta protocol."""
+CHECKPOINT_EVERY: Final = 25
+"""Number of table versions between two checkpoints of `_delta_log`. At each commit, delta-rs reads all commits since
+the last checkpoint twice.
+"""
 CHECKPOINTS_AT_ONCE: Final = 20
 """Maximum number of checkpoints that one call of remove_old_commits creates; each takes about 20 ms."""
 

@@ -12,7 +12,6 @@ error.
 from __future__ import annotations
 
 import re
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from cdc.stores.path_ownership import LOG_ID, check_free, check_owner, foreign_t
 from cdc.table import TableSchema
 from cdc.target_names import END_COLUMN, ORDINAL_COLUMN, POSITION_COLUMN, START_COLUMN, column_name
 from pipelines.sinks.contract import TableBatch
-from pipelines.sinks.delta.delta_log_cleanup import is_newest
+from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest
 from pipelines.sinks.delta.schema_evolution import (
     ColumnChange,
     EvolutionPlan,
@@ -61,10 +60,6 @@ the older rows. The changes up to that position may not be in the target yet.
 STATISTICS: Final = "delta.dataSkippingStatsColumns"
 MAX_STATISTICS: Final = 32
 """Maximum number of columns with file statistics in a target; the default of Delta (`dataSkippingNumIndexedCols`)."""
-CHECKPOINT_EVERY: Final = 25
-"""Number of table versions between two checkpoints of `_delta_log`. At each commit, delta-rs reads all commits since
-the last checkpoint twice.
-"""
 REOPEN_AFTER: Final = CHECKPOINT_EVERY
 """Number of new versions after which `DeltaTarget.refresh` opens the table again, because an open DeltaTable keeps
 every commit that it has read in memory.
@@ -92,11 +87,6 @@ class TxnMarker:
 
     app_id: str
     version: int
-
-    @property
-    def action(self) -> dict[str, Any]:
-        """This `txn` action as `_delta_log` spells it."""
-        return {"txn": {"appId": self.app_id, "version": int(self.version), "lastUpdated": int(time.time() * 1000)}}
 
     @property
     def properties(self) -> CommitProperties:

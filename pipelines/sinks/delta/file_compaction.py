@@ -22,14 +22,12 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from cdc.failpoint import hit
+from cdc.log.delta_actions import Action, add_action, commit_info
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import (
     ATTEMPTS,
-    Action,
     LiveFile,
     LiveFiles,
-    add_action,
-    commit_info,
     new_data_path,
 )
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema

@@ -31,18 +31,16 @@ from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
 from cdc.failpoint import hit
+from cdc.log.delta_actions import Action, add_action, commit_info
 from cdc.target_names import ORDINAL_COLUMN, POSITION_COLUMN, RELATION_COLUMN
 from pipelines.sinks.delta import file_compaction
 from pipelines.sinks.delta.file_compaction import RewrittenFile
 from pipelines.sinks.delta.indexed.deletion_vectors import encode, rows_of
 from pipelines.sinks.delta.indexed.delta_log import (
     ATTEMPTS,
-    Action,
     LiveFile,
     LiveFiles,
     MetadataChanged,
-    add_action,
-    commit_info,
     new_data_path,
 )
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys

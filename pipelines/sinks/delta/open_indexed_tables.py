@@ -16,7 +16,9 @@ import structlog
 from deltalake.exceptions import CommitFailedError
 
 from cdc.errors import LogError, SinkUnavailable, TargetUnusable
-from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY, DeltaTarget, TxnMarker
+from cdc.log.delta_actions import txn_action
+from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
+from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, LogNotReadable
 from pipelines.sinks.delta.indexed.key_hashes import can_hash
@@ -65,7 +67,7 @@ class IndexedTargets:
             table.read_commits(since)  # since the choice of the writer, rows may have been erased
             if table.key != key or refusal(table.files, target.all_columns) is not None:
                 raise CommitFailedError("the target changed between the choice of the writer and the merge")
-            table.merge(source, marker.action, target.columns, target.statistics_columns)
+            table.merge(source, txn_action(marker.app_id, marker.version), target.columns, target.statistics_columns)
         target.read_own_commit(marker.app_id, marker.version, since)
         if target.version % CHECKPOINT_EVERY == 0:
             table.files.write_checkpoint()

@@ -24,14 +24,14 @@ from deltalake.schema import Schema
 
 from cdc.errors import CutUnderOtherRules, SinkFenced, SinkOfAnotherLog
 from cdc.failpoint import hit
+from cdc.log.delta_actions import add_action, commit_info, encode_commit, txn_action
 from cdc.position import Position
 from cdc.stores.cut_retention import kept_cuts
 from cdc.stores.lake_reader import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema
-from pipelines.sinks.delta.delta_log_cleanup import is_newest, remove_old_commits
-from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY, TxnMarker
-from pipelines.sinks.delta.indexed.delta_log import add_action, commit_info, commit_path, encode_commit, new_data_path
+from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest, remove_old_commits
+from pipelines.sinks.delta.indexed.delta_log import commit_path, new_data_path
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.new_file_statistics import statistics
 
@@ -176,7 +176,7 @@ class PublishedTable:
         self._storage.write(path, written)
         # readers find the newest record by the statistics of `published_at`
         add = add_action(path, written.size, statistics(rows, ("position", "committed_at", PUBLISHED_AT)))
-        txn = TxnMarker(self._app_id, newest.record.position).action
+        txn = txn_action(self._app_id, newest.record.position)
         actions = [commit_info("WRITE", engineInfo="cdc"), txn, {"add": add}]
         try:
             self._storage.create(commit_path(self._version + 1), encode_commit(actions))

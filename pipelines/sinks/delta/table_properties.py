@@ -16,8 +16,9 @@ import pyarrow as pa
 from deltalake import DeltaTable, TableFeatures
 from deltalake.exceptions import CommitFailedError
 
+from cdc.log.delta_actions import Action, commit_info, encode_commit
 from cdc.stores.unsupported_table_features import unsupported_features
-from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, Action, commit_info, commit_path, encode_commit
+from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, commit_path
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.target_layout import DELETION_VECTORS
 

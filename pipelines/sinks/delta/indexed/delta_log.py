@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,11 +28,9 @@ from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
 from cdc.log.boot_clock import SECOND, BootTimestamp
+from cdc.log.delta_actions import Action, encode_commit, remove_action
 from pipelines.sinks.delta.indexed.deletion_vectors import Descriptor, decode, path_of
 from pipelines.sinks.delta.indexed.table_storage import TableStorage
-
-Action = dict[str, Any]
-"""An action of `_delta_log`: one JSON object with one key, the kind of the action."""
 
 _HINT: Final = "_delta_log/_last_checkpoint"
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")
@@ -112,14 +109,9 @@ class LiveFile:
 
     def remove(self, *, data_change: bool = True) -> Action:
         """Return the action that removes the file."""
-        found: Action = {
-            "path": self.add["path"],
-            "deletionTimestamp": int(time.time() * 1000),
-            "dataChange": data_change,
-            "extendedFileMetadata": True,
-            "partitionValues": self.add.get("partitionValues") or {},
-            "size": self.add["size"],
-        }
+        found = remove_action(
+            self.add["path"], self.add["size"], self.add.get("partitionValues"), data_change=data_change
+        )
         if self.vector is not None:
             found["deletionVector"] = self.vector
         return {"remove": found}
@@ -299,32 +291,6 @@ class LiveFiles:
 def new_data_path() -> str:
     """Return a path for a data file that does not exist yet."""
     return f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
-
-
-def add_action(
-    path: str, size: int, statistics: str, partition_values: Mapping[str, str | None] | None = None
-) -> Action:
-    """Return the `add` action of a data file written now, without the outer key. statistics: as JSON."""
-    return {
-        "path": path,
-        "partitionValues": dict(partition_values or {}),
-        "size": size,
-        "modificationTime": int(time.time() * 1000),
-        "dataChange": True,
-        "stats": statistics,
-    }
-
-
-def commit_info(operation: str, **more: str) -> Action:
-    """Return the `commitInfo` action of a commit made now. more: further fields."""
-    info = {"timestamp": int(time.time() * 1000), "operation": operation, "operationParameters": {}}
-    return {"commitInfo": info | more}
-
-
-def encode_commit(actions: Iterable[Action]) -> bytes:
-    """Return the content of a commit file: one JSON object in each line."""
-    lines = (json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions)
-    return "".join(lines).encode()
 
 
 def commit_path(version: int) -> str:

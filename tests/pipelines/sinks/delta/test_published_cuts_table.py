@@ -13,7 +13,7 @@ from cdc.position import Position
 from cdc.stores.lake_reader import PUBLISHED_SCHEMA, Lake, list_cuts, read_published
 from cdc.stores.published_record import Published, TableRecord
 from cdc.target_names import published_uri
-from pipelines.sinks.delta.delta_target import CHECKPOINT_EVERY
+from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
 from pipelines.sinks.delta.published_cuts_table import CLEAN_EVERY, PublishedTable
 from tests.fixtures.s3 import KEY, KEY_ID, S3
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from pyroaring import BitMap
 
 from cdc.log.boot_clock import SECOND
+from cdc.log.delta_actions import Action
 from pipelines.sinks.delta.indexed.deletion_vectors import DamagedVector
 from pipelines.sinks.delta.indexed.delta_log import (
     RECENT,
-    Action,
     LiveFile,
     LiveFiles,
     LogNotReadable,

@@ -1,0 +1,71 @@
+"""Actions of Delta commits as plain values, and the content of a commit file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Action = dict[str, Any]
+"""An action of `_delta_log`: one JSON object with one key, the kind of the action."""
+
+
+def add_action(
+    path: str,
+    size: int,
+    statistics: str,
+    partition_values: Mapping[str, str | None] | None = None,
+    *,
+    data_change: bool = True,
+) -> Action:
+    """Return the `add` action of a data file written now, without the outer key.
+
+    statistics: as JSON. data_change: False if other files of the same commit contained the rows before.
+    """
+    return {
+        "path": path,
+        "partitionValues": dict(partition_values or {}),
+        "size": size,
+        "modificationTime": _now(),
+        "dataChange": data_change,
+        "stats": statistics,
+    }
+
+
+def remove_action(
+    path: str, size: int, partition_values: Mapping[str, str | None] | None = None, *, data_change: bool = True
+) -> Action:
+    """Return the `remove` action of a data file, without the outer key; the file stays in the storage.
+
+    data_change: False if other files of the same commit contain the rows.
+    """
+    return {
+        "path": path,
+        "deletionTimestamp": _now(),
+        "dataChange": data_change,
+        "extendedFileMetadata": True,
+        "partitionValues": dict(partition_values or {}),
+        "size": size,
+    }
+
+
+def txn_action(app_id: str, version: int) -> Action:
+    """Return the `txn` action that sets the version of an application id, with its outer key."""
+    return {"txn": {"appId": app_id, "version": int(version), "lastUpdated": _now()}}
+
+
+def commit_info(operation: str, **more: Any) -> Action:
+    """Return the `commitInfo` action of a commit made now, with its outer key. more: further fields."""
+    info = {"timestamp": _now(), "operation": operation, "operationParameters": {}}
+    return {"commitInfo": info | more}
+
+
+def encode_commit(actions: Iterable[Action]) -> bytes:
+    """Return the content of a commit file: one JSON object in each line."""
+    lines = (json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions)
+    return "".join(lines).encode()
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
