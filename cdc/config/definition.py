@@ -119,8 +119,8 @@ class Spark(Model):
 
     master: Annotated[str, Field(min_length=1)] = "local[2]"
     """Spark master URL."""
-    trigger: Seconds = 0.0
-    """Time between the starts of two batches; 0, the default, starts a batch as soon as there are changes."""
+    trigger: Seconds = 0.2
+    """Minimum time between the starts of two batches of a sink. A longer time costs less CPU and makes a sink later."""
     checkpoint: Location = ""
     """Local directory for the checkpoints of streaming queries; default `checkpoint` next to the log."""
     conf: Annotated[Mapping[str, str], Field(repr=False)] = {}
