@@ -62,6 +62,10 @@ class BackgroundRewriter:
         """Return whether this rewriter, and not delta-rs, rewrites files of the target."""
         return bool(self._indexed.opened(target))
 
+    def data_paths(self, target: DeltaTarget) -> frozenset[str] | None:
+        """See IndexedTargets.data_paths."""
+        return self._indexed.data_paths(target)
+
     def finish(self, targets: Mapping[str, DeltaTarget], *, wait: bool = False) -> bool:
         """Commit the rewritten file if the thread has written it; return whether the table was changed.
 

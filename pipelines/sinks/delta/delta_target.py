@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeVar, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Metadata, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction
@@ -71,6 +71,8 @@ _PROPERTIES: Final = {
     # a commit per second makes 86,400 files in `_delta_log` a day; each open of the table lists them
     "delta.logRetentionDuration": "interval 1 days",
 }
+_OF_FILES: Final = {"files", "actions"}
+"""Names of cached values that each commit of rows changes."""
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
 _T = TypeVar("_T")
@@ -95,14 +97,11 @@ class TxnMarker:
 
 
 class DeltaTarget:
-    """A Delta table that a sink fills, opened with delta-rs.
-
-    `table` is the newest version that this process has read.
-    """
+    """A Delta table that a sink fills, opened with delta-rs at the newest version that this process has read."""
 
     def __init__(self, uri: str, table: DeltaTable, part: TargetPart | None = None) -> None:
         self.uri = uri
-        self.table = table
+        self._table = table
         self.part: TargetPart = WholeTarget() if part is None else part
         """The rows that this object reads and writes: all rows, or in a shared target those of one source table."""
         self.cluster_by: tuple[str, ...] = ()
@@ -111,9 +110,9 @@ class DeltaTarget:
         """
         self.read_rows: RowReader | None = None
         """Function that reads the target's rows with Spark; None if delta-rs can read them."""
-        self._opened_at = self._cached_version = table.version()
+        self._opened_at = self._version = self._cached_version = table.version()
         self._cache: dict[str, Any] = {}
-        """Values that were read from version `_cached_version` of the table; the key is the name given to `_once`."""
+        """Values that were read from version `_cached_version` of the table; the key is the name given to `once`."""
         self._last_column_change: int | None = None
         """Cached result of `columns_changed_upto`; None if it has to be read from `_delta_log`. It becomes None when
         this process changes columns, or finds a version of the table that it did not know.
@@ -206,9 +205,9 @@ class DeltaTarget:
     @property
     def layout(self) -> TargetLayout:
         """The layout with which the target was created, as read from the metadata of the Delta table."""
-        metadata = self.table.metadata()
+        found = self.metadata
         return TargetLayout.of(
-            metadata.configuration, metadata.partition_columns, {*_PROPERTIES, STATISTICS, DELETION_VECTORS}
+            found.configuration, found.partition_columns, {*_PROPERTIES, STATISTICS, DELETION_VECTORS}
         )
 
     def check_layout(self, layout: TargetLayout) -> None:
@@ -216,8 +215,7 @@ class DeltaTarget:
 
         Raises TargetRulesChanged if the rows were written under another rule, TransformFailed if the layout differs.
         """
-        metadata = self.table.metadata()
-        layout.check(self.uri, metadata.configuration, metadata.partition_columns)
+        layout.check(self.uri, self.metadata.configuration, self.metadata.partition_columns)
         self.cluster_by = layout.cluster_by
 
     def set_key(self, schema: TableSchema, before: TableSchema | None, *, replaced: bool) -> None:
@@ -230,26 +228,43 @@ class DeltaTarget:
         self.part.set_key(self, schema, before, replaced=replaced)
 
     def refresh(self) -> None:
-        """Update `table` to the newest version, which may come from other clients; raises TargetUnusable as `open`
-        does.
-        """
+        """Read the newest version, which may come from other clients; raises TargetUnusable as `open` does."""
         known = self.version
         with translate_refusals(self.uri):
-            if known - self._opened_at >= REOPEN_AFTER:
-                self._reopen()
+            if self._table.version() - self._opened_at >= REOPEN_AFTER:
+                self.reopen()
             elif not is_newest(self.uri, known):
-                self.table.update_incremental()
+                self._read_commits()
         if self.version != known:
             self._last_column_change = None
 
-    def _reopen(self) -> None:
-        self.table = DeltaTable(self.uri)
-        self._opened_at = self.version
+    def reopen(self) -> None:
+        """Open the newest version of the table, and forget the commits of older versions."""
+        self._table = DeltaTable(self.uri)
+        self._opened_at = self._version = self._table.version()
+
+    def _read_commits(self) -> None:
+        if self._version - self._table.version() >= REOPEN_AFTER:
+            self.reopen()
+        else:
+            self._table.update_incremental()
+
+    @property
+    def table(self) -> DeltaTable:
+        """The Delta table. If this process has committed without delta-rs, delta-rs reads those commits now."""
+        if self._table.version() < self._version:
+            self._read_commits()
+        return self._table
 
     @property
     def version(self) -> int:
-        """The version of the Delta table that this process has read last."""
-        return self.table.version()
+        """The version of the Delta table that this process has read or committed last."""
+        return max(self._version, self._table.version())
+
+    @property
+    def metadata(self) -> Metadata:
+        """Id, properties and partition columns of the Delta table."""
+        return self.once("metadata", lambda: self.table.metadata())  # noqa: PLW0108 - `table` may read commits
 
     @property
     def relation(self) -> int | None:
@@ -335,24 +350,25 @@ class DeltaTarget:
 
     def _committed(self, application: str) -> int | None:
         # delta-rs searches `_delta_log` each time, for 5 ms if there is no such `txn`
-        return self._once(application, lambda: self.table.transaction_version(application))
+        return self.once(application, lambda: self.table.transaction_version(application))
 
     def record_commit(self, application: str, position: int, since: int) -> None:
-        """Cache the position that this process has just committed in the `txn` of an application id.
+        """Cache the position that this process has just committed, with rows, in the `txn` of an application id.
 
-        The next look-up of this `txn` then reads no file. since: the version of the table before that commit. Does
-        nothing if other clients committed after `since`.
+        The next look-up of this `txn` then reads no file. The cached columns and properties stay valid. since: the
+        version of the table before that commit. Does nothing if other clients committed after `since`.
         """
-        if self.version == since + 1:  # otherwise the commits of other clients in between are not known
-            self._cached_version, self._cache = self.version, {application: int(position)}
+        if self.version == since + 1 and self._cached_version == since:  # no other client committed
+            kept = {name: value for name, value in self._cache.items() if name not in _OF_FILES}
+            self._cached_version, self._cache = self.version, kept | {application: int(position)}
 
-    def read_own_commit(self, application: str, position: int, since: int) -> None:
-        """Read the newest version, after this process committed a `txn` without delta-rs.
+    def record_own_commit(self, application: str, position: int, since: int, version: int) -> None:
+        """Record that this process has committed rows with a `txn`, and without delta-rs, as the given version.
 
-        Arguments: see record_commit.
+        The other arguments are those of record_commit.
         """
-        self.table.update_incremental()
-        if self.version != since + 1:
+        self._version = version
+        if version != since + 1:
             self._last_column_change = None
         self.record_commit(application, position, since)
 
@@ -364,25 +380,26 @@ class DeltaTarget:
     @property
     def all_columns(self) -> pa.Schema:
         """All columns of the Delta table, with the metadata of their fields."""
-        return self._once("all columns", lambda: pa.schema(self.table.schema().to_arrow()))
+        return self.once("all columns", lambda: pa.schema(self.table.schema().to_arrow()))
 
     @property
     def columns(self) -> pa.Schema:
         """All columns of the Delta table, with the column ids of the part's source table in their metadata."""
-        return self._once("columns", lambda: self.part.columns(self.all_columns))
+        return self.once("columns", lambda: self.part.columns(self.all_columns))
 
     def files(self) -> tuple[int, int]:
         """Return the number of data files that the newest version has for the part, and their total bytes."""
-        return self._once("files", lambda: _counted(self.actions))
+        return self.once("files", lambda: _counted(self.actions))
 
     @property
     def actions(self) -> pa.Table:
         """The data files that the newest version has for the part, a row per file: `path`, `size_bytes`, and the bounds
         `min.<name>` and `max.<name>` of each column.
         """
-        return self._once("actions", lambda: self.part.files(pa.table(self.table.get_add_actions(flatten=True))))
+        return self.once("actions", lambda: self.part.files(pa.table(self.table.get_add_actions(flatten=True))))
 
-    def _once(self, name: str, read: Callable[[], _T]) -> _T:
+    def once(self, name: str, read: Callable[[], _T]) -> _T:
+        """Return the value that `read` returns for this version of the table; it is called only if it is needed."""
         if self._cached_version != self.version:
             self._cached_version, self._cache = self.version, {}
         if name not in self._cache:
@@ -494,7 +511,7 @@ class DeltaTarget:
             partition_by=[name_of[name] for name in self.table.metadata().partition_columns] or None,
             commit_properties=self._column_commit(upto),
         )
-        self._reopen()
+        self.reopen()
 
     def fill_defaults(self, defaults: Mapping[str, str], upto: int) -> None:
         """Set new columns to their defaults in all rows at or below position upto.
@@ -510,7 +527,7 @@ class DeltaTarget:
 
     def read_property(self, name: str) -> str | None:
         """Return the value of a property of the Delta table; None if the property is not set."""
-        found = self.table.metadata().configuration.get(name)
+        found = self.metadata.configuration.get(name)
         return None if found is None else str(found)
 
     def set_property(self, name: str, value: str) -> None:

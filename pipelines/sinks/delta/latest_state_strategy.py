@@ -87,14 +87,14 @@ class LatestState:
             finder = None
             if self._settings.uses_index(batch.schema):
                 finder = self._writers.indexed.row_finder(target, self._targets.shape(batch.schema).key)
-            return BaseLookup(target.table, relation=part, read_rows=target.read_rows, find_rows=finder)
+            return BaseLookup(lambda: target.table, relation=part, read_rows=target.read_rows, find_rows=finder)
         known = self._published.records.get(relation)
         if known is None or known.version is None:
             return BaseLookup(None)
         if known.position <= start:
             older = DeltaTable(target.uri, version=self._published.versions[known.target])
-            return BaseLookup(older, relation=part, read_rows=target.read_rows)
-        return BaseLookup(DeltaTable(target.uri), exact=False, relation=part, read_rows=target.read_rows)
+            return BaseLookup(lambda: older, relation=part, read_rows=target.read_rows)
+        return BaseLookup(lambda: DeltaTable(target.uri), exact=False, relation=part, read_rows=target.read_rows)
 
     def _evolve(self, target: DeltaTarget, batch: TableBatch, shape: RowShape) -> None:
         """Change the target's columns to those of the batch, and set new columns to their defaults in older rows."""

@@ -307,15 +307,19 @@ class TargetMaintenance:
         for uri, target in targets.items():
             turn = self._turns.get(uri)
             if turn is not None and turn.version != target.version:
-                turn.files.known |= data_paths_of(target.table)
+                known = self._known_paths(target)
+                turn.files.known |= data_paths_of(target.table) if known is None else known
                 turn.version = target.version
+
+    def _known_paths(self, target: DeltaTarget) -> frozenset[str] | None:
+        """Return the live data files of a target if the indexed writer knows them; otherwise None."""
+        return None if self._rewriter is None else self._rewriter.data_paths(target)
 
     def _run_job(self, uri: str, turn: _Turn, cuts: Sequence[KeptCut], opened: DeltaTarget | None) -> bool:
         """Run the most urgent job on one target; return whether a job was run."""
         now = self._clock()
         rests = now < self._rest_until
-        # delta-rs cannot run OPTIMIZE on a table to which it cannot commit
-        count = 0 if opened is None or unsupported_features(opened.table) else opened.files()[0]
+        count = 0 if opened is None else self._count(opened)
         many = count - turn.left
         if opened is not None and self._rewriter is not None and self._rewriter.rewrites(opened):
             if self._start_rewrite(self._rewriter, opened, turn, many):
@@ -339,6 +343,13 @@ class TargetMaintenance:
             turn.due = now if left else now + self._settings.every
         turn.refused = ""
         return True
+
+    def _count(self, target: DeltaTarget) -> int:
+        """Return the number of data files of a target; 0 if no writer can merge them."""
+        if (known := self._known_paths(target)) is not None:
+            return len(known)
+        # delta-rs cannot run OPTIMIZE on a table to which it cannot commit
+        return 0 if unsupported_features(target.table) else target.files()[0]
 
     def _is_long(self, target: DeltaTarget, turn: _Turn) -> bool:
         return "://" not in target.uri and target.version - turn.shortened > self._settings.keep_commits

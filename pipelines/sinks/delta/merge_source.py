@@ -59,8 +59,8 @@ log = structlog.get_logger("apply")
 class BaseLookup:
     """The version of a target in which the base rows of a batch are searched, and the conditions of the search."""
 
-    table: DeltaTable | None
-    """The target at the version to read; None if there was no target before the batch."""
+    read_table: Callable[[], DeltaTable] | None
+    """Returns the target at the version to read; None if there was no target before the batch."""
     exact: bool = True
     """False if the target already contains some changes of the batch's range. A row with an unchanged key then still
     has a valid base row. A moved row has none: a newer row may have got its old key.
@@ -193,7 +193,7 @@ def overlay(images: pa.Table, bases: BaseLookup, shape: RowShape) -> pa.Table:
     base = rows_before.take(places)
     cells = sent_cells(images, schema)
     # for a column that the target does not have, `rows` has the default of unsent values
-    known = wanted.names if bases.table is None else sources(_columns(bases.table, bases.relation), wanted)
+    known = wanted.names if bases.read_table is None else sources(_columns(bases.read_table(), bases.relation), wanted)
     columns = [
         pc.if_else(pa.array(cells[number]), rows.column(number), base.column(number))
         if wanted.names[number] in known
@@ -222,7 +222,7 @@ def find_base_rows(images: pa.Table, bases: BaseLookup, shape: RowShape) -> tupl
     wanted = shape.image_columns
     base_keys = pc.coalesce(images["base"].combine_chunks(), images["key"].combine_chunks())
     keys = typed_keys(base_keys, shape.schema, shape.policy, images["position"])
-    rows = wanted.empty_table() if bases.table is None else _rows_before(bases, bases.table, keys, wanted)
+    rows = wanted.empty_table() if bases.read_table is None else _rows_before(bases, bases.read_table(), keys, wanted)
     if bases.truncated is not None:
         rows = rows.filter(is_after(rows, bases.truncated))
     return _match(keys, rows), rows

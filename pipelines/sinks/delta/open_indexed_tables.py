@@ -68,7 +68,7 @@ class IndexedTargets:
             if table.key != key or refusal(table.files, target.all_columns) is not None:
                 raise CommitFailedError("the target changed between the choice of the writer and the merge")
             table.merge(source, txn_action(marker.app_id, marker.version), target.columns, target.statistics_columns)
-        target.read_own_commit(marker.app_id, marker.version, since)
+        target.record_own_commit(marker.app_id, marker.version, since, table.files.version)
         if target.version % CHECKPOINT_EVERY == 0:
             table.files.write_checkpoint()
 
@@ -97,6 +97,17 @@ class IndexedTargets:
                 return None
             return table.find_rows(keys, schema)
 
+    def writes(self, target: DeltaTarget) -> bool:
+        """Return whether the last merge into the target was one of the indexed writer."""
+        return _name(target) in self._tables and target.uri not in self.refused
+
+    def data_paths(self, target: DeltaTarget) -> frozenset[str] | None:
+        """Return the paths of the live data files of a target; None if no open index has read its newest version."""
+        for table in self.opened(target):
+            if table.files.version == target.version:
+                return frozenset(file.path for file in table.files.by_path.values())
+        return None
+
     def opened(self, target: DeltaTarget) -> list[IndexedTable]:
         """Return the open indexed tables that merge rows into a target: several if several source tables share it."""
         return [table for (uri, _, column), table in self._tables.items() if uri == target.uri and column is None]
@@ -111,7 +122,7 @@ class IndexedTargets:
 
     def _open(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> str | None:
         """Open the table or read its new commits; return a reason if the indexed writer cannot write it."""
-        name, table_id = _name(target, null_column), target.table.metadata().id
+        name, table_id = _name(target, null_column), target.metadata.id
         known = self._tables.get(name)
         if known is not None and (known.key != key or known.files.metadata.get("id") != str(table_id)):
             self._tables.pop(name).close()

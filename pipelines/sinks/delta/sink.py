@@ -137,12 +137,15 @@ class DeltaSink:
     @contextmanager
     def _watch(self, target: DeltaTarget, topic: str) -> Iterator[None]:
         """Report commits that other clients made to the target before or during the `with` block. Count the bytes that
-        the block rewrites.
+        the block rewrites, unless the indexed writer writes the target: it rewrites nothing.
         """
-        commits, files = self.parts.external_commits, target.actions
+        commits, files = self.parts.external_commits, None
+        if not self.parts.writers.indexed.writes(target):
+            files = target.actions
         commits.before(target, topic, self.parts.published.versions.get(target.uri))
         yield
-        self.commit_rate.add_rewritten(topic, rewritten_bytes(files, target.actions))
+        if files is not None:
+            self.commit_rate.add_rewritten(topic, rewritten_bytes(files, target.actions))
         commits.after(target, topic)
 
     def record(self, batch: TableBatch, target: DeltaTarget, position: int) -> TableRecord:

@@ -252,7 +252,7 @@ def _overwrite(target: DeltaTarget, staged: DeltaTarget, directory: str, positio
         )
     except CommitFailedError as exc:
         raise SinkFenced(f"another process wrote to target {target.uri!r} while the replay replaced its rows") from exc
-    target.table = DeltaTable(target.uri)
+    target.reopen()
 
 
 def _copy_properties(target: DeltaTarget, staged: DeltaTarget) -> None:

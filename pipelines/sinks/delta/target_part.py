@@ -58,7 +58,10 @@ class TargetTable(Protocol):
     """The Delta table of a target, with the operations that a target part needs."""
 
     uri: str
-    table: DeltaTable
+
+    @property
+    def table(self) -> DeltaTable:
+        """The Delta table at its newest version."""
 
     @property
     def all_columns(self) -> pa.Schema:

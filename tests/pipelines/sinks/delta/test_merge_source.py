@@ -48,7 +48,7 @@ def merged(source: pa.Table) -> list[tuple[object, ...]]:
 def test_a_partial_image_takes_unsent_columns_from_its_base_row(table: DeltaTable) -> None:
     images = folded([put(9, "z", 30), gone(3, 31), part(1, 32, {3: "2.00"}), part(7, 33, {3: "3.00"}, base=("2",))])
 
-    assert merged(table_source(images, BaseLookup(table), SHAPE)) == [
+    assert merged(table_source(images, BaseLookup(lambda: table), SHAPE)) == [
         ("u", 9, "z"),
         ("d", 3, None),
         ("u", 1, "a"),
@@ -64,7 +64,7 @@ def test_base_rows_are_found_by_an_index_that_has_them(table: DeltaTable) -> Non
         rows = SHAPE.rows(folded([put(1, "indexed", 10)]))
         return None if keys.num_rows > 1 else rows.select(schema.names)
 
-    bases = BaseLookup(table, find_rows=find)
+    bases = BaseLookup(lambda: table, find_rows=find)
     assert merged(table_source(folded([part(1, 32, {3: "2.00"})]), bases, SHAPE)) == [("u", 1, "indexed")]
     both = folded([part(1, 32, {3: "2.00"}), part(2, 33, {3: "2.00"})])
     assert merged(table_source(both, bases, SHAPE)) == [("u", 1, "a"), ("u", 2, "b")]
@@ -80,7 +80,7 @@ def test_an_index_of_a_key_column_of_another_type_is_not_asked(tmp_path: Path) -
         replace(ORDERS, columns=(column(1, "id", "integer", oid=23, key=0), ITEM, PRICE)), TypePolicy.EXACT
     )
     write_deltalake(str(tmp_path), narrow.rows(folded([put(1, "a", 10)])))
-    bases = BaseLookup(DeltaTable(str(tmp_path)), find_rows=find)
+    bases = BaseLookup(lambda: DeltaTable(str(tmp_path)), find_rows=find)
     assert narrow.columns.field("id").type != SHAPE.columns.field("id").type
     assert merged(table_source(folded([part(1, 32, {3: "2.00"})]), bases, SHAPE)) == [("u", 1, "a")]
 
@@ -90,22 +90,22 @@ def test_an_image_without_a_base_row_is_an_error_or_waits_for_the_copy(table: De
     copying = replace(SHAPE, schema=replace(ORDERS, state=TableState.SNAPSHOTTING))
 
     with pytest.raises(MissingBase, match="no base row for 1 partial images, the first at 0/1F"):
-        table_source(images, BaseLookup(table), SHAPE)
-    assert merged(table_source(images, BaseLookup(table), copying)) == [("u", 1, "a")]
-    assert has_no_base(images, BaseLookup(table), SHAPE).tolist() == [False, True]
-    assert has_no_base(images, BaseLookup(table), copying).tolist() == [False, False]
+        table_source(images, BaseLookup(lambda: table), SHAPE)
+    assert merged(table_source(images, BaseLookup(lambda: table), copying)) == [("u", 1, "a")]
+    assert has_no_base(images, BaseLookup(lambda: table), SHAPE).tolist() == [False, True]
+    assert has_no_base(images, BaseLookup(lambda: table), copying).tolist() == [False, False]
 
 
 def test_a_row_older_than_a_truncate_is_no_base(table: DeltaTable) -> None:
     images = folded([part(1, 30, {3: "2.00"}), part(3, 31, {3: "2.00"})])
 
-    assert has_no_base(images, BaseLookup(table, truncated=(11, 0)), SHAPE).tolist() == [True, False]
+    assert has_no_base(images, BaseLookup(lambda: table, truncated=(11, 0)), SHAPE).tolist() == [True, False]
 
 
 def test_in_a_target_with_a_part_of_the_range_the_base_of_a_moved_row_is_uncertain(table: DeltaTable) -> None:
     images = folded([part(1, 30, {3: "2.00"}), part(7, 31, {3: "2.00"}, base=("2",))])
 
-    assert has_no_base(images, BaseLookup(table, exact=False), SHAPE).tolist() == [False, True]
+    assert has_no_base(images, BaseLookup(lambda: table, exact=False), SHAPE).tolist() == [False, True]
 
 
 def test_only_upserts_with_unsent_columns_are_partial() -> None:

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from cdc.errors import SinkUnavailable, TargetUnusable
 from pipelines.sinks.contract import TableRecord
-from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY
-from pipelines.sinks.delta.delta_target import DeltaTarget, TxnMarker
+from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, data_paths_of
+from pipelines.sinks.delta.delta_target import REOPEN_AFTER, DeltaTarget, TxnMarker
 from pipelines.sinks.delta.indexed.delta_log import LiveFiles, vector_paths
 from pipelines.sinks.delta.indexed.table_storage import LocalStorage
 from pipelines.sinks.delta.merge_source import source_rows
@@ -322,7 +322,7 @@ def found(opened: Opened, *ids: int, version: int | None = None) -> dict[int, st
     """Return item by id of the rows that the index finds."""
     target = opened.target
     if version is not None:
-        target.table.load_as_version(version)
+        target = DeltaTarget(target.uri, DeltaTable(target.uri, version=version))
     schema = pa.schema([SHAPE.columns.field(name) for name in ("item", "id")])
     rows = opened.indexed.find_rows(target, SHAPE.key, None, pa.table({"id": pa.array(ids, pa.int64())}), schema)
     return None if rows is None else dict(zip(rows["id"].to_pylist(), rows["item"].to_pylist(), strict=True))
@@ -375,3 +375,42 @@ def test_only_rows_whose_column_is_null_are_found_by_their_own_index(opened: Ope
     opened.indexed.close()
     assert len(folders_of(opened)) == 2
     assert ids() == [2]
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "with another client"])
+def test_after_merges_the_target_is_as_if_it_were_opened_now(opened: Opened, others: bool) -> None:
+    target = opened.target
+    for number in range(1, 2 * REOPEN_AFTER):
+        opened.merge(number * 20, put(number % 7, str(number), number * 20 - 5))
+        if others and number % 5 == 0:
+            DeltaTable(target.uri).update(updates={"item": "'other'"}, predicate="id = 3")
+        if number % 9 and number != 1:
+            continue
+        target.refresh()
+        now = DeltaTarget(target.uri, DeltaTable(target.uri))
+        assert (target.version, target.applied, target.files()) == (now.version, now.applied, now.files())
+        assert opened.indexed.data_paths(target) in {None, data_paths_of(now.table)}
+        assert (target.transaction("/none"), target.all_columns) == (None, now.all_columns)
+        assert target.table.version() == now.version
+
+
+def test_a_property_that_another_client_sets_is_read_after_own_merges(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10))
+    assert opened.target.read_property("other") is None
+    DeltaTable(opened.target.uri).alter.set_table_properties({"other": "set"}, raise_if_not_exists=False)
+    opened.target.refresh()
+    opened.merge(40, put(1, "b", 30))
+
+    assert opened.target.read_property("other") == "set"
+
+
+def test_delta_rs_reads_no_commit_of_an_indexed_merge_before_it_is_needed(opened: Opened) -> None:
+    opened.merge(20, put(1, "a", 10))
+    table = opened.target.table
+    for position in (40, 60):
+        opened.target.refresh()
+        opened.merge(position, put(1, "b", position - 10))
+        assert opened.indexed.data_paths(opened.target) is not None
+
+    assert (opened.target.version, table.version()) == (3, 1)
+    assert (opened.target.table.version(), table.version()) == (3, 3)
