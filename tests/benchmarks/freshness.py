@@ -44,17 +44,21 @@ from tests.benchmarks.peers import Reader, ReaderPlace, under_load, until
 from tests.benchmarks.publications import Publications
 from tests.benchmarks.snapshot import SETTINGS
 
-PARTS: Final = ("small", "large", "tables", "10m", "50m")
+PARTS: Final = ("small", "large", "tables", "10k", "1m", "10m", "50m")
 QUICK_PARTS: Final = PARTS[:3]
 SMALL, LARGE, QUICK_LARGE = 10_000, 1_000_000, 20_000
 """Rows of the largest table of TPC-B."""
-MEASURED_ONCE: Final = {"10m": 10_000_000, "50m": 50_000_000}
-"""The same of the parts that are measured in the first run only."""
+STEADY: Final = {"10k": SMALL, "1m": LARGE, "10m": 10_000_000, "50m": 50_000_000}
+"""The same of the parts with STEADY_RATE."""
+MEASURED_ONCE: Final = {"10m", "50m"}
+"""The parts that are measured in the first run only."""
 QUICK_MEASURED_ONCE: Final = 40_000
 SECONDS, QUICK_SECONDS, WARM, QUICK_WARM = 60.0, 5.0, 20.0, 1.0
 """Of load that is measured, and before it."""
 RATE: Final = 1_000.0
-"""Transactions per second over four tables."""
+"""Transactions per second over four tables; each has four changes."""
+STEADY_RATE: Final = 125.0
+"""The same of the parts in STEADY: 500 changes per second."""
 REACHED: Final = 0.95
 """Of the rate, at least: under less load a target is fresher than it says."""
 TABLES, TABLE_ROWS, QUICK_TABLES = 50, 10_000, 5
@@ -62,6 +66,8 @@ TARGETS: Final = {
     "small": "target_10k",
     "large": "target_1m",
     "tables": "50_tables",
+    "10k": "target_10k_at_500",
+    "1m": "target_1m_at_500",
     "10m": "target_10m",
     "50m": "target_50m",
 }
@@ -81,7 +87,7 @@ def run(
     accounts = {
         "small": SMALL,
         "large": rows or (QUICK_LARGE if quick else LARGE),
-        **{part: QUICK_MEASURED_ONCE if quick else number for part, number in MEASURED_ONCE.items()},
+        **{part: QUICK_MEASURED_ONCE if quick else number for part, number in STEADY.items()},
     }
     figures = _figures(tables)
     with tempfile.TemporaryDirectory(prefix="cdc-bench-") as name:
@@ -96,7 +102,8 @@ def run(
                 # a server of its own each time: what one load leaves behind is no business of the next
                 with EmbeddedPostgres(folder / f"{part}{number}", version=18, settings=SETTINGS, tcp=True) as server:
                     measured = Measurement(server.dsn(), folder / f"{part}{number}-cdc", work)
-                    for what, value in measured.of(spell, 1.0 if ticking else RATE).items():
+                    rate = 1.0 if ticking else _rate(part)
+                    for what, value in measured.of(spell, rate).items():
                         figures[_key(what, part)].values.append(value)
     return runs, figures
 
@@ -107,12 +114,14 @@ def _figures(tables: int) -> dict[str, Figure]:
         "small": (800, 2_000),
         "large": (800, 2_000),
         "tables": (2_500, None),
+        "10k": (250, 1_000),
+        "1m": (250, 1_000),
         "10m": (300, 1_000),
         "50m": (400, 1_000),
     }
     figures = {}
     for part, (middle, tail) in bars.items():
-        reached = REACHED * (tables if part == "tables" else RATE)
+        reached = REACHED * (tables if part == "tables" else _rate(part))
         for what, figure in {
             "p50_ms": Figure("ms", at_most=middle),
             "p99_ms": Figure("ms", at_most=tail),
@@ -123,6 +132,10 @@ def _figures(tables: int) -> dict[str, Figure]:
         }.items():
             figures[_key(what, part)] = figure
     return figures
+
+
+def _rate(part: str) -> float:
+    return STEADY_RATE if part in STEADY else RATE
 
 
 def _key(what: str, part: str) -> str:
