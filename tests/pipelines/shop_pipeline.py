@@ -131,6 +131,7 @@ def make_shop(folder: Path, limits: SegmentLimits = LIMITS) -> ShopPipeline:
         f"log: {{path: '{folder}/log'}}\nsinks:\n"
         f"- {{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}'}}\n"
         f"- {{type: search, name: find, path: '{folder}/find'}}\n"
+        "spark: {trigger: 0s}\n"  # each step of a runner applies what there is
     )
     shop = ShopPipeline(folder, load_definition(path), LogWriter.open(folder / "log", IDENTITY, limits))
     for position, rows in history():

@@ -80,9 +80,9 @@ def test_what_a_run_cannot_do_is_told_before_anything_starts(
 @pytest.mark.parametrize(
     ("spark", "says"),
     [
-        ("", "Spark needs Java, but JAVA_HOME is not set and no 'java' is on the PATH\n  → install"),
+        ("trigger: 0s", "Spark needs Java, but JAVA_HOME is not set and no 'java' is on the PATH\n  → install"),
         (
-            "spark: {delta_jars: [/no.jar]}",
+            "delta_jars: [/no.jar]",
             "spark.delta_jars is wrong: Delta jar '/no.jar' does not exist\n  → correct spark",
         ),
     ],
@@ -92,7 +92,7 @@ def test_without_a_spark_that_starts_the_process_ends_and_says_why_once(
     shop: ShopPipeline, spark: str, says: str, trigger: str
 ) -> None:
     config = shop.folder / "shop.yaml"
-    config.write_text(f"{config.read_text(encoding='utf-8')}\n{spark}\n", encoding="utf-8")
+    config.write_text(config.read_text(encoding="utf-8").replace("trigger: 0s", spark), encoding="utf-8")
     bare = {"JAVA_HOME": "", "PATH": str(shop.folder / "nothing")}
     done = forked.run("pipelines", "apply", "-c", config, "--trigger", trigger, environment=bare, timeout=240)
 
