@@ -67,5 +67,13 @@ def encode_commit(actions: Iterable[Action]) -> bytes:
     return "".join(lines).encode()
 
 
+def decode_commit(content: bytes) -> list[Action]:
+    """Return the actions in the content of a commit file; raises ValueError if it has anything else."""
+    actions = [json.loads(line) for line in content.splitlines() if line.strip()]
+    if not all(isinstance(action, dict) for action in actions):
+        raise ValueError("a line of a commit file is no JSON object")
+    return actions
+
+
 def _now() -> int:
     return int(time.time() * 1000)

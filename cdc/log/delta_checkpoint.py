@@ -7,6 +7,7 @@ checkpoint to another directory, syncs it, and renames it.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 import uuid
@@ -43,6 +44,14 @@ def checkpoint(path: Root, table: DeltaTable, keep: int = KEEP) -> None:
     for file in log.glob("[0-9]*[a-z]"):
         if file.name < oldest:
             file.unlink(missing_ok=True)
+
+
+def last_checkpoint(path: Root) -> int:
+    """Return the version of the last checkpoint of the table at `path`; 0 if there is none."""
+    try:
+        return int(json.loads((path / "_delta_log" / HINT).read_bytes())["version"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def checkpoint_at(path: Path, version: int) -> bytes:

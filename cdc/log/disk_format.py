@@ -247,6 +247,25 @@ def log_file_of_action(path: FilePath, action: Mapping[str, Any]) -> LogFile:
     )
 
 
+def log_file_of_add(path: FilePath, add: Mapping[str, Any]) -> LogFile:
+    """Return the LogFile for the `add` action of a commit. `path` is the directory of the table."""
+    found = json.loads(add["stats"])
+    bounds = {f"min.{name}": found["minValues"].get(name) for name in STATISTICS}
+    bounds |= {f"max.{name}": found["maxValues"].get(name) for name in STATISTICS}
+    latest = bounds["max.committed_at"]
+    return log_file_of_action(
+        path,
+        {
+            "path": add["path"],
+            "num_records": found["numRecords"],
+            "size_bytes": add["size"],
+            "partition.segment": add["partitionValues"]["segment"],
+            **bounds,
+            "max.committed_at": None if latest is None else datetime.fromisoformat(latest),
+        },
+    )
+
+
 def delta_statistics(rows: pa.Table) -> str:
     """Return the Delta statistics, as JSON text, of a file that contains these rows."""
     least: dict[str, Any] = {}

@@ -34,8 +34,16 @@ from cdc.errors import LogCorrupt, LogFenced, LogFormatUnknown, LogUnwritable
 from cdc.failpoint import hit
 from cdc.file_modes import make_private_directory
 from cdc.log.bucket_files import BucketPath, Root, options_of, storage_errors
-from cdc.log.delta_actions import Action, add_action, commit_info, encode_commit, remove_action, txn_action
-from cdc.log.delta_checkpoint import HINT, checkpoint
+from cdc.log.delta_actions import (
+    Action,
+    add_action,
+    commit_info,
+    decode_commit,
+    encode_commit,
+    remove_action,
+    txn_action,
+)
+from cdc.log.delta_checkpoint import checkpoint, last_checkpoint
 from cdc.log.disk_format import FORMAT, PROPERTIES, TABLE_SCHEMA, LogIdentity, commit_file, format_of, segment_of
 from cdc.log.table_io import footer, is_table, last_commit_info, open_table, update_table
 from cdc.log_row import LOG_SCHEMA
@@ -81,7 +89,7 @@ class FencedTable:
         self.log_id = log_id or str(metadata.id)
         self._position = self._table.transaction_version(self.log_id)
         self._version = self._table.version()
-        self._since_checkpoint = self._version - self._last_checkpoint()
+        self._since_checkpoint = self._version - last_checkpoint(path)
         self._token: str | None = self.latest_commit_info().get(TOKEN)
         self._attempted = self._token
         # the previous writer may have been killed before it synced the latest commit, or its sync failed
@@ -222,7 +230,7 @@ class FencedTable:
             if _token_in(commit) != token:  # a repeated request finds the commit of the first one
                 raise self._fenced_error() from exc
         # log clean-up may have freed the name of the next commit: then no reader sees this commit
-        if self._last_checkpoint() > self._version:
+        if last_checkpoint(self.path) > self._version:
             raise self._fenced_error()
 
     def _fenced_error(self) -> LogFenced:
@@ -247,16 +255,6 @@ class FencedTable:
         except OSError as exc:
             reason = exc.strerror or str(exc)
             raise LogUnwritable(f"the log's latest commit cannot be synced to disk: {reason.lower()}") from exc
-
-    def _last_checkpoint(self) -> int:
-        """Return the version of the last checkpoint; 0 if there is none.
-
-        A new writer counts the commits since this version, and makes the next checkpoint after CHECKPOINT_EVERY.
-        """
-        try:
-            return int(json.loads((self.path / "_delta_log" / HINT).read_bytes())["version"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
 
     def _checkpoint_if_due(self) -> None:
         self._since_checkpoint += 1
@@ -325,7 +323,7 @@ def repair_torn_commit(path: Root) -> None:
 def _token_in(commit: Root) -> str | None:
     """Return the value of TOKEN in a commit file, "" for a commit without it; None if the file does not exist."""
     try:
-        actions = [json.loads(action) for action in commit.read_bytes().splitlines() if action]
+        actions = decode_commit(commit.read_bytes())
     except FileNotFoundError:
         return None
     return next((action["commitInfo"].get(TOKEN, "") for action in actions if "commitInfo" in action), "")

@@ -28,7 +28,6 @@ from cdc.log.disk_format import (
     LogIdentity,
     commit_file,
     format_of,
-    log_file_of_action,
     trimmed_id,
 )
 from cdc.log.file_selection import EVERY_ROW, TableSelection
@@ -36,12 +35,10 @@ from cdc.log.parquet_check import unreadable_file_error
 from cdc.log.table_io import (
     can_read_in_threads,
     is_table,
-    last_commit_info,
     open_data_file,
-    open_table,
     parquet_file,
-    update_table,
 )
+from cdc.log.table_view import LogTableView
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import ChangePosition, Position
 from cdc.table import TableSchema, matches
@@ -55,11 +52,6 @@ REOPEN_COMPACTED_EVERY: Final = 30.0
 
 `refresh` usually checks only whether the next commit file exists. In an old view this check can miss new commits,
 because log clean-up may have removed that file.
-"""
-REOPEN_AFTER: Final = 64
-"""Number of new versions after which a table is opened again.
-
-An open table keeps in memory every commit that it has read since it was opened.
 """
 PART_ROWS: Final = 131_072
 """Maximum number of rows of a file in memory at the same time, unless one row group has more."""
@@ -97,16 +89,11 @@ class LogReader:
                 f"there is no change log at {str(root)!r}",
                 remedy="correct log.path, or start the reader, which creates a log",
             )
-        self._table = open_table(self._root)
-        self._opened_at = self._table.version()
-        metadata = self._table.metadata()
-        self.log_id = str(metadata.id)
-        self.identity = LogIdentity.from_description(metadata.description)
-        self.format = format_of(metadata.description)
+        self._changes = LogTableView(self._root)
+        self.log_id = self._changes.id
+        self.identity = LogIdentity.from_description(self._changes.description)
+        self.format = format_of(self._changes.description)
         self._update_due = self._compacted_due = self._probe_due = 0.0
-        self._files: list[LogFile] | None = None
-        self._known: dict[str, LogFile] = {}
-        """Path → file of the last listing, so that `every_file` builds new objects only for new files."""
         self._durable: Position | None = None
         self._oldest = Position(0)
         self._compacted: CompactedState | None = None
@@ -120,7 +107,7 @@ class LogReader:
     @property
     def version(self) -> int:
         """Version of the Delta table `changes` in this view."""
-        return int(self._table.version())
+        return self._changes.version
 
     @property
     def durable(self) -> Position | None:
@@ -140,14 +127,14 @@ class LogReader:
     @property
     def last_commit(self) -> CommitInfo | None:
         """Metadata of the latest commit of `changes`; None before the initial snapshot."""
-        return CommitInfo.from_metadata(last_commit_info(self._root, self._table))
+        return CommitInfo.from_metadata(self._changes.last_commit())
 
     def refresh(self) -> None:
         """Move this view to the latest commits of the log; the call is almost free if there is no new commit.
 
         In an object store the call looks for new commits at most every PROBE_EVERY seconds.
         """
-        before = self._table.version()
+        before = self.version
         # One stat shows whether the next commit file exists. Log clean-up may have removed that file if the view is
         # old, so the table itself is updated from time to time.
         now = time.monotonic()
@@ -162,31 +149,17 @@ class LogReader:
         ):
             return
         self._update_due = now + UPDATE_EVERY
-        self._update()
-        if self._table.version() != before:
-            self._files = None
-        elif self._compacted is None:
-            return
-        if self._table.version() - self._opened_at >= REOPEN_AFTER:
-            self._table = open_table(self._root)
-            self._opened_at = self._table.version()
-        self._load_matching_versions()
+        self._changes.advance()
+        if self.version != before or self._compacted is not None:
+            self._load_matching_versions()
 
     def every_file(self) -> list[LogFile]:
         """Return all data files of `changes` in this view."""
-        if self._files is None:
-            actions = self.listing()
-            paths = actions["path"].to_pylist()
-            unknown = [index for index, path in enumerate(paths) if path not in self._known]
-            rows = actions.take(pa.array(unknown, pa.int64())).to_pylist()
-            known = self._known | {row["path"]: log_file_of_action(self._root, row) for row in rows}
-            self._known = {path: known[path] for path in paths}
-            self._files = list(self._known.values())
-        return self._files
+        return self._changes.files()
 
     def listing(self) -> pa.Table:
         """Return one row per data file of `changes` in this view, with the columns of delta-rs' list of add actions."""
-        return pa.table(self._table.get_add_actions(flatten=True))
+        return self._changes.listing()
 
     def segments(self) -> list[LogFile]:
         """Return one LogFile per segment of `changes`, with the segment's totals, oldest first.
@@ -248,6 +221,7 @@ class LogReader:
         if not all(as_root(file.path, file.options).exists() for file in older.files):
             return None
         view = copy(self)
+        view._changes = copy(self._changes)  # noqa: SLF001 - its own copy
         view._compacted, view._oldest = older, min(self._oldest, older.horizon)  # noqa: SLF001 - its own copy
         return view
 
@@ -306,10 +280,10 @@ class LogReader:
         Raises LogCorrupt if the positions still contradict each other after _MAX_ATTEMPTS attempts.
         """
         for _ in range(_MAX_ATTEMPTS):
-            version = self._table.transaction_version(self.log_id)
+            version = self._changes.transaction(self.log_id)
             self._durable = None if version is None else Position(version)
             # changes are in `compacted` before they are trimmed, so `compacted` is read second
-            self._oldest = Position(self._table.transaction_version(trimmed_id(self.log_id)) or 0)
+            self._oldest = Position(self._changes.transaction(trimmed_id(self.log_id)) or 0)
             if not self._oldest:
                 return
             if self._compacted is None or self._has_newer_compacted() or time.monotonic() >= self._compacted_due:
@@ -318,15 +292,11 @@ class LogReader:
             if self._compacted is not None and self._oldest <= self._compacted.horizon <= (self._durable or 0):
                 return
             self._compacted_due = 0.0
-            self._update()
-            self._files = None
+            self._changes.advance()
         raise LogCorrupt(
             f"changes up to {self._oldest!s} were trimmed, but table {COMPACTED!r} of the log does not contain "
             "their state"
         )
-
-    def _update(self) -> None:
-        update_table(self._root, self._table)
 
     def _has_newer_compacted(self) -> bool:
         compacted = self._compacted

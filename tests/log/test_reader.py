@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import LogCorrupt, LogError
-from cdc.log.reader import REOPEN_AFTER, LogReader
+from cdc.log.reader import LogReader
+from cdc.log.table_view import REOPEN_AFTER
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
@@ -85,7 +86,7 @@ def test_a_damaged_file_is_named(root: Path):
 
 def test_a_new_commit_that_cannot_be_read_is_an_error_of_the_log(root: Path):
     reader = LogReader(root)
-    (root / "changes" / "_delta_log" / f"{reader._table.version() + 1:020}.json").write_text("no action")
+    (root / "changes" / "_delta_log" / f"{reader.version + 1:020}.json").write_text("no action")
     with pytest.raises(LogCorrupt, match="'changes' of the log cannot be read"):
         reader.refresh()
 

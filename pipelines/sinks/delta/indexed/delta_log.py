@@ -28,7 +28,7 @@ from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
 from cdc.log.boot_clock import SECOND, BootTimestamp
-from cdc.log.delta_actions import Action, encode_commit, remove_action
+from cdc.log.delta_actions import Action, decode_commit, encode_commit, remove_action
 from pipelines.sinks.delta.indexed.deletion_vectors import Descriptor, decode, path_of
 from pipelines.sinks.delta.indexed.table_storage import TableStorage
 
@@ -160,7 +160,7 @@ class LiveFiles:
                 content = self.storage.read(commit_path(self.version + 1))
             except FileNotFoundError:
                 break
-            self._apply([json.loads(line) for line in content.splitlines() if line.strip()], self.version + 1)
+            self._apply(decode_commit(content), self.version + 1)
         self._read_vectors()
 
     def commit(self, actions: Sequence[Action], files: Iterable[LiveFile | str]) -> None:

@@ -1,0 +1,122 @@
+"""View of a Delta table of the log: its files, its `txn` positions, and the metadata of its latest commit.
+
+delta-rs opens the table and lists its files. On a disk the later commits are read here, one JSON file each. delta-rs
+needs 20 ms of CPU to read a commit and to return the same values again, and a reader of the log commits ten times a
+second. In an object store delta-rs reads the later commits as well, because it requests several of them at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+
+from cdc.errors import LogCorrupt
+from cdc.log.bucket_files import BucketPath, Root
+from cdc.log.delta_actions import decode_commit
+from cdc.log.delta_checkpoint import last_checkpoint
+from cdc.log.disk_format import LogFile, commit_file, log_file_of_action, log_file_of_add
+from cdc.log.table_io import last_commit_info, open_table, update_table
+
+REOPEN_AFTER: Final = 64
+"""Number of new versions after which delta-rs opens a table again.
+
+An open DeltaTable keeps in memory every commit that it has read since it was opened.
+"""
+
+
+class LogTableView:
+    """One version of a Delta table of the log; `advance` moves it to the newest version."""
+
+    def __init__(self, path: Root) -> None:
+        """Open the table at its newest version; raises the errors of `open_table`."""
+        self._path = path
+        self._known: dict[str, LogFile] = {}
+        self._files: list[LogFile] | None = None
+        self._open()
+        metadata = self._table.metadata()
+        self.id, self.description = str(metadata.id), str(metadata.description)
+
+    def _open(self) -> None:
+        self._table = open_table(self._path)  # in the view of a disk it may be at an earlier version than the view
+        self.version = self._opened_at = int(self._table.version())
+        self._is_listed, self._files = False, None
+        self._transactions: dict[str, int | None] = {}
+        self._last_commit: dict[str, Any] | None = None
+
+    def advance(self) -> None:
+        """Move to the newest version of the table. Raises LogCorrupt for a commit that cannot be read."""
+        if isinstance(self._path, BucketPath):
+            self._advance_with_delta_rs()
+            return
+        while True:
+            commit = commit_file(self._path, self.version + 1)
+            try:
+                self._apply(commit.read_bytes())
+            except FileNotFoundError:
+                if last_checkpoint(self._path) <= self.version:
+                    return
+                if not commit.exists():  # log clean-up removed it
+                    self._open()
+
+    def files(self) -> list[LogFile]:
+        """Return all data files of this version."""
+        if not self._is_listed:
+            actions = self.listing()
+            paths = actions["path"].to_pylist()
+            unknown = [index for index, path in enumerate(paths) if path not in self._known]
+            rows = actions.take(pa.array(unknown, pa.int64())).to_pylist()
+            known = self._known | {row["path"]: log_file_of_action(self._path, row) for row in rows}
+            self._known, self._is_listed = {path: known[path] for path in paths}, True
+        if self._files is None:
+            self._files = list(self._known.values())
+        return self._files
+
+    def listing(self) -> pa.Table:
+        """Return one row per data file of this version, with the columns of delta-rs' list of add actions."""
+        if self.version - self._table.version() in range(1, REOPEN_AFTER):
+            update_table(self._path, self._table)
+        if self._table.version() != self.version:
+            self._table = open_table(self._path, self.version)
+        return pa.table(self._table.get_add_actions(flatten=True))
+
+    def transaction(self, app_id: str) -> int | None:
+        """Return the version of the `txn` of an application id; None if the table has no such `txn`."""
+        if app_id not in self._transactions:
+            self._transactions[app_id] = self._table.transaction_version(app_id)
+        return self._transactions[app_id]
+
+    def last_commit(self) -> dict[str, Any]:
+        """Return the metadata of the commit that created this version."""
+        if self._last_commit is None:
+            self._last_commit = last_commit_info(self._path, self._table)
+        return self._last_commit
+
+    def _advance_with_delta_rs(self) -> None:
+        update_table(self._path, self._table)
+        if self._table.version() - self._opened_at >= REOPEN_AFTER:
+            self._table = open_table(self._path)
+            self._opened_at = int(self._table.version())
+        if self._table.version() != self.version:
+            self.version, self._is_listed, self._files = int(self._table.version()), False, None
+            self._transactions, self._last_commit = {}, None
+
+    def _apply(self, content: bytes) -> None:
+        """Move to the next version, whose commit file has this content."""
+        try:
+            actions = decode_commit(content)
+            added = [log_file_of_add(self._path, action["add"]) for action in actions if "add" in action]
+            removed = {action["remove"]["path"] for action in actions if "remove" in action}
+            marks = [action["txn"] for action in actions if "txn" in action]
+            positions: dict[str, int | None] = {mark["appId"]: int(mark["version"]) for mark in marks}
+        except (ValueError, KeyError, TypeError) as exc:
+            raise LogCorrupt(
+                f"commit {self.version + 1} of table {self._path.name!r} of the log cannot be read: {exc}"
+            ) from exc
+        self.version += 1
+        self._transactions = self._transactions | positions
+        self._last_commit = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        if self._is_listed and (added or removed):
+            kept = {path: file for path, file in self._known.items() if path not in removed}
+            prefix = f"{self._path}/"
+            self._known, self._files = kept | {file.path.removeprefix(prefix): file for file in added}, None
