@@ -21,7 +21,7 @@ PARTS = {
     "snapshot": ("copy", "stream", "replay"),
     "log": ("append", "compaction", "amplification", "reading", "cold"),
     "apply": ("throughput", "peer", "large", "random", "indexed", "day"),
-    "freshness": ("small", "large", "tables", "10m", "50m"),
+    "freshness": ("small", "large", "tables", "10k", "1m", "10m", "50m"),
     "cost": ("7_tables", "1_table", "100_tables"),
 }
 
