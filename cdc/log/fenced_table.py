@@ -220,12 +220,7 @@ class FencedTable:
         hit(f"before_commit_of_{self.path.name}")
         commit = commit_file(self.path, self.next_version)
         try:
-            try:
-                atomic_file.create(commit, content)
-            except FileExistsError:
-                if _token_in(commit) is not None:
-                    raise
-                atomic_file.create(commit, content)  # some stores refuse a file that does not exist
+            _create_commit(commit, content)
         except FileExistsError as exc:
             if _token_in(commit) != token:  # a repeated request finds the commit of the first one
                 raise self._fenced_error() from exc
@@ -318,6 +313,16 @@ def repair_torn_commit(path: Root) -> None:
         atomic_file.replace(newest, next(action for action in before if b'"commitInfo"' in action) + b"\n")
     elif not max(numbers):
         newest.unlink()
+
+
+def _create_commit(commit: Root, content: bytes) -> None:
+    """Create a commit file durably; raises FileExistsError if it exists."""
+    try:
+        atomic_file.create(commit, content)
+    except FileExistsError:
+        if _token_in(commit) is not None:
+            raise
+        atomic_file.create(commit, content)  # an object store may refuse a file that does not exist
 
 
 def _token_in(commit: Root) -> str | None:
