@@ -31,7 +31,7 @@ _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint\.parquet\Z")
 LOG: Final = "_delta_log"
 DELETION_VECTORS_FEATURE: Final = "deletionVectors"
 """Name of the table feature in the Delta protocol."""
-CHECKPOINT_EVERY: Final = 25
+CHECKPOINT_EVERY: Final = 50
 """Number of table versions between two checkpoints of `_delta_log`. At each commit, delta-rs reads all commits since
 the last checkpoint twice.
 """
