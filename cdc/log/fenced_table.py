@@ -274,7 +274,7 @@ def check_writable_format(found: int) -> None:
 def _check_protocol(path: Root, table: DeltaTable) -> None:
     """Raise LogFormatUnknown if writers of the table must follow rules that this module does not know."""
     found = table.protocol().min_writer_version
-    if found != _WRITER_VERSION:
+    if found > _WRITER_VERSION:
         raise LogFormatUnknown(
             f"another client changed table {path.name!r} of the log: it requires Delta writer version {found}, but cdc "
             f"writes version {_WRITER_VERSION}",
