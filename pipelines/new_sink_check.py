@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.config import Definition, DeltaSinkDefinition, Transform, issues_in_file
-from cdc.config.key_conflicts import KeyConflict, column_conflicts, with_target_columns
+from cdc.config.definition_conflicts import KeyConflict, column_conflicts, with_target_columns
 from cdc.config.sinks import Sink
 from cdc.config.yaml_document import Key
 from cdc.errors import InvalidDefinition, SinkUnavailable, TransformFailed

@@ -20,8 +20,8 @@ from cdc.capture.slot_belongs_to_log import SlotClaim, check_adopted, check_repl
 from cdc.catalog import Catalog
 from cdc.catalog.connection import check_catalog_writable, is_catalog_created
 from cdc.config import Definition, DeltaSinkDefinition, rule_of, table_settings
+from cdc.config.definition_conflicts import with_target_columns
 from cdc.config.field_types import fixed_part, is_remote
-from cdc.config.key_conflicts import with_target_columns
 from cdc.config.sinks import Sink
 from cdc.errors import (
     CatalogUnavailable,

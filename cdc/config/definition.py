@@ -120,7 +120,10 @@ class Spark(Model):
     master: Annotated[str, Field(min_length=1)] = "local[2]"
     """Spark master URL."""
     trigger: Seconds = 0.2
-    """Minimum time between the starts of two batches of a sink. A longer time costs less CPU and makes a sink later."""
+    """Batch interval: minimum time between the starts of two batches of a sink; 0 starts a batch as soon as possible.
+
+    A longer interval needs less CPU, and changes reach the targets later.
+    """
     checkpoint: Location = ""
     """Local directory for the checkpoints of streaming queries; default `checkpoint` next to the log."""
     conf: Annotated[Mapping[str, str], Field(repr=False)] = {}

@@ -1,4 +1,4 @@
-"""Finds conflicts of a definition's keys: with each other, and with the columns of a table. Does no I/O.
+"""Conflicts in a definition: between two of its keys, and between a sink's rule and a table. Does no I/O.
 
 `disagreements` needs only the definition, whose single keys are already validated. `column_conflicts` needs a table of
 the source: it checks that the columns named in a Delta sink's rules exist in the table and fit its target.

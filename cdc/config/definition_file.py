@@ -12,8 +12,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from cdc.config.definition import Definition
+from cdc.config.definition_conflicts import CORRECT_RULE, KeyConflict, disagreements
 from cdc.config.interpolation import Interpolated
-from cdc.config.key_conflicts import CORRECT_RULE, KeyConflict, disagreements
 from cdc.config.pydantic_errors import issues_of
 from cdc.config.secret import HIDDEN
 from cdc.config.units import print_seconds, print_size

@@ -17,7 +17,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from cdc.config import DeltaSinkDefinition, SchemaChanges, SinkRule, TableSettings, rule_of
-from cdc.config.key_conflicts import with_target_columns
+from cdc.config.definition_conflicts import with_target_columns
 from cdc.config.sinks import HistoryMode, settings_with_rule
 from cdc.errors import TargetRulesChanged
 from cdc.stores.current_rows import MODE

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.config import Definition, DeltaSinkDefinition, SinkRule, TableSettings, rule_of, table_settings
-from cdc.config.key_conflicts import KeyConflict, column_conflicts
+from cdc.config.definition_conflicts import KeyConflict, column_conflicts
 from cdc.config.sinks import target_path
 from cdc.config.yaml_document import Key
 from cdc.errors import (

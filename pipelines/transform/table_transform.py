@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import Transform
-from cdc.config.key_conflicts import transform_conflicts
+from cdc.config.definition_conflicts import transform_conflicts
 from cdc.config.transform import KEEP_LAST, REDACT, SHA256
 from cdc.errors import TransformFailed
 from cdc.stores.dead_letter_rows import MASKED

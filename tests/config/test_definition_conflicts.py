@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import SinkRule, TableSettings, TargetMode, Transform, check_definition
-from cdc.config.key_conflicts import column_conflicts, with_target_columns
+from cdc.config.definition_conflicts import column_conflicts, with_target_columns
 from cdc.table import Column, ReplicaIdentity, TableSchema
 from tests.config.definitions import SOUND, write
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc.config import SinkRule, TableSettings, rule_of
-from cdc.config.key_conflicts import (
+from cdc.config.definition_conflicts import (
     KeyConflict,
     left_out_key_columns,
     missing_key,
