@@ -32,8 +32,8 @@ LOG: Final = "_delta_log"
 DELETION_VECTORS_FEATURE: Final = "deletionVectors"
 """Name of the table feature in the Delta protocol."""
 CHECKPOINT_EVERY: Final = 50
-"""Number of table versions between two checkpoints of `_delta_log`. At each commit, delta-rs reads all commits since
-the last checkpoint twice.
+"""Number of table versions between two checkpoints of `_delta_log`. At each commit that delta-rs makes, it reads all
+commits since the last checkpoint twice. The indexed writer does not read them, but waits for the checkpoints.
 """
 CHECKPOINTS_AT_ONCE: Final = 20
 """Maximum number of checkpoints that one call of remove_old_commits creates; each takes about 20 ms."""

@@ -71,7 +71,7 @@ _PROPERTIES: Final = {
     # a commit per second makes 86,400 files in `_delta_log` a day; each open of the table lists them
     "delta.logRetentionDuration": "interval 1 days",
 }
-_OF_FILES: Final = {"files", "actions"}
+_CHANGED_WITH_ROWS: Final = {"files", "actions"}
 """Names of cached values that each commit of rows changes."""
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 
@@ -97,7 +97,10 @@ class TxnMarker:
 
 
 class DeltaTarget:
-    """A Delta table that a sink fills, opened with delta-rs at the newest version that this process has read."""
+    """A Delta table that a sink fills.
+
+    Commits that this process makes without delta-rs are read by delta-rs only if `table` is used.
+    """
 
     def __init__(self, uri: str, table: DeltaTable, part: TargetPart | None = None) -> None:
         self.uri = uri
@@ -112,7 +115,7 @@ class DeltaTarget:
         """Function that reads the target's rows with Spark; None if delta-rs can read them."""
         self._opened_at = self._version = self._cached_version = table.version()
         self._cache: dict[str, Any] = {}
-        """Values that were read from version `_cached_version` of the table; the key is the name given to `once`."""
+        """Values that were read from version `_cached_version` of the table; the key is the name given to `cached`."""
         self._last_column_change: int | None = None
         """Cached result of `columns_changed_upto`; None if it has to be read from `_delta_log`. It becomes None when
         this process changes columns, or finds a version of the table that it did not know.
@@ -239,7 +242,7 @@ class DeltaTarget:
             self._last_column_change = None
 
     def reopen(self) -> None:
-        """Open the newest version of the table, and forget the commits of older versions."""
+        """Open the newest version of the table again, so that the commits read earlier leave the memory."""
         self._table = DeltaTable(self.uri)
         self._opened_at = self._version = self._table.version()
 
@@ -251,7 +254,7 @@ class DeltaTarget:
 
     @property
     def table(self) -> DeltaTable:
-        """The Delta table. If this process has committed without delta-rs, delta-rs reads those commits now."""
+        """The Delta table. If this process has committed without delta-rs, delta-rs first reads these commits."""
         if self._table.version() < self._version:
             self._read_commits()
         return self._table
@@ -264,7 +267,7 @@ class DeltaTarget:
     @property
     def metadata(self) -> Metadata:
         """Id, properties and partition columns of the Delta table."""
-        return self.once("metadata", lambda: self.table.metadata())  # noqa: PLW0108 - `table` may read commits
+        return self.cached("metadata", lambda: self.table.metadata())  # noqa: PLW0108 - `table` may read commits
 
     @property
     def relation(self) -> int | None:
@@ -350,22 +353,22 @@ class DeltaTarget:
 
     def _committed(self, application: str) -> int | None:
         # delta-rs searches `_delta_log` each time, for 5 ms if there is no such `txn`
-        return self.once(application, lambda: self.table.transaction_version(application))
+        return self.cached(application, lambda: self.table.transaction_version(application))
 
     def record_commit(self, application: str, position: int, since: int) -> None:
-        """Cache the position that this process has just committed, with rows, in the `txn` of an application id.
+        """Cache the position of a `txn` that this process has just committed.
 
-        The next look-up of this `txn` then reads no file. The cached columns and properties stay valid. since: the
-        version of the table before that commit. Does nothing if other clients committed after `since`.
+        The commit must change only rows, so the cached columns and properties stay valid. since: the version before the
+        commit. Does nothing if another client committed after `since`, or if the cache is of an earlier version.
         """
-        if self.version == since + 1 and self._cached_version == since:  # no other client committed
-            kept = {name: value for name, value in self._cache.items() if name not in _OF_FILES}
+        if self.version == since + 1 and self._cached_version == since:
+            kept = {name: value for name, value in self._cache.items() if name not in _CHANGED_WITH_ROWS}
             self._cached_version, self._cache = self.version, kept | {application: int(position)}
 
-    def record_own_commit(self, application: str, position: int, since: int, version: int) -> None:
-        """Record that this process has committed rows with a `txn`, and without delta-rs, as the given version.
+    def record_commit_without_delta_rs(self, application: str, position: int, since: int, version: int) -> None:
+        """Record a commit of rows that this process made without delta-rs.
 
-        The other arguments are those of record_commit.
+        version: the version that the commit created. Other arguments: see record_commit.
         """
         self._version = version
         if version != since + 1:
@@ -380,26 +383,31 @@ class DeltaTarget:
     @property
     def all_columns(self) -> pa.Schema:
         """All columns of the Delta table, with the metadata of their fields."""
-        return self.once("all columns", lambda: pa.schema(self.table.schema().to_arrow()))
+        return self.cached("all columns", lambda: pa.schema(self.table.schema().to_arrow()))
 
     @property
     def columns(self) -> pa.Schema:
         """All columns of the Delta table, with the column ids of the part's source table in their metadata."""
-        return self.once("columns", lambda: self.part.columns(self.all_columns))
+        return self.cached("columns", lambda: self.part.columns(self.all_columns))
 
     def files(self) -> tuple[int, int]:
         """Return the number of data files that the newest version has for the part, and their total bytes."""
-        return self.once("files", lambda: _counted(self.actions))
+        return self.cached("files", lambda: _counted(self.actions))
 
     @property
     def actions(self) -> pa.Table:
         """The data files that the newest version has for the part, a row per file: `path`, `size_bytes`, and the bounds
         `min.<name>` and `max.<name>` of each column.
         """
-        return self.once("actions", lambda: self.part.files(pa.table(self.table.get_add_actions(flatten=True))))
+        return self.cached("actions", lambda: self.part.files(pa.table(self.table.get_add_actions(flatten=True))))
 
-    def once(self, name: str, read: Callable[[], _T]) -> _T:
-        """Return the value that `read` returns for this version of the table; it is called only if it is needed."""
+    def actions_at(self, version: int) -> pa.Table:
+        """Return `actions` of an older version; reads `_delta_log` again."""
+        older = DeltaTable(self.uri, version=version)
+        return self.part.files(pa.table(older.get_add_actions(flatten=True)))
+
+    def cached(self, name: str, read: Callable[[], _T]) -> _T:
+        """Return the cached value `name` of this version of the table; call `read` if it is not cached."""
         if self._cached_version != self.version:
             self._cached_version, self._cache = self.version, {}
         if name not in self._cache:

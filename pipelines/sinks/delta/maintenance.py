@@ -312,7 +312,7 @@ class TargetMaintenance:
                 turn.version = target.version
 
     def _known_paths(self, target: DeltaTarget) -> frozenset[str] | None:
-        """Return the live data files of a target if the indexed writer knows them; otherwise None."""
+        """Return the paths of the live data files of a target; None if no open indexed table is at its version."""
         return None if self._rewriter is None else self._rewriter.data_paths(target)
 
     def _run_job(self, uri: str, turn: _Turn, cuts: Sequence[KeptCut], opened: DeltaTarget | None) -> bool:
@@ -345,7 +345,7 @@ class TargetMaintenance:
         return True
 
     def _count(self, target: DeltaTarget) -> int:
-        """Return the number of data files of a target; 0 if no writer can merge them."""
+        """Return the number of data files of a target; 0 if no writer can compact them."""
         if (known := self._known_paths(target)) is not None:
             return len(known)
         # delta-rs cannot run OPTIMIZE on a table to which it cannot commit

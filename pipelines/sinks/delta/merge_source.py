@@ -60,7 +60,7 @@ class BaseLookup:
     """The version of a target in which the base rows of a batch are searched, and the conditions of the search."""
 
     read_table: Callable[[], DeltaTable] | None
-    """Returns the target at the version to read; None if there was no target before the batch."""
+    """Function that returns the target at the version to read; None if there was no target before the batch."""
     exact: bool = True
     """False if the target already contains some changes of the batch's range. A row with an unchanged key then still
     has a valid base row. A moved row has none: a newer row may have got its old key.

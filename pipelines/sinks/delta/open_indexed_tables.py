@@ -45,6 +45,8 @@ class IndexedTargets:
         self._tables: dict[_Name, IndexedTable] = {}
         self.refused: dict[str, str] = {}
         """URI of a target → why the indexed writer does not write it."""
+        self._committed: dict[str, int] = {}
+        """URI of a target → version that the indexed writer committed last."""
 
     def can_merge(self, target: DeltaTarget, key: tuple[str, ...]) -> bool:
         """Read new commits of other writers; return whether the indexed writer can merge rows by these key columns.
@@ -68,7 +70,8 @@ class IndexedTargets:
             if table.key != key or refusal(table.files, target.all_columns) is not None:
                 raise CommitFailedError("the target changed between the choice of the writer and the merge")
             table.merge(source, txn_action(marker.app_id, marker.version), target.columns, target.statistics_columns)
-        target.record_own_commit(marker.app_id, marker.version, since, table.files.version)
+        self._committed[target.uri] = table.files.version
+        target.record_commit_without_delta_rs(marker.app_id, marker.version, since, table.files.version)
         if target.version % CHECKPOINT_EVERY == 0:
             table.files.write_checkpoint()
 
@@ -97,12 +100,16 @@ class IndexedTargets:
                 return None
             return table.find_rows(keys, schema)
 
-    def writes(self, target: DeltaTarget) -> bool:
-        """Return whether the last merge into the target was one of the indexed writer."""
+    def has_open_index(self, target: DeltaTarget) -> bool:
+        """Return whether the indexed writer has opened the target and does not refuse it."""
         return _name(target) in self._tables and target.uri not in self.refused
 
+    def has_committed(self, target: DeltaTarget) -> bool:
+        """Return whether the indexed writer made the commit of `target.version`."""
+        return self._committed.get(target.uri) == target.version
+
     def data_paths(self, target: DeltaTarget) -> frozenset[str] | None:
-        """Return the paths of the live data files of a target; None if no open index has read its newest version."""
+        """Return the paths of the live data files of a target; None if no open indexed table is at `target.version`."""
         for table in self.opened(target):
             if table.files.version == target.version:
                 return frozenset(file.path for file in table.files.by_path.values())

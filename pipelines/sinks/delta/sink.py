@@ -137,15 +137,16 @@ class DeltaSink:
     @contextmanager
     def _watch(self, target: DeltaTarget, topic: str) -> Iterator[None]:
         """Report commits that other clients made to the target before or during the `with` block. Count the bytes that
-        the block rewrites, unless the indexed writer writes the target: it rewrites nothing.
+        the block rewrites; the indexed writer rewrites none.
         """
-        commits, files = self.parts.external_commits, None
-        if not self.parts.writers.indexed.writes(target):
-            files = target.actions
+        commits, indexed, version = self.parts.external_commits, self.parts.writers.indexed, target.version
+        files = None if indexed.has_open_index(target) else target.actions
         commits.before(target, topic, self.parts.published.versions.get(target.uri))
         yield
-        if files is not None:
-            self.commit_rate.add_rewritten(topic, rewritten_bytes(files, target.actions))
+        is_indexed = target.version == version + 1 and indexed.has_committed(target)
+        if target.version != version and not is_indexed:
+            before = target.actions_at(version) if files is None else files
+            self.commit_rate.add_rewritten(topic, rewritten_bytes(before, target.actions))
         commits.after(target, topic)
 
     def record(self, batch: TableBatch, target: DeltaTarget, position: int) -> TableRecord:

@@ -61,7 +61,7 @@ class TargetTable(Protocol):
 
     @property
     def table(self) -> DeltaTable:
-        """The Delta table at its newest version."""
+        """The Delta table, at the version that this process has read or committed last, or a later one."""
 
     @property
     def all_columns(self) -> pa.Schema:

@@ -85,7 +85,7 @@ class Writers:
         Raises TargetUnusable if neither writer can write the target. Raises SparkAwaited if Spark may be able to write
         it, but has not started yet.
         """
-        if not (features := whole.once("unsupported features", lambda: unsupported_features(whole.table))):
+        if not (features := whole.cached("unsupported features", lambda: unsupported_features(whole.table))):
             return whole
         if not layout.has_latest_rows_of_one_table:
             raise unsupported(

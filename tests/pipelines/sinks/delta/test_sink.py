@@ -36,6 +36,19 @@ def test_what_a_batch_had_to_write_again_is_counted_and_what_it_added_is_not(tmp
     assert (told[2] == 0) if writer is Writer.INDEXED else (0 < told[2] < 10_000)
 
 
+def test_bytes_that_another_writer_rewrites_in_an_indexed_target_are_counted(tmp_path: Path) -> None:
+    sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", writer=Writer.INDEXED))
+    sink.open("log-1")
+    record = sink.apply(batch([put(1, "a", 10), put(2, "b", 10)], 0, 20))
+    sink.publish(Published(record.position, 0, {record.relation: record}))
+    # a truncate: delta-rs deletes the older rows
+    record = sink.apply(batch([put(3, "c", 35)], 20, 40, truncated=(30, 0)))
+    sink.publish(Published(record.position, 0, {record.relation: record}))
+    sink.close()
+
+    assert sink.commit_rate.rewritten > 0
+
+
 def test_the_policy_of_a_rule_counts_for_its_tables(tmp_path):
     rules = (SinkRule.model_validate({"match": "shop.*", "schema_changes": "exception"}),)
     sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", rules=rules))
