@@ -1,4 +1,4 @@
-"""Atomic, durable file writes: write a temporary file, fsync it, rename it, fsync the directory."""
+"""Atomic, durable file writes: write a temporary file, fsync it, rename or link it, fsync the directory."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def replace(path: Path | StoredObject, content: bytes) -> None:
 
 
 def create(path: Path | StoredObject, content: bytes) -> None:
-    """Create a file atomically with its content; raises FileExistsError, and changes nothing, if the file exists.
+    """Create a file atomically with its content; raises FileExistsError if the file exists.
 
-    The file is durable when the function returns. After another OSError the file is missing, or it exists with its
-    content and may not survive a power loss. Hidden files and errors of an object store are as for `replace`.
+    The file is durable when the function returns. After any other OSError the file is missing, or it has its content
+    and may not survive a power loss. In an object store a repeated request may raise FileExistsError for the file that
+    this call created. Hidden files and other errors are as for `replace`.
     """
     if not isinstance(path, Path):
         path.create_bytes(content)

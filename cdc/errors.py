@@ -661,7 +661,7 @@ class LogCorrupt(LogError):
 
 
 class LogFormatUnknown(LogError):
-    """The log has a format version, or its tables have Delta features, that this version of cdc does not support."""
+    """The log has a format version or Delta table features that this version of cdc does not support."""
 
     code = "CDC-4003"
     remedy = "use a version of cdc at least as new as the one that wrote the log"

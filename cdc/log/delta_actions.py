@@ -1,4 +1,4 @@
-"""Actions of Delta commits as plain values, and the content of a commit file."""
+"""Actions of Delta commits as JSON objects, and the content of a commit file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 Action = dict[str, Any]
-"""An action of `_delta_log`: one JSON object with one key, the kind of the action."""
+"""An action of `_delta_log` as a JSON object with one key, its kind; or only the value of that key."""
 
 
 def add_action(
@@ -21,7 +21,7 @@ def add_action(
 ) -> Action:
     """Return the `add` action of a data file written now, without the outer key.
 
-    statistics: as JSON. data_change: False if other files of the same commit contained the rows before.
+    statistics: as JSON. data_change: False if the same commit removes the files that contained these rows.
     """
     return {
         "path": path,
@@ -38,7 +38,7 @@ def remove_action(
 ) -> Action:
     """Return the `remove` action of a data file, without the outer key; the file stays in the storage.
 
-    data_change: False if other files of the same commit contain the rows.
+    data_change: False if the same commit adds files that contain the rows of this file.
     """
     return {
         "path": path,
@@ -68,10 +68,10 @@ def encode_commit(actions: Iterable[Action]) -> bytes:
 
 
 def decode_commit(content: bytes) -> list[Action]:
-    """Return the actions in the content of a commit file; raises ValueError if it has anything else."""
+    """Return the actions in the content of a commit file; raises ValueError if a line is not a JSON object."""
     actions = [json.loads(line) for line in content.splitlines() if line.strip()]
     if not all(isinstance(action, dict) for action in actions):
-        raise ValueError("a line of a commit file is no JSON object")
+        raise ValueError("a line of the commit file is not a JSON object")
     return actions
 
 

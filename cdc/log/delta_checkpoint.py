@@ -47,7 +47,7 @@ def checkpoint(path: Root, table: DeltaTable, keep: int = KEEP) -> None:
 
 
 def last_checkpoint(path: Root) -> int:
-    """Return the version of the last checkpoint of the table at `path`; 0 if there is none."""
+    """Return the version of the last checkpoint of a table; 0 if there is none, or if its hint file is damaged."""
     try:
         return int(json.loads((path / "_delta_log" / HINT).read_bytes())["version"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):

@@ -6,11 +6,12 @@ this writer can add nothing. Log clean-up may have removed the file of the other
 looks for a later checkpoint, which is always written before such a clean-up. A commit also has a Delta `txn` action
 with the position at which the table then ends.
 
-The commits are written by this module and not by delta-rs. delta-rs needs 15 ms of CPU for a commit, and a reader
-commits ten times a second. delta-rs reads the commits, and writes the checkpoints.
+FencedTable writes its commits without delta-rs, which needs 15 ms of CPU for a commit. The capture reader commits up to
+ten times a second. delta-rs creates the table, reads the commits and writes the checkpoints.
 
-**Torn commits.** On a disk a commit is synced before it is visible, but commits of earlier versions of cdc were synced
-afterwards. After a power loss the newest of those commits may be incomplete. Such a torn commit was never confirmed,
+**Torn commits.** On a disk this module syncs the content of a commit before the commit is visible, and its directory
+afterwards. Commits of delta-rs and of earlier versions of cdc become visible before they are synced. After a power loss
+the newest of those commits may be incomplete. Such a torn commit was never confirmed,
 and its changes are written again. The next writer replaces the torn commit by an empty one, and does not remove it. If
 it were removed, the next commit would get its version number. A reader that has already read this version would then
 never read that commit.
@@ -51,8 +52,8 @@ from cdc.log_row import LOG_SCHEMA
 CHECKPOINT_EVERY: Final = 50
 """Number of commits between two checkpoints.
 
-A checkpoint costs the writer as much as 20 commits. Each commit after a checkpoint costs a process 0.7 ms when it opens
-the table.
+A checkpoint costs the writer as much as 20 commits. A process that opens the table needs 0.7 ms for each commit after
+the last checkpoint.
 """
 TOKEN: Final = "cdc.commit"  # noqa: S105 - no secret
 """Key in the metadata of each commit. Its value is a unique token.
@@ -61,7 +62,7 @@ If the storage's response to a commit was lost, the token in the commit file sho
 """
 _DELTA_SCHEMA: Final = Schema.from_arrow(TABLE_SCHEMA)
 _WRITER_VERSION: Final = 2
-"""Delta writer version of the tables of the log; a higher version may contain table features."""
+"""Highest Delta writer version that this module supports; a table with a higher one may demand more of its writers."""
 _PARTITION: Final = "segment"
 _PARAMETERS: Final = {"mode": "Append", "partitionBy": json.dumps([_PARTITION])}
 log = structlog.get_logger("log")
@@ -78,7 +79,7 @@ class FencedTable:
 
         `log_id` is the application id of the writer's `txn` actions; by default it is the table's own Delta id. Raises
         LogUnwritable if the latest commit cannot be made durable. Raises LogFormatUnknown if the log has another format
-        than the one that this version of cdc writes, or if another client has added a table feature.
+        than the one that this version of cdc writes, or if a table requires a higher Delta writer version.
         """
         self.path = path
         self._table = open_table(path)
@@ -92,7 +93,7 @@ class FencedTable:
         self._since_checkpoint = self._version - last_checkpoint(path)
         self._token: str | None = self.latest_commit_info().get(TOKEN)
         self._attempted = self._token
-        # the previous writer may have been killed before it synced the latest commit, or its sync failed
+        # the previous writer may have been killed before it synced the directory, or its sync failed
         self._rewrite_latest_commit()
 
     @staticmethod
@@ -130,7 +131,8 @@ class FencedTable:
     def table(self) -> DeltaTable:
         """The table at the version that this writer wrote last or resumed from; callers must not refresh it.
 
-        Raises LogFenced if another writer has committed.
+        delta-rs first reads the commits of this writer that it has not read. Raises LogFenced if it then finds a commit
+        of another writer; only `check_latest` always looks for one.
         """
         if self._table.version() != self._version:
             update_table(self.path, self._table)
@@ -176,8 +178,8 @@ class FencedTable:
         """Commit `add` and `remove` actions, with `position` as the version of the table's `txn`.
 
         `other_transactions` maps further application ids to versions. The commit is durable when the method returns.
-        Raises LogFenced if another writer has committed. Raises LogUnreachable if an object store did not report
-        whether the commit succeeded; the caller then compares the token in the latest commit with `tokens`.
+        Raises LogFenced if another writer has committed. After LogUnreachable or OSError the commit may exist
+        nevertheless; the caller then compares the token in the latest commit with `tokens`.
         """
         fields = {TOKEN: uuid.uuid4().hex, **metadata}
         transactions = {self.log_id: position, **(other_transactions or {})}
@@ -216,15 +218,15 @@ class FencedTable:
         return {"remove": remove_action(relative, size, _partition(relative), data_change=data_change)}
 
     def _create(self, content: bytes, token: str) -> None:
-        """Create the next commit; with an object store the commit may exist even if this raises LogUnreachable."""
+        """Create the next commit. After LogUnreachable or OSError the commit may exist nevertheless."""
         hit(f"before_commit_of_{self.path.name}")
         commit = commit_file(self.path, self.next_version)
         try:
             _create_commit(commit, content)
         except FileExistsError as exc:
-            if _token_in(commit) != token:  # a repeated request finds the commit of the first one
+            if _token_in(commit) != token:  # a repeated request finds the commit that the first request created
                 raise self._fenced_error() from exc
-        # log clean-up may have freed the name of the next commit: then no reader sees this commit
+        # log clean-up may have removed another writer's commit of this version; readers start at the later checkpoint
         if last_checkpoint(self.path) > self._version:
             raise self._fenced_error()
 
@@ -272,22 +274,23 @@ def check_writable_format(found: int) -> None:
 
 
 def _check_protocol(path: Root, table: DeltaTable) -> None:
-    """Raise LogFormatUnknown if writers of the table must follow rules that this module does not know."""
+    """Raise LogFormatUnknown if the table requires a higher Delta writer version than this module supports."""
     found = table.protocol().min_writer_version
     if found > _WRITER_VERSION:
         raise LogFormatUnknown(
             f"another client changed table {path.name!r} of the log: it requires Delta writer version {found}, but cdc "
-            f"writes version {_WRITER_VERSION}",
-            remedy="keep other clients from writing to the directory log.path; run 'cdc slots drop -c FILE' and start "
-            "the reader with a new log.path, which copies every table again",
+            f"supports only version {_WRITER_VERSION}",
+            remedy="stop the other client; run 'cdc slots drop -c FILE', set a new log.path and new sink paths, then "
+            "start the reader, which copies every table again",
         )
 
 
 def sync_commit(table: Root, version: int) -> None:
     """Sync to disk the commit that created `version` of the table at the path `table`.
 
-    A commit is visible before it is synced. So a process that depends on another writer's commit first syncs the commit
-    itself. Raises FileNotFoundError if log clean-up has removed the commit; its writer synced it long before.
+    On a disk a commit is visible before its directory is synced. So a process that depends on another writer's commit
+    first syncs the commit itself. Raises FileNotFoundError if log clean-up has removed the commit; its writer synced it
+    long before.
     """
     commit = commit_file(table, version)
     atomic_file.sync(commit)
@@ -322,7 +325,7 @@ def _create_commit(commit: Root, content: bytes) -> None:
     except FileExistsError:
         if _token_in(commit) is not None:
             raise
-        atomic_file.create(commit, content)  # an object store may refuse a file that does not exist
+        atomic_file.create(commit, content)  # the file is missing: the store refused it without a reason
 
 
 def _token_in(commit: Root) -> str | None:

@@ -1,8 +1,8 @@
 """View of a Delta table of the log: its files, its `txn` positions, and the metadata of its latest commit.
 
-delta-rs opens the table and lists its files. On a disk the later commits are read here, one JSON file each. delta-rs
-needs 20 ms of CPU to read a commit and to return the same values again, and a reader of the log commits ten times a
-second. In an object store delta-rs reads the later commits as well, because it requests several of them at once.
+delta-rs opens the table and lists its files. On a disk this module reads the later commits, one JSON file each.
+delta-rs needs 20 ms of CPU to read a commit and to return the same values again, and the capture reader commits up to
+ten times a second. In an object store delta-rs also reads the later commits, because it requests several at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cdc.log.disk_format import LogFile, commit_file, log_file_of_action, log_fi
 from cdc.log.table_io import last_commit_info, open_table, update_table
 
 REOPEN_AFTER: Final = 64
-"""Number of new versions after which delta-rs opens a table again.
+"""Number of new versions after which delta-rs opens a table again, instead of reading the new commits.
 
 An open DeltaTable keeps in memory every commit that it has read since it was opened.
 """
@@ -38,7 +38,7 @@ class LogTableView:
         self.id, self.description = str(metadata.id), str(metadata.description)
 
     def _open(self) -> None:
-        self._table = open_table(self._path)  # in the view of a disk it may be at an earlier version than the view
+        self._table = open_table(self._path)  # on a disk, `advance` changes `version` but not `_table`
         self.version = self._opened_at = int(self._table.version())
         self._is_listed, self._files = False, None
         self._transactions: dict[str, int | None] = {}
@@ -111,7 +111,8 @@ class LogTableView:
             positions: dict[str, int | None] = {mark["appId"]: int(mark["version"]) for mark in marks}
         except (ValueError, KeyError, TypeError) as exc:
             raise LogCorrupt(
-                f"commit {self.version + 1} of table {self._path.name!r} of the log cannot be read: {exc}"
+                f"commit {self.version + 1} of table {self._path.name!r} of the log cannot be read: "
+                f"{type(exc).__name__}: {exc}"
             ) from exc
         self.version += 1
         self._transactions = self._transactions | positions

@@ -3,9 +3,9 @@
 psycopg has no replication cursor, so this module implements the loop over COPY BOTH:
 
 - The walsender sends every message separately and wakes the reader for each. To avoid a system call and a thread switch
-  per message, the reader waits READ_DELAY seconds after the first input. Then libpq reads all input, and one compiled
-  loop extracts the messages.
-- While the reader is behind, it waits LONG_READ_DELAY seconds. If Postgres is on the same machine and uses TCP, the
+  per message, the reader waits READ_DELAY seconds after the first input, or STEADY_READ_DELAY while input arrives
+  steadily. Then libpq reads all input, and one compiled loop extracts the messages.
+- While the reader is behind, it waits BEHIND_READ_DELAY seconds. If Postgres is on the same machine and uses TCP, the
   reader also limits its receive buffer to RECEIVE_BUFFER. Further messages wait in the send buffer of Postgres, where
   the kernel joins them to large packets. One packet per message costs Postgres twice as much, and Postgres is the
   bottleneck.
@@ -44,13 +44,14 @@ from cdc.postgres.sqlstate import classify_message, map_errors
 READ_DELAY: Final = 0.001
 """Seconds between the first input and the read, so that one read gets all messages of a small transaction."""
 STEADY_READ_DELAY: Final = 0.020
-"""Seconds between input and read while input arrives steadily.
+"""Seconds between input and read while input arrives steadily and the reader is not behind.
 
-One read and one decoding then serve all transactions of this time. A commit of the log gathers five times as long.
+One read and one decoding then serve all transactions of this time. The default of `log.commit.linger` is five times as
+long.
 """
 STEADY_INPUT: Final = 0.050
-"""Maximum seconds between two inputs that count as steady; after a longer pause the reader reads at once."""
-LONG_READ_DELAY: Final = 0.010
+"""Input is steady if it arrives within this many seconds after the input before; otherwise READ_DELAY applies."""
+BEHIND_READ_DELAY: Final = 0.010
 """Seconds between input and read while the reader is behind; one read then gets more than after READ_DELAY."""
 BEHIND_BYTES: Final = 16 << 10
 """The reader counts as behind if its last batch has at least this size in bytes.
@@ -279,7 +280,7 @@ class ReplicationStream:
         if self._poll.poll(seconds * 1000):
             before, self._input_at, self._reply_requested_at = self._input_at, time.monotonic(), None
             is_steady = self._input_at - before < STEADY_INPUT
-            time.sleep(LONG_READ_DELAY if self._behind else STEADY_READ_DELAY if is_steady else READ_DELAY)
+            time.sleep(BEHIND_READ_DELAY if self._behind else STEADY_READ_DELAY if is_steady else READ_DELAY)
             self._read_available()
 
     def _check_silence(self, now: float) -> None:

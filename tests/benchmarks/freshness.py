@@ -49,16 +49,16 @@ QUICK_PARTS: Final = PARTS[:3]
 SMALL, LARGE, QUICK_LARGE = 10_000, 1_000_000, 20_000
 """Rows of the largest table of TPC-B."""
 STEADY: Final = {"10k": SMALL, "1m": LARGE, "10m": 10_000_000, "50m": 50_000_000}
-"""The same of the parts with STEADY_RATE."""
+"""Part → rows of its largest table, for the parts with STEADY_RATE."""
 MEASURED_ONCE: Final = {"10m", "50m"}
 """The parts that are measured in the first run only."""
-QUICK_MEASURED_ONCE: Final = 40_000
+QUICK_STEADY: Final = 40_000
 SECONDS, QUICK_SECONDS, WARM, QUICK_WARM = 60.0, 5.0, 20.0, 1.0
 """Of load that is measured, and before it."""
 RATE: Final = 1_000.0
-"""Transactions per second over four tables; each has four changes."""
+"""Transactions per second over four tables; a transaction has four changes."""
 STEADY_RATE: Final = 125.0
-"""The same of the parts in STEADY: 500 changes per second."""
+"""Transactions per second of the parts in STEADY, which are 500 changes per second."""
 REACHED: Final = 0.95
 """Of the rate, at least: under less load a target is fresher than it says."""
 TABLES, TABLE_ROWS, QUICK_TABLES = 50, 10_000, 5
@@ -87,7 +87,7 @@ def run(
     accounts = {
         "small": SMALL,
         "large": rows or (QUICK_LARGE if quick else LARGE),
-        **{part: QUICK_MEASURED_ONCE if quick else number for part, number in STEADY.items()},
+        **{part: QUICK_STEADY if quick else number for part, number in STEADY.items()},
     }
     figures = _figures(tables)
     with tempfile.TemporaryDirectory(prefix="cdc-bench-") as name:
