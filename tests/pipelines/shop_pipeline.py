@@ -128,10 +128,11 @@ def make_shop(folder: Path, limits: SegmentLimits = LIMITS) -> ShopPipeline:
     path = folder / "shop.yaml"
     path.write_text(
         f"name: shop\nsource: {{dsn: 'postgresql://nobody@127.0.0.1:1/nowhere'}}\ntables: [{{match: 'shop.*'}}]\n"
-        f"log: {{path: '{folder}/log'}}\nsinks:\n"
+        f"log: {{path: '{folder}/log'}}\n"
+        "spark: {trigger: 0s}\n"  # each step of a runner applies what there is
+        "sinks:\n"
         f"- {{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}'}}\n"
         f"- {{type: search, name: find, path: '{folder}/find'}}\n"
-        "spark: {trigger: 0s}\n"  # each step of a runner applies what there is
     )
     shop = ShopPipeline(folder, load_definition(path), LogWriter.open(folder / "log", IDENTITY, limits))
     for position, rows in history():
