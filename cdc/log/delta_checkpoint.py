@@ -17,6 +17,7 @@ from typing import Final
 from deltalake import DeltaTable
 
 from cdc import atomic_file
+from cdc.failpoint import hit
 from cdc.log.bucket_files import BucketPath, Root
 
 HOUR: Final = 3600.0
@@ -39,9 +40,13 @@ def checkpoint(path: Root, table: DeltaTable, keep: int = KEEP) -> None:
         table.cleanup_metadata()
         return
     log, version = path / "_delta_log", int(table.version())
-    atomic_file.replace(log / HINT, checkpoint_at(path, version))
+    hint = checkpoint_at(path, version)
+    hit("before_checkpoint_hint")
+    if last_checkpoint(path) >= version:  # another writer has fenced this one
+        return
+    atomic_file.replace(log / HINT, hint)
     oldest = f"{max(0, version - keep):020d}"
-    for file in log.glob("[0-9]*[a-z]"):
+    for file in sorted(log.glob("[0-9]*[a-z]")):  # the oldest first, see FencedTable
         if file.name < oldest:
             file.unlink(missing_ok=True)
 

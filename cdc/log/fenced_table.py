@@ -2,8 +2,8 @@
 
 **Fencing.** A commit creates the file of the version after the one that this writer wrote last, or from which it
 resumed. The storage creates a file atomically, and only if it does not exist. So after another writer has committed,
-this writer can add nothing. Log clean-up may have removed the file of the other writer's commit. So the writer then
-looks for a later checkpoint, which is always written before such a clean-up. A commit also has a Delta `txn` action
+this writer can add nothing. Log clean-up may have removed the file of the other writer's commit. Then the commit before
+it was removed too, or a later checkpoint exists, and the writer looks for both. A commit also has a Delta `txn` action
 with the position at which the table then ends.
 
 FencedTable writes its commits without delta-rs, which needs 15 ms of CPU for a commit. The capture reader commits up to
@@ -226,9 +226,19 @@ class FencedTable:
         except FileExistsError as exc:
             if _token_in(commit) != token:  # a repeated request finds the commit that the first request created
                 raise self._fenced_error() from exc
-        # log clean-up may have removed another writer's commit of this version; readers start at the later checkpoint
-        if last_checkpoint(self.path) > self._version:
+        if self._is_overtaken():
             raise self._fenced_error()
+
+    def _is_overtaken(self) -> bool:
+        """Return whether log clean-up had removed another writer's commit before this writer created the same version.
+
+        Then no reader that opens the table sees the commit of this writer.
+        """
+        if not isinstance(self.path, BucketPath) and not commit_file(self.path, self._version).exists():
+            # clean-up removes the oldest commit first; an open reader at the earlier version must not read this commit
+            commit_file(self.path, self.next_version).unlink(missing_ok=True)
+            return True
+        return last_checkpoint(self.path) > self.next_version
 
     def _fenced_error(self) -> LogFenced:
         after = "none" if self._position is None else str(self._position)
@@ -262,6 +272,8 @@ class FencedTable:
             checkpoint(self.path, self.table)
         # an open table keeps every commit that it has read in memory; a newly opened one starts at the checkpoint
         self._table = open_table(self.path)
+        if self._table.version() != self._version:
+            raise self._fenced_error()
 
 
 def check_writable_format(found: int) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from operator import attrgetter, itemgetter
+from threading import RLock
 from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
@@ -89,6 +90,8 @@ class LogReader:
                 f"there is no change log at {str(root)!r}",
                 remedy="correct log.path, or start the reader, which creates a log",
             )
+        self._lock = RLock()
+        """Protects the view, because two threads of an apply process use the reader of a sink."""
         self._changes = LogTableView(self._root)
         self.log_id = self._changes.id
         self.identity = LogIdentity.from_description(self._changes.description)
@@ -96,6 +99,8 @@ class LogReader:
         self._update_due = self._compacted_due = self._probe_due = 0.0
         self._durable: Position | None = None
         self._oldest = Position(0)
+        self._loaded = -1
+        """Version of `changes` to which the positions and the compacted state belong."""
         self._compacted: CompactedState | None = None
         self._load_matching_versions()
 
@@ -127,14 +132,18 @@ class LogReader:
     @property
     def last_commit(self) -> CommitInfo | None:
         """Metadata of the latest commit of `changes`; None before the initial snapshot."""
-        return CommitInfo.from_metadata(self._changes.last_commit())
+        with self._lock:
+            return CommitInfo.from_metadata(self._changes.last_commit())
 
     def refresh(self) -> None:
         """Move this view to the latest commits of the log; the call is almost free if there is no new commit.
 
         In an object store the call looks for new commits at most every PROBE_EVERY seconds.
         """
-        before = self.version
+        with self._lock:
+            self._refresh()
+
+    def _refresh(self) -> None:
         # One stat shows whether the next commit file exists. Log clean-up may have removed that file if the view is
         # old, so the table itself is updated from time to time.
         now = time.monotonic()
@@ -144,22 +153,24 @@ class LogReader:
             self._probe_due = now + PROBE_EVERY
         if (
             now < self._update_due
-            and not commit_file(self._root, before + 1).exists()
+            and not commit_file(self._root, self.version + 1).exists()
             and not self._has_newer_compacted()
         ):
             return
         self._update_due = now + UPDATE_EVERY
         self._changes.advance()
-        if self.version != before or self._compacted is not None:
+        if self.version != self._loaded or self._compacted is not None:
             self._load_matching_versions()
 
     def every_file(self) -> list[LogFile]:
         """Return all data files of `changes` in this view."""
-        return self._changes.files()
+        with self._lock:
+            return self._changes.files()
 
     def listing(self) -> pa.Table:
         """Return one row per data file of `changes` in this view, with the columns of delta-rs' list of add actions."""
-        return self._changes.listing()
+        with self._lock:
+            return self._changes.listing()
 
     def segments(self) -> list[LogFile]:
         """Return one LogFile per segment of `changes`, with the segment's totals, oldest first.
@@ -220,8 +231,9 @@ class LogReader:
             return None
         if not all(as_root(file.path, file.options).exists() for file in older.files):
             return None
-        view = copy(self)
-        view._changes = copy(self._changes)  # noqa: SLF001 - its own copy
+        with self._lock:
+            view = copy(self)
+            view._changes = copy(self._changes)  # noqa: SLF001 - its own copy
         view._compacted, view._oldest = older, min(self._oldest, older.horizon)  # noqa: SLF001 - its own copy
         return view
 
@@ -285,11 +297,13 @@ class LogReader:
             # changes are in `compacted` before they are trimmed, so `compacted` is read second
             self._oldest = Position(self._changes.transaction(trimmed_id(self.log_id)) or 0)
             if not self._oldest:
+                self._loaded = self.version
                 return
             if self._compacted is None or self._has_newer_compacted() or time.monotonic() >= self._compacted_due:
                 self._compacted = read_compacted_state(self._root.parent, self.log_id)
                 self._compacted_due = time.monotonic() + REOPEN_COMPACTED_EVERY
             if self._compacted is not None and self._oldest <= self._compacted.horizon <= (self._durable or 0):
+                self._loaded = self.version
                 return
             self._compacted_due = 0.0
             self._changes.advance()
@@ -303,15 +317,16 @@ class LogReader:
         return compacted is not None and commit_file(self._root.parent / COMPACTED, compacted.version + 1).exists()
 
     def _snapshot(self) -> read_plan.LogSnapshot:
-        compacted = self._compacted
-        return read_plan.LogSnapshot(
-            changes=self.every_file(),
-            durable=self.durable or Position(0),
-            oldest=self.oldest,
-            compacted=() if compacted is None else compacted.files,
-            horizon=Position(0) if compacted is None else compacted.horizon,
-            floor=Position(0) if compacted is None else compacted.floor,
-        )
+        with self._lock:
+            compacted = self._compacted
+            return read_plan.LogSnapshot(
+                changes=self.every_file(),
+                durable=self.durable or Position(0),
+                oldest=self.oldest,
+                compacted=() if compacted is None else compacted.files,
+                horizon=Position(0) if compacted is None else compacted.horizon,
+                floor=Position(0) if compacted is None else compacted.floor,
+            )
 
 
 def read_file(

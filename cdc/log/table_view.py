@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from cdc.errors import LogCorrupt
 from cdc.log.bucket_files import BucketPath, Root
@@ -49,15 +50,23 @@ class LogTableView:
         if isinstance(self._path, BucketPath):
             self._advance_with_delta_rs()
             return
-        while True:
-            commit = commit_file(self._path, self.version + 1)
-            try:
-                self._apply(commit.read_bytes())
-            except FileNotFoundError:
-                if last_checkpoint(self._path) <= self.version:
-                    return
-                if not commit.exists():  # log clean-up removed it
-                    self._open()
+        try:
+            while self._advance_by_one():
+                pass
+        except OSError as exc:
+            raise LogCorrupt(f"table {self._path.name!r} of the log cannot be read: {exc}") from exc
+
+    def _advance_by_one(self) -> bool:
+        """Move to the next version, or to the last checkpoint if the next commit was removed; return False at the end."""
+        commit = commit_file(self._path, self.version + 1)
+        try:
+            self._apply(commit.read_bytes())
+        except FileNotFoundError:
+            if last_checkpoint(self._path) <= self.version:
+                return False
+            if not commit.exists():  # log clean-up removed it
+                self._open()
+        return True
 
     def files(self) -> list[LogFile]:
         """Return all data files of this version."""
@@ -74,23 +83,32 @@ class LogTableView:
 
     def listing(self) -> pa.Table:
         """Return one row per data file of this version, with the columns of delta-rs' list of add actions."""
-        if self.version - self._table.version() in range(1, REOPEN_AFTER):
+        if self._table.version() < self.version < self._opened_at + REOPEN_AFTER:
             update_table(self._path, self._table)
         if self._table.version() != self.version:
-            self._table = open_table(self._path, self.version)
+            self._reopen()
         return pa.table(self._table.get_add_actions(flatten=True))
 
     def transaction(self, app_id: str) -> int | None:
         """Return the version of the `txn` of an application id; None if the table has no such `txn`."""
         if app_id not in self._transactions:
-            self._transactions[app_id] = self._table.transaction_version(app_id)
+            self._transactions[app_id] = self._not_later().transaction_version(app_id)
         return self._transactions[app_id]
 
     def last_commit(self) -> dict[str, Any]:
         """Return the metadata of the commit that created this version."""
         if self._last_commit is None:
-            self._last_commit = last_commit_info(self._path, self._table)
+            self._last_commit = last_commit_info(self._path, self._not_later())
         return self._last_commit
+
+    def _not_later(self) -> DeltaTable:
+        """Return the DeltaTable; open it again if a copy of this view has moved it to a later version."""
+        if self._table.version() > self.version:
+            self._reopen()
+        return self._table
+
+    def _reopen(self) -> None:
+        self._table, self._opened_at = open_table(self._path, self.version), self.version
 
     def _advance_with_delta_rs(self) -> None:
         update_table(self._path, self._table)

@@ -15,6 +15,7 @@ import pytest
 
 from cdc.errors import LogFenced
 from cdc.failpoint import VARIABLE
+from cdc.log.delta_checkpoint import KEEP, last_checkpoint
 from cdc.log.disk_format import CHANGES, COMPACTED
 from cdc.log.fenced_table import CHECKPOINT_EVERY
 from cdc.log.reader import LogReader
@@ -41,6 +42,16 @@ import sys
 from pipelines.compaction.compaction_steps import compact
 compact(None, sys.argv[1])
 """
+CHECKPOINTS = """
+import sys
+from cdc.log.fenced_table import CHECKPOINT_EVERY
+from cdc.log.writer import LogWriter
+from tests.faults.log_workload import CLOSED
+from tests.log.rows import info
+writer = LogWriter(sys.argv[1], CLOSED)
+for position in range(1000, 1000 + 3 * CHECKPOINT_EVERY):
+    writer.commit([], info(position))
+"""
 MANY = CHECKPOINT_EVERY + 3
 
 
@@ -65,8 +76,15 @@ def _small(tmp_path: Path) -> Iterator[Path]:
 @contextmanager
 def stopped(root: Path, name: str, code: str) -> Iterator[list[str]]:
     """Code that is stopped before its next commit of a table, next to a block; yields what it prints afterwards."""
+    with stopped_at(root, f"before_commit_of_{name}", code) as said:
+        yield said
+
+
+@contextmanager
+def stopped_at(root: Path, point: str, code: str) -> Iterator[list[str]]:
+    """Code that is stopped at a failpoint, next to a block; yields what it prints afterwards."""
     said = list[str]()
-    stop = {VARIABLE: f"before_commit_of_{name}:1:stop"}
+    stop = {VARIABLE: f"{point}:1:stop"}
     command = [sys.executable, "-c", code, str(root)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | stop) as child:
         stat = Path(f"/proc/{child.pid}/stat")
@@ -121,6 +139,19 @@ def test_a_reader_that_is_overtaken_by_many_commits_which_are_cleaned_away_is_re
     assert rows(root) == [10, 20, 30]
     fresh.commit(fresh.stage(table(row(500))), info(500))
     assert rows(root) == [10, 20, 30, 500]
+
+
+def test_a_reader_that_is_overtaken_inside_its_checkpoint_is_refused(root: Path) -> None:
+    with stopped_at(root, "before_checkpoint_hint", CHECKPOINTS) as said:
+        fresh = LogWriter(root, CLOSED)
+        before = fresh.durable or Position(0)
+        for position in range(2000, 2000 + KEEP + 2 * CHECKPOINT_EVERY):
+            fresh.commit([], info(position))
+        last, hint = LogReader(root).version, last_checkpoint(root / CHANGES)
+    assert LogFenced.__name__ in said[0]
+    assert before < 2000
+    assert last_checkpoint(root / CHANGES) == hint
+    assert (LogReader(root).version, LogReader(root).durable) == (last, fresh.durable)
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -94,3 +96,25 @@ def test_a_new_commit_that_cannot_be_read_is_an_error_of_the_log(root: Path):
 def test_no_log_is_an_error_with_a_remedy(tmp_path: Path):
     with pytest.raises(LogError, match="no change log"):
         LogReader(tmp_path)
+
+
+def test_threads_that_refresh_one_reader_skip_no_commit(tmp_path: Path) -> None:
+    writer = LogWriter.open(tmp_path, IDENTITY, LIMITS)
+    reader, done = LogReader(tmp_path), Event()
+    reader.every_file()
+
+    def refresh() -> None:
+        while not done.is_set():
+            reader.refresh()
+
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(refresh) for _ in range(4)]
+        for position in range(1, 60):
+            writer.commit(writer.stage(table(row(position))), info(position))
+        done.set()
+        for one in running:
+            one.result()
+    reader.refresh()
+
+    assert reader.version == LogReader(tmp_path).version
+    assert sorted(file.last for file in reader.every_file()) == list(range(1, 60))

@@ -247,10 +247,13 @@ class DeltaTarget:
         self._opened_at = self._version = self._table.version()
 
     def _read_commits(self) -> None:
+        known = self.version
         if self._version - self._table.version() >= REOPEN_AFTER:
             self.reopen()
         else:
             self._table.update_incremental()
+        if self.version != known:
+            self._last_column_change = None
 
     @property
     def table(self) -> DeltaTable:

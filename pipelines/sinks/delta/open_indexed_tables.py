@@ -73,7 +73,8 @@ class IndexedTargets:
         self._committed[target.uri] = table.files.version
         target.record_commit_without_delta_rs(marker.app_id, marker.version, since, table.files.version)
         if target.version % CHECKPOINT_EVERY == 0:
-            table.files.write_checkpoint()
+            with _translated_errors(target.uri):
+                table.files.write_checkpoint()
 
     def row_finder(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> RowFinder:
         """Return a function (keys, schema) → rows that calls `find_rows` with the arguments of this method."""
