@@ -57,7 +57,7 @@ class LogTableView:
             raise LogCorrupt(f"table {self._path.name!r} of the log cannot be read: {exc}") from exc
 
     def _advance_by_one(self) -> bool:
-        """Move to the next version, or to the last checkpoint if the next commit was removed; return False at the end."""
+        """Move to the next version, or to the last checkpoint if that commit was removed; return False at the end."""
         commit = commit_file(self._path, self.version + 1)
         try:
             self._apply(commit.read_bytes())
