@@ -30,6 +30,7 @@ from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo
 from cdc.log.fenced_table import FencedTable
 from cdc.log.removed_file_records import RemovedFiles
 from cdc.log.table_io import is_table, last_commit_info, open_table
+from cdc.log.table_view import LogTableView
 from cdc.log.trim_plan import Retention
 
 MIN_ORPHAN_AGE: Final = 600.0
@@ -175,7 +176,7 @@ def remove_staged_files(root: str | Root) -> int:
 def _current_paths(table: Root) -> set[str]:
     if not is_table(table):
         return set()
-    return set(pa.table(open_table(table).get_add_actions())["path"].to_pylist())
+    return set(LogTableView(table).listing()["path"].to_pylist())
 
 
 def _recorded_paths(root: Root, table: str) -> set[str]:
