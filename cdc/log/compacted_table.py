@@ -223,7 +223,7 @@ class CompactedWriter:
         added = [self._added(file, horizon) for file in written]
         self._sync(written)
         removed = {self._relative(file): file.size for run in replaced for file in run.files}
-        removed_file_records.record_removal(self._root, COMPACTED, removed, self._state.version + 1)
+        removed_file_records.record_removal(self._root, COMPACTED, removed, self._fenced.next_version)
         self._fenced.commit(
             [*added, *(FencedTable.removed(name, size) for name, size in removed.items())],
             int(horizon),
@@ -254,7 +254,7 @@ class CompactedWriter:
         self._remove_files({self._relative(file): file.size for file in self._state.files}, Position(0), Position(0))
 
     def _remove_files(self, files: Mapping[str, int], horizon: Position, floor: Position) -> None:
-        removed_file_records.record_removal(self._root, COMPACTED, files, self._state.version + 1)
+        removed_file_records.record_removal(self._root, COMPACTED, files, self._fenced.next_version)
         hit("drop_noted")
         self._fenced.commit(
             [FencedTable.removed(name, size) for name, size in files.items()],

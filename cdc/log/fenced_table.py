@@ -325,7 +325,7 @@ def repair_torn_commit(path: Root) -> None:
         commit=str(newest),
     )
     if before := _actions(commit_file(path, max(numbers) - 1)) if max(numbers) else None:
-        atomic_file.replace(newest, next(action for action in before if b'"commitInfo"' in action) + b"\n")
+        atomic_file.replace(newest, encode_commit([next(action for action in before if "commitInfo" in action)]))
     elif not max(numbers):
         newest.unlink()
 
@@ -358,9 +358,8 @@ def _versions(path: Path) -> list[int]:
     return [int(name) for name in names if name.isdecimal()]
 
 
-def _actions(commit: Path) -> list[bytes]:
-    """Return the actions of a commit file, one JSON line each; empty if the file is missing or incomplete."""
+def _actions(commit: Path) -> list[Action]:
+    """Return the actions of a commit file; empty if the file is missing or incomplete."""
     with suppress(FileNotFoundError, ValueError):
-        actions = [line for line in commit.read_bytes().splitlines() if line]
-        return actions if all(isinstance(json.loads(action), dict) for action in actions) else []
+        return decode_commit(commit.read_bytes())
     return []

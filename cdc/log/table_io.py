@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from deltalake.exceptions import DeltaError
 from cdc import atomic_file
 from cdc.errors import LogCorrupt, LogInaccessible
 from cdc.log.bucket_files import BucketPath, Options, Root, as_root, options_of, storage_errors
+from cdc.log.delta_actions import decode_commit
 from cdc.log.disk_format import GROUP, PARQUET, commit_file
 
 _LOG: Final = "_delta_log"
@@ -91,7 +91,7 @@ def last_commit_info(path: Root, table: DeltaTable) -> dict[str, Any]:
     if isinstance(path, BucketPath):
         # delta-rs would block all other threads, as in is_table; a commit that was cleaned up is in the checkpoint
         with suppress(FileNotFoundError):
-            actions = map(json.loads, commit_file(path, table.version()).read_bytes().splitlines())
+            actions = decode_commit(commit_file(path, table.version()).read_bytes())
             return next(action["commitInfo"] for action in actions if "commitInfo" in action)
     with storage_errors(path):
         return table.history(1)[0]

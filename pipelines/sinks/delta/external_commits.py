@@ -7,15 +7,15 @@ the target has a later version than the last commit of the sink. They are read b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 import pyarrow.fs as pafs
 import structlog
 from deltalake.fs import DeltaStorageHandler
 
+from cdc.log.delta_actions import Action, decode_commit
 from cdc.log.disk_format import commit_file
 from pipelines.runtime.sink_status_reporter import ExternalCommit, ExternalCommitReport
 from pipelines.sinks.delta.delta_target import APP_ID, DeltaTarget
@@ -83,7 +83,7 @@ def _foreign(target: DeltaTarget, known: int) -> Iterator[ExternalCommit]:
     for version in range(known + 1, target.version + 1):
         try:
             with store.open_input_stream(str(commit_file(PurePosixPath(), version))) as commit:
-                actions = [json.loads(line) for line in commit.read().splitlines() if line]
+                actions = decode_commit(commit.read())
         except FileNotFoundError:
             yield ExternalCommit(version, MISSING)
             continue
@@ -92,12 +92,12 @@ def _foreign(target: DeltaTarget, known: int) -> Iterator[ExternalCommit]:
             yield ExternalCommit(version, str(next(operations, None) or MISSING))
 
 
-def _changes_rows(actions: Iterable[dict[str, Any]]) -> bool:
+def _changes_rows(actions: Iterable[Action]) -> bool:
     files = (action.get("add") or action.get("remove") for action in actions)
     return any(file.get("dataChange", True) for file in files if file)
 
 
-def _is_ours(actions: Iterable[dict[str, Any]], identity: str) -> bool:
+def _is_ours(actions: Iterable[Action], identity: str) -> bool:
     """Return whether the sink made the commit, for any source table of the target and in any step of a merge."""
     named = (action.get("txn", {}).get("appId") or action.get("commitInfo", {}).get(APP_ID) for action in actions)
     return any(str(name).startswith(identity) for name in named if name)

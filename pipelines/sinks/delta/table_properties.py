@@ -7,7 +7,6 @@ table, although no column has the type. So this module writes the commits that c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -16,7 +15,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, TableFeatures
 from deltalake.exceptions import CommitFailedError
 
-from cdc.log.delta_actions import Action, commit_info, encode_commit
+from cdc.log.delta_actions import Action, commit_info, decode_commit, encode_commit
 from cdc.stores.unsupported_table_features import unsupported_features
 from pipelines.sinks.delta.indexed.delta_log import ATTEMPTS, commit_path
 from pipelines.sinks.delta.indexed.table_storage import storage_of
@@ -34,7 +33,7 @@ def create_table(uri: str, columns: pa.Schema, **options: Any) -> DeltaTable:
         # delta-rs decides which features the columns and properties need
         DeltaTable.create(folder, columns, raise_if_key_not_exists=False, **options)
         content = storage_of(folder).read(commit_path(0))
-    created = [action for action in map(json.loads, content.splitlines()) if "commitInfo" not in action]
+    created = [action for action in decode_commit(content) if "commitInfo" not in action]
     actions = [commit_info("CREATE TABLE", engineInfo="cdc"), *map(_without_feature, created)]
     storage = storage_of(uri)
     storage.make_folder("_delta_log")

@@ -25,15 +25,15 @@ from tests.pipelines.sinks.delta.test_sink_parts import settings_in
 def test_what_a_batch_had_to_write_again_is_counted_and_what_it_added_is_not(tmp_path: Path, writer: Writer) -> None:
     sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}", writer=writer))
     sink.open("log-1")
-    told = []
+    rewritten = []
     for number, rows in enumerate([[put(1, "a", 10)], [put(2, "new", 30)], [put(1, "A", 50)], []]):
         record = sink.apply(batch(rows, number * 20, number * 20 + 20))
         sink.publish(Published(record.position, 0, {record.relation: record}))
-        told.append(sink.commit_rate.rewritten)
+        rewritten.append(sink.commit_rate.rewritten)
     sink.close()
 
-    assert told[0] == told[1] == told[3] == 0
-    assert (told[2] == 0) if writer is Writer.INDEXED else (0 < told[2] < 10_000)
+    assert rewritten[0] == rewritten[1] == rewritten[3] == 0
+    assert (rewritten[2] == 0) if writer is Writer.INDEXED else (0 < rewritten[2] < 10_000)
 
 
 def test_bytes_that_another_writer_rewrites_in_an_indexed_target_are_counted(tmp_path: Path) -> None:
