@@ -264,6 +264,9 @@ FOREIGN_COMMITS: Final = Metric(
     "commits of other clients that changed rows of a target; 'cdc verify' finds these rows",
     _TARGET,
 )
+SPARK_STARTED: Final = Metric(
+    "cdc_spark_started", Kind.GAUGE, "1 after the apply process has started Spark, 0 while nothing has needed Spark"
+)
 BATCHES: Final = Metric("cdc_apply_batches_total", Kind.COUNTER, "batches published", _SINK)
 DLQ_RECORDS: Final = Metric(
     "cdc_dlq_records", Kind.GAUGE, "number of keys in the dead-letter queue: the target refused their rows", _SINK
@@ -337,7 +340,7 @@ READ_AT_SOURCE: Final = frozenset(
 """Metrics that the server process reads at the source; their values in reports of other processes are ignored."""
 
 
-MOMENTARY: Final = frozenset(metric.name for metric in (COMPILING, SPOOLED_BYTES, LOG_BLOCKED, CADENCE))
+MOMENTARY: Final = frozenset(metric.name for metric in (COMPILING, SPOOLED_BYTES, LOG_BLOCKED, CADENCE, SPARK_STARTED))
 """Metrics of the current activity of a process; not exported once the process has ended or no longer reports."""
 
 

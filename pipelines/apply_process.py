@@ -1,4 +1,4 @@
-"""The apply process: its Spark session, one thread per sink, signals and the way the process ends.
+"""The apply process: one thread per sink, Spark when something needs it, signals and the way the process ends.
 
 `sink_lifecycle.py` runs a single sink. Two apply processes may fill different sinks of one pipeline. If both processes
 name the same sink, the second process waits until the first releases the lease (`runtime/sink_lease.py`).
@@ -9,15 +9,14 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from types import FrameType
 from typing import Final
 
 import structlog
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from cdc import metrics
@@ -32,10 +31,9 @@ from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
 from pipelines.runtime.sink_status_reporter import ProgressReporter
-from pipelines.runtime.spark_session import SparkSettings, spark_session
 from pipelines.sink_factory import without_throttle
 from pipelines.sink_lifecycle import SinkRunner
-from pipelines.source.data_source import register
+from pipelines.spark_on_demand import SparkOnDemand
 
 POLL: Final = 0.5
 """Seconds between two steps of a sink's runner; each step sends three queries to the catalog."""
@@ -74,7 +72,8 @@ def main(definition: Definition, *, once: bool = False, check: Check | None = No
     """Apply the log to the sinks until SIGTERM or SIGINT; then finish the running batches and return 0.
 
     With `once`, also return when all sinks have applied the log up to the durable position at the start; raise the
-    error of a sink that gives up before that. Also raises the errors of `check`, and the error if Spark cannot start.
+    error of a sink that gives up before that. Also raises the errors of `check`, and SparkUnavailable if Spark does
+    not start, or if it is known before that it could not.
     """
     stop = Event()
 
@@ -101,43 +100,25 @@ def main(definition: Definition, *, once: bool = False, check: Check | None = No
 
 
 def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, end: StopCondition) -> None:
-    settings = SparkSettings.of(definition, f"cdc-{definition.name}")
     cuts, pauses = CutRequests(catalog, definition.name), ReplayPauses(catalog, definition.name)
     leases = SinkLeases(catalog, definition.name)
-    with ThreadPoolExecutor(1, thread_name_prefix="spark") as starter:
-        starting, ended = starter.submit(_start_session, settings), Event()
-        compaction = CompactionWorker(definition, catalog, reporter.figures, starting.result, ended)
+    with ThreadPoolExecutor(1, thread_name_prefix="spark") as thread:
+        spark, ended = SparkOnDemand.of(definition, thread), Event()
+        session = partial(spark.session, "a compaction of the log is large")
+        compaction = CompactionWorker(definition, catalog, reporter.figures, session, ended)
         try:
             if _wait_for_log(definition, end):
                 if end.check is not None:
-                    end.check(LogReader(definition.log.root), starting.result)
+                    end.check(LogReader(definition.log.root), partial(spark.session, "a rule has expressions"))
                 if not end.once:
                     compaction.start()
-                _run_sinks(
-                    definition, reporter, SinkParts(cuts, pauses, reporter.figures, starting, leases, catalog), end
-                )
+                _run_sinks(definition, reporter, SinkParts(cuts, pauses, reporter.figures, spark, leases, catalog), end)
         finally:
             ended.set()
             leases.close()
-            _stop_session(starting)
+            spark.stop()
             if compaction.is_alive():
                 compaction.join(COMPACTION_EXIT)
-
-
-def _stop_session(starting: Future[SparkSession]) -> None:
-    """Stop the Spark session if it has started; raise no error if a signal has already ended its JVM.
-
-    A signal to the process group reaches the JVM too.
-    """
-    if starting.exception() is None:
-        with suppress(Py4JError, OSError):
-            starting.result().stop()
-
-
-def _start_session(settings: SparkSettings) -> SparkSession:
-    session = spark_session(settings)
-    register(session)
-    return session
 
 
 def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkParts, end: StopCondition) -> None:
@@ -153,7 +134,9 @@ def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkPa
         pause = STEP if is_remote(definition.log.path) else LOCAL_STEP
         threads = [pool.submit(_run_sink, runner, ended, pause) for runner in runners]
         try:
-            while not end.stop.wait(STEP) and not parts.has_spark_failed and not any(one.done() for one in threads):
+            while not end.stop.wait(STEP) and parts.spark.error is None and not any(one.done() for one in threads):
+                started = parts.spark.available is not None
+                reporter.figures.set(metrics.SPARK_STARTED, float(started), definition.name)
                 if goal is not None and all(runner.has_applied(goal) for runner in runners):
                     break
         finally:
@@ -162,8 +145,8 @@ def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkPa
         thread.result()
     for runner in runners:
         runner.stop()
-    if parts.has_spark_failed and not end.stop.is_set():
-        parts.starting.result()  # raises the error of the start
+    if parts.spark.error is not None and not end.stop.is_set():
+        raise parts.spark.error
     if goal is not None and (errors := [runner.final_error for runner in runners if runner.final_error is not None]):
         raise errors[0]
 

@@ -8,7 +8,6 @@ calls.
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
@@ -31,6 +30,7 @@ from pipelines.runtime.throttle import ThrottleState
 from pipelines.sink_factory import build_sink, keeps_history
 from pipelines.sink_loop import SinkLoop
 from pipelines.sinks.delta.sink import DeltaSink as DeltaTarget
+from pipelines.spark_on_demand import SparkOnDemand
 
 MAX_ROWS: Final = 200_000
 """Rows per micro-batch: about half a second of folding on two cores."""
@@ -66,7 +66,7 @@ class SinkParts:
     cuts: CutRequests
     pauses: ReplayPauses
     figures: metrics.Metrics
-    starting: Future[SparkSession]
+    spark: SparkOnDemand
     """The Spark session; its JVM takes seconds to start."""
     leases: SinkLeases | None = None
     """The leases on the sinks; None if no other process can fill the same sinks."""
@@ -77,11 +77,6 @@ class SinkParts:
     """Approximate maximum of rows per micro-batch."""
     query_idle: float = IDLE
     """Seconds without a range that needs Spark, after which a streaming query stops."""
-
-    @property
-    def has_spark_failed(self) -> bool:
-        """Whether Spark failed to start; if so, the apply process ends."""
-        return self.starting.done() and self.starting.exception() is not None
 
 
 KEY_INDEXES: Final = "key-index"
@@ -105,8 +100,8 @@ class OpenedSink:
         checkpoint = definition.spark.checkpoint.removeprefix("file://")
         self.sink = build_sink(sink, f"{checkpoint}/{KEY_INDEXES}/{sink.name}" if checkpoint else None)
         try:
-            if parts.starting.done():
-                self.sink.attach(parts.starting.result())  # a sink with writer spark cannot be opened without it
+            if (session := parts.spark.available) is not None:
+                self.sink.attach(session)  # a sink with writer spark cannot be opened without it
             self._log = LogReader(definition.log.root)
             fold = RangeFolder(self._log, sink.name, sink.tables, keeps_history(sink))
             self.loop = SinkLoop(self.sink, fold, parts.cuts, progress)
@@ -121,7 +116,7 @@ class OpenedSink:
         self._throttle = (
             None if progress.commit_rate is None else ThrottleState(progress.commit_rate, self._is_batch_urgent)
         )
-        self._is_attached = False
+        self._is_attached = self._has_tried_to_catch_up = False
         self._opened_at = self.loop.position
         self.query: LargeRangeQuery | None = None
         """The streaming query; None while no range needs it."""
@@ -155,18 +150,25 @@ class OpenedSink:
         applied = self.loop.consumed_position
         self._registration.report(applied, pinned_in(self._log, applied), at_once=at_once)
 
-    def attach(self) -> None:
-        """At the first call, give the sink the Spark session, and catch up lagging tables with it."""
-        if not self._is_attached:
-            session = self._parts.starting.result()
-            self.sink.attach(session)
-            self.loop.catch_up_all(session)
-            self._is_attached = True
+    def catch_up(self) -> None:
+        """Give the sink the Spark session once there is one, and catch up the tables that lagged when the sink opened.
 
-    def start_query(self) -> None:
+        Raises SparkAwaited if there is no session and a range or a merge is too large for this process; later calls do
+        nothing until there is one.
+        """
+        session = self._parts.spark.available
+        if session is not None and not self._is_attached:
+            self.sink.attach(session)
+            self._is_attached = True
+        if self.loop.has_caught_up or (session is None and self._has_tried_to_catch_up):
+            return
+        self._has_tried_to_catch_up = True
+        self.loop.catch_up_all(session)
+
+    def start_query(self, session: SparkSession) -> None:
         """Start the streaming query at the sink's position."""
         query = LargeRangeQuery(self.loop, self._begin_query_batch, self._end_query_batch)
-        query.start(self._parts.starting.result(), self._definition, self._settings, self._parts.batch_rows)
+        query.start(session, self._definition, self._settings, self._parts.batch_rows)
         self.query = query
 
     def stop_query(self) -> None:

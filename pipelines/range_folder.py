@@ -23,6 +23,7 @@ from pipelines.folding.fold import fold
 from pipelines.folding.folded_batch import FoldedBatch, split_by_table
 from pipelines.folding.history_changes import as_copied_rows, every_change
 from pipelines.folding.spark_fold import fold_frame
+from pipelines.sinks.contract import SparkAwaited
 from pipelines.source.data_source import rows_between
 
 SMALL: Final = 50_000
@@ -71,8 +72,8 @@ class RangeFolder:
         """Fold the range (after, upto].
 
         rows: a frame of the log that contains the range, or a session to read the range with; None if the range is
-        small. relation: the only relation that the caller needs, None for all relations. The result may contain other
-        relations as well.
+        small, or if Spark has not started. relation: the only relation that the caller needs, None for all relations.
+        The result may contain other relations as well. Raises SparkAwaited if a large range comes without Spark.
         """
         since = self._since(after)
         if self.is_small(after, upto):
@@ -82,9 +83,7 @@ class RangeFolder:
             folded = self._in_spark(self._frame(rows, after, upto, relation), (after, upto), kept, since)
             found = self._single_changes((after, upto), kept if relation is None else kept & {relation}, since)
         else:
-            raise ValueError(
-                f"range ({after}, {upto}] of sink {self._sink!r} is too large to fold without a Spark frame"
-            )
+            raise SparkAwaited(f"range ({after}, {upto}] of sink {self._sink!r} is too large to fold in this process")
         return self._to_batch(folded, found, kept, after)
 
     def _fold_here(self, read: Iterable[pa.RecordBatch], after: Position) -> FoldedBatch:
@@ -112,7 +111,7 @@ class RangeFolder:
     def slices(
         self, session: SparkSession | None, after: Position, upto: Position, relation: int
     ) -> Iterator[tuple[FoldedBatch, int]]:
-        """Yield the range of one relation as pairs (batch, its end position).
+        """Yield the range of one relation as pairs (batch, its end position). Raises SparkAwaited as `__call__` does.
 
         A large range of a table with history is divided into several batches. Each batch has about SMALL rows, or a
         single transaction, so this process folds it without Spark.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, table_settings
-from cdc.config.sinks import HistoryMode, settings_with_rule
+from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, Transform, table_settings
+from cdc.config.sinks import HistoryMode, WriterChoice, settings_with_rule
 from pipelines.sinks.contract import Sink
 from pipelines.sinks.delta.maintenance import UpkeepSettings
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
@@ -47,6 +47,12 @@ def without_throttle(
 def needs_spark(sink: DeltaSinkDefinition | SearchSinkDefinition) -> bool:
     """Whether opening the sink requires a Spark session, because Spark writes all of its tables."""
     return isinstance(sink, DeltaSinkDefinition) and Writer(sink.writer.value) is Writer.SPARK
+
+
+def rules_need_spark(sink: DeltaSinkDefinition | SearchSinkDefinition) -> bool:
+    """Whether a table of the sink needs Spark even for small ranges: its rule has expressions or writer `spark`."""
+    rules = sink.rules if isinstance(sink, DeltaSinkDefinition) else ()
+    return any(rule.writer is WriterChoice.SPARK or (rule.transform or Transform()).needs_spark for rule in rules)
 
 
 def keeps_history(sink: DeltaSinkDefinition | SearchSinkDefinition) -> Callable[[str], bool] | None:

@@ -1,8 +1,8 @@
 """The runner of a sink: a state machine that opens the sink, applies the log to it, and opens it again after a failure.
 
 A sink does not wait for Spark: the runner itself folds and merges small ranges of the log in this process. The first
-range that is too large for that starts a streaming query (large_range_query.py), which applies it and all later ones.
-The query stops when no range has needed it for a while.
+range that is too large for that starts Spark and a streaming query (large_range_query.py), which applies it and all
+later ones. The query stops when no range has needed it for a while; Spark does not.
 
     state            sink     what a step does
     ---------------  -------  ------------------------------------------------------------------------
@@ -57,7 +57,7 @@ from pipelines.opened_sink import OpenedSink, SinkParts
 from pipelines.runtime.executor_code import worker_error
 from pipelines.runtime.sink_lease import LEASE
 from pipelines.runtime.sink_status_reporter import SinkFigures
-from pipelines.sink_factory import needs_spark
+from pipelines.sink_factory import needs_spark, rules_need_spark
 from pipelines.sinks.contract import SparkAwaited
 from pipelines.sinks.record_after_batch import failure_reason, log_trimmed_error
 
@@ -204,7 +204,7 @@ class SinkRunner:
         self._follow_lease()
         if self._state is not State.STANDBY:
             self._follow_replay()
-        if self._parts.has_spark_failed:
+        if self._parts.spark.error is not None:
             return
         query = None if self._opened is None else self._opened.query
         if query is not None and query.has_ended:
@@ -275,8 +275,7 @@ class SinkRunner:
         opened = self._opened
         if opened is None:
             return
-        if self._parts.starting.done():
-            self._attempt(opened.attach)
+        self._attempt(lambda: self._catch_up(opened))
         if self._opened is opened:
             self._attempt(lambda: self._follow_query(opened))
         if self._opened is opened:
@@ -293,22 +292,35 @@ class SinkRunner:
 
     @property
     def _can_open(self) -> bool:
-        return not needs_spark(self._settings) or self._parts.starting.done()
+        if not needs_spark(self._settings):
+            return True
+        self._parts.spark.request(f"sink {self._settings.name!r} has writer 'spark'")
+        return self._parts.spark.available is not None
 
     @property
     def _other_process(self) -> str:
         return "" if self._parts.leases is None else self._parts.leases.other_holder(self._settings.name)
 
     def _open(self) -> None:
+        if rules_need_spark(self._settings):
+            self._parts.spark.request(f"rules of sink {self._settings.name!r} have expressions or writer 'spark'")
         self._opened = OpenedSink(self._definition, self._settings, self._parts, self.progress)
         self._fire(Event.OPENED)
         self._opened.register(at_once=True)
 
+    def _catch_up(self, opened: OpenedSink) -> None:
+        try:
+            opened.catch_up()
+        except SparkAwaited as exc:
+            self._parts.spark.request(str(exc))
+
     def _follow_query(self, opened: OpenedSink) -> None:
         """Start the streaming query if a range waits for it, or stop it if it is idle."""
         if self._state is State.AWAITING_SPARK:
-            if self._parts.starting.done() and self._parts.first_batch.enter(opened):
-                opened.start_query()
+            self._parts.spark.request(f"the next range of sink {self._settings.name!r} needs it")
+            session = self._parts.spark.available
+            if session is not None and self._parts.first_batch.enter(opened):
+                opened.start_query(session)
                 self._fire(Event.QUERY_STARTED)
         elif self._state is State.STREAMING and opened.is_query_idle:
             opened.stop_query()

@@ -135,17 +135,20 @@ class SinkLoop:
                 self._apply(self._fold(rows, self.position, upto), Boundary(upto, self._log.committed_at(upto)))
                 self._answer_cut_requests()
 
-    def catch_up_all(self, session: SparkSession) -> None:
-        """Catch up every lagging table after `open`; a table that fails again stays behind."""
+    def catch_up_all(self, session: SparkSession | None) -> None:
+        """Catch up every lagging table after `open`; a table that fails again stays behind.
+
+        session: None before Spark has started. Raises SparkAwaited if a table needs it.
+        """
         for table in self.lagging_tables:
             self.catch_up(table, session)
         self.has_caught_up = True
 
-    def catch_up(self, table: TableRecord, session: SparkSession) -> None:
+    def catch_up(self, table: TableRecord, session: SparkSession | None) -> None:
         """Apply to one lagging table the range of the log from the table's position to the sink's position.
 
-        Spark reads a large range with `session`. If the range was trimmed from the log, the published record marks the
-        table as failed.
+        Spark reads a large range with `session`. Raises SparkAwaited if that is needed and `session` is None. If the
+        range was trimmed from the log, the published record marks the table as failed.
         """
         with self._lock:
             self._log.refresh()

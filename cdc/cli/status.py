@@ -105,7 +105,8 @@ def _print_lines(found: PipelineStatus, summary: str, file: Path) -> None:
         line(LineMark.BAD, f"{code}{problem.subject}: {problem.message}", fix=problem.remedy)
     for process in found.processes:
         age = "" if process.age_seconds is None else f"  pid {process.pid}  reported {process.age_seconds:.1f} s ago"
-        echo(f"  {process.process:<10}{process.state:<14}{age}")
+        spark = "" if process.has_spark is None else "  with Spark" if process.has_spark else "  without Spark so far"
+        echo(f"  {process.process:<10}{process.state:<14}{age}{spark}")
     observed = found.source.observed
     if observed is not None and not observed.up:
         echo(f"  {'source':<10}does not answer, so the WAL that it retains is unknown: {observed.error}")

@@ -23,6 +23,7 @@ from cdc.metrics import (
     LOG_POSITION,
     SINK_LAG_BYTES,
     SOURCE_LAG_SECONDS,
+    SPARK_STARTED,
     Metric,
 )
 from cdc.position import Position
@@ -66,6 +67,8 @@ class ProcessStatus:
     age_seconds: float | None
     """Seconds since the last report of the process."""
     error: Mapping[str, Any] | None
+    has_spark: bool | None = None
+    """Whether the apply process has started Spark; false while nothing has needed Spark, null for other processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,8 @@ def _process(process: str, report: Any, now: datetime) -> ProcessStatus:
     age = report_age(report.reported_at, now)
     ended = report.state in {"stopped", "failed", "copied"}
     state = report.state if age <= REPORT_MAX_AGE or ended else "stale"
-    return ProcessStatus(process, report.pid, state, age, report.error)
+    spark = ReportedMetrics(report.figures).get(SPARK_STARTED)
+    return ProcessStatus(process, report.pid, state, age, report.error, None if spark is None else spark > 0)
 
 
 def _source(reported: ReportedMetrics, silence: float) -> SourceStatus:

@@ -130,19 +130,36 @@ def spark_session(settings: SparkSettings) -> SparkSession:
     Raises SparkUnavailable if Spark does not start, or if a path in delta_jars does not exist. If a Delta jar cannot be
     downloaded, no error is raised: a line on stderr reports it, and delta-rs alone writes the targets.
     """
+    check_prerequisites(settings)
     try:
         return _started(settings)
+    except (PySparkException, Py4JError) as exc:
+        raise SparkUnavailable(f"Spark does not start: {_error_line(exc)}") from exc
+
+
+def check_prerequisites(settings: SparkSettings) -> None:
+    """Raise SparkUnavailable if a jar of the settings or Java is missing; takes no measurable time."""
+    try:
+        delta_jars(settings)
     except FileNotFoundError as exc:
         raise SparkUnavailable(
             f"spark.delta_jars is wrong: {exc}", remedy="correct spark.delta_jars, or omit it"
         ) from exc
-    except (PySparkException, Py4JError) as exc:
-        if not os.environ.get("JAVA_HOME") and which("java") is None:
-            raise SparkUnavailable(
-                "Spark needs Java, but JAVA_HOME is not set and no 'java' is on the PATH",
-                remedy="install Java 17 or later, or set JAVA_HOME in the environment of this process",
-            ) from exc
-        raise SparkUnavailable(f"Spark does not start: {_error_line(exc)}") from exc
+    home = os.environ.get("JAVA_HOME")
+    if _submitted() or which(str(Path(home) / "bin" / "java") if home else "java") is not None:
+        return
+    raise SparkUnavailable(
+        f"Spark needs Java, but JAVA_HOME {home!r} has no 'bin/java'"
+        if home
+        else "Spark needs Java, but JAVA_HOME is not set and no 'java' is on the PATH",
+        remedy="install Java 17 or later, or set JAVA_HOME in the environment of this process",
+    )
+
+
+def starts_on_demand(settings: SparkSettings) -> bool:
+    """Whether the start of the session can wait: the master is local, and no jar must be downloaded."""
+    has_jars = bool(delta_jars(settings)) or _names_delta(settings.conf) or not settings.download
+    return settings.local and has_jars and not _submitted()
 
 
 def _started(settings: SparkSettings) -> SparkSession:

@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -18,12 +16,14 @@ from cdc.errors import SinkOfAnotherLog
 from cdc.position import Position
 from pipelines.__main__ import main
 from pipelines.opened_sink import SinkParts
+from pipelines.range_folder import SMALL
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.sink_lifecycle import SinkRunner
 from tests.fixtures import forked
-from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, make_shop
+from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, change, make_shop
 from tests.pipelines.sinks.added_features import add_features
+from tests.pipelines.spark_starts import spark_that_never_starts
 
 
 @pytest.fixture(name="shop")
@@ -101,6 +101,24 @@ def test_without_a_spark_that_starts_the_process_ends_and_says_why_once(
     assert "Traceback" not in done.output + done.errors
 
 
+@pytest.mark.parametrize(("rows", "status"), [(1, 0), (SMALL + 1, 3)])
+def test_spark_starts_for_a_range_that_needs_it_and_for_no_other(
+    shop: ShopPipeline, tmp_path: Path, rows: int, status: int
+) -> None:
+    java, started = tmp_path / "bin" / "java", tmp_path / "started"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\ntouch {started}\nexit 1\n")
+    java.chmod(0o755)
+    partial = {"op": "u", "after": [(1, "1")], "partial": True}
+    shop.append(END + 100, [change(END + 100, n, 1, None, **partial) for n in range(rows)])
+    config = ["-c", shop.folder / "shop.yaml"]
+    done = forked.run("pipelines", "apply", *config, "--once", environment={"JAVA_HOME": str(tmp_path)}, timeout=240)
+
+    assert done.status == status, done.output + done.errors
+    assert started.exists() is (status == 3)
+    assert ("✗ CDC-3018 Spark does not start" in done.errors) is (status == 3)
+
+
 @pytest.mark.slow
 def test_a_stop_while_spark_starts_is_a_stop_also_when_it_ends_spark(shop: ShopPipeline) -> None:
     command = [sys.executable, "-m", "pipelines", "apply", "-c", str(shop.folder / "shop.yaml")]
@@ -118,9 +136,10 @@ def test_a_sink_that_cannot_go_on_is_given_up_and_one_that_may_is_not(shop: Shop
     other = make_shop(tmp_path / "other")
     other.drive("lake")
     mine = shop.definition.sinks[0].model_copy(update={"path": other.definition.sinks[0].path})
-    spark_never_comes: Future[Any] = Future()
     with Catalog.open(shop.definition.catalog.url) as catalog:
-        parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_never_comes)
+        parts = SinkParts(
+            CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_that_never_starts()
+        )
         belongs, free = (SinkRunner(shop.definition, sink, parts) for sink in (mine, shop.definition.sinks[1]))
         for query in (belongs, free):
             query.step()

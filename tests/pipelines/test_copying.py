@@ -184,7 +184,7 @@ def brought_back(shop: Ground, loop: SinkLoop, sink: Sink) -> tuple[SinkLoop, Si
     sink.close()
     loop, sink = shop.opened()
     for table in loop.lagging_tables:
-        loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
+        loop.catch_up(table, None)
     assert not loop.needs_reopen
     return loop, sink
 

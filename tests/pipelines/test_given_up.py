@@ -57,7 +57,7 @@ def driven(ground: ShopPipeline, sink: str) -> dict[str, str]:
         if loop.needs_reopen:
             for table in loop.lagging_tables:
                 # a small range, for which no session is asked
-                loop.catch_up(table, None)  # type: ignore[arg-type]
+                loop.catch_up(table, None)
         loop.drain()
         return behind
 

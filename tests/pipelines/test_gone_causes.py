@@ -66,7 +66,7 @@ class Driver:
         self._loop = SinkLoop(self._sink, fold, CutRequests(self._catalog, "lake"), progress)
         self._loop.open()
         for table in self._loop.lagging_tables:
-            self._loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
+            self._loop.catch_up(table, None)
         return self._loop
 
 

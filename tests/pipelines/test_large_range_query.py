@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -27,6 +25,7 @@ from pipelines.sink_lifecycle import WITH_QUERY, SinkRunner, State
 from pipelines.sink_loop import SinkLoop
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, change, make_shop
+from tests.pipelines.spark_starts import spark_with
 
 
 @pytest.fixture(name="shop")
@@ -49,11 +48,9 @@ def note_of(shop: ShopPipeline, key: int) -> str:
 @contextmanager
 def runner_with(shop: ShopPipeline, spark: SparkSession, idle: float) -> Iterator[SinkRunner]:
     """The runner of the lake with a session."""
-    starting: Future[Any] = Future()
-    starting.set_result(spark)
     with Catalog.open(shop.definition.catalog.url) as catalog:
         cuts, pauses = CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop")
-        parts = SinkParts(cuts, pauses, FIGURES, starting, query_idle=idle)
+        parts = SinkParts(cuts, pauses, FIGURES, spark_with(spark), query_idle=idle)
         runner = SinkRunner(shop.definition, shop.definition.sinks[0], parts)
         try:
             yield runner

@@ -1,8 +1,28 @@
-"""The gate for first batches: in a cold session the second query starts when the first batch of the first has begun."""
+"""An opened sink: the gate for first batches, and tables that lagged when it was opened."""
 
 from __future__ import annotations
 
-from pipelines.opened_sink import FirstBatchGate
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc.catalog import Catalog
+from cdc.log.reader import LogReader
+from cdc.stores.published_record import TargetState
+from pipelines.opened_sink import FirstBatchGate, OpenedSink, SinkParts
+from pipelines.range_folder import SMALL
+from pipelines.runtime.cut_requests import CutRequests
+from pipelines.runtime.replay_pause import ReplayPauses
+from pipelines.runtime.sink_status_reporter import SinkFigures
+from pipelines.sink_factory import build_sink
+from pipelines.sinks.contract import SparkAwaited
+from pipelines.spark_on_demand import SparkOnDemand
+from tests.pipelines.shop_pipeline import END, FIGURES, ORDERS, ShopPipeline, change, make_shop
+from tests.pipelines.spark_starts import spark_that_never_starts, spark_with
 
 
 def test_an_owner_may_enter_twice_and_the_other_waits_until_it_leaves() -> None:
@@ -22,3 +42,66 @@ def test_leaving_frees_the_gate_only_for_its_owner() -> None:
     gate.leave("find")
 
     assert not gate.enter("find")
+
+
+@pytest.fixture(name="shop")
+def _shop(tmp_path: Path) -> ShopPipeline:
+    """A pipeline whose lake has all of the log, except for a change of an order."""
+    shop = make_shop(tmp_path / "shop")
+    shop.drive("lake")
+    return shop
+
+
+def let_orders_lag(shop: ShopPipeline, rows: int) -> None:
+    """Append a transaction with so many partial images of one order; publish a record in which the order lags."""
+    images = [change(END + 100, n, 2, None, op="u", after=[(1, "2")], partial=True) for n in range(rows)]
+    shop.append(END + 100, [*images, change(END + 100, rows, 3, "caught up", op="u")])
+    sink = build_sink(shop.definition.sinks[0])
+    record = sink.open(LogReader(shop.definition.log.path).log_id)
+    assert record is not None
+    lagging = replace(record.tables[ORDERS], state=TargetState.FAILED.value, reason="CDC-3000 a value")
+    others = {r: replace(table, position=END + 100) for r, table in record.tables.items()}
+    sink.publish(replace(record, position=END + 100, tables={**others, ORDERS: lagging}))
+    sink.close()
+
+
+@contextmanager
+def opened(shop: ShopPipeline, spark: SparkOnDemand) -> Iterator[OpenedSink]:
+    with Catalog.open(shop.definition.catalog.url) as catalog:
+        parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark)
+        found = OpenedSink(shop.definition, shop.definition.sinks[0], parts, SinkFigures("shop", "lake", FIGURES))
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+def note(shop: ShopPipeline) -> str:
+    return next(str(row["note"]) for row in shop.lake()["shop.orders"] if row["id"] == 3)
+
+
+def test_a_table_catches_up_without_spark_if_its_range_is_small(shop: ShopPipeline) -> None:
+    let_orders_lag(shop, 10)
+    spark = SparkOnDemand(lambda: pytest.fail("Spark was requested"))
+    with opened(shop, spark) as sink:
+        assert not sink.loop.has_caught_up
+        sink.catch_up()
+
+        assert sink.loop.has_caught_up
+        assert note(shop) == "caught up"
+
+
+def test_a_table_with_a_large_range_waits_for_spark_and_then_catches_up(
+    shop: ShopPipeline, spark: SparkSession
+) -> None:
+    let_orders_lag(shop, SMALL)
+    with opened(shop, spark_that_never_starts()) as sink:
+        with pytest.raises(SparkAwaited, match="too large"):
+            sink.catch_up()
+        sink.catch_up()
+        assert not sink.loop.has_caught_up
+        assert note(shop) != "caught up"
+    with opened(shop, spark_with(spark)) as sink:
+        sink.catch_up()
+        assert sink.loop.has_caught_up
+        assert note(shop) == "caught up"

@@ -12,6 +12,7 @@ from cdc.log.reader import LogReader
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from pipelines.range_folder import SMALL, WHOLE_BYTES, RangeFolder
+from pipelines.sinks.contract import SparkAwaited
 from tests.log.rows import IDENTITY, LIMITS, info, row, table
 
 LARGE = Position(20)  # the range up to here has more than SMALL rows
@@ -46,9 +47,9 @@ def test_a_small_range_is_folded_without_a_frame_and_only_its_tables(root: Path)
     assert batch.images["position"].to_pylist() == [10]
 
 
-def test_a_large_range_asks_for_a_frame(root: Path) -> None:
+def test_a_large_range_waits_for_spark(root: Path) -> None:
     assert not folding(root).is_small(Position(10), LARGE)
-    with pytest.raises(ValueError, match="without a Spark frame"):
+    with pytest.raises(SparkAwaited, match="too large to fold"):
         folding(root)(None, Position(10), LARGE)
 
 

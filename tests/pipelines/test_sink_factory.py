@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from cdc.config import DeltaSinkDefinition, SearchSinkDefinition, load_definition
-from pipelines.sink_factory import build_sink, delta_settings, keeps_history, needs_spark, without_throttle
+from pipelines.sink_factory import (
+    build_sink,
+    delta_settings,
+    keeps_history,
+    needs_spark,
+    rules_need_spark,
+    without_throttle,
+)
 from pipelines.sinks.delta.settings import Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from pipelines.sinks.search.sink import SearchSink
@@ -47,6 +54,22 @@ def test_only_a_sink_that_spark_writes_needs_spark(tmp_path: Path) -> None:
     assert needs_spark(delta(tmp_path, ", writer: spark"))
     assert not needs_spark(delta(tmp_path))
     assert not needs_spark(SearchSinkDefinition(type="search", name="find", path=f"{tmp_path}/find"))
+
+
+@pytest.mark.parametrize(
+    ("rule", "needed"),
+    [
+        ("writer: spark", True),
+        ("transform: {computed: {cents: amount * 100}}", True),
+        ("transform: {where: amount > 0}", True),
+        ("transform: {drop: [note]}", False),
+        ("partition_by: [day]", False),
+    ],
+)
+def test_a_rule_needs_spark_for_expressions_and_for_its_writer(tmp_path: Path, rule: str, needed: bool) -> None:
+    sink = delta(tmp_path, f", rules: [{{match: shop.orders, {rule}}}]")
+    assert rules_need_spark(sink) is needed
+    assert not rules_need_spark(SearchSinkDefinition(type="search", name="find", path=f"{tmp_path}/find"))
 
 
 def test_without_throttle_nothing_limits_rewrites(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +17,7 @@ from pipelines.runtime.sink_lease import SinkLeases
 from pipelines.sink_lifecycle import OPEN, TRANSITIONS, WITH_QUERY, Event, SinkRunner, State
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, make_shop
+from tests.pipelines.spark_starts import spark_that_never_starts
 
 
 def test_every_state_is_reached_from_closed_and_leads_back_to_it() -> None:
@@ -82,12 +81,11 @@ def step(runner: SinkRunner) -> State:
 @contextmanager
 def runner_of(shop: ShopPipeline, path: str | None = None) -> Iterator[tuple[SinkRunner, Catalog]]:
     """A runner of the lake that never gets a Spark session; path: instead of the definition's."""
-    spark_never_comes: Future[Any] = Future()
     sink = shop.definition.sinks[0]
     with Catalog.open(shop.definition.catalog.url) as catalog:
         leases = SinkLeases(catalog, "shop")
         parts = SinkParts(
-            CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_never_comes, leases
+            CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_that_never_starts(), leases
         )
         runner = SinkRunner(shop.definition, sink.model_copy(update={"path": path or sink.path}), parts)
         try:

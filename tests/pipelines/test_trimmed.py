@@ -317,7 +317,7 @@ def test_a_table_that_stayed_behind_for_too_long_stops_alone(
     loop = loop_over(RangeFolder, LogReader(logs.root), catalog, lake)
     assert (loop.position, loop.consumed_position) == (end, 1_200)
     for table in loop.lagging_tables:
-        loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
+        loop.catch_up(table, None)
     end = logs.append(2)
     loop(None, Position(end))
     loop.drain()

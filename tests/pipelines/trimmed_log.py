@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -21,6 +20,7 @@ from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.sink_lifecycle import SinkRunner
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN
 from tests.pipelines.shop_pipeline import END, FIGURES, ITEMS, ORDERS, Rows, ShopPipeline, change, make_shop
+from tests.pipelines.spark_starts import spark_with
 
 KEEP, NOBODY = Retention(max_age=1e12, grace=3600.0), Retention(max_age=1.0, grace=3600.0)
 """Wait for every consumer, and wait for nobody: the log's commits are of 2023."""
@@ -105,12 +105,9 @@ class TrimmedAndWholeLog:
 @contextmanager
 def running_sink(shop: ShopPipeline, sink: str = "lake", session: Any = None) -> Iterator[SinkRunner]:
     """A sink as the apply process has it, to be looked at again and again; without a session until Spark is awaited."""
-    starting: Future[Any] = Future()
-    if session is not None:
-        starting.set_result(session)
     wanted = next(s for s in shop.definition.sinks if s.name == sink)
     with Catalog.open(shop.definition.catalog.url) as catalog:
-        parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, starting)
+        parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_with(session))
         assert parts.first_batch.enter("another's query, which never ends to")
         query = SinkRunner(shop.definition, wanted, parts)
         try:

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import AWAITS_SPARK, Catalog, ProcessReport, SinkProgress, TableProgress
-from cdc.metrics import COMPACTION_CHANGES, COMPACTION_SECONDS, COMPILING, LOG_HORIZON, LOG_POSITION, Metrics
+from cdc.metrics import (
+    COMPACTION_CHANGES,
+    COMPACTION_SECONDS,
+    COMPILING,
+    LOG_HORIZON,
+    LOG_POSITION,
+    SPARK_STARTED,
+    Metrics,
+)
 from cdc.position import Position
 from cdc.service.log_status_records import Compaction, LogState, LogStatus
 from cdc.service.machine_load import MachineLoad
@@ -52,6 +60,18 @@ def test_a_silent_process_is_stale_and_the_pipeline_down(catalog: Catalog) -> No
     assert status.state == "down"
     assert {p.process: p.state for p in status.processes} == {"reader": "stale", "apply": "stale"}
     assert all(sink.state == "stale" for sink in status.sinks)
+
+
+@pytest.mark.parametrize(("value", "started"), [(None, None), (0, False), (1, True)])
+def test_an_apply_process_says_whether_it_has_started_spark(
+    catalog: Catalog, value: float | None, started: bool | None
+) -> None:
+    figures = Metrics()
+    if value is not None:
+        figures.set(SPARK_STARTED, value, NAME)
+    catalog.processes.report(ProcessReport(NAME, "apply", 1, "running", None, figures.to_json()))
+    status = pipeline_status(catalog, NAME, later(0))
+    assert {p.process: p.has_spark for p in status.processes} == {"reader": None, "apply": started}
 
 
 def test_lags_grow_while_their_process_is_silent(catalog: Catalog) -> None:

@@ -46,7 +46,7 @@ def applied(held: Captured, catalog: Catalog) -> tuple[TableRecord, list[dict[st
             loop = SinkLoop(sink, fold, CutRequests(catalog, "lake"), SinkFigures("held", "lake", metrics.Metrics()))
             loop.open()
             for table in loop.lagging_tables:
-                loop.catch_up(table, None)  # type: ignore[arg-type] # a short range is read without Spark
+                loop.catch_up(table, None)
             loop(None, held.log.durable or Position(0))
             mended = loop.needs_reopen
             loop.drain()

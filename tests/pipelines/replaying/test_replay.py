@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -34,6 +34,7 @@ from pipelines.types.typed_rows import target_schema
 from tests.fixtures.waiting import until
 from tests.log.rows import row, schema_of
 from tests.pipelines.shop_pipeline import END, FIGURES, ITEMS, ORDERS, ShopPipeline, change, delta_rows
+from tests.pipelines.spark_starts import spark_that_never_starts
 
 
 def again(shop: ShopPipeline, sink: str = "lake", **options: Any) -> None:
@@ -337,9 +338,10 @@ def test_a_driver_that_does_not_let_go_is_named_and_nothing_is_changed(shop: Sho
 
 
 def test_a_running_driver_lets_go_and_goes_on_from_the_new_target(shop: ShopPipeline) -> None:
-    spark_never_comes: Future[Any] = Future()
     with Catalog.open(shop.definition.catalog.url) as catalog, ThreadPoolExecutor(1) as beside:
-        parts = SinkParts(CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_never_comes)
+        parts = SinkParts(
+            CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), FIGURES, spark_that_never_starts()
+        )
         query = SinkRunner(shop.definition, shop.definition.sinks[0], parts)
         for _ in ("the first copy", "what came after"):
             query.step()

@@ -6,10 +6,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +20,7 @@ from pipelines.runtime.sink_lease import LEASE, SinkLeases
 from pipelines.sink_lifecycle import SinkRunner
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import END, FIGURES, ShopPipeline, make_shop
+from tests.pipelines.spark_starts import spark_that_never_starts
 
 NAME = "apply shop/lake"
 
@@ -78,12 +77,13 @@ def test_the_hold_of_another_machine_counts_until_it_runs_out(catalog: Catalog, 
 def test_of_two_drivers_the_second_leaves_the_sink_alone_until_the_first_is_gone(
     ground: ShopPipeline, catalog: Catalog
 ) -> None:
-    spark_never_comes: Future[Any] = Future()
     pauses, cuts = ReplayPauses(catalog, "shop"), CutRequests(catalog, "shop")
     held = SinkLeases(catalog, "shop"), SinkLeases(catalog, "shop")
     first, second = (
         SinkRunner(
-            ground.definition, ground.definition.sinks[0], SinkParts(cuts, pauses, FIGURES, spark_never_comes, h)
+            ground.definition,
+            ground.definition.sinks[0],
+            SinkParts(cuts, pauses, FIGURES, spark_that_never_starts(), h),
         )
         for h in held
     )

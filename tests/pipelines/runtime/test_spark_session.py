@@ -12,14 +12,18 @@ from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 import pipelines
+from cdc.cluster.spark_submit_command import DELTA_PACKAGE
+from cdc.errors import SparkUnavailable
 from pipelines.runtime.spark_session import (
     COMPACTION_POOL,
     IVY_CACHES,
     NEEDED_JARS,
     SparkSettings,
     _sql_settings,
+    check_prerequisites,
     delta_jars,
     has_delta,
+    starts_on_demand,
 )
 from tests.fixtures import java
 
@@ -113,6 +117,24 @@ def test_a_session_starts_from_a_path_with_a_space_under_somebody_elses_spark_ho
         check=False,
     )
     assert done.stdout.split() == [str(bool(delta_jars(SparkSettings()))).encode(), b"3"], done.stderr
+
+
+def test_spark_waits_for_its_first_use_only_where_nothing_can_be_found_wrong_later(tmp_path: Path) -> None:
+    (tmp_path / "delta.jar").touch()
+    jars = (str(tmp_path / "delta.jar"),)
+
+    assert starts_on_demand(SparkSettings(delta_jars=jars))
+    assert starts_on_demand(SparkSettings(conf={"spark.jars.packages": DELTA_PACKAGE}))
+    assert not starts_on_demand(SparkSettings(master="yarn", delta_jars=jars))
+
+
+def test_what_spark_needs_is_checked_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_prerequisites(SparkSettings())
+    with pytest.raises(SparkUnavailable, match=r"spark\.delta_jars is wrong"):
+        check_prerequisites(SparkSettings(delta_jars=(str(tmp_path / "none.jar"),)))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SparkUnavailable, match="has no 'bin/java'"):
+        check_prerequisites(SparkSettings())
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -28,6 +26,7 @@ from pipelines.sink_factory import without_throttle
 from pipelines.sink_lifecycle import SinkRunner, State
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import END, ShopPipeline, change, make_shop
+from tests.pipelines.spark_starts import spark_with
 from tests.pipelines.test_large_range_query import append_large
 
 MIB = 1 << 20
@@ -170,13 +169,14 @@ def running(
     rows: int = 1_000,
 ) -> Iterator[tuple[SinkRunner, Catalog]]:
     """The lake as the apply process has it, without a session before Spark is there."""
-    starting: Future[Any] = Future()
-    if session is not None:
-        starting.set_result(session)
     wanted = ground.definition.sinks[0].model_copy(update={"max_rewrite": max_rewrite})
     with Catalog.open(ground.definition.catalog.url) as catalog:
         parts = SinkParts(
-            CutRequests(catalog, "shop"), ReplayPauses(catalog, "shop"), metrics.Metrics(), starting, batch_rows=rows
+            CutRequests(catalog, "shop"),
+            ReplayPauses(catalog, "shop"),
+            metrics.Metrics(),
+            spark_with(session),
+            batch_rows=rows,
         )
         query = SinkRunner(ground.definition, without_throttle(wanted) if once else wanted, parts)
         query.step()
