@@ -17,10 +17,7 @@ from tests.pipelines.shop_pipeline import ShopPipeline, make_shop
 
 
 @pytest.fixture(name="shop")
-def _shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShopPipeline:
-    """A log with two sinks, on a machine without Java: what is tried here ends before Spark is needed."""
-    monkeypatch.setenv("JAVA_HOME", "")
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+def _shop(tmp_path: Path) -> ShopPipeline:
     return make_shop(tmp_path / "shop")
 
 
