@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, Final, Self
 
 SCHEMA_FORMAT: Final = 2
@@ -251,7 +252,7 @@ class TableSchema:
 
     def to_json(self) -> bytes:
         """Return the payload of an `s` row: UTF-8 JSON with sorted keys, so equal versions give equal bytes."""
-        return json.dumps({"format": SCHEMA_FORMAT, **asdict(self)}, sort_keys=True, ensure_ascii=False).encode()
+        return _payload_of(self)
 
     @classmethod
     def from_json(cls, payload: bytes | str) -> Self:
@@ -273,3 +274,8 @@ class TableSchema:
         if standing := fields.get("standing"):
             fields["standing"] = CatalogFingerprint.from_fields(standing)
         return cls(**fields)
+
+
+@lru_cache(maxsize=1024)
+def _payload_of(schema: TableSchema) -> bytes:
+    return json.dumps({"format": SCHEMA_FORMAT, **asdict(schema)}, sort_keys=True, ensure_ascii=False).encode()

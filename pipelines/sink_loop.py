@@ -131,6 +131,7 @@ class SinkLoop:
                 ahead = [table.position for table in self._published.tables.values()]
                 stops = (stop for stop in (*cuts, *ahead) if self._log.leads(self.position, Position(stop)))
                 upto = Position(min([end, *stops]))
+                self.batch_began = time.monotonic()
                 self._progress.start_batch(upto)
                 self._apply(self._fold(rows, self.position, upto), Boundary(upto, self._log.committed_at(upto)))
                 self._answer_cut_requests()
@@ -169,14 +170,13 @@ class SinkLoop:
         self._pool.shutdown()
 
     def _apply(self, batch: FoldedBatch, boundary: Boundary) -> None:
-        began = self.batch_began = time.monotonic()
         concerned = sorted({*batch.relations, *self.quarantine.requested_relations})
         affected = [relation for relation in concerned if not self._is_failed(relation)]
         self.needs_reopen = self.needs_reopen or any(self._can_resume(r, batch.controls[r]) for r in batch.controls)
         merged = self._pool.map(lambda relation: self._apply_table(relation, batch, boundary.position), affected)
         records = dict(zip(affected, merged, strict=True))
         self._publish(records, boundary, batch)
-        self._progress.record_duration(time.monotonic() - began)
+        self._progress.record_duration(time.monotonic() - self.batch_began)
 
     def _apply_table(self, relation: int, batch: FoldedBatch, upto: int) -> TableRecord:
         controls = batch.controls.get(relation, ControlEvents())

@@ -8,6 +8,7 @@ row.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -31,6 +32,7 @@ MOST_TEXT: Final = 1 << 30
 _ABSENT: Final = -1
 
 
+@lru_cache(maxsize=1024)
 def target_schema(schema: TableSchema, policy: Policy) -> pa.Schema:
     """Return the target's Arrow schema: one nullable field per column of `schema.sent`, then `_position`, `_ordinal`.
 

@@ -73,8 +73,15 @@ class IndexedTargets:
         self._committed[target.uri] = table.files.version
         target.record_commit_without_delta_rs(marker.app_id, marker.version, since, table.files.version)
         if target.version % CHECKPOINT_EVERY == 0:
-            with _translated_errors(target.uri):
-                table.files.write_checkpoint()
+            self._write_checkpoint(target.uri, table.files)
+
+    @staticmethod
+    def _write_checkpoint(uri: str, files: LiveFiles) -> None:
+        try:
+            with _translated_errors(uri):
+                files.write_checkpoint()
+        except LogNotReadable as exc:
+            log.warning("a target gets no checkpoint, so its commits stay", target=uri, reason=str(exc))
 
     def row_finder(self, target: DeltaTarget, key: tuple[str, ...], null_column: str | None = None) -> RowFinder:
         """Return a function (keys, schema) → rows that calls `find_rows` with the arguments of this method."""

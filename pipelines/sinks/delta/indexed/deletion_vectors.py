@@ -15,6 +15,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -79,8 +80,12 @@ def decode(descriptor: Descriptor, read: ReadFile) -> BitMap:
 
 def path_of(descriptor: Descriptor) -> str | None:
     """Return the path of the file that contains a vector; None if the descriptor itself contains the vector."""
-    text = str(descriptor["pathOrInlineDv"])
-    match descriptor["storageType"]:
+    return _path_in(str(descriptor["storageType"]), str(descriptor["pathOrInlineDv"]))
+
+
+@lru_cache(maxsize=1024)  # the vectors of one commit are in one file
+def _path_in(storage_type: str, text: str) -> str | None:
+    match storage_type:
         case "u":
             prefix, encoded = text[:-_UUID_TEXT], text[-_UUID_TEXT:]
             name = uuid.UUID(bytes=base64.b85decode(encoded.encode().translate(bytes.maketrans(_Z85, _B85))))

@@ -2,43 +2,45 @@
 
 delta-rs shows neither the deletion vectors nor the complete `add` actions of a table, and it cannot commit a deletion
 vector. So this module reads the last checkpoint and the commits after it, and writes its own commits. A commit file is
-created only if it does not exist. delta-rs writes the checkpoints, in a copy of `_delta_log`; its checkpoints contain
-the deletion vectors.
+created only if it does not exist.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
 from cdc.log.boot_clock import SECOND, BootTimestamp
+from cdc.log.checkpoint_rows import UnknownActions, interval_seconds, later_rows
 from cdc.log.delta_actions import Action, decode_commit, encode_commit, remove_action
 from pipelines.sinks.delta.indexed.deletion_vectors import Descriptor, decode, path_of
 from pipelines.sinks.delta.indexed.table_storage import TableStorage
 
 _HINT: Final = "_delta_log/_last_checkpoint"
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")
+_RETENTION: Final = "delta.deletedFileRetentionDuration"
+_RETENTION_BY_DEFAULT: Final = "interval 7 days"
 _NO_ROWS: Final = BitMap()
 _READERS: Final = 8
-"""Number of threads that copy `_delta_log`, because each file of an object store takes some milliseconds."""
+"""Number of threads that read commits, because each file of an object store takes some milliseconds."""
 ATTEMPTS: Final = 5
 """Maximum number of attempts to commit; an attempt fails if another client commits first."""
+COMMITS_KEPT: Final = 100
+"""Number of commits whose actions stay in memory, so that a checkpoint need not read them: two checkpoints' worth."""
 RECENT: Final = 3600
 """A file is recent for this many seconds after it was written.
 
@@ -132,6 +134,8 @@ class LiveFiles:
     """Application id of a `txn` → its version."""
     _unread: set[str] = field(default_factory=set)
     """Paths of live files whose deletion vector was not read yet."""
+    _commits: dict[int, Sequence[Action]] = field(default_factory=dict)
+    """Version of a commit → its actions, for the last COMMITS_KEPT commits."""
     _written: dict[str, BootTimestamp] = field(default_factory=dict)
     """Path of a data file or deletion vector file → when this process added it; for the last RECENT seconds only."""
 
@@ -160,7 +164,9 @@ class LiveFiles:
                 content = self.storage.read(commit_path(self.version + 1))
             except FileNotFoundError:
                 break
-            self._apply(decode_commit(content), self.version + 1)
+            actions = decode_commit(content)
+            self._apply(actions, self.version + 1)
+            self._keep(actions)
         self._read_vectors()
 
     def commit(self, actions: Sequence[Action], files: Iterable[LiveFile | str]) -> None:
@@ -171,6 +177,7 @@ class LiveFiles:
         """
         self.storage.create(commit_path(self.version + 1), encode_commit(actions))
         self.version += 1
+        self._keep(actions)
         for action in actions:
             self._apply_to_table(action)
         for file in files:
@@ -191,34 +198,41 @@ class LiveFiles:
         removes recent files: deletion vectors, and files of single batches. In a day, a checkpoint would get a million
         `remove` actions of such files.
 
-        delta-rs writes the checkpoint in a copy of the log. A checkpoint in the table is never replaced, because
-        another client may be reading it.
+        A checkpoint in the table is never replaced, because another client may be reading it. Raises LogNotReadable if
+        `_delta_log` has actions of a kind that this module does not know.
         """
         now = BootTimestamp.now()
         self._written = {path: at for path, at in self._written.items() if now.since(at) < RECENT * SECOND}
-        with TemporaryDirectory(prefix="cdc-checkpoint-") as folder:
-            copy, path = Path(folder), checkpoint_path(self.version)
-            (copy / "_delta_log").mkdir()
-            names = list(self._log_files())
-            with ThreadPoolExecutor(_READERS) as threads:
-                for name, content in zip(names, threads.map(self.storage.read, names), strict=True):
-                    (copy / name).write_bytes(content)
-            DeltaTable(folder).create_checkpoint()
-            rows = pq.read_table(copy / path)
-        needed = [remove is None or not self._is_recent(remove) for remove in rows["remove"].to_pylist()]
-        rows, shortened = rows.filter(pa.array(needed)), pa.BufferOutputStream()
-        pq.write_table(rows, shortened, store_schema=False)
+        start = _last_checkpoint(self.storage, self.version)
+        earlier = None if start is None else pa.concat_tables(_checkpoint_tables(self.storage, start))
+        with ThreadPoolExecutor(_READERS) as threads:
+            commits = list(threads.map(self._actions_of, range(0 if start is None else start + 1, self.version + 1)))
+        try:
+            rows = later_rows(
+                earlier, commits, self._oldest_needed_remove(), lambda remove: not self._is_recent(remove)
+            )
+        except UnknownActions as exc:
+            raise LogNotReadable(str(exc)) from exc
+        content = pa.BufferOutputStream()
+        pq.write_table(rows, content, store_schema=False)
         with suppress(FileExistsError):  # of another client
-            self.storage.create(path, shortened.getvalue())
+            self.storage.create(checkpoint_path(self.version), content.getvalue())
         self.storage.replace(_HINT, json.dumps({"version": self.version, "size": rows.num_rows}).encode())
 
-    def _log_files(self) -> Iterator[str]:
-        """Yield the paths of the newest checkpoint and of the commits after it, up to this version."""
-        start = _last_checkpoint(self.storage, self.version)
-        if start is not None:
-            yield from _checkpoint_parts(self.storage, start)
-        for version in range(0 if start is None else start + 1, self.version + 1):
-            yield commit_path(version)
+    def _keep(self, actions: Sequence[Action]) -> None:
+        """Keep the actions of the commit that created this version, for the next checkpoint."""
+        self._commits[self.version] = actions
+        self._commits.pop(self.version - COMMITS_KEPT, None)
+
+    def _actions_of(self, version: int) -> Sequence[Action]:
+        """Return the actions of a commit, from memory or from `_delta_log`."""
+        known = self._commits.get(version)
+        return decode_commit(self.storage.read(commit_path(version))) if known is None else known
+
+    def _oldest_needed_remove(self) -> int:
+        """Return the time, in milliseconds since 1970, before which no VACUUM needs `remove` actions."""
+        seconds = interval_seconds(self.configuration.get(_RETENTION, _RETENTION_BY_DEFAULT))
+        return 0 if seconds is None else int((time.time() - seconds) * 1000)
 
     def _is_recent(self, remove: Action) -> bool:
         """Return whether this process recently wrote all files that a `remove` action protects from a VACUUM.
@@ -226,8 +240,8 @@ class LiveFiles:
         These are the data file, unless it is still live, and the file of its deletion vector.
         """
         paths = [] if remove["path"] in self.by_path else [remove["path"]]
-        if remove["deletionVector"] is not None:
-            paths.append(path_of(remove["deletionVector"]) or "")
+        if (vector := remove.get("deletionVector")) is not None:
+            paths.append(path_of(vector) or "")
         return all(path in self._written for path in paths)
 
     @property
@@ -322,9 +336,14 @@ def _last_checkpoint(storage: TableStorage, version: int | None) -> int | None:
 
 
 def _checkpoint_actions(storage: TableStorage, version: int) -> Iterator[Action]:
+    for rows in _checkpoint_tables(storage, version):
+        yield from _actions(rows)
+
+
+def _checkpoint_tables(storage: TableStorage, version: int) -> Iterator[pa.Table]:
     for path in _checkpoint_parts(storage, version):
         with storage.open(path) as file:
-            yield from _actions(pq.read_table(file))
+            yield pq.ParquetFile(file).read()
 
 
 def _checkpoint_parts(storage: TableStorage, version: int) -> list[str]:
