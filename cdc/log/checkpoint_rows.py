@@ -93,7 +93,7 @@ _DEFAULTS: Final[Mapping[str, Action]] = {
     "add": {"partitionValues": {}},
     "remove": {},
 }
-"""Values of required fields that an action of a commit may lack."""
+"""Values of required fields that an action of a commit may omit."""
 _UNITS: Final = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
 _INTERVAL: Final = re.compile(rf"\s*interval\s+(\d+)\s+({'|'.join(_UNITS)})s?\s*\Z", re.IGNORECASE)
 

@@ -1,8 +1,9 @@
 """Writing of Delta checkpoints that survive a power loss, and removal of the commits before them.
 
 delta-rs writes a checkpoint in place without fsync. A power loss can damage this checkpoint. If the older commits were
-already removed, the table can then never be opened again. For a table on a disk this module therefore writes the
-checkpoint to another directory, syncs it, and renames it.
+already removed, the table can then never be opened again. For a table on a disk this module therefore writes a
+checkpoint under another name, syncs it, and renames it. `checkpoint` also makes the rows of the checkpoint without
+delta-rs, which would need 90 ms of CPU.
 """
 
 from __future__ import annotations
@@ -14,41 +15,66 @@ import uuid
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from cdc import atomic_file
 from cdc.failpoint import hit
-from cdc.log.bucket_files import BucketPath, Root
+from cdc.log.bucket_files import Root
+from cdc.log.checkpoint_rows import interval_seconds, later_rows
+from cdc.log.delta_actions import decode_commit
+from cdc.log.disk_format import PROPERTIES
 
 HOUR: Final = 3600.0
 ASIDE: Final = "_checkpoint"
 """Name of the folder under the table in which checkpoints are written. Delta readers ignore names with `_` in front."""
 KEEP: Final = 200
 """Number of old commits to keep on a disk before each checkpoint, because concurrent readers may need them."""
+_SUFFIX: Final = ".checkpoint.parquet"
+_RETENTION: Final = interval_seconds(PROPERTIES["delta.deletedFileRetentionDuration"]) or 0
 HINT: Final = "_last_checkpoint"
 """Name of the file that names the last checkpoint. A reader of the table starts at that checkpoint."""
 
 
-def checkpoint(path: Root, table: DeltaTable, keep: int = KEEP) -> None:
-    """Write a checkpoint of the table at its current version, and remove older commits and checkpoints.
+def checkpoint(path: Path, version: int, keep: int = KEEP) -> None:
+    """Write a checkpoint of the table at its newest version, and remove older commits and checkpoints.
 
-    The commits and checkpoints of the last `keep` versions stay. In an object store delta-rs chooses the files to
-    remove. Only the writer of the table may call this function.
+    The commits and checkpoints of the last `keep` versions stay. Only the writer of the table may call this function,
+    and only if the table is on a disk and still has the Delta version with which it was created. Raises
+    FileNotFoundError if another writer has removed commits of this version.
     """
-    if isinstance(path, BucketPath):  # a writer lists commits from the last checkpoint on, so old ones cost nothing
-        table.create_checkpoint()
-        table.cleanup_metadata()
-        return
-    log, version = path / "_delta_log", int(table.version())
-    hint = checkpoint_at(path, version)
+    log = path / "_delta_log"
+    rows, content = _checkpoint_rows(log, version), pa.BufferOutputStream()
+    pq.write_table(rows, content, store_schema=False)
+    atomic_file.replace(log / f"{version:020d}{_SUFFIX}", content.getvalue().to_pybytes())
     hit("before_checkpoint_hint")
     if last_checkpoint(path) >= version:  # another writer has fenced this one
         return
-    atomic_file.replace(log / HINT, hint)
+    atomic_file.replace(log / HINT, json.dumps({"version": version, "size": rows.num_rows}).encode())
     oldest = f"{max(0, version - keep):020d}"
     for file in sorted(log.glob("[0-9]*[a-z]")):  # the oldest first, see FencedTable
         if file.name < oldest:
             file.unlink(missing_ok=True)
+
+
+def checkpoint_in_bucket(table: DeltaTable) -> None:
+    """Write a checkpoint of a table in an object store; delta-rs chooses the files to remove.
+
+    A writer lists commits from the last checkpoint on, so old commits cost nothing.
+    """
+    table.create_checkpoint()
+    table.cleanup_metadata()
+
+
+def _checkpoint_rows(log: Path, version: int) -> pa.Table:
+    """Return the rows of a checkpoint of a version, from the checkpoint before it and the commits after that."""
+    checkpoints = (version_of(file) for file in log.glob(f"*{_SUFFIX}"))
+    start = max((found for found in checkpoints if found < version), default=None)
+    earlier = None if start is None else pq.ParquetFile(log / f"{start:020d}{_SUFFIX}").read(use_threads=False)
+    first = 0 if start is None else start + 1
+    commits = [decode_commit((log / f"{at:020d}.json").read_bytes()) for at in range(first, version + 1)]
+    return later_rows(earlier, commits, int((time.time() - _RETENTION) * 1000))
 
 
 def last_checkpoint(path: Root) -> int:

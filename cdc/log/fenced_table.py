@@ -7,7 +7,7 @@ it was removed too, or a later checkpoint exists, and the writer looks for both.
 with the position at which the table then ends.
 
 FencedTable writes its commits without delta-rs, which needs 15 ms of CPU for a commit. The capture reader commits up to
-ten times a second. delta-rs creates the table, reads the commits and writes the checkpoints.
+ten times a second. delta-rs creates the table and reads the commits.
 
 **Torn commits.** On a disk this module syncs the content of a commit before the commit is visible, and its directory
 afterwards. Commits of delta-rs and of earlier versions of cdc become visible before they are synced. After a power loss
@@ -44,7 +44,7 @@ from cdc.log.delta_actions import (
     remove_action,
     txn_action,
 )
-from cdc.log.delta_checkpoint import checkpoint, last_checkpoint
+from cdc.log.delta_checkpoint import checkpoint, checkpoint_in_bucket, last_checkpoint
 from cdc.log.disk_format import FORMAT, PROPERTIES, TABLE_SCHEMA, LogIdentity, commit_file, format_of, segment_of
 from cdc.log.table_io import footer, is_table, last_commit_info, open_table, update_table
 from cdc.log_row import LOG_SCHEMA
@@ -52,8 +52,12 @@ from cdc.log_row import LOG_SCHEMA
 CHECKPOINT_EVERY: Final = 50
 """Number of commits between two checkpoints.
 
-A checkpoint costs the writer as much as 20 commits. A process that opens the table needs 0.7 ms for each commit after
-the last checkpoint.
+A process that opens the table needs 0.7 ms for each commit after the last checkpoint.
+"""
+REOPEN_AFTER: Final = 10
+"""Number of own commits after which delta-rs opens the table again, instead of reading the new commits.
+
+delta-rs needs 20 ms to read a commit. An open DeltaTable also keeps in memory every commit that it has read.
 """
 TOKEN: Final = "cdc.commit"  # noqa: S105 - no secret
 """Key in the metadata of each commit. Its value is a unique token.
@@ -134,10 +138,12 @@ class FencedTable:
         delta-rs first reads the commits of this writer that it has not read. Raises LogFenced if it then finds a commit
         of another writer; only `check_latest` always looks for one.
         """
-        if self._table.version() != self._version:
+        if self._version - self._table.version() > REOPEN_AFTER:
+            self._table = open_table(self.path)
+        elif self._table.version() != self._version:
             update_table(self.path, self._table)
-            if self._table.version() != self._version:
-                raise self._fenced_error()
+        if self._table.version() != self._version:
+            raise self._fenced_error()
         return self._table
 
     @property
@@ -268,12 +274,14 @@ class FencedTable:
         if self._since_checkpoint < CHECKPOINT_EVERY:
             return
         self._since_checkpoint = 0
-        with storage_errors(self.path):
-            checkpoint(self.path, self.table)
-        # an open table keeps every commit that it has read in memory; a newly opened one starts at the checkpoint
-        self._table = open_table(self.path)
-        if self._table.version() != self._version:
-            raise self._fenced_error()
+        if isinstance(self.path, BucketPath):
+            with storage_errors(self.path):
+                checkpoint_in_bucket(self.table)
+            return
+        try:
+            checkpoint(self.path, self._version)
+        except FileNotFoundError as exc:  # only another writer removes commits before this checkpoint
+            raise self._fenced_error() from exc
 
 
 def check_writable_format(found: int) -> None:

@@ -83,7 +83,7 @@ def test_a_view_whose_next_commits_were_cleaned_away_continues_at_the_checkpoint
     view = LogTableView(tmp_path / CHANGES)
     for position in range(20, 20 + commits):
         append(writer, position)
-    checkpoint(tmp_path / CHANGES, open_table(tmp_path / CHANGES), keep=0)
+    checkpoint(tmp_path / CHANGES, open_table(tmp_path / CHANGES).version(), keep=0)
     assert not commit_file(tmp_path / CHANGES, view.version + 1).exists()
     view.advance()
 
