@@ -162,7 +162,7 @@ def _run_sink(runner: SinkRunner, ended: Event, pause: float) -> None:
         until = time.monotonic() + POLL
         while time.monotonic() < until and not ended.is_set():
             if not runner.apply_small_range():
-                ended.wait(pause)
+                ended.wait(runner.pause(pause))
 
 
 def _wait_for_log(definition: Definition, end: StopCondition) -> bool:

@@ -127,9 +127,9 @@ class OpenedSink:
         return self._throttle is not None and self._throttle.is_waiting
 
     @property
-    def is_batch_due(self) -> bool:
-        """Whether the batch interval of the definition has passed since the last batch began."""
-        return time.monotonic() - self.loop.batch_began >= self._definition.spark.trigger
+    def seconds_to_batch(self) -> float:
+        """Seconds until the batch interval of the definition has passed since the last batch began; 0 if it has."""
+        return max(0.0, self.loop.batch_began + self._definition.spark.trigger - time.monotonic())
 
     @property
     def has_progress(self) -> bool:

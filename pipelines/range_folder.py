@@ -88,6 +88,8 @@ class RangeFolder:
 
     def _fold_here(self, read: Iterable[pa.RecordBatch], after: Position) -> FoldedBatch:
         rows = pa.Table.from_batches(read, LOG_SCHEMA)
+        if self._keeps_history is None:
+            return self._to_batch(fold(rows, sink=self._sink), rows.slice(0, 0), frozenset(), after)
         kept = self._with_history(latest_topics(rows))
         single = single_changes(rows, kept, self._since(after))
         folded = fold(rows.filter(pc.invert(single)), sink=self._sink)

@@ -222,11 +222,16 @@ class SinkRunner:
             return False
         if self._state is State.AWAITING_BATCH and opened.query is not None and opened.query.has_begun:
             self._fire(Event.FIRST_BATCH)
-        if self._state not in _APPLIES_DIRECTLY or opened.is_throttled or not opened.is_batch_due:
+        if self._state not in _APPLIES_DIRECTLY or opened.is_throttled or opened.seconds_to_batch:
             return False
         before = opened.loop.position
         self._attempt(lambda: self._advance(opened))
         return self._opened is opened and opened.loop.position > before
+
+    def pause(self, longest: float) -> float:
+        """Return the seconds until the next call of `apply_small_range`, at most `longest`."""
+        waits = 0.0 if self._opened is None else self._opened.seconds_to_batch
+        return min(longest, waits or longest)
 
     def stop(self) -> None:
         """Wait until the running batch ends, then close the sink."""

@@ -34,6 +34,7 @@ from cdc.log.disk_format import (
 from cdc.log.file_selection import EVERY_ROW, TableSelection
 from cdc.log.parquet_check import unreadable_file_error
 from cdc.log.table_io import (
+    SMALL_FILE,
     can_read_in_threads,
     is_table,
     open_data_file,
@@ -362,7 +363,9 @@ def stream_file(
             source = open_data_file(file.path, file.options, file.size)
             parquet = parquet_file(source)
             for groups in _groups(parquet.metadata, (after, upto), only):
-                rows = parquet.read_row_groups(groups, columns=needed, use_threads=can_read_in_threads(source))
+                rows = parquet.read_row_groups(
+                    groups, columns=needed, use_threads=file.size > SMALL_FILE and can_read_in_threads(source)
+                )
                 if not within:
                     place = rows["position"]
                     rows = rows.filter(pc.and_(pc.greater(place, int(after)), pc.less_equal(place, int(upto))))

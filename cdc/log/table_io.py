@@ -34,6 +34,8 @@ HANDOVER_BYTES: Final = 1 << 19
 
 Each call waits for Python's lock, so fewer calls are faster.
 """
+SMALL_FILE: Final = 64 << 10
+"""Maximum size in bytes of a file on a disk that is read at once, footer and rows together, and in one thread."""
 WHOLE_FETCH_BYTES: Final = 8 << 20
 """Maximum size in bytes of a file in an object store that is fetched in one request.
 
@@ -208,7 +210,7 @@ def open_data_file(path: str | Root, options: Options = (), size: int | None = N
     """
     place = as_root(path, options)
     if not isinstance(place, BucketPath):
-        return place
+        return _copy_to_arrow(place.read_bytes()) if size is not None and size <= SMALL_FILE else place
     return _copy_to_arrow(place.read_bytes()) if size is not None and size <= WHOLE_FETCH_BYTES else place.reader(size)
 
 

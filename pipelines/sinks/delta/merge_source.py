@@ -133,16 +133,20 @@ def keyless_source(
 
 def split_partial(images: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Split folded rows into two tables: first deletes and complete upserts, then partial upserts."""
-    partial = pc.and_(pc.equal(images["op"], "u"), pc.invert(pc.fill_null(images["complete"], fill_value=True)))
+    incomplete = pc.invert(pc.fill_null(images["complete"], fill_value=True))
+    if not pc.any(incomplete).as_py():
+        return images, images.slice(0, 0)
+    partial = pc.and_(pc.equal(images["op"], "u"), incomplete)
     return images.filter(pc.invert(partial)), images.filter(partial)
 
 
 def source_rows(images: pa.Table, shape: RowShape) -> pa.Table:
     """Convert folded deletes and complete upserts to typed rows of a merge source."""
-    upserts = images.filter(pc.equal(images["op"], "u"))
-    deletes = images.filter(pc.equal(images["op"], "d"))
-    rows = as_upserts(shape.rows(upserts), shape)
-    return pa.concat_tables([rows, _delete_rows(deletes, shape)]) if deletes.num_rows else rows
+    deleted = pc.equal(images["op"], "d")
+    if not pc.any(deleted).as_py():
+        return as_upserts(shape.rows(images), shape)
+    upserts, deletes = images.filter(pc.invert(deleted)), images.filter(deleted)
+    return pa.concat_tables([as_upserts(shape.rows(upserts), shape), _delete_rows(deletes, shape)])
 
 
 def as_upserts(rows: pa.Table, shape: RowShape) -> pa.Table:

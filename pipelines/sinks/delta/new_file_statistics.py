@@ -59,7 +59,7 @@ class FileStatistics:
         self._columns = columns
         self._nulls: dict[str, int] = {}
         self._bounds: dict[str, list[pa.Array]] = {}
-        """Column → the least and the greatest value of each part."""
+        """Column → for each part, an array of its least and its greatest value."""
 
     def add(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Add rows of the file to the statistics; every call needs rows with the same columns."""
@@ -70,16 +70,14 @@ class FileStatistics:
             column = rows.column(name)
             self._nulls[name] = self._nulls.get(name, 0) + column.null_count
             if column.null_count < len(column) and delta_bounds(pa.nulls(0, column.type)) is not None:
-                found = pc.min_max(column)
-                self._bounds.setdefault(name, []).extend(pa.repeat(found[bound], 1) for bound in ("min", "max"))
+                self._bounds.setdefault(name, []).append(_min_and_max(column))
 
     def to_json(self) -> str:
         """Return the statistics as a Delta log contains them."""
         least: dict[str, Any] = {}
         greatest: dict[str, Any] = {}
         for name, bounds in self._bounds.items():
-            found = pc.min_max(pa.concat_arrays(bounds))
-            both = pa.concat_arrays([pa.repeat(found[bound], 1) for bound in ("min", "max")])
+            both = bounds[0] if len(bounds) == 1 else _min_and_max(pa.concat_arrays(bounds))
             low, high = delta_bounds(both) or (None, None)
             if low is not None:
                 least[name] = low[:MAX_TEXT_BOUND] if isinstance(low, str) else low
@@ -87,6 +85,10 @@ class FileStatistics:
                 greatest[name] = high
         found = {"numRecords": self.rows, "minValues": least, "maxValues": greatest, "nullCount": self._nulls}
         return json.dumps(found, ensure_ascii=False)
+
+
+def _min_and_max(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return pa.array(pc.min_max(values).values(), values.type)
 
 
 def statistics(rows: pa.Table, columns: Sequence[str]) -> str:
