@@ -86,6 +86,11 @@ SCHEMA: Final = pa.schema([pa.field(kind, columns) for kind, columns in _KINDS.i
 """The columns of a checkpoint, one for each kind of action. Each row has a value in exactly one of them."""
 _MAPS: Final = frozenset({"partitionValues", "tags", "configuration"})
 """Fields that are JSON objects in a commit, and maps in a checkpoint."""
+_KNOWN: Final = {kind: frozenset(field.name for field in columns) for kind, columns in _KINDS.items()}
+_OPTIONAL: Final = frozenset({"stats", "stats_parsed", "partitionValues_parsed"})
+"""Fields that a checkpoint need not contain."""
+RETENTION: Final = "delta.deletedFileRetentionDuration"
+"""Table property with the time for which a VACUUM needs the `remove` action of a file."""
 _DEFAULTS: Final[Mapping[str, Action]] = {
     "protocol": {},
     "metaData": {"format": {"provider": "parquet"}, "partitionColumns": [], "configuration": {}},
@@ -108,15 +113,14 @@ class UnknownActions(Exception):
 def later_rows(
     earlier: pa.Table | None,
     commits: Iterable[Sequence[Action]],
-    oldest: int,
+    now: float,
     is_needed: Callable[[Action], bool] = lambda _remove: True,
 ) -> pa.Table:
     """Return the rows of a checkpoint of the last of the commits; the table has the schema SCHEMA.
 
     earlier: the rows of a checkpoint; None if the first commit created the table. commits: the actions of all commits
-    after this checkpoint, in their order. oldest: `remove` actions of files that were removed before this time, in
-    milliseconds since 1970, are left out. is_needed: whether to keep a `remove` action of these commits. Raises
-    UnknownActions.
+    after this checkpoint, in their order. now: seconds since 1970; `remove` actions that are older than the retention
+    of the table are left out. is_needed: whether to keep a `remove` action of these commits. Raises UnknownActions.
     """
     latest: dict[_Key, tuple[str, Action]] = {}
     for actions in commits:
@@ -129,8 +133,17 @@ def later_rows(
     rows = pa.Table.from_pylist([{kind: _row(kind, found)} for kind, found in kept], SCHEMA)
     if earlier is not None:
         rows = pa.concat_tables([_unchanged(earlier, latest), rows])
+    retention = _retention(rows["metaData"].drop_null().to_pylist())
+    if retention is None:
+        return rows
     removed_at = pc.struct_field(rows["remove"], "deletionTimestamp")
-    return rows.filter(pc.fill_null(pc.greater_equal(removed_at, oldest), fill_value=True))
+    return rows.filter(pc.fill_null(pc.greater_equal(removed_at, int((now - retention) * 1000)), fill_value=True))
+
+
+def _retention(metadata: Sequence[Action]) -> int | None:
+    """Return the seconds for which `remove` actions are needed; None if the property of the table is not understood."""
+    configuration = dict(metadata[-1]["configuration"]) if metadata else {}
+    return interval_seconds(configuration.get(RETENTION, "interval 7 days"))
 
 
 def interval_seconds(text: str) -> int | None:
@@ -161,6 +174,8 @@ def _vector_id(vector: Action | None) -> tuple[str, ...]:
 
 def _row(kind: str, action: Action) -> Action:
     """Convert an action of a commit to its form in a checkpoint."""
+    if unknown := [n for n, value in action.items() if value is not None and n not in _KNOWN[kind] | _OPTIONAL]:
+        raise UnknownActions(f"an action of kind {kind!r} has the field {unknown[0]!r}")
     row: Action = {**_DEFAULTS[kind], **{name: value for name, value in action.items() if value is not None}}
     if kind == "metaData":
         row["format"] = row["format"] | {"options": [*row["format"].get("options", {}).items()]}
@@ -173,7 +188,7 @@ def _unchanged(earlier: pa.Table, latest: Collection[_Key]) -> pa.Table:
         if name not in _KINDS and earlier[name].null_count < len(earlier):
             raise UnknownActions(f"a checkpoint has actions of kind {name!r}")
     columns = [
-        earlier[kind].combine_chunks().cast(columns)
+        _known_fields(earlier[kind].combine_chunks(), kind)
         if kind in earlier.column_names
         else pa.nulls(len(earlier), columns)
         for kind, columns in _KINDS.items()
@@ -184,6 +199,15 @@ def _unchanged(earlier: pa.Table, latest: Collection[_Key]) -> pa.Table:
     kept = np.ones(len(earlier), bool)
     kept[[*replaced]] = False
     return pa.Table.from_arrays(columns, schema=SCHEMA).filter(pa.array(kept))
+
+
+def _known_fields(column: pa.StructArray, kind: str) -> pa.StructArray:
+    """Return a column of an earlier checkpoint with the type of SCHEMA; raises UnknownActions if it has more values."""
+    for field in column.type:
+        is_known = field.name in _KNOWN[kind] | _OPTIONAL
+        if not is_known and pc.struct_field(column, field.name).null_count < len(column):
+            raise UnknownActions(f"an action of kind {kind!r} has the field {field.name!r}")
+    return column.cast(_KINDS[kind])
 
 
 def _replaced(column: pa.StructArray, kind: str, latest: Collection[_Key]) -> list[int]:

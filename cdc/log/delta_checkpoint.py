@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from cdc import atomic_file
+from cdc.errors import LogCorrupt
 from cdc.failpoint import hit
 from cdc.log.bucket_files import Root
-from cdc.log.checkpoint_rows import interval_seconds, later_rows
+from cdc.log.checkpoint_rows import UnknownActions, later_rows
 from cdc.log.delta_actions import decode_commit
-from cdc.log.disk_format import PROPERTIES
 
 HOUR: Final = 3600.0
 ASIDE: Final = "_checkpoint"
@@ -32,7 +32,6 @@ ASIDE: Final = "_checkpoint"
 KEEP: Final = 200
 """Number of old commits to keep on a disk before each checkpoint, because concurrent readers may need them."""
 _SUFFIX: Final = ".checkpoint.parquet"
-_RETENTION: Final = interval_seconds(PROPERTIES["delta.deletedFileRetentionDuration"]) or 0
 HINT: Final = "_last_checkpoint"
 """Name of the file that names the last checkpoint. A reader of the table starts at that checkpoint."""
 
@@ -42,16 +41,18 @@ def checkpoint(path: Path, version: int, keep: int = KEEP) -> None:
 
     The commits and checkpoints of the last `keep` versions stay. Only the writer of the table may call this function,
     and only if the table is on a disk and still has the Delta version with which it was created. Raises
-    FileNotFoundError if another writer has removed commits of this version.
+    FileNotFoundError if another writer has removed commits of this version, and LogCorrupt if another client wrote
+    actions that the log does not have.
     """
     log = path / "_delta_log"
-    rows, content = _checkpoint_rows(log, version), pa.BufferOutputStream()
-    pq.write_table(rows, content, store_schema=False)
-    atomic_file.replace(log / f"{version:020d}{_SUFFIX}", content.getvalue().to_pybytes())
+    try:
+        hint = _write_checkpoint(log, version)
+    except UnknownActions as exc:
+        raise LogCorrupt(f"another client changed table {path.name!r} of the log: {exc}") from exc
     hit("before_checkpoint_hint")
     if last_checkpoint(path) >= version:  # another writer has fenced this one
         return
-    atomic_file.replace(log / HINT, json.dumps({"version": version, "size": rows.num_rows}).encode())
+    atomic_file.replace(log / HINT, hint)
     oldest = f"{max(0, version - keep):020d}"
     for file in sorted(log.glob("[0-9]*[a-z]")):  # the oldest first, see FencedTable
         if file.name < oldest:
@@ -67,6 +68,14 @@ def checkpoint_in_bucket(table: DeltaTable) -> None:
     table.cleanup_metadata()
 
 
+def _write_checkpoint(log: Path, version: int) -> bytes:
+    """Write a checkpoint without delta-rs; return the content of HINT that names it."""
+    rows, content = _checkpoint_rows(log, version), pa.BufferOutputStream()
+    pq.write_table(rows, content, store_schema=False)
+    atomic_file.replace(log / f"{version:020d}{_SUFFIX}", content.getvalue().to_pybytes())
+    return json.dumps({"version": version, "size": rows.num_rows}).encode()
+
+
 def _checkpoint_rows(log: Path, version: int) -> pa.Table:
     """Return the rows of a checkpoint of a version, from the checkpoint before it and the commits after that."""
     checkpoints = (version_of(file) for file in log.glob(f"*{_SUFFIX}"))
@@ -74,7 +83,7 @@ def _checkpoint_rows(log: Path, version: int) -> pa.Table:
     earlier = None if start is None else pq.ParquetFile(log / f"{start:020d}{_SUFFIX}").read(use_threads=False)
     first = 0 if start is None else start + 1
     commits = [decode_commit((log / f"{at:020d}.json").read_bytes()) for at in range(first, version + 1)]
-    return later_rows(earlier, commits, int((time.time() - _RETENTION) * 1000))
+    return later_rows(earlier, commits, time.time())
 
 
 def last_checkpoint(path: Root) -> int:
@@ -86,11 +95,18 @@ def last_checkpoint(path: Root) -> int:
 
 
 def checkpoint_at(path: Path, version: int) -> bytes:
-    """Write a checkpoint of one version of the table at `path`.
+    """Write a checkpoint of one version of the table at `path`, with delta-rs only if the table has unknown features.
 
     The function does not change the file `_last_checkpoint`. It returns the new content of this file, and the caller
     writes the file. Raises DeltaError if the version does not exist.
     """
+    try:
+        return _write_checkpoint(path / "_delta_log", version)
+    except (UnknownActions, FileNotFoundError):
+        return _checkpoint_by_delta_rs(path, version)
+
+
+def _checkpoint_by_delta_rs(path: Path, version: int) -> bytes:
     aside = _checkpoint_aside(path, version)
     _move_in(path / "_delta_log", aside)
     hint = (aside / HINT).read_bytes()

@@ -15,11 +15,12 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.log.checkpoint_rows import SCHEMA, UnknownActions, interval_seconds, later_rows
+from cdc.log.checkpoint_rows import RETENTION, SCHEMA, UnknownActions, interval_seconds, later_rows
 from cdc.log.delta_actions import Action, decode_commit
 from tests.fixtures.examples import examples
 
-YEAR_1970 = 0
+NOW = 30.0
+"""Seconds since 1970: no file was removed a week before."""
 
 
 def append(uri: str, choice: int) -> None:
@@ -92,9 +93,9 @@ def test_the_rows_are_those_of_delta_rs(changes: list[tuple[Callable[[str, int],
         expected = actions_in(by_delta_rs(uri, last))
         middle = data.draw(st.integers(0, last))
 
-        assert actions_in(later_rows(None, commits(uri, 0, last), YEAR_1970)) == expected
-        for earlier in (by_delta_rs(uri, middle), later_rows(None, commits(uri, 0, middle), YEAR_1970)):
-            rows = later_rows(earlier, commits(uri, middle + 1, last), YEAR_1970)
+        assert actions_in(later_rows(None, commits(uri, 0, last), NOW)) == expected
+        for earlier in (by_delta_rs(uri, middle), later_rows(None, commits(uri, 0, middle), NOW)):
+            rows = later_rows(earlier, commits(uri, middle + 1, last), NOW)
             assert rows.schema == SCHEMA
             assert actions_in(rows) == expected
 
@@ -137,31 +138,50 @@ def test_the_same_file_with_another_vector_is_another_file(in_one_step: bool) ->
         [{"add": file("b")}],
     ]
     if in_one_step:
-        rows = later_rows(None, history, YEAR_1970)
+        rows = later_rows(None, history, NOW)
     else:
-        rows = later_rows(None, [], YEAR_1970)
+        rows = later_rows(None, [], NOW)
         for commit in history:
-            rows = later_rows(rows, [commit], YEAR_1970)
+            rows = later_rows(rows, [commit], NOW)
     assert live_and_removed(rows) == ({("a", 2), ("b", None)}, {("a", None), ("a", 1)})
 
 
-def test_files_that_were_removed_long_ago_are_left_out() -> None:
-    earlier = later_rows(None, [[removed("a", 10), removed("b", 20), {"add": file("c")}]], YEAR_1970)
-    rows = later_rows(earlier, [[removed("d", 5), removed("e", 25)]], 15)
-    assert live_and_removed(rows) == ({("c", None)}, {("b", None), ("e", None)})
+@pytest.mark.parametrize(
+    ("retention", "now", "kept"),
+    [
+        ("interval 1 minute", 60, "abde"),
+        ("interval 1 minute", 75, "be"),
+        ("interval 1 minute", 86, ""),
+        ("interval 0 seconds", 15, "be"),
+        ("interval 1 month", 1e9, "abde"),
+        (None, 604_800, "abde"),
+        (None, 604_815, "be"),
+    ],
+)
+def test_files_that_were_removed_long_ago_are_left_out(retention: str | None, now: float, kept: str) -> None:
+    properties = {} if retention is None else {RETENTION: retention}
+    created: Action = {"metaData": {"id": "x", "schemaString": "", "configuration": properties}}
+    earlier = later_rows(None, [[created, removed("a", 10_000), removed("b", 20_000), {"add": file("c")}]], now)
+    rows = later_rows(earlier, [[removed("d", 5_000), removed("e", 25_000)]], now)
+    assert live_and_removed(rows) == ({("c", None)}, {(name, None) for name in kept})
 
 
 def test_what_a_checkpoint_cannot_contain_is_refused() -> None:
     with pytest.raises(UnknownActions, match="domainMetadata"):
-        later_rows(None, [[{"domainMetadata": {"domain": "x", "configuration": "", "removed": False}}]], YEAR_1970)
+        later_rows(None, [[{"domainMetadata": {"domain": "x", "configuration": "", "removed": False}}]], NOW)
+    tracked = file("a") | {"baseRowId": 1}
+    with pytest.raises(UnknownActions, match="baseRowId"):
+        later_rows(None, [[{"add": tracked}]], NOW)
+    with pytest.raises(UnknownActions, match="baseRowId"):
+        later_rows(pa.table({"add": pa.array([{"path": "a", "baseRowId": 1}])}), [], NOW)
     sidecar = pa.table({"sidecar": pa.array([{"path": "x"}])})
     with pytest.raises(UnknownActions, match="sidecar"):
-        later_rows(sidecar, [], YEAR_1970)
+        later_rows(sidecar, [], NOW)
 
 
 def test_actions_about_a_commit_are_no_rows() -> None:
     actions = [json.loads(text) for text in ('{"commitInfo": {"operation": "WRITE"}}', '{"cdc": {"path": "x"}}')]
-    assert later_rows(None, [actions], YEAR_1970).num_rows == 0
+    assert later_rows(None, [actions], NOW).num_rows == 0
 
 
 @pytest.mark.parametrize(

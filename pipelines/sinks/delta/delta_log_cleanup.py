@@ -36,7 +36,7 @@ CHECKPOINT_EVERY: Final = 50
 commits since the last checkpoint twice. The indexed writer does not read them, but waits for the checkpoints.
 """
 CHECKPOINTS_AT_ONCE: Final = 20
-"""Maximum number of checkpoints that one call of remove_old_commits creates; each takes about 20 ms."""
+"""Maximum number of checkpoints that one call of remove_old_commits creates; each takes about 10 ms."""
 
 
 def is_newest(uri: str, version: int) -> bool:
@@ -55,6 +55,14 @@ def is_newest(uri: str, version: int) -> bool:
         return True
     except ValueError:  # another process is writing it
         return False
+
+
+def write_checkpoint(uri: str, version: int) -> None:
+    """Write a checkpoint of the newest version of a table, at which clients then start to read."""
+    if "://" in uri:
+        DeltaTable(uri, version=version).create_checkpoint()
+    else:
+        atomic_file.replace(Path(uri) / LOG / HINT, checkpoint_at(Path(uri), version))
 
 
 def remove_old_commits(uri: str, newest: int, listed: Collection[int] = (), *, kept: int) -> int:

@@ -17,10 +17,14 @@ import structlog
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
-from cdc import atomic_file
 from cdc.failpoint import hit
-from cdc.log.delta_checkpoint import HINT, checkpoint_at
-from pipelines.sinks.delta.delta_log_cleanup import LOG, expired_log_files, paths_of, remove_old_commits
+from pipelines.sinks.delta.delta_log_cleanup import (
+    LOG,
+    expired_log_files,
+    paths_of,
+    remove_old_commits,
+    write_checkpoint,
+)
 from pipelines.sinks.delta.delta_target import DeltaTarget
 from pipelines.sinks.delta.table_properties import set_properties
 
@@ -72,13 +76,12 @@ def erase_earlier(uri: str, version: int) -> int:
 
 
 def _remove_log(uri: str, store: pafs.FileSystem, version: int) -> None:
+    write_checkpoint(uri, version)
     if "://" in uri:
-        DeltaTable(uri, version=version).create_checkpoint()
         names = [info.path for info in store.get_file_info(pafs.FileSelector(LOG, allow_not_found=True))]
         for path in expired_log_files(names, version):
             store.delete_file(path)
         return
-    atomic_file.replace(Path(uri) / LOG / HINT, checkpoint_at(Path(uri), version))
     remove_old_commits(uri, version, kept=0)
     for folder in sorted((path for path in Path(uri).rglob("*") if path.is_dir()), reverse=True):
         if not any(folder.iterdir()):

@@ -30,7 +30,7 @@ from cdc.stores.cut_retention import kept_cuts
 from cdc.stores.lake_reader import PUBLISHED_AT, PUBLISHED_SCHEMA, read_published
 from cdc.stores.published_record import Published, TableRecord, TargetState
 from cdc.table import TableSchema
-from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest, remove_old_commits
+from pipelines.sinks.delta.delta_log_cleanup import CHECKPOINT_EVERY, is_newest, remove_old_commits, write_checkpoint
 from pipelines.sinks.delta.indexed.delta_log import commit_path, new_data_path
 from pipelines.sinks.delta.indexed.table_storage import storage_of
 from pipelines.sinks.delta.new_file_statistics import statistics
@@ -184,7 +184,7 @@ class PublishedTable:
             raise self._fenced_error() from exc
         self._confirm(self._version + 1, newest.record)
         if self._version % CHECKPOINT_EVERY == 0:
-            DeltaTable(self._uri, version=self._version).create_checkpoint()
+            write_checkpoint(self._uri, self._version)
 
     def _replace_all(self, cuts: Sequence[KeptCut], record: Published) -> DeltaTable:
         """Replace the rows of the table by those of `cuts`, and return the table.

@@ -25,15 +25,13 @@ from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
 from cdc.log.boot_clock import SECOND, BootTimestamp
-from cdc.log.checkpoint_rows import UnknownActions, interval_seconds, later_rows
+from cdc.log.checkpoint_rows import UnknownActions, later_rows
 from cdc.log.delta_actions import Action, decode_commit, encode_commit, remove_action
 from pipelines.sinks.delta.indexed.deletion_vectors import Descriptor, decode, path_of
 from pipelines.sinks.delta.indexed.table_storage import TableStorage
 
 _HINT: Final = "_delta_log/_last_checkpoint"
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet\Z")
-_RETENTION: Final = "delta.deletedFileRetentionDuration"
-_RETENTION_BY_DEFAULT: Final = "interval 7 days"
 _NO_ROWS: Final = BitMap()
 _READERS: Final = 8
 """Number of threads that read commits, because each file of an object store takes some milliseconds."""
@@ -208,9 +206,7 @@ class LiveFiles:
         with ThreadPoolExecutor(_READERS) as threads:
             commits = list(threads.map(self._actions_of, range(0 if start is None else start + 1, self.version + 1)))
         try:
-            rows = later_rows(
-                earlier, commits, self._oldest_needed_remove(), lambda remove: not self._is_recent(remove)
-            )
+            rows = later_rows(earlier, commits, time.time(), lambda remove: not self._is_recent(remove))
         except UnknownActions as exc:
             raise LogNotReadable(str(exc)) from exc
         content = pa.BufferOutputStream()
@@ -228,11 +224,6 @@ class LiveFiles:
         """Return the actions of a commit, from memory or from `_delta_log`."""
         known = self._commits.get(version)
         return decode_commit(self.storage.read(commit_path(version))) if known is None else known
-
-    def _oldest_needed_remove(self) -> int:
-        """Return the time, in milliseconds since 1970, before which no VACUUM needs `remove` actions."""
-        seconds = interval_seconds(self.configuration.get(_RETENTION, _RETENTION_BY_DEFAULT))
-        return 0 if seconds is None else int((time.time() - seconds) * 1000)
 
     def _is_recent(self, remove: Action) -> bool:
         """Return whether this process recently wrote all files that a `remove` action protects from a VACUUM.
