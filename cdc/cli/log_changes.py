@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cdc.log.reader import LogReader
     from cdc.position import Position
 
-POLL: Final = 0.1
+POLL: Final = 0.06
 """Seconds between two checks of the log for `tail -f`, equal to the default of log.commit.linger."""
 DEFAULT_COUNT: Final = 20
 """Number of changes that `cdc tail` prints if neither -n nor --since is given."""

@@ -7,7 +7,7 @@ it was removed too, or a later checkpoint exists, and the writer looks for both.
 with the position at which the table then ends.
 
 FencedTable writes its commits without delta-rs, which needs 15 ms of CPU for a commit. The capture reader commits up to
-ten times a second. delta-rs creates the table and reads the commits.
+sixteen times a second. delta-rs creates the table and reads the commits.
 
 **Torn commits.** On a disk this module syncs the content of a commit before the commit is visible, and its directory
 afterwards. Commits of delta-rs and of earlier versions of cdc become visible before they are synced. After a power loss

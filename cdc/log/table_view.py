@@ -2,7 +2,7 @@
 
 delta-rs opens the table and lists its files. On a disk this module reads the later commits, one JSON file each.
 delta-rs needs 20 ms of CPU to read a commit and to return the same values again, and the capture reader commits up to
-ten times a second. In an object store delta-rs also reads the later commits, because it requests several at once.
+sixteen times a second. In an object store delta-rs also reads the later commits, because it requests several at once.
 """
 
 from __future__ import annotations

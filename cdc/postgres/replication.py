@@ -46,7 +46,7 @@ READ_DELAY: Final = 0.001
 STEADY_READ_DELAY: Final = 0.020
 """Seconds between input and read while input arrives steadily and the reader is not behind.
 
-One read and one decoding then serve all transactions of this time. The default of `log.commit.linger` is five times as
+One read and one decoding then serve all transactions of this time. The default of `log.commit.linger` is three times as
 long.
 """
 STEADY_INPUT: Final = 0.050
