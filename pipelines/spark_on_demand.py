@@ -17,6 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from cdc.config import Definition
+from cdc.errors import SparkUnavailable
 from pipelines.runtime.spark_session import SparkSettings, check_prerequisites, spark_session, starts_on_demand
 from pipelines.source.data_source import register
 
@@ -30,6 +31,7 @@ class SparkOnDemand:
         """start: begins to start the session in another thread."""
         self._start, self._lock = start, Lock()
         self._session: Future[SparkSession] | None = None
+        self._is_stopped = False
 
     @classmethod
     def of(cls, definition: Definition, thread: Executor) -> Self:
@@ -61,7 +63,10 @@ class SparkOnDemand:
         self._requested(reason)
 
     def session(self, reason: str) -> SparkSession:
-        """Return the session; start it if necessary, and wait for it. Raises the error of the start."""
+        """Return the session; start it if necessary, and wait for it.
+
+        Raises the error of the start, and SparkUnavailable after `stop`.
+        """
         return self._requested(reason).result()
 
     def stop(self) -> None:
@@ -69,12 +74,16 @@ class SparkOnDemand:
 
         A signal to the process group reaches the JVM too.
         """
+        with self._lock:
+            self._is_stopped = True
         if self._session is not None and self._session.exception() is None:
             with suppress(Py4JError, OSError):
                 self._session.result().stop()
 
     def _requested(self, reason: str) -> Future[SparkSession]:
         with self._lock:
+            if self._session is None and self._is_stopped:
+                raise SparkUnavailable("Spark is not started, because this process ends")
             if self._session is None:
                 log.info("Spark starts", reason=reason)
                 self._session = self._start()

@@ -17,53 +17,48 @@ import pyarrow.compute as pc
 
 from cdc.log.delta_actions import Action
 
-
-def _required(name: str, kind: pa.DataType) -> pa.Field:
-    return pa.field(name, kind, nullable=False)
-
-
 _MAP: Final = pa.map_(pa.string(), pa.string())
-_TEXTS: Final = pa.list_(_required("element", pa.string()))
+_TEXTS: Final = pa.list_(pa.field("element", pa.string()))
 _VECTOR: Final = pa.struct(
     [
-        _required("storageType", pa.string()),
-        _required("pathOrInlineDv", pa.string()),
+        pa.field("storageType", pa.string()),
+        pa.field("pathOrInlineDv", pa.string()),
         pa.field("offset", pa.int32()),
-        _required("sizeInBytes", pa.int32()),
-        _required("cardinality", pa.int64()),
+        pa.field("sizeInBytes", pa.int32()),
+        pa.field("cardinality", pa.int64()),
     ]
 )
 _KINDS: Final = {
     "protocol": pa.struct(
         [
-            _required("minReaderVersion", pa.int32()),
-            _required("minWriterVersion", pa.int32()),
+            pa.field("minReaderVersion", pa.int32()),
+            pa.field("minWriterVersion", pa.int32()),
             pa.field("readerFeatures", _TEXTS),
             pa.field("writerFeatures", _TEXTS),
         ]
     ),
     "metaData": pa.struct(
         [
-            _required("id", pa.string()),
+            pa.field("id", pa.string()),
             pa.field("name", pa.string()),
             pa.field("description", pa.string()),
-            _required("format", pa.struct([_required("provider", pa.string()), _required("options", _MAP)])),
-            _required("schemaString", pa.string()),
-            _required("partitionColumns", _TEXTS),
+            pa.field("format", pa.struct([pa.field("provider", pa.string()), pa.field("options", _MAP)])),
+            pa.field("schemaString", pa.string()),
+            pa.field("partitionColumns", _TEXTS),
             pa.field("createdTime", pa.int64()),
-            _required("configuration", _MAP),
+            pa.field("configuration", _MAP),
         ]
     ),
     "txn": pa.struct(
-        [_required("appId", pa.string()), _required("version", pa.int64()), pa.field("lastUpdated", pa.int64())]
+        [pa.field("appId", pa.string()), pa.field("version", pa.int64()), pa.field("lastUpdated", pa.int64())]
     ),
     "add": pa.struct(
         [
-            _required("path", pa.string()),
-            _required("partitionValues", _MAP),
-            _required("size", pa.int64()),
-            _required("modificationTime", pa.int64()),
-            _required("dataChange", pa.bool_()),
+            pa.field("path", pa.string()),
+            pa.field("partitionValues", _MAP),
+            pa.field("size", pa.int64()),
+            pa.field("modificationTime", pa.int64()),
+            pa.field("dataChange", pa.bool_()),
             pa.field("stats", pa.string()),
             pa.field("tags", _MAP),
             pa.field("deletionVector", _VECTOR),
@@ -71,9 +66,9 @@ _KINDS: Final = {
     ),
     "remove": pa.struct(
         [
-            _required("path", pa.string()),
+            pa.field("path", pa.string()),
             pa.field("deletionTimestamp", pa.int64()),
-            _required("dataChange", pa.bool_()),
+            pa.field("dataChange", pa.bool_()),
             pa.field("extendedFileMetadata", pa.bool_()),
             pa.field("partitionValues", _MAP),
             pa.field("size", pa.int64()),
@@ -83,12 +78,15 @@ _KINDS: Final = {
     ),
 }
 SCHEMA: Final = pa.schema([pa.field(kind, columns) for kind, columns in _KINDS.items()])
-"""The columns of a checkpoint, one for each kind of action. Each row has a value in exactly one of them."""
+"""The columns of a checkpoint, one for each kind of action. Each row has a value in exactly one of them.
+
+All fields may be null, as in checkpoints of Spark.
+"""
 _MAPS: Final = frozenset({"partitionValues", "tags", "configuration"})
 """Fields that are JSON objects in a commit, and maps in a checkpoint."""
 _KNOWN: Final = {kind: frozenset(field.name for field in columns) for kind, columns in _KINDS.items()}
 _OPTIONAL: Final = frozenset({"stats", "stats_parsed", "partitionValues_parsed"})
-"""Fields that a checkpoint need not contain."""
+"""Fields that are left out: parsed columns, of which `stats` and `partitionValues` have the values as text."""
 RETENTION: Final = "delta.deletedFileRetentionDuration"
 """Table property with the time for which a VACUUM needs the `remove` action of a file."""
 _DEFAULTS: Final[Mapping[str, Action]] = {
@@ -207,7 +205,22 @@ def _known_fields(column: pa.StructArray, kind: str) -> pa.StructArray:
         is_known = field.name in _KNOWN[kind] | _OPTIONAL
         if not is_known and pc.struct_field(column, field.name).null_count < len(column):
             raise UnknownActions(f"an action of kind {kind!r} has the field {field.name!r}")
-    return column.cast(_KINDS[kind])
+    if kind == "add" and _has_only_parsed_statistics(column):
+        raise UnknownActions("a checkpoint has statistics only as parsed columns")
+    try:
+        return column.cast(_KINDS[kind])
+    except pa.ArrowException as exc:
+        raise UnknownActions(f"the actions of kind {kind!r} have other types in a checkpoint: {exc}") from exc
+
+
+def _has_only_parsed_statistics(added: pa.StructArray) -> bool:
+    names = [field.name for field in added.type]
+    if "stats_parsed" not in names:
+        return False
+    parsed = pc.struct_field(added, "stats_parsed").is_valid()
+    return bool(
+        pc.any(parsed if "stats" not in names else pc.and_(parsed, pc.struct_field(added, "stats").is_null())).as_py()
+    )
 
 
 def _replaced(column: pa.StructArray, kind: str, latest: Collection[_Key]) -> list[int]:

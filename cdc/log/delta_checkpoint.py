@@ -2,8 +2,8 @@
 
 delta-rs writes a checkpoint in place without fsync. A power loss can damage this checkpoint. If the older commits were
 already removed, the table can then never be opened again. For a table on a disk this module therefore writes a
-checkpoint under another name, syncs it, and renames it. `checkpoint` also makes the rows of the checkpoint without
-delta-rs, which would need 90 ms of CPU.
+checkpoint under another name, syncs it, and renames it. It makes the rows of the checkpoint without delta-rs, which
+needs 90 ms of CPU, unless another client has added features to the table.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import shutil
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +29,7 @@ from cdc.log.delta_actions import decode_commit
 
 HOUR: Final = 3600.0
 ASIDE: Final = "_checkpoint"
-"""Name of the folder under the table in which checkpoints are written. Delta readers ignore names with `_` in front."""
+"""Name of the folder under the table in which delta-rs writes checkpoints. Readers ignore names with `_` first."""
 KEEP: Final = 200
 """Number of old commits to keep on a disk before each checkpoint, because concurrent readers may need them."""
 _SUFFIX: Final = ".checkpoint.parquet"
@@ -45,6 +46,7 @@ def checkpoint(path: Path, version: int, keep: int = KEEP) -> None:
     actions that the log does not have.
     """
     log = path / "_delta_log"
+    _remove_leftovers(path)
     try:
         hint = _write_checkpoint(log, version)
     except UnknownActions as exc:
@@ -116,9 +118,7 @@ def _checkpoint_by_delta_rs(path: Path, version: int) -> bytes:
 
 def _checkpoint_aside(path: Path, version: int) -> Path:
     """Write a checkpoint of the version to a temporary `_delta_log` directory, and return that directory."""
-    for place in (path / ASIDE).glob("*"):  # from a killed process, or from a process that another writer has fenced
-        if place.stat().st_mtime < time.time() - HOUR:
-            shutil.rmtree(place, ignore_errors=True)
+    _remove_leftovers(path)
     aside = path / ASIDE / uuid.uuid4().hex / "_delta_log"
     aside.mkdir(parents=True)
     # the pattern excludes files that are being written: their names end in #1
@@ -129,6 +129,18 @@ def _checkpoint_aside(path: Path, version: int) -> Path:
             (aside / file.name).hardlink_to(file)
     DeltaTable(str(aside.parent), version=version).create_checkpoint()
     return aside
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove drafts that are an hour old: from a killed process, or from a process that another writer has fenced."""
+    oldest = time.time() - HOUR
+    for place in (path / ASIDE).glob("*"):
+        if place.stat().st_mtime < oldest:
+            shutil.rmtree(place, ignore_errors=True)
+    for draft in (path / "_delta_log").glob(".*.tmp"):
+        with suppress(FileNotFoundError):
+            if draft.stat().st_mtime < oldest:
+                draft.unlink()
 
 
 def _move_in(log: Path, aside: Path) -> None:

@@ -57,7 +57,8 @@ A process that opens the table needs 0.7 ms for each commit after the last check
 REOPEN_AFTER: Final = 10
 """Number of own commits after which delta-rs opens the table again, instead of reading the new commits.
 
-delta-rs needs 20 ms to read a commit. An open DeltaTable also keeps in memory every commit that it has read.
+delta-rs needs 20 ms to read a commit. An open DeltaTable also keeps in memory every commit that it has read, so it is
+opened again after CHECKPOINT_EVERY commits in any case.
 """
 TOKEN: Final = "cdc.commit"  # noqa: S105 - no secret
 """Key in the metadata of each commit. Its value is a unique token.
@@ -94,6 +95,7 @@ class FencedTable:
         self.log_id = log_id or str(metadata.id)
         self._position = self._table.transaction_version(self.log_id)
         self._version = self._table.version()
+        self._opened_at = self._version
         self._since_checkpoint = self._version - last_checkpoint(path)
         self._token: str | None = self.latest_commit_info().get(TOKEN)
         self._attempted = self._token
@@ -138,9 +140,11 @@ class FencedTable:
         delta-rs first reads the commits of this writer that it has not read. Raises LogFenced if it then finds a commit
         of another writer; only `check_latest` always looks for one.
         """
-        if self._version - self._table.version() > REOPEN_AFTER:
+        behind = self._version - self._table.version()
+        if behind > REOPEN_AFTER or (behind and self._version - self._opened_at > CHECKPOINT_EVERY):
             self._table = open_table(self.path)
-        elif self._table.version() != self._version:
+            self._opened_at = self._table.version()
+        elif behind:
             update_table(self.path, self._table)
         if self._table.version() != self._version:
             raise self._fenced_error()

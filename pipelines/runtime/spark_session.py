@@ -157,9 +157,9 @@ def check_prerequisites(settings: SparkSettings) -> None:
 
 
 def starts_on_demand(settings: SparkSettings) -> bool:
-    """Whether the start of the session can wait: the master is local, and no jar must be downloaded."""
+    """Whether the start of the session can wait: the master is local, and the start downloads nothing."""
     has_jars = bool(delta_jars(settings)) or _names_delta(settings.conf) or not settings.download
-    return settings.local and has_jars and not _submitted()
+    return settings.local and has_jars and "spark.jars.packages" not in settings.conf and not _submitted()
 
 
 def _started(settings: SparkSettings) -> SparkSession:

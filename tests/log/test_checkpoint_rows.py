@@ -179,6 +179,24 @@ def test_what_a_checkpoint_cannot_contain_is_refused() -> None:
         later_rows(sidecar, [], NOW)
 
 
+def test_an_earlier_checkpoint_may_have_fields_without_values_and_parsed_statistics() -> None:
+    history: list[list[Action]] = [[{"add": file("a") | {"stats": "{}"}}, {"txn": {"appId": "x", "version": 1}}]]
+    earlier = later_rows(None, history, NOW)
+    wide = [
+        None if found is None else found | {"baseRowId": None, "stats_parsed": {"numRecords": 1}}
+        for found in earlier["add"].to_pylist()
+    ]
+    fields = [*earlier.schema.field("add").type, pa.field("baseRowId", pa.int64())]
+    kind = pa.struct([*fields, pa.field("stats_parsed", pa.struct([("numRecords", pa.int64())]))])
+    earlier = earlier.set_column(earlier.column_names.index("add"), "add", pa.array(wide, kind))
+    assert actions_in(later_rows(earlier, [], NOW)) == actions_in(later_rows(None, history, NOW))
+
+    bare = [None if found is None else found | {"stats": None} for found in wide]
+    earlier = earlier.set_column(earlier.column_names.index("add"), "add", pa.array(bare, kind))
+    with pytest.raises(UnknownActions, match="only as parsed columns"):
+        later_rows(earlier, [], NOW)
+
+
 def test_actions_about_a_commit_are_no_rows() -> None:
     actions = [json.loads(text) for text in ('{"commitInfo": {"operation": "WRITE"}}', '{"cdc": {"path": "x"}}')]
     assert later_rows(None, [actions], NOW).num_rows == 0

@@ -34,6 +34,8 @@ def test_nothing_starts_before_a_request_and_nothing_is_stopped() -> None:
     assert start.spark.available is None
     assert start.spark.error is None
     start.spark.stop()
+    with pytest.raises(SparkUnavailable, match="ends"):
+        start.spark.session("a compaction that was about to begin")
     assert (start.begun, start.stopped) == (0, 0)
 
 

@@ -83,6 +83,8 @@ def _remove_log(uri: str, store: pafs.FileSystem, version: int) -> None:
             store.delete_file(path)
         return
     remove_old_commits(uri, version, kept=0)
+    for draft in (Path(uri) / LOG).glob(".*.tmp"):  # of a killed process: it may have the bounds of hidden columns
+        draft.unlink(missing_ok=True)
     for folder in sorted((path for path in Path(uri).rglob("*") if path.is_dir()), reverse=True):
         if not any(folder.iterdir()):
             folder.rmdir()  # its name may contain a value of a partition column

@@ -124,7 +124,7 @@ def test_spark_waits_for_its_first_use_only_where_nothing_can_be_found_wrong_lat
     jars = (str(tmp_path / "delta.jar"),)
 
     assert starts_on_demand(SparkSettings(delta_jars=jars))
-    assert starts_on_demand(SparkSettings(conf={"spark.jars.packages": DELTA_PACKAGE}))
+    assert not starts_on_demand(SparkSettings(conf={"spark.jars.packages": DELTA_PACKAGE}, delta_jars=jars))
     assert not starts_on_demand(SparkSettings(master="yarn", delta_jars=jars))
 
 

@@ -37,8 +37,10 @@ _READERS: Final = 8
 """Number of threads that read commits, because each file of an object store takes some milliseconds."""
 ATTEMPTS: Final = 5
 """Maximum number of attempts to commit; an attempt fails if another client commits first."""
-COMMITS_KEPT: Final = 100
-"""Number of commits whose actions stay in memory, so that a checkpoint need not read them: two checkpoints' worth."""
+COMMITS_KEPT: Final = 50
+"""Maximum number of commits whose actions stay in memory, so that the next checkpoint need not read them."""
+ACTIONS_KEPT: Final = 100
+"""Maximum number of actions of such a commit. A larger commit is read again: a table then needs a few MiB at most."""
 RECENT: Final = 3600
 """A file is recent for this many seconds after it was written.
 
@@ -133,7 +135,7 @@ class LiveFiles:
     _unread: set[str] = field(default_factory=set)
     """Paths of live files whose deletion vector was not read yet."""
     _commits: dict[int, Sequence[Action]] = field(default_factory=dict)
-    """Version of a commit → its actions, for the last COMMITS_KEPT commits."""
+    """Version of a commit → its actions, for small commits after the last checkpoint."""
     _written: dict[str, BootTimestamp] = field(default_factory=dict)
     """Path of a data file or deletion vector file → when this process added it; for the last RECENT seconds only."""
 
@@ -214,10 +216,12 @@ class LiveFiles:
         with suppress(FileExistsError):  # of another client
             self.storage.create(checkpoint_path(self.version), content.getvalue())
         self.storage.replace(_HINT, json.dumps({"version": self.version, "size": rows.num_rows}).encode())
+        self._commits.clear()
 
     def _keep(self, actions: Sequence[Action]) -> None:
         """Keep the actions of the commit that created this version, for the next checkpoint."""
-        self._commits[self.version] = actions
+        if len(actions) <= ACTIONS_KEPT:
+            self._commits[self.version] = actions
         self._commits.pop(self.version - COMMITS_KEPT, None)
 
     def _actions_of(self, version: int) -> Sequence[Action]:

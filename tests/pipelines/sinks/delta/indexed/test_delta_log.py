@@ -15,6 +15,7 @@ from deltalake import DeltaTable, TableFeatures, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
+from pyspark.sql import SparkSession
 
 from cdc.log.boot_clock import SECOND
 from cdc.log.delta_actions import Action
@@ -460,6 +461,23 @@ def test_a_checkpoint_follows_an_earlier_one(busy: VectorTable) -> None:
     assert busy.files().transactions == busy.table.files.transactions
     assert rows_in(busy.uri) == busy.rows()
     assert as_read(busy.files()) == as_read(busy.table.files)
+
+
+@pytest.mark.usefixtures("with_delta")
+def test_a_checkpoint_follows_one_of_spark(busy: VectorTable, spark: SparkSession) -> None:
+    DeltaTable(busy.uri).alter.set_table_properties({"delta.checkpointInterval": "1"})
+    spark.sql(f"DELETE FROM delta.`{busy.uri}` WHERE id = 5")
+    earlier = checkpoints_of(busy)
+    assert "Spark" in DeltaTable(busy.uri).history(1)[0]["engineInfo"]
+    assert earlier[-1].name == Path(checkpoint_path(DeltaTable(busy.uri).version())).name
+    busy.merge(upsert(50, id=2, item="back"))
+    checkpointed(busy)
+    rows = busy.rows()
+    for removed in (*Path(busy.uri, "_delta_log").glob("*.json"), *earlier):
+        removed.unlink()
+    assert rows_in(busy.uri) == rows
+    assert as_read(busy.files()) == as_read(busy.table.files)
+    assert DeltaTable(busy.uri).version() == busy.table.files.version
 
 
 def test_a_checkpoint_keeps_the_removes_of_old_files(busy: VectorTable) -> None:
