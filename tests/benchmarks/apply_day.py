@@ -57,13 +57,13 @@ def measure(random: np.random.Generator, rows: int, found: dict[str, Figure]) ->
             target.apply(chosen(random, 0, rows // 5))  # builds the index
             size = sum(file.stat().st_size for file in Path(target.uri).glob("*.parquet"))
             written, seconds = WrittenBytes(Path(target.uri)), list[float]()
-            changes = int(rows // 5 * SHARE) * HOURS
-            for _ in range(changes // batch):
+            batches = max(1, int(rows // 5 * SHARE) * HOURS // batch)  # a quick day may be shorter than a batch
+            for _ in range(batches):
                 merged, began = target.apply(chosen(random, 0, rows // 5, batch)).seconds, time.perf_counter()
                 target.publish()
                 seconds.append(merged + time.perf_counter() - began)
                 written.count()
-            amplification = written.bytes / (changes * size / (rows // 5))
+            amplification = written.bytes / (batches * batch * size / (rows // 5))
             found[f"write_amplification.indexed.{day}"].values.append(amplification)
             found[f"published_batch_ms.indexed.{day}"].values.append(float(np.median(seconds)) * 1e3)
             found[f"published_batch_p99_ms.indexed.{day}"].values.append(float(np.quantile(seconds, 0.99)) * 1e3)
