@@ -74,7 +74,7 @@ class Liar:
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
         self._seen = [FAR]
-        self.told: Counter[str] = Counter()
+        self.changed: Counter[str] = Counter()
         """Frames that were changed, by the letter of their message."""
 
     def __call__(self, frame: Frame) -> Frame:
@@ -89,7 +89,7 @@ class Liar:
         if kind == b"M":
             lies.append(self._length)
         changed = self._random.choice(lies)(frame, kind)
-        self.told[kind.decode()] += changed != frame
+        self.changed[kind.decode()] += changed != frame
         return changed
 
     def _lsn(self, frame: Frame, kind: bytes) -> Frame:

@@ -65,7 +65,7 @@ def lie(proxy: Proxy, script: Script | None) -> None:
 
 
 def assert_within(held: Captured, database: str) -> Position:
-    """The log is not ahead of the server's WAL, and the server was told no more than the log holds; its position."""
+    """The log is not ahead of the server's WAL, and the reader confirmed no more than the log holds; its position."""
     with connect(database) as conn:
         slot = slot_status(conn, held.slot)
     durable = held.log.durable  # read after the slot: the log only grows
@@ -196,7 +196,7 @@ def test_random_lies_lose_and_double_nothing_and_move_nothing_behind_what_the_so
 ) -> None:
     liar, found, writing, caught_up = Liar(seed=lies), Counter[str](), Writing(database), True
     lie(proxy, liar)
-    while liar.told.total() < lies or not found[ContradictoryLsn.code]:
+    while liar.changed.total() < lies or not found[ContradictoryLsn.code]:
         if caught_up:  # else what is to be read only grows, and with it what is lied about
             writing.write()
         caught_up = False
@@ -211,4 +211,4 @@ def test_random_lies_lose_and_double_nothing_and_move_nothing_behind_what_the_so
     writing.close()
     held.stream()
     assert_equal(held, database)
-    print(f"changed {liar.told.total()} frames: {dict(liar.told)}; errors: {dict(found)}")
+    print(f"changed {liar.changed.total()} frames: {dict(liar.changed)}; errors: {dict(found)}")
