@@ -88,9 +88,9 @@ class RangeFolder:
 
     def _fold_here(self, read: Iterable[pa.RecordBatch], after: Position) -> FoldedBatch:
         rows = pa.Table.from_batches(read, LOG_SCHEMA)
-        if self._keeps_history is None:
-            return self._to_batch(fold(rows, sink=self._sink), rows.slice(0, 0), frozenset(), after)
-        kept = self._with_history(latest_topics(rows))
+        kept = frozenset[int]() if self._keeps_history is None else self._with_history(latest_topics(rows))
+        if not kept:
+            return self._to_batch(fold(rows, sink=self._sink), rows.slice(0, 0), kept, after)
         single = single_changes(rows, kept, self._since(after))
         folded = fold(rows.filter(pc.invert(single)), sink=self._sink)
         return self._to_batch(folded, rows.filter(single), kept, after)

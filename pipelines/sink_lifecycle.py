@@ -273,8 +273,11 @@ class SinkRunner:
             return
         if self._failures.is_final:  # halted before another process had the lease
             self._fire(Event.FAILED_FOR_GOOD)
-        elif time.monotonic() >= self._failures.due and self._can_open:
-            self._attempt(self._open)
+        elif time.monotonic() >= self._failures.due:
+            if needs_spark(self._settings) or rules_need_spark(self._settings):
+                self._parts.spark.request(f"sink {self._settings.name!r} has writer 'spark' or rules with expressions")
+            if self._can_open:
+                self._attempt(self._open)
 
     def _step_open(self) -> None:
         opened = self._opened
@@ -297,18 +300,13 @@ class SinkRunner:
 
     @property
     def _can_open(self) -> bool:
-        if not needs_spark(self._settings):
-            return True
-        self._parts.spark.request(f"sink {self._settings.name!r} has writer 'spark'")
-        return self._parts.spark.available is not None
+        return not needs_spark(self._settings) or self._parts.spark.available is not None
 
     @property
     def _other_process(self) -> str:
         return "" if self._parts.leases is None else self._parts.leases.other_holder(self._settings.name)
 
     def _open(self) -> None:
-        if rules_need_spark(self._settings):
-            self._parts.spark.request(f"rules of sink {self._settings.name!r} have expressions or writer 'spark'")
         self._opened = OpenedSink(self._definition, self._settings, self._parts, self.progress)
         self._fire(Event.OPENED)
         self._opened.register(at_once=True)
