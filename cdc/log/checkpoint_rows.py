@@ -7,6 +7,7 @@ statistics and no sidecar files; the Delta protocol requires neither.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
@@ -14,68 +15,52 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from cdc.log.delta_actions import Action
 
-_MAP: Final = pa.map_(pa.string(), pa.string())
-_TEXTS: Final = pa.list_(pa.field("element", pa.string()))
-_VECTOR: Final = pa.struct(
-    [
-        pa.field("storageType", pa.string()),
-        pa.field("pathOrInlineDv", pa.string()),
-        pa.field("offset", pa.int32()),
-        pa.field("sizeInBytes", pa.int32()),
-        pa.field("cardinality", pa.int64()),
-    ]
-)
+_TEXT, _NUMBER, _FLAG = pa.string(), pa.int64(), pa.bool_()
+_MAP: Final = pa.map_(_TEXT, _TEXT)
+_TEXTS: Final = pa.list_(pa.field("element", _TEXT))
+_VECTOR: Final = {
+    "storageType": _TEXT,
+    "pathOrInlineDv": _TEXT,
+    "offset": pa.int32(),
+    "sizeInBytes": pa.int32(),
+    "cardinality": _NUMBER,
+}
+_FILE: Final = {
+    "path": _TEXT,
+    "partitionValues": _MAP,
+    "size": _NUMBER,
+    "dataChange": _FLAG,
+    "tags": _MAP,
+    "deletionVector": pa.struct(_VECTOR),
+}
 _KINDS: Final = {
     "protocol": pa.struct(
-        [
-            pa.field("minReaderVersion", pa.int32()),
-            pa.field("minWriterVersion", pa.int32()),
-            pa.field("readerFeatures", _TEXTS),
-            pa.field("writerFeatures", _TEXTS),
-        ]
+        {
+            "minReaderVersion": pa.int32(),
+            "minWriterVersion": pa.int32(),
+            "readerFeatures": _TEXTS,
+            "writerFeatures": _TEXTS,
+        }
     ),
     "metaData": pa.struct(
-        [
-            pa.field("id", pa.string()),
-            pa.field("name", pa.string()),
-            pa.field("description", pa.string()),
-            pa.field("format", pa.struct([pa.field("provider", pa.string()), pa.field("options", _MAP)])),
-            pa.field("schemaString", pa.string()),
-            pa.field("partitionColumns", _TEXTS),
-            pa.field("createdTime", pa.int64()),
-            pa.field("configuration", _MAP),
-        ]
+        {
+            "id": _TEXT,
+            "name": _TEXT,
+            "description": _TEXT,
+            "format": pa.struct({"provider": _TEXT, "options": _MAP}),
+            "schemaString": _TEXT,
+            "partitionColumns": _TEXTS,
+            "createdTime": _NUMBER,
+            "configuration": _MAP,
+        }
     ),
-    "txn": pa.struct(
-        [pa.field("appId", pa.string()), pa.field("version", pa.int64()), pa.field("lastUpdated", pa.int64())]
-    ),
-    "add": pa.struct(
-        [
-            pa.field("path", pa.string()),
-            pa.field("partitionValues", _MAP),
-            pa.field("size", pa.int64()),
-            pa.field("modificationTime", pa.int64()),
-            pa.field("dataChange", pa.bool_()),
-            pa.field("stats", pa.string()),
-            pa.field("tags", _MAP),
-            pa.field("deletionVector", _VECTOR),
-        ]
-    ),
-    "remove": pa.struct(
-        [
-            pa.field("path", pa.string()),
-            pa.field("deletionTimestamp", pa.int64()),
-            pa.field("dataChange", pa.bool_()),
-            pa.field("extendedFileMetadata", pa.bool_()),
-            pa.field("partitionValues", _MAP),
-            pa.field("size", pa.int64()),
-            pa.field("tags", _MAP),
-            pa.field("deletionVector", _VECTOR),
-        ]
-    ),
+    "txn": pa.struct({"appId": _TEXT, "version": _NUMBER, "lastUpdated": _NUMBER}),
+    "add": pa.struct({**_FILE, "modificationTime": _NUMBER, "stats": _TEXT}),
+    "remove": pa.struct({**_FILE, "deletionTimestamp": _NUMBER, "extendedFileMetadata": _FLAG}),
 }
 SCHEMA: Final = pa.schema([pa.field(kind, columns) for kind, columns in _KINDS.items()])
 """The columns of a checkpoint, one for each kind of action. Each row has a value in exactly one of them.
@@ -84,9 +69,9 @@ All fields may be null, as in checkpoints of Spark.
 """
 _MAPS: Final = frozenset({"partitionValues", "tags", "configuration"})
 """Fields that are JSON objects in a commit, and maps in a checkpoint."""
-_KNOWN: Final = {kind: frozenset(field.name for field in columns) for kind, columns in _KINDS.items()}
-_OPTIONAL: Final = frozenset({"stats", "stats_parsed", "partitionValues_parsed"})
-"""Fields that are left out: parsed columns, of which `stats` and `partitionValues` have the values as text."""
+_LEFT_OUT: Final = frozenset({"stats", "stats_parsed", "partitionValues_parsed"})
+"""Fields that a checkpoint may be without: statistics of removed files, and columns whose values `add` has as text."""
+_ALLOWED: Final = {kind: _LEFT_OUT.union(field.name for field in columns) for kind, columns in _KINDS.items()}
 RETENTION: Final = "delta.deletedFileRetentionDuration"
 """Table property with the time for which a VACUUM needs the `remove` action of a file."""
 _DEFAULTS: Final[Mapping[str, Action]] = {
@@ -144,6 +129,13 @@ def _retention(metadata: Sequence[Action]) -> int | None:
     return interval_seconds(configuration.get(RETENTION, "interval 7 days"))
 
 
+def encode_checkpoint(rows: pa.Table, version: int) -> tuple[bytes, bytes]:
+    """Return the content of the checkpoint file of a version, and of the file `_last_checkpoint` that names it."""
+    content = pa.BufferOutputStream()
+    pq.write_table(rows, content, store_schema=False)
+    return content.getvalue().to_pybytes(), json.dumps({"version": version, "size": rows.num_rows}).encode()
+
+
 def interval_seconds(text: str) -> int | None:
     """Return the seconds of a table property such as `interval 7 days`; None for other forms of intervals."""
     match = _INTERVAL.match(text)
@@ -172,7 +164,7 @@ def _vector_id(vector: Action | None) -> tuple[str, ...]:
 
 def _row(kind: str, action: Action) -> Action:
     """Convert an action of a commit to its form in a checkpoint."""
-    if unknown := [n for n, value in action.items() if value is not None and n not in _KNOWN[kind] | _OPTIONAL]:
+    if unknown := [n for n, value in action.items() if value is not None and n not in _ALLOWED[kind]]:
         raise UnknownActions(f"an action of kind {kind!r} has the field {unknown[0]!r}")
     row: Action = {**_DEFAULTS[kind], **{name: value for name, value in action.items() if value is not None}}
     if kind == "metaData":
@@ -202,8 +194,7 @@ def _unchanged(earlier: pa.Table, latest: Collection[_Key]) -> pa.Table:
 def _known_fields(column: pa.StructArray, kind: str) -> pa.StructArray:
     """Return a column of an earlier checkpoint with the type of SCHEMA; raises UnknownActions if it has more values."""
     for field in column.type:
-        is_known = field.name in _KNOWN[kind] | _OPTIONAL
-        if not is_known and pc.struct_field(column, field.name).null_count < len(column):
+        if field.name not in _ALLOWED[kind] and pc.struct_field(column, field.name).null_count < len(column):
             raise UnknownActions(f"an action of kind {kind!r} has the field {field.name!r}")
     if kind == "add" and _has_only_parsed_statistics(column):
         raise UnknownActions("a checkpoint has statistics only as parsed columns")

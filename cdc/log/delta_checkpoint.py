@@ -24,8 +24,9 @@ from cdc import atomic_file
 from cdc.errors import LogCorrupt
 from cdc.failpoint import hit
 from cdc.log.bucket_files import Root
-from cdc.log.checkpoint_rows import UnknownActions, later_rows
+from cdc.log.checkpoint_rows import UnknownActions, encode_checkpoint, later_rows
 from cdc.log.delta_actions import decode_commit
+from cdc.log.disk_format import commit_file
 
 HOUR: Final = 3600.0
 ASIDE: Final = "_checkpoint"
@@ -48,7 +49,7 @@ def checkpoint(path: Path, version: int, keep: int = KEEP) -> None:
     log = path / "_delta_log"
     _remove_leftovers(path)
     try:
-        hint = _write_checkpoint(log, version)
+        hint = _write_checkpoint(path, version)
     except UnknownActions as exc:
         raise LogCorrupt(f"another client changed table {path.name!r} of the log: {exc}") from exc
     hit("before_checkpoint_hint")
@@ -70,21 +71,20 @@ def checkpoint_in_bucket(table: DeltaTable) -> None:
     table.cleanup_metadata()
 
 
-def _write_checkpoint(log: Path, version: int) -> bytes:
+def _write_checkpoint(path: Path, version: int) -> bytes:
     """Write a checkpoint without delta-rs; return the content of HINT that names it."""
-    rows, content = _checkpoint_rows(log, version), pa.BufferOutputStream()
-    pq.write_table(rows, content, store_schema=False)
-    atomic_file.replace(log / f"{version:020d}{_SUFFIX}", content.getvalue().to_pybytes())
-    return json.dumps({"version": version, "size": rows.num_rows}).encode()
+    content, hint = encode_checkpoint(_checkpoint_rows(path, version), version)
+    atomic_file.replace(path / "_delta_log" / f"{version:020d}{_SUFFIX}", content)
+    return hint
 
 
-def _checkpoint_rows(log: Path, version: int) -> pa.Table:
+def _checkpoint_rows(path: Path, version: int) -> pa.Table:
     """Return the rows of a checkpoint of a version, from the checkpoint before it and the commits after that."""
-    checkpoints = (version_of(file) for file in log.glob(f"*{_SUFFIX}"))
-    start = max((found for found in checkpoints if found < version), default=None)
-    earlier = None if start is None else pq.ParquetFile(log / f"{start:020d}{_SUFFIX}").read(use_threads=False)
-    first = 0 if start is None else start + 1
-    commits = [decode_commit((log / f"{at:020d}.json").read_bytes()) for at in range(first, version + 1)]
+    checkpoints = [file for file in (path / "_delta_log").glob(f"*{_SUFFIX}") if version_of(file) < version]
+    last = max(checkpoints, default=None)
+    earlier = None if last is None else pq.ParquetFile(last).read(use_threads=False)
+    first = 0 if last is None else version_of(last) + 1
+    commits = [decode_commit(commit_file(path, at).read_bytes()) for at in range(first, version + 1)]
     return later_rows(earlier, commits, time.time())
 
 
@@ -103,8 +103,8 @@ def checkpoint_at(path: Path, version: int) -> bytes:
     writes the file. Raises DeltaError if the version does not exist.
     """
     try:
-        return _write_checkpoint(path / "_delta_log", version)
-    except (UnknownActions, FileNotFoundError):
+        return _write_checkpoint(path, version)
+    except (UnknownActions, FileNotFoundError):  # or the commits follow a checkpoint of several files
         return _checkpoint_by_delta_rs(path, version)
 
 

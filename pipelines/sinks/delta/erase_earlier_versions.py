@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.failpoint import hit
+from cdc.log.checkpoint_rows import RETENTION
 from pipelines.sinks.delta.delta_log_cleanup import (
     LOG,
     expired_log_files,
@@ -34,7 +35,6 @@ ERASE: Final = "cdc.erase"
 Its value is the retention of removed files that the target had before the mark. Until the erasure, the target has a
 retention of zero, so that no checkpoint lists removed files: their paths contain values of partition columns.
 """
-_RETENTION: Final = "delta.deletedFileRetentionDuration"
 _NONE: Final = "interval 0 seconds"
 _DEFAULT: Final = "interval 7 days"
 """Delta's default retention of removed files."""
@@ -51,8 +51,8 @@ def is_marked(table: DeltaTable) -> bool:
 def mark_to_erase(target: DeltaTarget) -> None:
     """Mark a target whose earlier versions must be erased. After a crash, the next replay or driver finds the mark."""
     if not is_marked(target.table):
-        before = target.read_property(_RETENTION) or _DEFAULT
-        target.set_properties({ERASE: before, _RETENTION: _NONE})
+        before = target.read_property(RETENTION) or _DEFAULT
+        target.set_properties({ERASE: before, RETENTION: _NONE})
 
 
 def erase_earlier(uri: str, version: int) -> int:
@@ -70,7 +70,7 @@ def erase_earlier(uri: str, version: int) -> int:
         hit("delta_erased_file")
     _remove_log(uri, store, version)
     if before := table.metadata().configuration.get(ERASE):
-        set_properties(uri, table, {ERASE: "", _RETENTION: str(before)})
+        set_properties(uri, table, {ERASE: "", RETENTION: str(before)})
     log.info("deleted files because they contained values that the rules now hide", target=uri, files=len(gone))
     return len(gone)
 

@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from cdc.failpoint import hit
+from cdc.log.checkpoint_rows import RETENTION
 from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.target_names import RELATION_COLUMN
 from pipelines.sinks.delta.background_rewriter import SMALL, BackgroundRewriter
@@ -79,7 +80,6 @@ _PARTED: Final = f"{RELATION_COLUMN}="
 searched for data files.
 """
 _OWN: Final = "delta.enableExpiredLogCleanup"
-_GRACE: Final = "delta.deletedFileRetentionDuration"
 
 log = structlog.get_logger("upkeep")
 
@@ -495,9 +495,9 @@ def _set_retention(target: DeltaTarget, settings: UpkeepSettings) -> None:
         return
     found = target.table.metadata().configuration
     wanted = {_OWN: "false"}
-    if _GRACE not in found:
+    if RETENTION not in found:
         hours = int((max(settings.retain, settings.vacuum_after) + RECENT) // 3600) + 1
-        wanted[_GRACE] = f"interval {hours} hours"
+        wanted[RETENTION] = f"interval {hours} hours"
     if any(found.get(name) != value for name, value in wanted.items()):
         target.set_properties(wanted)
 

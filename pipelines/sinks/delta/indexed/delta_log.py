@@ -25,7 +25,7 @@ from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
 from cdc.log.boot_clock import SECOND, BootTimestamp
-from cdc.log.checkpoint_rows import UnknownActions, later_rows
+from cdc.log.checkpoint_rows import UnknownActions, encode_checkpoint, later_rows
 from cdc.log.delta_actions import Action, decode_commit, encode_commit, remove_action
 from pipelines.sinks.delta.indexed.deletion_vectors import Descriptor, decode, path_of
 from pipelines.sinks.delta.indexed.table_storage import TableStorage
@@ -205,17 +205,19 @@ class LiveFiles:
         self._written = {path: at for path, at in self._written.items() if now.since(at) < RECENT * SECOND}
         start = _last_checkpoint(self.storage, self.version)
         earlier = None if start is None else pa.concat_tables(_checkpoint_tables(self.storage, start))
+        versions = range(0 if start is None else start + 1, self.version + 1)
+        unread = [version for version in versions if version not in self._commits]
         with ThreadPoolExecutor(_READERS) as threads:
-            commits = list(threads.map(self._actions_of, range(0 if start is None else start + 1, self.version + 1)))
+            known = self._commits | dict(zip(unread, threads.map(self._read_commit, unread), strict=True))
         try:
+            commits = [known[version] for version in versions]
             rows = later_rows(earlier, commits, time.time(), lambda remove: not self._is_recent(remove))
         except UnknownActions as exc:
             raise LogNotReadable(str(exc)) from exc
-        content = pa.BufferOutputStream()
-        pq.write_table(rows, content, store_schema=False)
+        content, hint = encode_checkpoint(rows, self.version)
         with suppress(FileExistsError):  # of another client
-            self.storage.create(checkpoint_path(self.version), content.getvalue())
-        self.storage.replace(_HINT, json.dumps({"version": self.version, "size": rows.num_rows}).encode())
+            self.storage.create(checkpoint_path(self.version), content)
+        self.storage.replace(_HINT, hint)
         self._commits.clear()
 
     def _keep(self, actions: Sequence[Action]) -> None:
@@ -224,10 +226,8 @@ class LiveFiles:
             self._commits[self.version] = actions
         self._commits.pop(self.version - COMMITS_KEPT, None)
 
-    def _actions_of(self, version: int) -> Sequence[Action]:
-        """Return the actions of a commit, from memory or from `_delta_log`."""
-        known = self._commits.get(version)
-        return decode_commit(self.storage.read(commit_path(version))) if known is None else known
+    def _read_commit(self, version: int) -> Sequence[Action]:
+        return decode_commit(self.storage.read(commit_path(version)))
 
     def _is_recent(self, remove: Action) -> bool:
         """Return whether this process recently wrote all files that a `remove` action protects from a VACUUM.
