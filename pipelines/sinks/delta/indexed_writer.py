@@ -44,7 +44,7 @@ from pipelines.sinks.delta.indexed.delta_log import (
     new_data_path,
 )
 from pipelines.sinks.delta.indexed.key_hashes import hash_keys
-from pipelines.sinks.delta.indexed.key_index import FoundRows, KeyHashes, KeyIndex
+from pipelines.sinks.delta.indexed.key_index import FoundRows, KeyHashes, KeyIndex, PreparedRun
 from pipelines.sinks.delta.indexed.table_storage import TableStorage, plain_schema
 from pipelines.sinks.delta.new_file_statistics import columns_with_bounds, statistics
 from pipelines.sinks.delta.target_columns import OP, POSITION_KEY
@@ -83,13 +83,10 @@ class NewFile:
 
 @dataclass(frozen=True, slots=True)
 class IndexedRewrite:
-    """A rewritten data file that no commit has added yet, with the hashes of its keys."""
+    """A rewritten data file that no commit has added yet, with the entries of its keys for the index."""
 
     written: RewrittenFile
-    hashes: KeyHashes
-    rows: np.ndarray
-    secret: bytes
-    """Secret with which the keys were hashed. The index uses the hashes only if it still has this secret."""
+    entries: PreparedRun
 
 
 def refusal(files: LiveFiles, schema: pa.Schema) -> str | None:
@@ -210,10 +207,8 @@ class IndexedTable:
 
         Arguments as in file_compaction.write.
         """
-        written, secret = file_compaction.write(self._storage, sources, columns, described, pace), self.index.secret
-        hashes, rows = hash_keys(self.read_rows(written.file, self.key).columns, secret)
-        order = np.argsort(hashes.high)  # here, because no merge can run while the index adds them
-        return IndexedRewrite(written, KeyHashes(hashes.high[order], hashes.low[order]), rows[order], secret)
+        written = file_compaction.write(self._storage, sources, columns, described, pace)
+        return IndexedRewrite(written, self.index.prepare(*self._hashes_in(written.file)))
 
     def commit_rewrite(self, done: IndexedRewrite, signature: Action, columns: pa.Schema) -> bool:
         """Replace data files by the file that `rewrite` wrote; return whether that was done. No merge may run.
@@ -228,8 +223,8 @@ class IndexedTable:
         for source in done.written.sources:
             self.index.forget(source.add["path"])
         path = done.written.file.add["path"]
-        if path in self.files.by_path and done.secret == self.index.secret:
-            self.index.add({path: (done.hashes, done.rows)})
+        if path in self.files.by_path:
+            self.index.add_prepared(path, done.entries)
         return True
 
     def _index_files(self, paths: Sequence[str]) -> None:

@@ -27,8 +27,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
@@ -54,6 +55,8 @@ ENTRY_BYTES: Final = 24
 """Bytes of an entry: two 64-bit words of the key's hash, and one word with file number and row number."""
 MANIFEST: Final = "manifest.json"
 """Name of the file that lists the run files and the indexed data files."""
+_PREPARED: Final = ".prepared"
+"""Suffix of the file of a run that `prepare` has written and `add_prepared` has not added yet."""
 _FORMAT: Final = 1
 _LOCK: Final = "lock"
 _ROW_BITS: Final = 32
@@ -217,9 +220,9 @@ class KeyRun:
     def _numbers(self) -> frozenset[int]:
         return self.files or frozenset(np.unique(self.places >> np.uint64(_ROW_BITS)).tolist())
 
-    def write(self, folder: Path) -> KeyRun:
+    def write(self, folder: Path, suffix: str = "") -> KeyRun:
         """Write the entries to a new file of the folder, and return the same run, mapped from that file."""
-        name, checksum = f"{uuid.uuid4().hex}.run", 0
+        name, checksum = f"{uuid.uuid4().hex}.run{suffix}", 0
         with _new_file(folder / name) as file:
             for words in (self.high, self.low, self.places):
                 content = np.ascontiguousarray(words).data
@@ -251,6 +254,15 @@ class KeyRun:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """The entries of a data file that is not in the index yet."""
+
+    number: int
+    """Number of the data file, as in `KeyIndex.files`."""
+    run: KeyRun
+
+
+@dataclass(frozen=True, slots=True)
 class _Merging:
     """A merge of two runs that runs in the background thread of the index."""
 
@@ -260,7 +272,7 @@ class _Merging:
 
 
 class KeyIndex:
-    """The key index of one target. Two threads must not use it at the same time."""
+    """The key index of one target. Two threads must not use it at the same time, except for `prepare`."""
 
     def __init__(self, folder: Path | None, table: str, on_disk: int = ON_DISK) -> None:
         """Open the index in a folder. It is empty if its files are damaged or belong to another table.
@@ -276,7 +288,7 @@ class KeyIndex:
             folder = Path(self._temporary.name)
         self._folder = folder
         self._runs: list[KeyRun] = []
-        self._next = 0
+        self._next, self._next_lock = 0, Lock()
         self.secret = os.urandom(16)
         """Key of the hash function, so that nobody can construct two keys with the same hash."""
         self._thread = ThreadPoolExecutor(1, "key-index")
@@ -291,16 +303,44 @@ class KeyIndex:
         """Add data files to the index and to `files`. hashes: path → (hashes of its keys, row number of each hash)."""
         if not hashes:
             return
-        parts, first = [], self._next
+        parts, numbers = [], []
         for path, (_, rows) in hashes.items():
-            parts.append((np.uint64(self._next) << np.uint64(_ROW_BITS)) | rows.astype(np.uint64))
-            self.files[path] = self._next
-            self._next += 1
+            number = self._new_number()
+            parts.append(_places(number, rows))
+            numbers.append(number)
+            self.files[path] = number
         keys = [found for found, _ in hashes.values()]
         whole = KeyHashes(np.concatenate([key.high for key in keys]), np.concatenate([key.low for key in keys]))
         if whole.high.size:
-            run = KeyRun.of(whole, np.concatenate(parts), range(first, self._next))
+            run = KeyRun.of(whole, np.concatenate(parts), numbers)
             self._runs.append(self._in_file(run) if run.size >= LARGE * self._on_disk else run)
+            self._merge_runs()
+
+    def prepare(self, hashes: KeyHashes, rows: np.ndarray) -> PreparedRun:
+        """Sort the entries of one data file for `add_prepared`. Any thread may call this while another uses the index.
+
+        rows: the row number of each hash.
+        """
+        number = self._new_number()
+        run = KeyRun.of(hashes, _places(number, rows), [number])
+        if run.size >= self._on_disk:
+            with suppress(OSError):  # the run stays in memory; a write by the other thread logs what is wrong
+                run = run.write(self._folder, _PREPARED)
+        return PreparedRun(number, run)
+
+    def add_prepared(self, path: str, prepared: PreparedRun) -> None:
+        """Add a data file to the index and to `files`, at a cost that does not depend on its number of rows."""
+        self.files[path], run = prepared.number, prepared.run
+        if run.name:
+            name = run.name.removesuffix(_PREPARED)
+            try:
+                (self._folder / run.name).rename(self._folder / name)
+                run = replace(run, name=name)
+            except OSError as exc:
+                self._report(exc)
+                run = replace(run, name="", files=frozenset({prepared.number}))
+        if run.size:
+            self._runs.append(run)
             self._merge_runs()
 
     def forget(self, path: str) -> None:
@@ -343,6 +383,11 @@ class KeyIndex:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _new_number(self) -> int:
+        with self._next_lock:
+            self._next += 1
+            return self._next - 1
 
     def _in_file(self, run: KeyRun) -> KeyRun:
         """Write a run to a file, and return the run mapped from this file; if the write fails, return `run` itself."""
@@ -434,6 +479,8 @@ class KeyIndex:
 
     def _read(self) -> None:
         """Load manifest and runs from the folder; if one is damaged or of another table, begin with an empty index."""
+        for file in self._folder.glob(f"*{_PREPARED}"):
+            file.unlink(missing_ok=True)
         try:
             manifest = _manifest(self._folder / MANIFEST)
         except FileNotFoundError:
@@ -485,6 +532,11 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             path.unlink(missing_ok=True)
         raise
+
+
+def _places(number: int, rows: np.ndarray) -> np.ndarray:
+    """Return the places of rows. number: the number of their data file."""
+    return (np.uint64(number) << np.uint64(_ROW_BITS)) | rows.astype(np.uint64)
 
 
 def _count_live(places: np.ndarray, live: np.ndarray) -> int:

@@ -6,6 +6,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pipelines.sinks.delta.indexed.key_index import MANIFEST, PIECE, KeyHashes, KeyIndex, KeyRun
+from pipelines.sinks.delta.indexed.key_index import MANIFEST, PIECE, KeyHashes, KeyIndex, KeyRun, PreparedRun
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.examples import examples
 
@@ -66,6 +67,22 @@ class Modelled:
         self.files: dict[str, list[Key]] = {}
         """Path → the key of each row."""
         self.added = 0
+        self.prepared: list[tuple[list[Key], PreparedRun]] = []
+        """Files that another thread has prepared and that are not added yet."""
+
+    def prepare(self, size: int) -> None:
+        """Prepare a file in another thread."""
+        keys = KEYS[:size]
+        with ThreadPoolExecutor(1) as thread:
+            self.prepared.append((keys, thread.submit(self.index.prepare, hashes(keys), np.arange(size)).result()))
+
+    def add_prepared(self, choice: int) -> None:
+        """Add one prepared file."""
+        if self.prepared:
+            keys, prepared = self.prepared.pop(choice % len(self.prepared))
+            path, self.added = f"file {self.added}", self.added + 1
+            self.files[path] = keys
+            self.index.add_prepared(path, prepared)
 
     def add(self, files: list[list[Key]]) -> None:
         """Add files."""
@@ -91,7 +108,7 @@ class Modelled:
         folder = self.folder / str(self.copies)
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8").partition("\n")[2])
         assert [file.name for file in run_files(folder)] == sorted(name for name, _, _ in manifest["runs"])
-        self.index = KeyIndex(folder, TABLE, ON_DISK)
+        self._open(folder)
         assert set(self.index.files) == set(self.files)
 
     def crash(self, _: int) -> None:
@@ -99,10 +116,14 @@ class Modelled:
         source, self.copies = self.folder / str(self.copies), self.copies + 1
         shutil.copytree(source, self.folder / str(self.copies))
         self.index.close()
-        self.index = KeyIndex(self.folder / str(self.copies), TABLE, ON_DISK)
+        self._open(self.folder / str(self.copies))
         self.files = {path: keys for path, keys in self.files.items() if path in self.index.files}
         for path in self.index.files.keys() - self.files.keys():  # forgotten after the manifest was written
             self.index.forget(path)
+
+    def _open(self, folder: Path) -> None:
+        self.index, self.prepared = KeyIndex(folder, TABLE, ON_DISK), []
+        assert not list(folder.glob("*.prepared"))
 
     def expected(self) -> list[tuple[Key, str, int]]:
         """Return the entries of all files."""
@@ -116,7 +137,7 @@ class Modelled:
 FILES = st.lists(st.lists(st.sampled_from(KEYS), max_size=6), min_size=1, max_size=2)
 STEPS = st.one_of(
     st.tuples(st.just("add"), FILES),
-    st.tuples(st.sampled_from(["forget", "wait", "reopen", "crash"]), st.integers(0, 9)),
+    st.tuples(st.sampled_from(["forget", "wait", "reopen", "crash", "prepare", "add_prepared"]), st.integers(0, 9)),
 )
 
 
@@ -172,6 +193,19 @@ def test_large_runs_are_written_at_once_and_merged_piece_by_piece(tmp_path: Path
     assert np.array_equal(np.sort(found.rows[in_c]), np.arange(2 * PIECE - 7))
     assert np.array_equal(found.wanted[in_c] - PIECE - 7, found.rows[in_c])
     assert np.count_nonzero(~in_c) == 7
+
+
+def test_a_prepared_file_is_in_the_index_after_a_restart_and_one_that_was_not_added_is_removed(tmp_path: Path) -> None:
+    index, keys = KeyIndex(tmp_path, TABLE, ON_DISK), random_keys(30)
+    added, dropped = (index.prepare(hashes(part), np.arange(15)) for part in (keys[:15], keys[15:]))
+    index.add_prepared("a", added)
+    index.close()
+    assert (tmp_path / dropped.run.name).exists()
+    reopened = KeyIndex(tmp_path, TABLE, ON_DISK)
+
+    assert found_in(reopened, keys) == sorted((key, "a", row) for row, key in enumerate(keys[:15]))
+    assert not (tmp_path / dropped.run.name).exists()
+    reopened.close()
 
 
 def test_a_small_run_that_the_thread_merges_is_not_merged_twice(tmp_path: Path) -> None:
