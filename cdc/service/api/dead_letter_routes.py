@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path
 from pydantic import Field
 
 from cdc.catalog import DeadLetter
@@ -19,7 +19,7 @@ from cdc.catalog.dead_letter_requests import (
     request_action,
     to_json,
 )
-from cdc.service.api.route_context import ACCEPTED, EmptyBody, PipelinePath, RequestBody, RouteContext, Text, actor_of
+from cdc.service.api.route_context import ACCEPTED, Actor, Context, EmptyBody, RequestBody, RouteContext, Text
 
 LetterPath = Annotated[str, Path(description="Id of the dead letter.", min_length=1, max_length=40)]
 
@@ -66,59 +66,52 @@ class RequestedDeadLetters:
     """Ids of the dead letters."""
 
 
-def dead_letter_routes(context: RouteContext) -> APIRouter:
-    """Return a router with the routes about dead letters."""
-    routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["dead letters"])
+routes = APIRouter(prefix="/pipelines/{pipeline}", tags=["dead letters"])
+"""The routes about dead letters."""
 
-    @routes.get("/dlq")
-    def letters(pipeline: PipelinePath) -> list[DeadLetterLine]:
-        """Return every dead letter of the pipeline, oldest change first (`cdc dlq ls`)."""
-        context.check_pipeline(pipeline)
-        return [_to_line(letter) for letter in context.catalog.dead_letters.ls(pipeline)]
 
-    @routes.get("/dlq/{letter}")
-    def letter_of(pipeline: PipelinePath, letter: LetterPath) -> DeadLetterLine:
-        """Return one dead letter."""
-        context.check_pipeline(pipeline)
-        return _to_line(find_dead_letters(context.catalog, pipeline, [letter])[0])
+@routes.get("/dlq")
+def letters(context: Context) -> list[DeadLetterLine]:
+    """Return every dead letter of the pipeline, oldest change first (`cdc dlq ls`)."""
+    return [_to_line(letter) for letter in context.catalog.dead_letters.ls(context.name)]
 
-    @routes.post("/dlq/retry", status_code=ACCEPTED)
-    def retry(pipeline: PipelinePath, body: RetryBody, request: Request) -> RequestedDeadLetters:
-        """Ask the apply process to merge the rows of dead letters again (`cdc dlq retry`)."""
-        context.check_pipeline(pipeline)
-        known = context.catalog.dead_letters.ls(pipeline)
-        wanted = known if body.ids is None else find_dead_letters(context.catalog, pipeline, body.ids)
-        return _post_request(context, wanted, DeadLetterRequest(DeadLetterAction.RETRY, actor_of(request)))
 
-    @routes.post("/dlq/{letter}/retry", status_code=ACCEPTED)
-    def retry_one(
-        pipeline: PipelinePath, letter: LetterPath, _body: EmptyBody, request: Request
-    ) -> RequestedDeadLetters:
-        """Ask the apply process to merge the row of one dead letter again (`cdc dlq retry`)."""
-        context.check_pipeline(pipeline)
-        return _post_request(
-            context,
-            find_dead_letters(context.catalog, pipeline, [letter]),
-            DeadLetterRequest(DeadLetterAction.RETRY, actor_of(request)),
-        )
+@routes.get("/dlq/{letter}")
+def letter_of(context: Context, letter: LetterPath) -> DeadLetterLine:
+    """Return one dead letter."""
+    return _to_line(find_dead_letters(context.catalog, context.name, [letter])[0])
 
-    @routes.post("/dlq/{letter}/discard", status_code=ACCEPTED)
-    def discard(
-        pipeline: PipelinePath, letter: LetterPath, body: DiscardBody, request: Request
-    ) -> RequestedDeadLetters:
-        """Discard one dead letter (`cdc dlq discard`).
 
-        The target keeps its old row for the key, and `cdc verify` then reports a mismatch.
-        """
-        context.check_pipeline(pipeline)
-        wanted = DeadLetterRequest(DeadLetterAction.DISCARD, actor_of(request), body.reason)
-        return _post_request(context, find_dead_letters(context.catalog, pipeline, [letter]), wanted)
+@routes.post("/dlq/retry", status_code=ACCEPTED)
+def retry(context: Context, body: RetryBody, actor: Actor) -> RequestedDeadLetters:
+    """Ask the apply process to merge the rows of dead letters again (`cdc dlq retry`)."""
+    known = context.catalog.dead_letters.ls(context.name)
+    wanted = known if body.ids is None else find_dead_letters(context.catalog, context.name, body.ids)
+    return _post_request(context, wanted, DeadLetterRequest(DeadLetterAction.RETRY, actor))
 
-    return routes
+
+@routes.post("/dlq/{letter}/retry", status_code=ACCEPTED)
+def retry_one(context: Context, letter: LetterPath, _body: EmptyBody, actor: Actor) -> RequestedDeadLetters:
+    """Ask the apply process to merge the row of one dead letter again (`cdc dlq retry`)."""
+    return _post_request(
+        context,
+        find_dead_letters(context.catalog, context.name, [letter]),
+        DeadLetterRequest(DeadLetterAction.RETRY, actor),
+    )
+
+
+@routes.post("/dlq/{letter}/discard", status_code=ACCEPTED)
+def discard(context: Context, letter: LetterPath, body: DiscardBody, actor: Actor) -> RequestedDeadLetters:
+    """Discard one dead letter (`cdc dlq discard`).
+
+    The target keeps its old row for the key, and `cdc verify` then reports a mismatch.
+    """
+    wanted = DeadLetterRequest(DeadLetterAction.DISCARD, actor, body.reason)
+    return _post_request(context, find_dead_letters(context.catalog, context.name, [letter]), wanted)
 
 
 def _post_request(context: RouteContext, letters: list[DeadLetter], request: DeadLetterRequest) -> RequestedDeadLetters:
-    posted = request_action(context.catalog, context.definition.name, letters, request)
+    posted = request_action(context.catalog, context.name, letters, request)
     return RequestedDeadLetters(posted, [letter.id for letter in letters])
 
 

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from pydantic import Field
 
 from cdc.errors import ConfigError, UnknownName
 from cdc.service.api.route_context import (
     ACCEPTED,
+    Actor,
+    Context,
     EmptyBody,
     JobPath,
-    PipelinePath,
     RequestBody,
     RouteContext,
     SinkPath,
     TablePath,
     Text,
-    actor_of,
 )
 from cdc.service.background_jobs import ReplayRequest, ReplayStatus, VerifyRequest, VerifyStatus
 from cdc.service.verification_status import VerifiedStatus, verified_statuses
@@ -114,155 +114,133 @@ class VerificationBody:
     """The newest verification that was started over the API; null if there is none."""
 
 
-def job_routes(context: RouteContext) -> APIRouter:
-    """Return a router with the routes about backfills, resyncs, replays and verifications."""
-    routes = APIRouter(prefix="/pipelines/{pipeline}")
-    for group in (_backfill_routes, _backfill_action_routes, _replay_routes, _verification_routes):
-        routes.include_router(group(context))
-    return routes
+routes = APIRouter(prefix="/pipelines/{pipeline}")
+"""The routes about backfills, resyncs, replays and verifications."""
 
 
-def _backfill_routes(context: RouteContext) -> APIRouter:
-    routes = APIRouter(tags=["backfills"])
+@routes.post("/backfills", tags=["backfills"], status_code=ACCEPTED)
+def backfill(context: Context, body: BackfillBody, actor: Actor) -> BackfillStatus:
+    """Start a backfill (`cdc backfill`); 409 if a pending backfill already has one of the tables."""
+    wanted = backfill_documents.BackfillRequest(
+        tables=tuple(body.tables),
+        where=body.where,
+        first=None if body.first is None else tuple(body.first),
+        last=None if body.last is None else tuple(body.last),
+        sink=body.sink,
+        rate=body.rate,
+        keys=None if body.keys is None else tuple(map(tuple, body.keys)),
+    )
+    return _request_backfill(context, wanted, actor)
 
-    @routes.post("/backfills", status_code=ACCEPTED)
-    def backfill(pipeline: PipelinePath, body: BackfillBody, request: Request) -> BackfillStatus:
-        """Start a backfill (`cdc backfill`); 409 if a pending backfill already has one of the tables."""
-        context.check_pipeline(pipeline)
-        wanted = backfill_documents.BackfillRequest(
-            tables=tuple(body.tables),
-            where=body.where,
-            first=None if body.first is None else tuple(body.first),
-            last=None if body.last is None else tuple(body.last),
-            sink=body.sink,
-            rate=body.rate,
-            keys=None if body.keys is None else tuple(map(tuple, body.keys)),
+
+@routes.get("/backfills", tags=["backfills"])
+def backfills(context: Context, ended: EndedQuery = 100) -> list[BackfillStatus]:
+    """Return the pending backfills and the backfills that ended last, newest first (`cdc backfill ls`)."""
+    return list_backfills(context.catalog, context.name, ended)
+
+
+@routes.get("/backfills/{job}", tags=["backfills"])
+def backfill_of(context: Context, job: JobPath) -> BackfillStatus:
+    """Return the progress of a backfill, table by table (`cdc backfill show`)."""
+    return find_backfill(context.catalog, context.name, job)
+
+
+@routes.post("/tables/{table:path}/resync", tags=["backfills"], status_code=ACCEPTED)
+def resync(context: Context, table: TablePath, body: ResyncBody, actor: Actor) -> BackfillStatus:
+    """Copy a whole table again (`cdc tables resync`); sinks also delete rows that the source no longer has."""
+    context.check_table(table)
+    whole = backfill_documents.BackfillRequest((exact_glob(table),), rate=body.rate, resync=True)
+    return _request_backfill(context, whole, actor)
+
+
+@routes.post("/tables/{table:path}/skip", tags=["backfills"], status_code=ACCEPTED)
+def skip(context: Context, table: TablePath, _body: EmptyBody, actor: Actor) -> SkipRequest:
+    """Mark a table as complete without a copy (`cdc tables skip`); 409 if the table is live or being copied.
+
+    The definition file determines which tables are captured. Only `cdc tables add` and `cdc tables remove` edit
+    that file.
+    """
+    context.check_table(table)
+    request_skip = import_module("cdc.snapshot.reader_commands").request_skip
+    number, _ = request_skip(context.definition, context.catalog, [exact_glob(table)], actor)
+    return SkipRequest(number, table)
+
+
+@routes.post("/backfills/{job}/pause", tags=["backfills"], status_code=ACCEPTED)
+def pause(context: Context, job: JobPath, _body: EmptyBody, actor: Actor) -> BackfillStatus:
+    """Pause a backfill after its current chunk (`cdc backfill pause`); 409 if the backfill has ended."""
+    return _send_action(context, job, "pause", actor)
+
+
+@routes.post("/backfills/{job}/resume", tags=["backfills"], status_code=ACCEPTED)
+def resume(context: Context, job: JobPath, _body: EmptyBody, actor: Actor) -> BackfillStatus:
+    """Resume a paused backfill (`cdc backfill resume`); 409 if the backfill has ended."""
+    return _send_action(context, job, "resume", actor)
+
+
+@routes.post("/backfills/{job}/cancel", tags=["backfills"], status_code=ACCEPTED)
+def cancel(context: Context, job: JobPath, _body: EmptyBody, actor: Actor) -> BackfillStatus:
+    """Cancel a backfill after its current chunk (`cdc backfill cancel`); rows that it already sent stay."""
+    return _send_action(context, job, "cancel", actor)
+
+
+@routes.post("/sinks/{sink}/replay", tags=["replays"], status_code=ACCEPTED)
+def replay(context: Context, sink: SinkPath, body: ReplayBody, actor: Actor) -> ReplayStatus:
+    """Rebuild a sink from the log in a child process (`cdc replay`); 409 while another replay runs."""
+    context.check_sink(sink)
+    wanted = ReplayRequest(sink=sink, start=body.start, end=body.end, tables=body.tables, dry_run=body.dry_run)
+    return context.replays.start(wanted, actor)
+
+
+@routes.get("/sinks/{sink}/replay", tags=["replays"])
+def replay_of(context: Context, sink: SinkPath) -> ReplayStatus:
+    """Return the last replay of a sink, started over the API or submitted to a cluster; 404 if there is none."""
+    context.check_sink(sink)
+    last = context.replays.last(sink)
+    if last is None:
+        raise UnknownName(
+            f"no replay of sink {sink!r} was started over the API or submitted to a cluster",
+            remedy="send POST to the same path to start a replay",
         )
-        return _request_backfill(context, wanted, actor_of(request))
-
-    @routes.get("/backfills")
-    def backfills(pipeline: PipelinePath, ended: EndedQuery = 100) -> list[BackfillStatus]:
-        """Return the pending backfills and the backfills that ended last, newest first (`cdc backfill ls`)."""
-        context.check_pipeline(pipeline)
-        return list_backfills(context.catalog, pipeline, ended)
-
-    @routes.get("/backfills/{job}")
-    def backfill_of(pipeline: PipelinePath, job: JobPath) -> BackfillStatus:
-        """Return the progress of a backfill, table by table (`cdc backfill show`)."""
-        context.check_pipeline(pipeline)
-        return find_backfill(context.catalog, pipeline, job)
-
-    @routes.post("/tables/{table:path}/resync", status_code=ACCEPTED)
-    def resync(pipeline: PipelinePath, table: TablePath, body: ResyncBody, request: Request) -> BackfillStatus:
-        """Copy a whole table again (`cdc tables resync`); sinks also delete rows that the source no longer has."""
-        context.check_table(pipeline, table)
-        whole = backfill_documents.BackfillRequest((exact_glob(table),), rate=body.rate, resync=True)
-        return _request_backfill(context, whole, actor_of(request))
-
-    @routes.post("/tables/{table:path}/skip", status_code=ACCEPTED)
-    def skip(pipeline: PipelinePath, table: TablePath, _body: EmptyBody, request: Request) -> SkipRequest:
-        """Mark a table as complete without a copy (`cdc tables skip`); 409 if the table is live or being copied.
-
-        The definition file determines which tables are captured. Only `cdc tables add` and `cdc tables remove` edit
-        that file.
-        """
-        context.check_table(pipeline, table)
-        request_skip = import_module("cdc.snapshot.reader_commands").request_skip
-        number, _ = request_skip(context.definition, context.catalog, [exact_glob(table)], actor_of(request))
-        return SkipRequest(number, table)
-
-    return routes
+    return last
 
 
-def _backfill_action_routes(context: RouteContext) -> APIRouter:
-    routes = APIRouter(prefix="/backfills/{job}", tags=["backfills"])
-
-    @routes.post("/pause", status_code=ACCEPTED)
-    def pause(pipeline: PipelinePath, job: JobPath, _body: EmptyBody, request: Request) -> BackfillStatus:
-        """Pause a backfill after its current chunk (`cdc backfill pause`); 409 if the backfill has ended."""
-        return _send_action(context, pipeline, job, "pause", actor_of(request))
-
-    @routes.post("/resume", status_code=ACCEPTED)
-    def resume(pipeline: PipelinePath, job: JobPath, _body: EmptyBody, request: Request) -> BackfillStatus:
-        """Resume a paused backfill (`cdc backfill resume`); 409 if the backfill has ended."""
-        return _send_action(context, pipeline, job, "resume", actor_of(request))
-
-    @routes.post("/cancel", status_code=ACCEPTED)
-    def cancel(pipeline: PipelinePath, job: JobPath, _body: EmptyBody, request: Request) -> BackfillStatus:
-        """Cancel a backfill after its current chunk (`cdc backfill cancel`); rows that it already sent stay."""
-        return _send_action(context, pipeline, job, "cancel", actor_of(request))
-
-    return routes
-
-
-def _replay_routes(context: RouteContext) -> APIRouter:
-    routes = APIRouter(prefix="/sinks/{sink}", tags=["replays"])
-
-    @routes.post("/replay", status_code=ACCEPTED)
-    def replay(pipeline: PipelinePath, sink: SinkPath, body: ReplayBody, request: Request) -> ReplayStatus:
-        """Rebuild a sink from the log in a child process (`cdc replay`); 409 while another replay runs."""
-        context.check_sink(pipeline, sink)
-        wanted = ReplayRequest(sink=sink, start=body.start, end=body.end, tables=body.tables, dry_run=body.dry_run)
-        return context.replays.start(wanted, actor_of(request))
-
-    @routes.get("/replay")
-    def replay_of(pipeline: PipelinePath, sink: SinkPath) -> ReplayStatus:
-        """Return the last replay of a sink, started over the API or submitted to a cluster; 404 if there is none."""
-        context.check_sink(pipeline, sink)
-        last = context.replays.last(sink)
-        if last is None:
-            raise UnknownName(
-                f"no replay of sink {sink!r} was started over the API or submitted to a cluster",
-                remedy="send POST to the same path to start a replay",
-            )
-        return last
-
-    return routes
-
-
-def _verification_routes(context: RouteContext) -> APIRouter:
-    routes = APIRouter(tags=["verify"])
-
-    @routes.post("/verify", status_code=ACCEPTED)
-    def verify(pipeline: PipelinePath, body: VerifyBody, request: Request) -> VerifyStatus:
-        """Compare sinks with source or log in a child process (`cdc verify`); 409 while a verification runs."""
-        context.check_pipeline(pipeline)
-        for sink in body.sinks:
-            context.check_sink(pipeline, sink)
-        if body.repair and body.against is Against.LOG:
-            raise ConfigError(
-                "'repair' reads rows from the source, but a verification against 'log' does not read the source",
-                remedy="set 'against' to 'source', or set 'repair' to false",
-            )
-        wanted = VerifyRequest(
-            tables=body.tables,
-            sinks=body.sinks,
-            mode=body.mode,
-            against=body.against,
-            repair=body.repair,
+@routes.post("/verify", tags=["verify"], status_code=ACCEPTED)
+def verify(context: Context, body: VerifyBody, actor: Actor) -> VerifyStatus:
+    """Compare sinks with source or log in a child process (`cdc verify`); 409 while a verification runs."""
+    for sink in body.sinks:
+        context.check_sink(sink)
+    if body.repair and body.against is Against.LOG:
+        raise ConfigError(
+            "'repair' reads rows from the source, but a verification against 'log' does not read the source",
+            remedy="set 'against' to 'source', or set 'repair' to false",
         )
-        return context.verifications.start(wanted, actor_of(request))
+    wanted = VerifyRequest(
+        tables=body.tables,
+        sinks=body.sinks,
+        mode=body.mode,
+        against=body.against,
+        repair=body.repair,
+    )
+    return context.verifications.start(wanted, actor)
 
-    @routes.get("/verify")
-    def verified(pipeline: PipelinePath) -> VerificationBody:
-        """Return the time up to which each table is verified (`cdc status`), and the last verification job."""
-        context.check_pipeline(pipeline)
-        return VerificationBody(verified_statuses(context.catalog.verified.ls(pipeline)), context.verifications.last())
 
-    return routes
+@routes.get("/verify", tags=["verify"])
+def verified(context: Context) -> VerificationBody:
+    """Return the time up to which each table is verified (`cdc status`), and the last verification job."""
+    return VerificationBody(verified_statuses(context.catalog.verified.ls(context.name)), context.verifications.last())
 
 
 def _request_backfill(context: RouteContext, request: backfill_documents.BackfillRequest, actor: str) -> BackfillStatus:
     """Request a backfill or resync, and return its status."""
     job = _reader_commands().request_backfill(context.definition, context.catalog, request, actor)
-    return find_backfill(context.catalog, context.definition.name, job.id)
+    return find_backfill(context.catalog, context.name, job.id)
 
 
-def _send_action(context: RouteContext, pipeline: str, job: int, verb: str, actor: str) -> BackfillStatus:
+def _send_action(context: RouteContext, job: int, verb: str, actor: str) -> BackfillStatus:
     """Send pause, resume or cancel to a backfill, and return its status."""
-    context.check_pipeline(pipeline)
     status: BackfillStatus = _reader_commands().send_action(
-        context.catalog, pipeline, job, backfill_documents.BackfillAction(verb), actor
+        context.catalog, context.name, job, backfill_documents.BackfillAction(verb), actor
     )
     return status
 

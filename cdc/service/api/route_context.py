@@ -1,4 +1,8 @@
-"""Route context: the path parameters, body classes, and checks of names that the routes of the API share."""
+"""Route context: what the routes of the API share: path parameters, body classes, and checks of names.
+
+The routes are functions at the top of their modules, and they are the same for every pipeline. A route that has a
+parameter of type `Context`, `OwnContext`, `Sampler` or `Actor` gets the object of the server that answers the request.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Final
 
-from fastapi import Path, Request
+from fastapi import Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdc.catalog import Catalog
 from cdc.config import Definition
 from cdc.errors import UnknownName
+from cdc.service.api.status_sampler import StatusSampler
 from cdc.service.background_jobs import ReplayJobs, VerificationJobs
 
 ACCEPTED: Final = 202
@@ -36,39 +41,68 @@ class EmptyBody(RequestBody):
 
 @dataclass(frozen=True, slots=True)
 class RouteContext:
-    """The catalog, definition and background jobs of the pipeline that the server serves."""
+    """The pipeline that the server serves: its status, catalog, definition and background jobs."""
 
+    sampler: StatusSampler
     catalog: Catalog
     definition: Definition
     replays: ReplayJobs
     verifications: VerificationJobs
 
+    @property
+    def name(self) -> str:
+        """Name of the pipeline."""
+        return self.definition.name
+
     def check_pipeline(self, pipeline: str) -> None:
         """Raise UnknownName if this server does not serve the pipeline."""
-        if pipeline != self.definition.name:
+        if pipeline != self.name:
             raise UnknownName(
-                f"this server serves the pipeline {self.definition.name!r}, not {pipeline!r}",
+                f"this server serves the pipeline {self.name!r}, not {pipeline!r}",
                 remedy="send the request to the server of that pipeline",
             )
 
-    def check_sink(self, pipeline: str, sink: str) -> None:
-        """Raise UnknownName if this server does not serve the pipeline, or if its definition has no such sink."""
-        self.check_pipeline(pipeline)
+    def check_sink(self, sink: str) -> None:
+        """Raise UnknownName if the definition has no such sink."""
         names = [known.name for known in self.definition.sinks]
         if sink not in names:
             listed = ", ".join(map(repr, names)) or "none"
             raise UnknownName(f"the pipeline has no sink called {sink!r}", remedy=f"choose one of the sinks: {listed}")
 
-    def check_table(self, pipeline: str, table: str) -> None:
-        """Raise UnknownName if this server does not serve the pipeline, or if its log has no such table."""
-        self.check_pipeline(pipeline)
+    def check_table(self, table: str) -> None:
+        """Raise UnknownName if the log has no such table."""
         if table not in import_module("cdc.service.log_contents").tables_by_topic(self.definition.log.root):
             raise UnknownName(
                 f"the log has no table called {table!r}",
-                remedy=f"choose a table that GET /api/v1/pipelines/{pipeline}/tables returns",
+                remedy=f"choose a table that GET /api/v1/pipelines/{self.name}/tables returns",
             )
 
 
-def actor_of(request: Request) -> str:
+async def own_context(request: Request) -> RouteContext:
+    """Return the context of the server that answers the request."""
+    context: RouteContext = request.state.context
+    return context
+
+
+OwnContext = Annotated[RouteContext, Depends(own_context)]
+
+
+async def sampler_of(context: OwnContext) -> StatusSampler:
+    """Return the status sampler of the server that answers the request."""
+    return context.sampler
+
+
+async def context_of(context: OwnContext, pipeline: PipelinePath) -> RouteContext:
+    """Return the context of the server that answers; raises UnknownName if it does not serve the pipeline."""
+    context.check_pipeline(pipeline)
+    return context
+
+
+async def actor_of(request: Request) -> str:
     """Return the name to write to the audit log for the client of a request: `api from ADDRESS`."""
     return "api" if request.client is None else f"api from {request.client.host}"
+
+
+Sampler = Annotated[StatusSampler, Depends(sampler_of)]
+Context = Annotated[RouteContext, Depends(context_of)]
+Actor = Annotated[str, Depends(actor_of)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from cdc.catalog import Catalog
 from cdc.service.api.app import create_app
@@ -21,12 +21,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def app(catalog: Catalog, tmp_path: Path, clock: Clock) -> FastAPI:
+def app(catalog: Catalog, tmp_path: Path, clock: Clock) -> Starlette:
     return create_app(catalog, definition(tmp_path), str(tmp_path / "log"), clock)
 
 
 @pytest.fixture
-def client(app: FastAPI) -> Iterator[httpx.Client]:
+def client(app: Starlette) -> Iterator[httpx.Client]:
     with answering(app) as url, httpx.Client(base_url=url) as opened:
         yield opened
 

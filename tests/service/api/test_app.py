@@ -12,13 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
 from cdc.errors import all_error_classes
 from cdc.metrics import CADENCE, REWRITTEN_BYTES, Metrics
-from cdc.service.api.app import create_app, event_stream
+from cdc.service.api.app import create_app
+from cdc.service.api.status_routes import event_stream
 from tests.service.pipeline import NAME, definition
 from tests.service.running import Clock, answering
 
@@ -122,7 +123,7 @@ def test_the_secret_part_of_the_source_is_nowhere(catalog: Catalog, tmp_path: Pa
         assert "db.internal/shop" in client.get("/").text
 
 
-def test_events_come_one_per_sample_and_end_with_the_server(app: FastAPI) -> None:
+def test_events_come_one_per_sample_and_end_with_the_server(app: Starlette) -> None:
     sampler = app.state.sampler
 
     async def two() -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from cdc.errors import CatalogUnavailable, CdcError, ChildFailed, ConfigError, StateConflict, UnknownName
-from cdc.service.api.app import add_error_handlers
+from cdc.service.api.error_responses import add_error_handlers
 
 
 @pytest.mark.parametrize("path", ["/api/v1/pipelines/none", "/api/v1/errors/CDC-9999", "/api/v1/none", "/none"])

@@ -17,8 +17,9 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from cdc.catalog import Catalog
-from cdc.service.api.app import MAX_STREAMS, create_app
+from cdc.service.api.app import create_app
 from cdc.service.api.request_limits import BodyLimit, RequestLimits
+from cdc.service.api.status_routes import MAX_STREAMS
 from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME, TOKEN, definition, fill, write_log
 from tests.service.running import answering
