@@ -30,7 +30,7 @@ def _captured(tmp_path: Path, database: str) -> Captured:
         "INSERT INTO t SELECT i, i / 4.0, '2026-01-01Z'::timestamptz + i * interval '1 s', 'v' || i"
         " FROM generate_series(1, 400) i",
         "CREATE TABLE u (place float8 PRIMARY KEY, v text)",
-        "INSERT INTO u SELECT i / 10.0, 'v' || i FROM generate_series(1, 10100) i",
+        "INSERT INTO u SELECT i / 10.0, 'v' || i FROM generate_series(1, 100) i",
     )
     return capture_with_sinks(tmp_path, database)
 
