@@ -149,6 +149,7 @@ def pytest_collection_finish() -> None:
     """Thousands of collected tests live to the end: the garbage collector need not look at them ever again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # a worker has memory to spare, and less of its time
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from cdc import errors
 from cdc.cli.app import application
@@ -115,12 +118,15 @@ def test_what_is_not_known_stays_and_a_name_with_a_space_is_one_word() -> None:
     assert complete_remedy(told, sink="lake", file="my shop.yaml") == told.replace("SINK", "lake")
 
 
+@cache
+def _commands() -> Any:
+    return get_command(application())
+
+
 @pytest.mark.parametrize("error", all_error_classes(), ids=lambda error: error.__name__)
 def test_a_command_in_a_remedy_is_one_of_ours_with_all_that_it_needs(error: type[CdcError]) -> None:
-    from typer.main import get_command
-
     for command in COMMAND.findall(error.remedy):
-        known, words = get_command(application()), command.split()[1:]
+        known, words = _commands(), command.split()[1:]
         while words and hasattr(known, "commands"):
             known = known.commands[words.pop(0)]
         words = [re.sub(r"^[A-Z]+$", "1", word) for word in words if word != "..."]
