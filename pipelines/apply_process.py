@@ -27,6 +27,7 @@ from cdc.errors import LogCorrupt, LogError, LogFormatUnknown, LogInaccessible, 
 from cdc.log.reader import LogReader
 from pipelines.compaction.compaction_worker import CompactionWorker
 from pipelines.opened_sink import SinkParts
+from pipelines.runtime import cut_requests
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
@@ -100,7 +101,7 @@ def main(definition: Definition, *, once: bool = False, check: Check | None = No
 
 
 def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, end: StopCondition) -> None:
-    cuts, pauses = CutRequests(catalog, definition.name), ReplayPauses(catalog, definition.name)
+    cuts, pauses = CutRequests(catalog, definition.name, cut_requests.EVERY), ReplayPauses(catalog, definition.name)
     leases = SinkLeases(catalog, definition.name)
     with ThreadPoolExecutor(1, thread_name_prefix="spark") as thread:
         spark, ended = SparkOnDemand.of(definition, thread), Event()

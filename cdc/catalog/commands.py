@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import select, update
+from sqlalchemy import Row, bindparam, select, update
 
 from cdc.catalog.connection import Database
 from cdc.catalog.models import CommandRow
@@ -71,10 +71,8 @@ class Commands:
 
     def pending(self, pipeline: str, kind: str) -> list[Command]:
         """Return the unfinished commands of the kind, oldest first."""
-        row = CommandRow
-        is_pending = (row.pipeline == pipeline, row.kind == kind, row.state == CommandState.PENDING.value)
         with self._database.reading() as session:
-            return [_command(found) for found in session.scalars(select(row).where(*is_pending).order_by(row.id))]
+            return [_command(row) for row in session.execute(_PENDING, {"pipeline": pipeline, "kind": kind})]
 
     def get(self, command: int) -> Command | None:
         """Return the command with that number; None if the catalog has none."""
@@ -108,7 +106,20 @@ class Commands:
                 row.finished_at = datetime.now(UTC)
 
 
-def _command(row: CommandRow) -> Command:
+_TABLE: Final = CommandRow.__table__.c
+_PENDING: Final = (
+    select(CommandRow.__table__)
+    .where(
+        _TABLE.pipeline == bindparam("pipeline"),
+        _TABLE.kind == bindparam("kind"),
+        _TABLE.state == CommandState.PENDING.value,
+    )
+    .order_by(_TABLE.id)
+)
+"""Query of `Commands.pending`: of columns and made once, because every process repeats it several times a second."""
+
+
+def _command(row: CommandRow | Row[Any]) -> Command:
     return Command(
         id=row.id,
         pipeline=row.pipeline,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,12 +109,17 @@ def upsert(
     """
     if not rows:
         return
+    insert, replaced = _upsert_parts(session.get_bind().dialect.name, model, tuple(rows[0]))
+    session.execute(insert.on_conflict_do_update(**replaced, where=only_if), [dict(row) for row in rows])
+
+
+@lru_cache
+def _upsert_parts(dialect: str, model: type[CatalogModel], columns: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
+    """Return an INSERT statement, and the arguments of its ON CONFLICT clause; they take longer to make than to run."""
     table = model.__table__
     key = [column.name for column in table.primary_key]
-    insert: Any = _INSERT[session.get_bind().dialect.name](table)  # type: ignore[arg-type]
-    changed = {name: insert.excluded[name] for name in rows[0] if name not in key}
-    statement = insert.on_conflict_do_update(index_elements=key, set_=changed, where=only_if)
-    session.execute(statement, [dict(row) for row in rows])
+    insert: Any = _INSERT[dialect](table)  # type: ignore[arg-type]
+    return insert, {"index_elements": key, "set_": {name: insert.excluded[name] for name in columns if name not in key}}
 
 
 def is_catalog_created(url: str) -> bool:

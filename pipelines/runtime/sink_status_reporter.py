@@ -21,6 +21,9 @@ from pipelines.runtime.throttle import BatchThrottle, CommitRate
 REPORT_EVERY: Final = 0.5
 """Seconds between two reports. A process is shown as down after five seconds without a report."""
 
+RECORD_ALL_EVERY: Final = 10.0
+"""Seconds after which sinks and tables are written again although nothing changed: the catalog may be a new one."""
+
 log = structlog.get_logger("apply")
 
 
@@ -223,6 +226,9 @@ class ProgressReporter(Thread):
         """Whether another process has the leases of all sinks. If so, that process reports instead of this one."""
         self.sinks: list[SinkFigures] = []
         self._mirrored: dict[str, tuple[DeadLetter, ...]] = {}
+        self._recorded: set[SinkProgress | TableProgress] = set()
+        """What the last report of each sink wrote."""
+        self._all_due = 0.0
         self.state = "starting"
         self.error: CdcError | None = None
 
@@ -254,11 +260,21 @@ class ProgressReporter(Thread):
                 figures=self.figures.to_json(),
             )
         )
+        if time.monotonic() >= self._all_due:
+            self._all_due, self._recorded = time.monotonic() + RECORD_ALL_EVERY, set()
         for sink in list(self.sinks):
             if (progress := sink.to_sink()) is not None:
-                self._catalog.sinks.record(self._pipeline, progress)
-                self._catalog.tables.record(self._pipeline, sink.to_tables())
+                self._record(progress, sink.to_tables())
             letters = sink.to_dead_letters()
             if letters is not None and letters != self._mirrored.get(sink.sink):
                 self._catalog.dead_letters.mirror(self._pipeline, sink.sink, letters)
                 self._mirrored[sink.sink] = letters
+
+    def _record(self, sink: SinkProgress, tables: Sequence[TableProgress]) -> None:
+        """Write what differs from the last report to the catalog."""
+        new = [table for table in tables if table not in self._recorded]
+        if sink not in self._recorded:
+            self._catalog.sinks.record(self._pipeline, sink)
+        if new:
+            self._catalog.tables.record(self._pipeline, new)
+        self._recorded = {*(known for known in self._recorded if known.sink != sink.sink), sink, *tables}

@@ -41,6 +41,18 @@ def test_a_refused_request_is_answered_with_the_reason(catalog: Catalog) -> None
     assert not requests.has_requests("lake")
 
 
+def test_requests_that_were_read_are_kept_for_a_while_and_an_answered_one_is_not(catalog: Catalog) -> None:
+    first = catalog.commands.post("shop", CUT, {"sink": "lake", "position": 10})
+    kept, fresh = CutRequests(catalog, "shop", every=3_600.0), CutRequests(catalog, "shop")
+    (cut,) = kept.due("lake", 10)
+    catalog.commands.post("shop", CUT, {"sink": "lake", "position": 20})
+    assert [cut.command for cut in kept.due("lake", 30)] == [first]
+    assert [cut.position for cut in fresh.due("lake", 30)] == [10, 20]
+    kept.refuse(cut, "too late")
+
+    assert not kept.has_requests("lake")
+
+
 def test_a_released_snapshot_is_returned_once(catalog: Catalog) -> None:
     catalog.commands.post("shop", RELEASE, {"sink": "lake", "handle": "a"})
     catalog.commands.post("shop", RELEASE, {"sink": "find", "handle": "b"})

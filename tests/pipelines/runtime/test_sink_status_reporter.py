@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from pathlib import Path
+from threading import Event
+
 import pytest
 
 from cdc import metrics
+from cdc.catalog import Catalog
 from cdc.errors import SinkUnavailable
-from cdc.stores.published_record import Published
-from pipelines.runtime.sink_status_reporter import SinkFigures
+from cdc.stores.published_record import Published, TableRecord, TargetState
+from pipelines.runtime.sink_status_reporter import ProgressReporter, SinkFigures
+from tests.fixtures.waiting import until
 
 
 class Clock:
@@ -93,3 +99,31 @@ def test_a_sink_that_needs_spark_says_so_until_its_first_batch(progress: SinkFig
         sink = progress.to_sink()
         told.append(None if sink is None else sink.reason)
     assert told == [None, "waits for Spark", None]
+
+
+def table(relation: int, position: int) -> TableRecord:
+    return TableRecord(relation, f"shop.t{relation}", "/lake", position, position, TargetState.STREAMING)
+
+
+def test_a_report_writes_what_changed_and_now_and_then_everything(tmp_path: Path) -> None:
+    ended, progress = Event(), SinkFigures("shop", "lake", metrics.Metrics())
+    with Catalog.open(f"sqlite:///{tmp_path / 'catalog.db'}") as catalog:
+        reporter = ProgressReporter(catalog, "shop", metrics.Metrics(), ended)
+        reporter.sinks.append(progress)
+
+        def times() -> dict[str, tuple[int, datetime | None]]:
+            return {known.topic: (known.position, known.recorded_at) for known in catalog.tables.ls("shop")}
+
+        progress.record_published(Published(1, 1, {1: table(1, 1), 2: table(2, 1)}), lag=0.1, rows={})
+        reporter.start()
+        try:
+            until(lambda: len(times()) == 2, "the first report")
+            before = times()
+            progress.record_published(Published(2, 2, {1: table(1, 1), 2: table(2, 2)}), lag=0.1, rows={})
+            until(lambda: times()["shop.t2"][0] == 2, "the second report")
+            assert times()["shop.t1"] == before["shop.t1"]
+            reporter._all_due = 0.0
+            until(lambda: times()["shop.t1"] != before["shop.t1"], "a report of everything")
+        finally:
+            ended.set()
+            reporter.join()
