@@ -135,7 +135,11 @@ def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkPa
         pause = STEP if is_remote(definition.log.path) else LOCAL_STEP
         threads = [pool.submit(_run_sink, runner, ended, pause) for runner in runners]
         try:
-            while not end.stop.wait(STEP) and parts.spark.error is None and not any(one.done() for one in threads):
+            while (
+                not end.stop.wait(POLL if goal is None else STEP)
+                and parts.spark.error is None
+                and not any(one.done() for one in threads)
+            ):
                 started = parts.spark.available is not None
                 reporter.figures.set(metrics.SPARK_STARTED, float(started), definition.name)
                 if goal is not None and all(runner.has_applied(goal) for runner in runners):

@@ -65,11 +65,13 @@ def write_checkpoint(uri: str, version: int) -> None:
         atomic_file.replace(Path(uri) / LOG / HINT, checkpoint_at(Path(uri), version))
 
 
-def remove_old_commits(uri: str, newest: int, listed: Collection[int] = (), *, kept: int) -> int:
+def remove_old_commits(uri: str, newest: int, listed: Collection[int] = (), *, kept: int, recent: int = 0) -> int:
     """Remove the files of `_delta_log` that no remaining version needs; return their number.
 
     newest: the newest version of the table. listed: older versions that must stay readable; each gets a checkpoint.
-    kept: number of newest versions that stay readable. In an object store nothing is removed.
+    kept: number of newest versions that stay readable. recent: number of newest versions that get no checkpoint if less
+    than CHECKPOINT_EVERY commits are needed to read them, because they are not listed for long. In an object store
+    nothing is removed.
     """
     if "://" in uri:
         return 0
@@ -79,10 +81,12 @@ def remove_old_commits(uri: str, newest: int, listed: Collection[int] = (), *, k
     begins = max((version for version in checkpoints if version <= newest - kept), default=0)
     needed, created = set[int](), 0
     for version in sorted(version for version in listed if version < begins):
-        if version not in checkpoints and created < CHECKPOINTS_AT_ONCE:
+        first = max((known for known in checkpoints if known <= version), default=0)
+        is_near = version > newest - recent and version - first < CHECKPOINT_EVERY
+        if version != first and not is_near and created < CHECKPOINTS_AT_ONCE:
             created += 1
             checkpoints |= _create_checkpoint(table, version)
-        first = max((known for known in checkpoints if known <= version), default=0)
+            first = max((known for known in checkpoints if known <= version), default=0)
         needed.update(range(first, version + 1))
     removed = [file for file in files if version_of(file) < begins and version_of(file) not in needed]
     if removed:  # delta-rs does not sync the checkpoint
