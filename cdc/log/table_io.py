@@ -88,15 +88,18 @@ def _first_line(error: Exception) -> str:
 def last_commit_info(path: Root, table: DeltaTable) -> dict[str, Any]:
     """Return the metadata of the commit that created the table's current version.
 
-    The value of `timestamp` is in milliseconds UTC.
+    The value of `timestamp` is in milliseconds UTC. Raises the errors of `open_table`.
     """
     if isinstance(path, BucketPath):
         # delta-rs would block all other threads, as in is_table; a commit that was cleaned up is in the checkpoint
         with suppress(FileNotFoundError):
             actions = decode_commit(commit_file(path, table.version()).read_bytes())
             return next(action["commitInfo"] for action in actions if "commitInfo" in action)
-    with storage_errors(path):
-        return table.history(1)[0]
+    try:
+        with storage_errors(path):
+            return table.history(1)[0]
+    except (DeltaError, OSError, IndexError) as exc:  # the directory was deleted after the table was opened
+        raise LogCorrupt(f"table {path.name!r} of the log cannot be read: {_first_line(exc)}") from exc
 
 
 _MAGIC: Final = b"PAR1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from copy import copy
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -128,3 +129,12 @@ def test_a_commit_that_cannot_be_read_is_an_error_of_the_log(tmp_path: Path, con
         view.advance()
 
     assert view.version == version
+
+
+def test_a_log_that_is_deleted_under_an_open_view_is_an_error_of_the_log(tmp_path: Path) -> None:
+    append(LogWriter.open(tmp_path, IDENTITY, CLOSED), 10)
+    view = LogTableView(tmp_path / CHANGES)
+    shutil.rmtree(tmp_path / CHANGES)
+
+    with pytest.raises(LogCorrupt, match="table 'changes' of the log cannot be read"):
+        view.last_commit()
