@@ -40,13 +40,20 @@ class Module:
         """The syntax tree."""
         return parsed(self.path)
 
+    @property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of the tree."""
+        return _nodes(self.path)
+
     def imports(self) -> set[str]:
         """Every module it imports anywhere, as dotted names; of `from a import b` both `a` and `a.b`."""
         return set(_imported(self.path))
 
     def late_imports(self) -> set[str]:
         """What it imports inside functions."""
-        return set().union(*(imported(function) for function in functions(self.tree)))
+        scopes = [node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        statements = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom) and node.col_offset]
+        return set().union(*(imported(scope) for scope in scopes)) if statements else set()
 
 
 def imported(tree: ast.AST) -> set[str]:
@@ -74,6 +81,11 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 @cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+@cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(path)))
 
 
 @cache
