@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import forked
 from tests.fixtures.waiting import until
 from tests.source_tree import ROOT
 
@@ -31,6 +32,11 @@ class {name}(NamedTuple):
     value: int
 """
 CALL = "from adder.adding import add; from adder.parts import {name}; print(add({name}(1)))"
+HERE = """
+import sys
+sys.dont_write_bytecode = True  # a .pyc of the same second and size would hide the new version
+sys.path.insert(0, sys.argv[1])
+"""
 PAUSE_BEFORE_CODE = """
 import sys
 from pathlib import Path
@@ -74,8 +80,8 @@ class Package:
 
     def call(self) -> str:
         """What the process prints."""
-        output, errors = self.start().communicate()
-        return output.strip() or errors
+        ended = forked.run("tests.run_code", HERE + CALL.format(name=self.name), self.folder)
+        return ended.output.strip() or ended.errors
 
 
 @pytest.fixture(name="package")

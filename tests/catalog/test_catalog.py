@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from cdc.catalog import Catalog
 from cdc.errors import CatalogUnavailable
+from tests.fixtures import forked
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 POSTER = """
@@ -35,11 +35,10 @@ def test_opening_a_catalog_twice_does_not_cost_the_first_its_locks(url: str, cat
     with Catalog.open(url):  # a second time in this process, as the parts of a reader do
         pass
     for _ in range(2):  # a process that finds no locks deletes the WAL when it ends, under us
-        subprocess.run([sys.executable, "-c", READER, url], check=True, capture_output=True)
+        assert forked.run("tests.run_code", READER, url).status == 0
     catalog.pipelines.put("other", "two")
-    shown = subprocess.run([sys.executable, "-c", READER, url], check=True, capture_output=True, text=True)
 
-    assert shown.stdout.strip() == "2"
+    assert forked.run("tests.run_code", READER, url).output.strip() == "2"
 
 
 def test_a_definition_is_replaced_by_the_next(catalog: Catalog) -> None:
@@ -82,9 +81,10 @@ def test_one_thread_of_many_gets_a_lease(catalog: Catalog) -> None:
     assert taken.count(True) == 1
 
 
-def test_processes_that_begin_together_make_one_catalog_and_lose_nothing(url: str) -> None:
-    started = [subprocess.Popen([sys.executable, "-c", POSTER, url]) for _ in range(3)]
-    assert [process.wait(60) for process in started] == [0, 0, 0]
+def test_processes_that_begin_together_make_one_catalog_and_lose_nothing(url: str, tmp_path: Path) -> None:
+    with (tmp_path / "out").open("ab") as output:
+        started = [forked.start("tests.run_code", POSTER, url, output=output) for _ in range(3)]
+    assert [process.wait(60) for process in started] == [0, 0, 0], (tmp_path / "out").read_text()
     with Catalog.open(url) as catalog:
         assert len(catalog.commands.pending("shop", "stop")) == 75
 

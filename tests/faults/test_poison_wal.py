@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +16,9 @@ from cdc.log.epoch_and_slot_records import PendingEpoch, write_pending_epoch
 from cdc.table import TableState
 from tests.cli.command import run, spawn
 from tests.faults.capture import Captured, ReaderProcess
+from tests.fixtures.forked import start
 from tests.fixtures.postgres import rows_of, run_sql
-from tests.fixtures.waiting import PATIENCE
+from tests.fixtures.waiting import PATIENCE, until
 
 
 @pytest.fixture(name="held")
@@ -73,21 +72,21 @@ def test_the_way_out_skips_it_marks_the_tables_and_says_so(held: Captured, capsy
 
 
 def test_the_reader_process_tries_again_with_pauses_and_names_slot_and_next_step(held: Captured) -> None:
-    command = [sys.executable, "-m", "cdc", "reader", "-c", str(held.path), "--log-format", "json"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ, text=True
-    ) as child:
-        assert child.stdout is not None
-        failures = []
-        for text in child.stdout:
-            found = json.loads(text) if text.startswith("{") else {}
-            if found.get("code") == UndecodableWal.code:
-                failures.append(found)
-            if len(failures) == 3:
-                break
+    said = held.folder / "reader.out"
+    with said.open("ab") as output:
+        child = start("cdc", "reader", "-c", held.path, "--log-format", "json", output=output)
+
+    def refusals() -> list[dict[str, Any]]:
+        told = [json.loads(text) for text in said.read_text().splitlines() if text.startswith("{") and text[-1] == "}"]
+        return [one for one in told if one.get("code") == UndecodableWal.code]
+
+    try:
+        until(lambda: len(refusals()) >= 3, said.read_text)
         child.terminate()
-        child.stdout.read()
-    assert child.returncode in {0, 1}
+        assert child.wait(PATIENCE) in {0, 1}
+    finally:
+        child.kill()
+    failures = refusals()
     assert all(held.slot in f["message"] and "XX000" in f["message"] for f in failures)
     assert all("--skip-to" in f["fix"] for f in failures)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +21,7 @@ from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter
 from cdc.position import Position
 from tests.faults.log_workload import CLOSED
+from tests.fixtures import forked
 from tests.fixtures.disk import small_file_system
 from tests.fixtures.waiting import PATIENCE, until
 from tests.log.rows import IDENTITY, info, row, table
@@ -85,20 +83,23 @@ def stopped_at(root: Path, point: str, code: str) -> Iterator[list[str]]:
     """Code that is stopped at a failpoint, next to a block; yields what it prints afterwards."""
     said = list[str]()
     stop = {VARIABLE: f"{point}:1:stop"}
-    command = [sys.executable, "-c", code, str(root)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | stop) as child:
-        stat = Path(f"/proc/{child.pid}/stat")
+    printed = root.parent / "printed"
+    with printed.open("ab") as output:
+        child = forked.start("tests.run_code", code, root, output=output, environment=stop)
+    stat = Path(f"/proc/{child.pid}/stat")
 
-        def is_stopped() -> bool:
-            return stat.read_text().rpartition(")")[2].split()[0] == "T"
+    def is_stopped() -> bool:
+        return stat.read_text().rpartition(")")[2].split()[0] == "T"
 
+    try:
         until(lambda: child.poll() is not None or is_stopped(), stat.read_text)
-        assert child.poll() is None, child.communicate()[1]
-        try:
-            yield said
-        finally:
-            child.send_signal(signal.SIGCONT)
-            said.append(child.communicate(timeout=PATIENCE)[1])
+        assert child.poll() is None, printed.read_text()
+        yield said
+        child.send_signal(signal.SIGCONT)
+        child.wait(PATIENCE)
+    finally:
+        child.kill()
+    said.append(printed.read_text())
 
 
 def forget_commits(table: Path) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import count
@@ -37,6 +34,7 @@ from cdc.log.small_file_rewrite import (
 from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
+from tests.fixtures import forked
 from tests.log.rows import IDENTITY, info, row, schema_of, table
 from tests.log.simple_compaction import Row, compact, read_range
 
@@ -187,10 +185,8 @@ def test_who_reads_the_old_files_keeps_them(writer: LogWriter, tmp_path: Path):
 @pytest.mark.usefixtures("writer")
 def test_a_writer_that_is_killed_leaves_the_old_files_or_the_new_ones(tmp_path: Path, point: str, settled_files: int):
     rows = everything(tmp_path)
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)], env=os.environ | {"CDC_FAILPOINT": point}, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
+    killed = forked.run("tests.run_code", KILLED, tmp_path, environment={"CDC_FAILPOINT": point})
+    assert killed.status == -signal.SIGKILL
     assert (names(tmp_path)[CLOSED_PREFIX], everything(tmp_path)) == (settled_files, rows)
     remove_staged_files(tmp_path)
     again = LogWriter(tmp_path, SegmentLimits(size=1, age=1.0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +24,7 @@ from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, batch, column, part, put
+from tests.fixtures import forked
 from tests.pipelines.sinks.test_delta_schema_changes import ARTICLE, WIDER, having, names, publish, rows, whole
 
 NOTE = column(4, "note")
@@ -157,11 +156,6 @@ def test_a_range_from_before_is_written_without_the_column_that_is_gone(
     assert rows(record).keys() == {2, *(int(row.key[0]) for row in there)}
 
 
-CRASHING = """
-import sys
-from tests.pipelines.sinks.test_delta_dropped import drop
-drop(*sys.argv[1:])
-"""
 MASKED = {"mask": {"item": "redact"}}
 LATER = [part(1, 30, {3: "2.00"}), put(3, "c", 31)]
 
@@ -202,8 +196,7 @@ QUICK = {("delta_after_columns", "shorter", "masked")}
 def test_killed_while_a_column_goes_any_range_from_there_gives_the_same_table(
     tmp_path: Path, point: str, then: str, masked: str
 ) -> None:
-    command = [sys.executable, "-c", CRASHING, str(tmp_path), masked]
-    assert subprocess.run(command, env={**os.environ, VARIABLE: point}, check=False).returncode == -9
+    assert forked.run(__name__, tmp_path, masked, environment={VARIABLE: point}).status == -9
     sink = driver(str(tmp_path), masked)
     if then == "shorter":
         shorter(sink, NOTED)
@@ -214,3 +207,7 @@ def test_killed_while_a_column_goes_any_range_from_there_gives_the_same_table(
     second = {2: (long, "1.00")} if then == "shorter" else {}
     assert rows(record) == {1: (long, "2.00"), **second, 3: (c, "1.00")}
     assert names(record) == ["id", "item", "price"]
+
+
+if __name__ == "__main__":
+    drop(*sys.argv[1:])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +22,7 @@ from pipelines.sinks.delta.schema_evolution import ColumnChange
 from pipelines.sinks.delta.settings import DeltaSettings, Writer
 from pipelines.sinks.delta.sink import DeltaSink
 from tests.contracts.folded import ID, ITEM, ORDERS, PRICE, Row, batch, column, gone, part, put
+from tests.fixtures import forked
 
 ARTICLE = replace(ITEM, name="article")
 WIDER = replace(PRICE, typmod=(14 << 16 | 4) + 4)
@@ -333,13 +332,6 @@ def test_after_a_crash_a_range_from_before_finds_its_columns_in_a_target_with_a_
     assert rows(record) == {1: ("long", "***", "x"), 2: ("b", "***", "none")}
 
 
-CRASHING = """
-import sys
-from tests.pipelines.sinks.test_delta_schema_changes import changed
-changed(sys.argv[1])
-"""
-
-
 def changed(folder: str) -> None:
     """A published row, then a batch that renames a column, widens one, makes one anew and leaves a partial image."""
     sink = DeltaSink(DeltaSettings("lake", f"{folder}/{{schema}}/{{table}}"))
@@ -362,10 +354,7 @@ def changed(folder: str) -> None:
     "then", ["shorter", *(pytest.param(then, marks=pytest.mark.slow) for then in ["the same", "longer"])]
 )
 def test_killed_at_any_step_of_an_evolution_any_range_from_there_gives_the_same_table(tmp_path, point, then):
-    died = subprocess.run(
-        [sys.executable, "-c", CRASHING, str(tmp_path)], env={**os.environ, VARIABLE: point}, check=False
-    )
-    assert died.returncode == -9
+    assert forked.run(__name__, tmp_path, environment={VARIABLE: point}).status == -9
     sink = DeltaSink(DeltaSettings("lake", f"{tmp_path}/{{schema}}/{{table}}"))
     assert sink.open("log-1") is not None
     if then == "shorter":
@@ -383,3 +372,7 @@ def test_killed_at_any_step_of_an_evolution_any_range_from_there_gives_the_same_
     target = DeltaTarget.open(record.target)
     assert target is not None
     assert set(target.statistics_columns) == {"_position", "_ordinal", *names(record)}
+
+
+if __name__ == "__main__":
+    changed(sys.argv[1])
