@@ -7,7 +7,9 @@ from operator import itemgetter
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
+
+import pyarrow.compute as pc
 
 from cdc.capture.decode_stage import StreamObservers
 from cdc.capture.initial_snapshot import ensure_initial_snapshot
@@ -207,12 +209,21 @@ class SupervisedReader(ReaderProcess):
     COMMAND = ("run", "--only", "reader")
 
 
+FOLDED: Final = ("position", "ordinal", "op", "key", "old_key", "after", "partial", "payload")
+
+
+def rows_with(log: LogReader, what: pc.Expression, *names: str) -> list[dict[str, Any]]:
+    """Those rows of the log, with some of their columns, or with all; to make Python objects of others takes long."""
+    batches = log.rows(Position(0), log.durable or Position(0))
+    return [row for batch in batches for row in batch.filter(what).select(names or batch.schema.names).to_pylist()]
+
+
 def fold(log: LogReader, relation: int) -> list[dict[int, str | None]]:
     """The image per key, partial ones laid over what was there; `t` empties, `g` takes what is older than it says."""
-    found = [row for batch in log.rows(Position(0), log.durable or Position(0)) for row in batch.to_pylist()]
+    found = rows_with(log, pc.field("relation") == relation, *FOLDED)
     state: dict[tuple[str, ...], tuple[int, dict[int, str | None]]] = {}
     left: dict[tuple[str, ...], dict[int, str | None]] = {}
-    for row in sorted((r for r in found if r["relation"] == relation), key=lambda r: (r["position"], r["ordinal"])):
+    for row in sorted(found, key=itemgetter("position", "ordinal")):
         if row["op"] == Operation.TRUNCATE.value:
             state.clear()
         elif row["op"] == Operation.GENERATION.value:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, Self
+
+import pyarrow.compute as pc
 
 from cdc.catalog import Catalog
 from cdc.catalog.commands import Command
@@ -12,7 +15,7 @@ from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.snapshot.backfill_worker import BackfillWorker
 from cdc.snapshot.debezium_signals import Signals
 from cdc.snapshot.watermark_window import WatermarkWindows
-from tests.faults.capture import Captured, Reading
+from tests.faults.capture import Captured, Reading, rows_with
 
 
 class Running(Reading):
@@ -54,4 +57,5 @@ class Running(Reading):
 
 def read_rows(held: Captured) -> list[dict[str, Any]]:
     """Every `r` row of the log, in its order."""
-    return [row for row in held.rows() if row["op"] == Operation.READ.value]
+    found = rows_with(held.log, pc.field("op") == Operation.READ.value)
+    return sorted(found, key=itemgetter("position", "ordinal"))

@@ -22,7 +22,7 @@ from tests.fixtures.postgres import rows_of, run_sql
 from tests.snapshot.multiset import left_of
 from tests.snapshot.reader_with_backfills import Running, read_rows
 
-FEW, ROWS = 1_500, 4_000
+FEW, ROWS = 1_000, 4_000
 CHUNKS = 27
 """Of the table, about."""
 
@@ -50,7 +50,7 @@ BEGIN
             END;
             COMMIT;
         END LOOP;
-        PERFORM pg_sleep(0.003);
+        PERFORM pg_sleep(0.01);
     END LOOP;
 END $$
 """
@@ -73,7 +73,7 @@ def written(dsn: str, rows: int) -> Iterator[None]:
 
 @pytest.fixture(name="rows")
 def _rows() -> int:
-    return ROWS
+    return FEW
 
 
 @pytest.fixture(name="large")

@@ -92,7 +92,7 @@ def test_a_list_beside_writers_that_take_and_bring_its_keys_leaves_the_log_in_th
     def write() -> None:
         number = 0
         with connect(held.dsn) as conn:
-            while not done.is_set():
+            while not done.wait(0.01):
                 number += 1
                 a = number * 7 % rows
                 conn.execute("DELETE FROM t WHERE a = %s", [a])

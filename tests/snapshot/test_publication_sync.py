@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, LiteralString
 
+import pyarrow.compute as pc
 import pytest
 
 from cdc.catalog.commands import CommandState
@@ -16,7 +18,7 @@ from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest
 from cdc.snapshot.publication_sync import SYNC_EVERY
 from cdc.snapshot.reader_commands import CHECK_TABLES
 from cdc.table import TableState
-from tests.faults.capture import Captured, fold
+from tests.faults.capture import Captured, fold, rows_with
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import until
 from tests.snapshot.reader_with_backfills import Running
@@ -67,7 +69,8 @@ def is_exact(held: Captured, table: str) -> bool:
 
 def operations(held: Captured, topic: str) -> list[str]:
     """Of the log's rows of a table, in their order."""
-    return [row["op"] for row in held.rows() if row["topic"] == topic]
+    rows = rows_with(held.log, pc.field("topic") == topic, "position", "ordinal", "op")
+    return [row["op"] for row in sorted(rows, key=itemgetter("position", "ordinal"))]
 
 
 @contextmanager
@@ -78,7 +81,7 @@ def writing(dsn: str, table: str) -> Iterator[None]:
     def write() -> None:
         number = 0
         with connect(dsn) as conn:
-            while not done.is_set():
+            while not done.wait(0.01):
                 number += 1
                 with conn.transaction():
                     conn.execute(f"INSERT INTO {table} VALUES (%s, 'new')", [number])  # type: ignore[arg-type]
