@@ -20,7 +20,7 @@ from tests.faults.write_load import TABLE
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import PATIENCE, until
 
-ROWS = 500
+ROWS = 60
 _FAILED = re.compile(r"fsync\(\d+<(?P<path>[^>]+)>\) += -1 EIO .*INJECTED")
 _DONE = re.compile(r"fsync\(\d+<(?P<path>[^>]+)>\) += 0$")
 _RENAMED = re.compile(r'rename\w*\((?:\S+ )?"(?P<old>[^"]+)", (?:\S+ )?"(?P<new>[^"]+)"')
@@ -38,7 +38,7 @@ def traced(held: Captured, nth: int) -> list[str]:
         child = subprocess.Popen(command, stdout=output, stderr=output)
         try:
             said = (held.folder / "reader.out").read_text
-            until(lambda: child.poll() is not None or told(held), said, every=0.0)
+            until(lambda: child.poll() is not None or told(held), said, every=0.02)
             assert child.poll() is None, said()
         finally:
             for reader in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split():

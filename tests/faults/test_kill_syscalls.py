@@ -17,7 +17,7 @@ from tests.faults.write_load import TABLE
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.fixtures.waiting import PATIENCE, until
 
-ROWS = 500
+ROWS = 60
 CALLS = {"link": "link,linkat", "unlink": "unlink,unlinkat", "fsync": "fsync"}
 DEFAULT = {("link", 1), ("unlink", 1), ("fsync", 1)}
 """Reached by every run; the others where a thread makes more such calls."""

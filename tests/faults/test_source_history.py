@@ -87,7 +87,7 @@ def test_a_slot_advanced_by_hand_is_a_gap(held: Captured) -> None:
 def test_a_slot_that_another_reader_moves_meanwhile_is_no_gap(held: Captured) -> None:
     began = held.log.durable
     with held.reading() as reading, Load(held.dsn):
-        for _ in range(25):
+        for _ in range(8):
             check_log(held.definition)
         reading.until(lambda: held.log.durable != began, "the reader to write meanwhile")
 
