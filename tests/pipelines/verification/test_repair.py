@@ -37,17 +37,17 @@ def _captured(tmp_path: Path, database: str) -> Captured:
 
 @contextmanager
 def workload(dsn: str) -> Iterator[Callable[[], int]]:
-    """Changes all over table t, those rows that were spoiled included, until the block ends; gives their number."""
+    """Changes of some rows of table t, spoiled ones among them, until the block ends; gives their number."""
     done, count = Event(), [0]
 
     def write() -> None:
         with connect(dsn) as conn:
-            while not done.wait(0.02):
+            while not done.wait(0.1):
                 count[0] = number = count[0] + 1
-                conn.execute("UPDATE t SET v = %s WHERE id = %s", [f"w{number}", 290 + number % 60])
-                conn.execute("DELETE FROM t WHERE id = %s", [1000 + number - 50])
+                conn.execute("UPDATE t SET v = %s WHERE id = %s", [f"w{number}", 295 + number % 10])
+                conn.execute("DELETE FROM t WHERE id = %s", [1000 + number - 5])
                 conn.execute("INSERT INTO t VALUES (%s, %s, now(), 'new')", [1000 + number, number])
-                conn.execute("UPDATE t SET part = part + 100 WHERE id = %s AND part < 200", [200 + number % 150])
+                conn.execute("UPDATE t SET part = part + 100 WHERE id = %s AND part < 200", [290 + number % 20])
 
     writer = Thread(target=write)
     writer.start()
@@ -62,14 +62,14 @@ def test_rows_that_another_client_removed_added_and_changed_are_repaired_while_t
     captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Running(captured) as running, ApplyThread(captured) as applying, workload(captured.dsn) as written:
-        running.until(lambda: written() > 50)
+        running.until(lambda: written() > 10)
         with applying.resting():
             spoil_lake(captured)
             spoil_index(captured, STRAY)
         before = written()
         status, found = run_verify(captured, capsys, "--repair")
         assert (status, found["ok"]) == (0, True), found
-        running.until(lambda: written() > before + 50)
+        running.until(lambda: written() > before + 10)
         status, after = run_verify(captured, capsys)
         assert (status, after["ok"]) == (0, True), after
         requested = running.catalog.commands.ls("held", BACKFILL)
@@ -90,6 +90,7 @@ def test_rows_that_another_client_removed_added_and_changed_are_repaired_while_t
 def test_equal_tables_request_nothing_and_what_cannot_be_repaired_is_reported_with_a_remedy(
     captured: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    run_sql(captured.dsn, "INSERT INTO u SELECT i / 10.0, 'v' || i FROM generate_series(101, 10100) i")
     with Running(captured) as running, ApplyThread(captured) as applying:
         running.until(lambda: run_verify(captured, capsys)[0] == 0)
         status, found = run_verify(captured, capsys, "--repair")

@@ -30,7 +30,7 @@ def _captured(tmp_path: Path, database: str) -> Captured:
         run_sql(
             database,
             f"CREATE TABLE {name} (id int PRIMARY KEY, n int, v text)",
-            f"INSERT INTO {name} SELECT i, i % 7, 'v' || i FROM generate_series(1, 200) i",
+            f"INSERT INTO {name} SELECT i, i % 7, 'v' || i FROM generate_series(1, 60) i",
         )
     for name in PARKED:
         run_sql(

@@ -107,8 +107,8 @@ def test_a_table_without_columns_is_equal_while_it_has_as_many_rows(
     run_sql(captured.dsn, "INSERT INTO z DEFAULT VALUES")
     apply(captured)
     with captured.reading(), ApplyThread(captured):
-        for rows, status in ((4, 0), (3, 4)):
-            for mode in ("rows", "checksum", "count"):
+        for rows, status, modes in ((4, 0, ("rows",)), (3, 4, ("rows", "checksum", "count"))):
+            for mode in modes:
                 got, found = run_verify(captured, capsys, "--against", against, "--mode", mode, "z")
                 (z,) = found["result"]["tables"]
                 assert (got, z["equal"], z["rows"], z["target_rows"]) == (status, status == 0, 4, rows), z
