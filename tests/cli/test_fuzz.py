@@ -26,7 +26,7 @@ def broken(folder: Path, seed: str, count: int, *more: str) -> list[dict[str, An
 
 
 def test_no_command_over_a_broken_pipeline_ends_in_a_traceback(tmp_path: Path) -> None:
-    assert broken(tmp_path, "short", 20) == []
+    assert broken(tmp_path, "short", 10) == []
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from tests.pipelines.source.frame_rows import frame_of, frame_rows
 
 NO_CONSUMERS = Retention(max_age=1.0, grace=3600.0)
 HISTORY = {"history": "true"}
-SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))]
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(40) if seed != 1)]
 
 
 def trimmed_log(root: Path, seed: int) -> tuple[list[Row], Position]:
@@ -84,7 +84,7 @@ def test_a_history_is_the_state_at_the_horizon_and_every_later_change(tmp_path: 
     assert places(changes, *"crudtgsm") == places(late, *"crudtgsm")
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_state_is_the_same_for_any_division_into_shares(tmp_path: Path, seed: int) -> None:
     _, horizon = trimmed_log(tmp_path, seed)
     files = LogReader(tmp_path).history(Position(0), LogReader(tmp_path).durable or Position(0)).baseline
@@ -140,7 +140,7 @@ def test_a_range_of_trimmed_changes_is_refused_with_the_oldest_position(tmp_path
 
 
 def test_a_history_of_some_tables_has_their_rows_of_the_whole_history(tmp_path: Path) -> None:
-    for seed in (1, 4):
+    for seed in (1,):
         root = tmp_path / str(seed)
         trimmed_log(root, seed)
         whole = frame_rows(frame_of(root, **HISTORY))

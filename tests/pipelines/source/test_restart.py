@@ -28,10 +28,10 @@ from tests.pipelines.fold_model import Row, log_row, to_arrow
 from tests.pipelines.source.frame_rows import frame_of
 
 PATIENCE = 120  # seconds for a query that ends by itself
-KEYS = 7
+KEYS = 3
 KEPT, SWEPT = Retention(max_age=1.0, grace=3600.0), Retention(max_age=1.0, grace=0.0)
 """Both wait for nobody: the log's commits are of 1970."""
-ANNOUNCED = 40
+ANNOUNCED = 14
 """Where the first batch ends."""
 
 

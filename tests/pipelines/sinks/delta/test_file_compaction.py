@@ -124,7 +124,7 @@ NUMBERS = st.none() | st.integers(0, 6)
 CONTENTS = st.tuples(NUMBERS, st.none() | st.sampled_from(["a", "c", "d"]), st.booleans(), st.sampled_from(["a", "b"]))
 
 
-@examples(20)
+@examples(8)
 @given(st.lists(st.lists(CONTENTS, min_size=1, max_size=5), min_size=1, max_size=3), st.sets(st.integers(0, 14)))
 def test_a_rewrite_changes_no_row_and_leaves_right_statistics(
     batches: list[list[tuple[int | None, str | None, bool, str]]], deleted: set[int]
@@ -156,7 +156,7 @@ def test_a_rewrite_changes_no_row_and_leaves_right_statistics(
         table.close()
 
 
-@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 300))])
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 300))])
 def test_changes_during_a_rewrite_are_not_lost(tmp_path: Path, seed: int) -> None:
     random, table, model = Random(seed), VectorTable(f"{tmp_path}/table"), Model()
 

@@ -237,7 +237,7 @@ STEPS = st.one_of(BATCH, BATCH, st.tuples(st.sampled_from(BY_OTHERS + TO_INDEX),
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-@examples(4)
+@examples(2)
 @given(st.lists(STEPS, min_size=4, max_size=12))
 def test_any_batches_and_changes_by_others_leave_the_rows_of_the_model(
     variant: Variant, steps: list[tuple[str, Any]]
@@ -252,7 +252,7 @@ def test_any_batches_and_changes_by_others_leave_the_rows_of_the_model(
         modelled.mine.close()
 
 
-@examples(12)
+@examples(6)
 @given(
     st.lists(ROWS, min_size=1, max_size=6, unique_by=lambda row: row[0]),
     st.lists(st.tuples(st.sampled_from(BY_OTHERS[:5]), st.integers(0, 11)), min_size=1, max_size=ATTEMPTS - 1),

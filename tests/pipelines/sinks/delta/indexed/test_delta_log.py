@@ -151,7 +151,7 @@ def actions_of(files: LiveFiles) -> dict[str, tuple[dict[str, Any], BitMap]]:
     }
 
 
-@examples(25)
+@examples(10)
 @given(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 9)), min_size=1, max_size=9))
 def test_any_history_is_read_as_delta_rs_reads_it(changes: list[tuple[str, int]]) -> None:
     with TemporaryDirectory() as folder:
