@@ -380,7 +380,7 @@ def test_only_rows_whose_column_is_null_are_found_by_their_own_index(opened: Ope
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "with another client"])
 def test_after_merges_the_target_is_as_if_it_were_opened_now(opened: Opened, others: bool) -> None:
     target = opened.target
-    for number in range(1, 2 * REOPEN_AFTER):
+    for number in range(1, REOPEN_AFTER + 10):
         opened.merge(number * 20, put(number % 7, str(number), number * 20 - 5))
         if others and number % 5 == 0:
             DeltaTable(target.uri).update(updates={"item": "'other'"}, predicate="id = 3")
