@@ -110,17 +110,15 @@ def looking_at(browser: Browser, url: str, picture: str) -> Iterator[Page]:
     assert complaints == []
 
 
-def test_the_page_shows_state_rows_lag_and_positions(page: Page) -> None:
+def test_the_page_shows_state_rows_lag_and_positions_and_follows_what_happens_without_a_reload(
+    page: Page, catalog: Catalog
+) -> None:
     expect(page).to_have_title("shop · running · cdc")
     expect(page.locator("#link")).to_have_text("live")
     expect(page.locator("#totals")).to_contain_text("0.61")
     expect(page.locator("#flow")).to_contain_text("0/16B3F2C8")
     expect(page.locator("#tables tbody tr")).to_have_count(4)
     expect(page.locator("#tables")).to_contain_text("15\u202f210")
-
-
-def test_the_page_follows_what_happens_without_a_reload(page: Page, catalog: Catalog) -> None:
-    expect(page.locator("#link")).to_have_text("live")
     reason = "CDC-3001 a value of column 'total' does not fit"
     catalog.tables.record(NAME, [TableProgress("lake", "shop.orders", "failed", reason, 1, 17, 1)])
     expect(page.locator("#problems")).to_contain_text("table shop.orders in lake")
@@ -155,7 +153,9 @@ def copy(catalog: Catalog, page: Page) -> int:
     )  # fmt: skip
 
 
-def test_a_copy_shows_how_far_it_has_come_in_the_list_of_tables_and_by_itself(page: Page, copy: int) -> None:
+def test_a_copy_shows_how_far_it_has_come_and_its_buttons_speak_the_verbs_and_keep_the_focus_while_figures_change(
+    page: Page, copy: int, catalog: Catalog
+) -> None:
     words = "25\u202f000 rows of about 100\u202f000 · 25% · 5\u202f000 rows/s · 15 s left"
     expect(page.locator("#backfills tbody tr")).to_have_count(1)
     expect(page.locator("#backfills")).to_contain_text(words)
@@ -163,11 +163,6 @@ def test_a_copy_shows_how_far_it_has_come_in_the_list_of_tables_and_by_itself(pa
     row = page.locator("#tables tbody tr", has_text="orders").filter(has_text="snapshotting").first
     expect(row).to_contain_text(words)
     expect(row.get_by_role("progressbar")).to_have_attribute("value", "0.2500")
-
-
-def test_buttons_speak_the_verbs_and_keep_the_focus_while_figures_change(
-    page: Page, copy: int, catalog: Catalog
-) -> None:
     pause = page.get_by_role("button", name=f"pause copy {copy}")
     pause.focus()
     more = TableBackfillState("snapshotting", rows=50_000, estimate=100_000, seconds=9.0)
