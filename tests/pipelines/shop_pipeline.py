@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -81,7 +83,7 @@ class ShopPipeline:
         self.writer.commit(self.writer.stage(table(*rows)), info(position))
 
     def drive(self, sink: str, upto: int = END) -> None:
-        """Apply the log to a sink up to a position, as the apply process does: one transaction per batch."""
+        """Apply the log to a sink up to a position: its first transaction, then the others in one batch."""
         wanted = next(s for s in self.definition.sinks if s.name == sink)
         log = LogReader(self.definition.log.path)
         with Catalog.open(self.definition.catalog.url) as catalog:
@@ -93,8 +95,9 @@ class ShopPipeline:
                 SinkFigures("shop", sink, FIGURES),
             )
             loop.open()
-            for file in sorted({file.last for file in log.files(Position(0), Position(upto))}):
-                loop(None, file)
+            ends = sorted({file.last for file in log.files(Position(0), Position(upto))})
+            for end in [*ends[:1], *ends[1:][-1:]]:
+                loop(None, end)
             loop.drain()
             target.close()
 
@@ -122,6 +125,14 @@ def delta_rows(target: str, version: int | None = None) -> list[dict[str, Any]]:
     return sorted(pa.table(read_target(target, version)).to_pylist(), key=lambda row: row["id"])
 
 
+@cache
+def empty_catalog() -> bytes:
+    """The file of a catalog with nothing in it: to make its tables takes longer than to copy them."""
+    with TemporaryDirectory() as folder:
+        Catalog.open(f"sqlite:///{folder}/catalog.db").close()
+        return Path(folder, "catalog.db").read_bytes()
+
+
 def make_shop(folder: Path, limits: SegmentLimits = LIMITS) -> ShopPipeline:
     """The pipeline with its whole history in the log, and nothing applied."""
     folder.mkdir(exist_ok=True)
@@ -134,6 +145,9 @@ def make_shop(folder: Path, limits: SegmentLimits = LIMITS) -> ShopPipeline:
         f"- {{type: delta, name: lake, path: '{folder}/lake/{{schema}}/{{table}}'}}\n"
         f"- {{type: search, name: find, path: '{folder}/find'}}\n"
     )
+    catalog = folder / "catalog.db"
+    catalog.touch(0o600)
+    catalog.write_bytes(empty_catalog())
     shop = ShopPipeline(folder, load_definition(path), LogWriter.open(folder / "log", IDENTITY, limits))
     for position, rows in history():
         shop.append(position, rows)

@@ -104,7 +104,7 @@ def test_a_rule_that_is_added_stops_its_table_before_any_change_comes(shop: Shop
     assert {t.topic: t.state for t in shop.lake_of().tables()}["shop.items"] == TargetState.STREAMING
 
 
-@pytest.mark.parametrize("rule", [RULES["mask"], RULES["left out"]])
+@pytest.mark.parametrize("rule", [RULES["mask"], pytest.param(RULES["left out"], marks=pytest.mark.slow)])
 def test_a_table_goes_on_by_itself_once_its_rule_is_as_it_was(shop: ShopPipeline, rule: str) -> None:
     under(shop, rule).drive("lake", LATER + 1)
     under(shop).drive("lake", LATER + 1)
@@ -114,8 +114,14 @@ def test_a_table_goes_on_by_itself_once_its_rule_is_as_it_was(shop: ShopPipeline
     assert {row["note"] for row in shop.lake()["shop.orders"] if row["id"] == 60} == {"changed"}
 
 
-@pytest.mark.parametrize("at", ["published", "latest", str(Position(LATER))])
-@pytest.mark.parametrize("rule", [RULES["mask"], RULES["left out"]])
+@pytest.mark.parametrize(
+    ("rule", "at"),
+    [
+        *((RULES["mask"], at) for at in ("published", "latest", str(Position(LATER)))),
+        (RULES["left out"], str(Position(LATER))),
+        *(pytest.param(RULES["left out"], at, marks=pytest.mark.slow) for at in ("published", "latest")),
+    ],
+)
 def test_a_query_shows_nothing_that_a_rule_hides_not_even_before_the_sink_has_seen_it(
     shop: ShopPipeline, capsys: pytest.CaptureFixture[str], rule: str, at: str
 ) -> None:
@@ -186,6 +192,7 @@ def test_however_a_target_keeps_its_rows_what_a_rule_hides_goes(tmp_path: Path, 
     rule = kept.replace("<folder>", str(tmp_path))
     shop = under(make_shop(tmp_path), rule)
     shop.append(LATER, [change(LATER, 0, 60, CANARY)])
+    shop.drive("lake", LATER)
     shop.append(LATER + 1, [change(LATER + 1, 0, 60, "other", op="u")])
     shop.drive("lake", LATER + 1)
     assert files_with(shop.folder / "lake", CANARY)

@@ -59,7 +59,7 @@ def lake(logs: TrimmedAndWholeLog) -> Iterator[Sink]:
 
 @pytest.mark.parametrize("sink", ["lake", "find"])
 def test_a_new_sink_begins_with_what_was_compacted(logs: TrimmedAndWholeLog, sink: str) -> None:
-    logs.append(12)
+    logs.append(5)
     held = logs.compact(NOBODY)
     logs.append(5)
     assert Position(0) < logs.oldest <= held.horizon
@@ -71,7 +71,7 @@ def test_a_sink_that_stands_before_the_oldest_change_catches_up(logs: TrimmedAnd
     end = logs.append(6)
     logs.cut.drive("lake", end)
     before = logs.cut.lake()
-    logs.append(14)
+    logs.append(5)
     logs.compact(NOBODY)
     logs.append(3)
     assert end < logs.oldest
@@ -133,7 +133,7 @@ def changing(logs: TrimmedAndWholeLog) -> Iterator[None]:
     done = Event()
 
     def change() -> None:
-        while not done.is_set():
+        while not done.wait(0.05):
             logs.append(2)
             logs.compact(NOBODY)
 
@@ -146,9 +146,9 @@ def changing(logs: TrimmedAndWholeLog) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.parametrize("sink", ["lake", "find"])
+@pytest.mark.parametrize("sink", ["lake", pytest.param("find", marks=pytest.mark.slow)])
 def test_a_replay_beside_compaction_and_trimming_builds_what_was_there(logs: TrimmedAndWholeLog, sink: str) -> None:
-    logs.append(10)
+    logs.append(5)
     logs.compact(NOBODY)
     apply_all(logs.cut, sink)
     before = logs.oldest
@@ -170,7 +170,7 @@ def test_a_sink_that_is_too_late_goes_on_after_a_replay(logs: TrimmedAndWholeLog
 
 
 def test_a_replay_holds_what_it_reads_and_lets_go_of_it(logs: TrimmedAndWholeLog) -> None:
-    logs.append(10)
+    logs.append(5)
     first = logs.compact(NOBODY)
     logs.append(4)
     view = LogReader(logs.root)
@@ -184,9 +184,9 @@ def test_a_replay_holds_what_it_reads_and_lets_go_of_it(logs: TrimmedAndWholeLog
 
 
 def test_a_state_of_the_past_that_was_folded_away_is_refused(logs: TrimmedAndWholeLog) -> None:
-    end = logs.append(10)
+    end = logs.append(5)
     apply_all(logs.cut)
-    logs.append(10)
+    logs.append(5)
     logs.compact(NOBODY)
     into = str(logs.cut.folder / "past")
     with pytest.raises(ConfigError, match="is before"):
@@ -206,7 +206,7 @@ class Overtaken(LogReader):
         """Move on, once behind another compaction."""
         self._moves += 1
         if self._moves == self._overtaken_at:
-            self._twins.append(10)
+            self._twins.append(5)
             self._twins.compact(NOBODY)
         super().refresh()
 
@@ -230,7 +230,7 @@ def loop_over(fold: type[RangeFolder], view: LogReader, catalog: Catalog, sink: 
 def test_a_batch_that_ends_where_none_can_end_any_more_is_planned_again(
     logs: TrimmedAndWholeLog, catalog: Catalog, lake: Sink
 ) -> None:
-    logs.append(10)
+    logs.append(5)
     logs.compact(NOBODY)
     loop = loop_over(RangeFolder, Overtaken(logs), catalog, lake)
     with pytest.raises(LogTrimmed, match="cannot be read up to"):
@@ -247,7 +247,7 @@ def test_a_batch_that_ends_where_none_can_end_any_more_is_planned_again(
 def test_a_replay_whose_batch_was_overtaken_plans_it_again(
     logs: TrimmedAndWholeLog, catalog: Catalog, sink: str, overtaken_at: int
 ) -> None:
-    logs.append(10)
+    logs.append(5)
     apply_all(logs.cut, sink)
     logs.compact(NOBODY)
     plan = plan_replay(logs.cut.definition, ReplayOptions(sink=sink))
@@ -262,7 +262,7 @@ def test_a_replay_whose_batch_was_overtaken_plans_it_again(
 
 
 def test_a_sink_whose_batch_was_overtaken_tries_again(logs: TrimmedAndWholeLog) -> None:
-    logs.append(10)
+    logs.append(5)
     logs.compact(NOBODY)
     overtaken = LogTrimmed("the log cannot be read up to there")
 
@@ -285,7 +285,7 @@ def test_a_sink_whose_batch_was_overtaken_tries_again(logs: TrimmedAndWholeLog) 
 
 
 def test_no_batch_ends_at_a_cut_that_was_folded_away(logs: TrimmedAndWholeLog, catalog: Catalog, lake: Sink) -> None:
-    end = logs.append(10)
+    end = logs.append(5)
     held = logs.compact(NOBODY)
     asked = catalog.commands.post("shop", CUT, {"sink": "lake", "position": end - 40})
     loop = loop_over(RangeFolder, LogReader(logs.root), catalog, lake)
@@ -332,7 +332,7 @@ def test_a_table_that_stayed_behind_for_too_long_stops_alone(
 
 @pytest.mark.slow
 def test_spark_reads_from_a_trimmed_log_what_one_process_reads(spark: SparkSession, logs: TrimmedAndWholeLog) -> None:
-    logs.append(10)
+    logs.append(5)
     logs.compact(NOBODY)
     logs.append(3)
     view = LogReader(logs.root)
@@ -347,7 +347,7 @@ def test_spark_reads_from_a_trimmed_log_what_one_process_reads(spark: SparkSessi
 def test_a_batch_that_was_planned_before_a_trim_is_folded_from_what_is_left(
     spark: SparkSession, logs: TrimmedAndWholeLog, catalog: Catalog, lake: Sink
 ) -> None:
-    end = Position(logs.append(10))
+    end = Position(logs.append(5))
     planned = rows_between(spark, LogReader(logs.root), ("shop.*",), Position(0), end)
     logs.compact(NOBODY)
     loop = loop_over(Large, LogReader(logs.root), catalog, lake)
@@ -362,7 +362,7 @@ def test_a_table_that_stayed_behind_catches_up_over_what_was_folded(
     spark: SparkSession, logs: TrimmedAndWholeLog, catalog: Catalog, lake: Sink, fold: type[RangeFolder]
 ) -> None:
     logs.cut.drive("lake", 1_200)
-    end = Position(logs.append(8))
+    end = Position(logs.append(5))
     others = loop_over(RangeFolder, LogReader(logs.root), catalog, lake, "shop.items")
     others(None, end)
     others.drain()
@@ -384,7 +384,7 @@ def test_a_table_is_built_in_spark_from_what_was_folded_and_what_came_behind(
 ) -> None:
     if frames and not has_delta(spark):
         pytest.skip("this Spark has no Delta")
-    logs.append(12)
+    logs.append(5)
     logs.compact(NOBODY)
     logs.append(3)
     with closing(delta(logs.cut, "lake")) as sink:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -66,19 +67,19 @@ class Shop:
 
 
 class TrimmedAndWholeLog:
-    """Two pipelines with one history: `cut` is compacted and trimmed, `whole` never is."""
+    """Two pipelines with one history: `cut` is compacted and trimmed, the whole one never is."""
 
     def __init__(self, folder: Path, seed: int = 1) -> None:
-        self.cut, self.whole = (make_shop(folder / name, EACH_OF_ITS_OWN) for name in ("cut", "whole"))
-        self._shop = Shop(seed)
-        self.root = folder / "cut" / "log"
+        self.cut = make_shop(folder / "cut", EACH_OF_ITS_OWN)
+        self._shop, self._not_in_whole = Shop(seed), list[tuple[int, list[dict[str, Any]]]]()
+        self._folder, self.root = folder, folder / "cut" / "log"
 
     def append(self, count: int, each: int = 1) -> int:
-        """Add transactions to both, of the one that is cut several to a segment; where they end."""
+        """Add transactions, so many to a segment; where they end. The whole log gets them once it is looked at."""
         several = [self._shop.transaction() for _ in range(count)]
         for some in (several[start : start + each] for start in range(0, count, each)):
             self.cut.append(some[-1][0], [row for _, rows in some for row in rows])
-        self.whole.append(several[-1][0], [row for _, rows in several for row in rows])
+        self._not_in_whole += several
         return several[-1][0]
 
     def compact(self, retention: Retention = KEEP) -> CompactedState:
@@ -96,10 +97,19 @@ class TrimmedAndWholeLog:
         """Of the log that is trimmed."""
         return LogReader(self.root).oldest
 
+    @cached_property
+    def _whole(self) -> ShopPipeline:
+        """With what both began with."""
+        return make_shop(self._folder / "whole")
+
     def expected(self, sink: str = "lake") -> Rows:
         """What a sink that read every change holds."""
-        apply_all(self.whole, sink)
-        return self.whole.lake() if sink == "lake" else self.whole.found()
+        if self._not_in_whole:
+            rows = [row for _, rows in self._not_in_whole for row in rows]
+            self._whole.append(self._not_in_whole[-1][0], rows)
+            self._not_in_whole.clear()
+        apply_all(self._whole, sink)
+        return self._whole.lake() if sink == "lake" else self._whole.found()
 
 
 @contextmanager

@@ -140,9 +140,9 @@ def test_a_replay_makes_another_mode_of_a_target_and_the_sink_goes_on_with_it(tm
 
 def test_a_history_begins_with_the_state_at_the_horizon_of_a_trimmed_log(tmp_path: Path) -> None:
     twins = TrimmedAndWholeLog(tmp_path)
-    twins.append(12)
+    twins.append(5)
     horizon = int(twins.compact(NOBODY).horizon)
-    end = twins.append(8)
+    end = twins.append(6)
     asked = wanted(tmp_path, "lake", [{"match": "*.*", "stored_as_scd_type": 2}])
     found = tables(applied(twins.cut, asked, [horizon, horizon + 30, end]))
 
@@ -165,7 +165,7 @@ def test_a_sink_that_fell_behind_the_horizon_stops_and_does_not_go_on_with_a_gap
     asked = wanted(tmp_path, "lake", [{"match": "shop.orders", "stored_as_scd_type": 2}])
     early = applied(twins.cut, asked, [1_100])
     before = tables(early)["shop.orders"]
-    twins.append(12)
+    twins.append(5)
     horizon = int(twins.compact(NOBODY).horizon)
     published = applied(twins.cut, asked, [horizon])
 
@@ -186,10 +186,10 @@ def batches_equal(one: FoldedBatch, other: FoldedBatch) -> bool:
 @pytest.mark.parametrize("trimmed", [False, True])
 def test_a_large_range_tells_what_a_small_one_does(tmp_path: Path, spark: SparkSession, trimmed: bool) -> None:
     twins = TrimmedAndWholeLog(tmp_path)
-    twins.append(12)
+    twins.append(5)
     if trimmed:
         twins.compact(NOBODY)
-    end = Position(twins.append(8))
+    end = Position(twins.append(6))
     asked = wanted(tmp_path, "lake", [{"match": "shop.orders", "stored_as_scd_type": 2}])
     fold = RangeFolder(LogReader(twins.cut.folder / "log"), "lake", asked.tables, keeps_history(asked))
     small = fold(None, Position(0), end)
@@ -201,9 +201,9 @@ def test_a_large_range_tells_what_a_small_one_does(tmp_path: Path, spark: SparkS
 @pytest.mark.slow
 def test_the_state_at_the_horizon_may_be_more_than_the_driver_holds(tmp_path: Path, spark: SparkSession) -> None:
     twins = TrimmedAndWholeLog(tmp_path)
-    twins.append(12)
+    twins.append(5)
     horizon = int(twins.compact(NOBODY).horizon)
-    end = twins.append(8)
+    end = twins.append(6)
     asked = wanted(tmp_path, "lake", [{"match": "*.*", "stored_as_scd_type": 2}])
     found = tables(applied(twins.cut, asked, [horizon, end]))
     anew = wanted(tmp_path, "anew", asked.model_dump()["rules"])

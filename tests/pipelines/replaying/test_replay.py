@@ -125,7 +125,13 @@ def test_what_the_new_target_cannot_take_is_parked_beside_the_sink_as_before(sho
     assert sorted(path.name for path in (shop.folder / "lake/_cdc").iterdir()) == ["parked", "published"]
 
 
-@pytest.mark.parametrize("said", [{"stored_as_scd_type": 2}, {"mode": "append"}], ids=["scd2", "append"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param({"stored_as_scd_type": 2}, id="scd2"),
+        pytest.param({"mode": "append"}, id="append", marks=pytest.mark.slow),
+    ],
+)
 def test_a_history_that_is_built_anew_parks_a_key_with_its_changes_and_goes_on(
     shop: ShopPipeline, said: dict[str, Any]
 ) -> None:
