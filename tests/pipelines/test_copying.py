@@ -31,7 +31,7 @@ from tests.log.rows import IDENTITY, LIMITS, info
 from tests.pipelines.copied_tables import FIRST, CopiedTable, Moment, merge_transactions, random_copied_tables
 from tests.pipelines.fold_model import Image, to_arrow
 
-TABLES = 5
+TABLES = 3
 KINDS = ["delta", "search"]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))]
 Tables = dict[str, Image]
@@ -208,6 +208,7 @@ def test_a_stopped_table_comes_back_at_the_end_of_its_resync(shop: Ground, seed:
     sink.close()
 
 
+@pytest.mark.parametrize("shop", ["delta", pytest.param("search", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("seed", SEEDS[:3])
 def test_a_driver_that_starts_during_a_resync_goes_on_with_the_table_that_had_stopped(shop: Ground, seed: int) -> None:
     table, noticed = resynced(seed)

@@ -65,9 +65,13 @@ DAMAGES: dict[str, Callable[[Captured], Any]] = {
     "log missing": lambda captured: shutil.rmtree(place(captured, "t") / "_delta_log"),
     "all missing": lambda captured: shutil.rmtree(place(captured, "t")),
 }
+QUICK = {"file missing", "file cut off", "log missing"}
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+@pytest.mark.parametrize(
+    "damage",
+    [pytest.param(DAMAGES[name], id=name, marks=() if name in QUICK else pytest.mark.slow) for name in DAMAGES],
+)
 def test_a_target_that_cannot_be_read_is_named_and_the_others_are_compared(
     captured: Captured, capsys: pytest.CaptureFixture[str], damage: Callable[[Captured], Any]
 ) -> None:

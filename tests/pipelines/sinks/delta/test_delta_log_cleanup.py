@@ -43,7 +43,8 @@ def changed_nothing(uri: str, commits: int) -> None:
 
 
 def rows(uri: str, version: int | None = None) -> int:
-    return DeltaTable(uri, version=version).to_pyarrow_table().num_rows
+    """As the log tells them: no file of rows ever goes here."""
+    return sum(pa.table(DeltaTable(uri, version=version).get_add_actions())["num_records"].to_pylist())
 
 
 def names(uri: str) -> list[str]:
@@ -111,7 +112,7 @@ def test_more_listed_versions_than_one_call_gives_checkpoints_keep_what_they_are
     assert [rows(uri, version) for version in listed] == listed
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 5))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_any_listing_at_any_time_stays_readable(tmp_path: Path, seed: int):
     random, listed = Random(seed), set[int]()
     uri = table_of(tmp_path, 1)
