@@ -27,7 +27,6 @@ from cdc.errors import LogCorrupt, LogError, LogFormatUnknown, LogInaccessible, 
 from cdc.log.reader import LogReader
 from pipelines.compaction.compaction_worker import CompactionWorker
 from pipelines.opened_sink import SinkParts
-from pipelines.runtime import cut_requests
 from pipelines.runtime.cut_requests import CutRequests
 from pipelines.runtime.replay_pause import ReplayPauses
 from pipelines.runtime.sink_lease import SinkLeases
@@ -101,7 +100,7 @@ def main(definition: Definition, *, once: bool = False, check: Check | None = No
 
 
 def _run(definition: Definition, catalog: Catalog, reporter: ProgressReporter, end: StopCondition) -> None:
-    cuts, pauses = CutRequests(catalog, definition.name, cut_requests.EVERY), ReplayPauses(catalog, definition.name)
+    cuts, pauses = CutRequests(catalog, definition.name), ReplayPauses(catalog, definition.name)
     leases = SinkLeases(catalog, definition.name)
     with ThreadPoolExecutor(1, thread_name_prefix="spark") as thread:
         spark, ended = SparkOnDemand.of(definition, thread), Event()
@@ -133,12 +132,11 @@ def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkPa
     ended = Event()
     with ThreadPoolExecutor(max(1, len(runners)), thread_name_prefix="sink") as pool:
         pause = STEP if is_remote(definition.log.path) else LOCAL_STEP
+        look_every = POLL if goal is None else STEP  # with a goal, somebody waits for the end
         threads = [pool.submit(_run_sink, runner, ended, pause) for runner in runners]
         try:
             while (
-                not end.stop.wait(POLL if goal is None else STEP)
-                and parts.spark.error is None
-                and not any(one.done() for one in threads)
+                not end.stop.wait(look_every) and parts.spark.error is None and not any(one.done() for one in threads)
             ):
                 started = parts.spark.available is not None
                 reporter.figures.set(metrics.SPARK_STARTED, float(started), definition.name)

@@ -202,7 +202,7 @@ class OpenedSink:
 
         A request about a cut or a parked row waits for the batch, or the batch has reached its maximum size.
         """
-        if self.loop.quarantine.requested_relations or self._parts.cuts.has_requests(self._settings.name):
+        if self.loop.quarantine.requested_relations or self._parts.cuts.open(self._settings.name):
             return True
         try:
             self._log.refresh()

@@ -8,7 +8,7 @@ Each target stores the position of its last merge, so the repeated batch skips t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -124,17 +124,16 @@ class SinkLoop:
             if self._drained or end <= self.position:
                 return
             self._log.refresh()
-            self._answer_cut_requests()
-            cuts = [cut.position for cut in self._cuts.between(self._sink.name, self.position, end)]
+            cuts = self._answer(self._cuts.open(self._sink.name))
             while self.position < end:
                 # both are rare: a requested cut, and the position of a table that is ahead of the others after a crash
-                ahead = [table.position for table in self._published.tables.values()]
-                stops = (stop for stop in (*cuts, *ahead) if self._log.leads(self.position, Position(stop)))
+                wanted = {cut.position for cut in cuts} | {one.position for one in self._published.tables.values()}
+                stops = (stop for stop in wanted if self._log.leads(self.position, Position(stop)))
                 upto = Position(min([end, *stops]))
                 self.batch_began = time.monotonic()
                 self._progress.start_batch(upto)
                 self._apply(self._fold(rows, self.position, upto), Boundary(upto, self._log.committed_at(upto)))
-                self._answer_cut_requests()
+                cuts = self._answer(cuts)
 
     def catch_up_all(self, session: SparkSession | None) -> None:
         """Catch up every lagging table after `open`; a table that fails again stays behind.
@@ -235,15 +234,16 @@ class SinkLoop:
     def _is_large(self, end: Position) -> bool:
         return end > self.position and not self._fold.is_small(self.position, end)
 
-    def _answer_cut_requests(self) -> None:
-        for cut in self._cuts.due(self._sink.name, self.position):
-            self._answer_cut(cut)
-
-    def _answer_cut(self, cut: PendingCut) -> None:
-        if cut.position < int(self.position):
-            self._cuts.refuse(cut, "passed")
-        else:
-            self._cuts.answer(cut, self._published, self._sink.pin(self._published))
+    def _answer(self, cuts: Sequence[PendingCut]) -> list[PendingCut]:
+        """Answer the requests for the present position, refuse those for earlier ones, and return the others."""
+        for cut in cuts:
+            if cut.position < self.position:
+                self._cuts.refuse(cut, "passed")
+            elif cut.position == self.position:
+                handle = self._sink.pin(self._published)
+                if not self._cuts.answer(cut, self._published, handle):
+                    self._sink.release(handle)
+        return [cut for cut in cuts if cut.position > self.position]
 
     def _can_resume(self, relation: int, controls: ControlEvents) -> bool:
         """Return True if a failed table can continue: a full copy of it ended, or its schema changed after the failure.

@@ -96,27 +96,29 @@ class Commands:
         with self._database.reading() as session:
             return [_command(row) for row in session.scalars(newest)]
 
-    def finish(self, command: int, result: Mapping[str, Any], *, ok: bool = True) -> None:
-        """Store the result and finish the command; does nothing if the command is finished or unknown."""
+    def finish(self, command: int, result: Mapping[str, Any], *, ok: bool = True) -> bool:
+        """Store the result and finish the command; return False if the command is finished already or unknown."""
         with self._database.writing() as session:
             row = session.get(CommandRow, command)
-            if row is not None and row.state == CommandState.PENDING.value:
-                row.state = (CommandState.DONE if ok else CommandState.FAILED).value
-                row.result = dict(result)
-                row.finished_at = datetime.now(UTC)
+            if row is None or row.state != CommandState.PENDING.value:
+                return False
+            row.state = (CommandState.DONE if ok else CommandState.FAILED).value
+            row.result = dict(result)
+            row.finished_at = datetime.now(UTC)
+            return True
 
 
-_TABLE: Final = CommandRow.__table__.c
+_COLUMNS: Final = CommandRow.__table__.c
 _PENDING: Final = (
     select(CommandRow.__table__)
     .where(
-        _TABLE.pipeline == bindparam("pipeline"),
-        _TABLE.kind == bindparam("kind"),
-        _TABLE.state == CommandState.PENDING.value,
+        _COLUMNS.pipeline == bindparam("pipeline"),
+        _COLUMNS.kind == bindparam("kind"),
+        _COLUMNS.state == CommandState.PENDING.value,
     )
-    .order_by(_TABLE.id)
+    .order_by(_COLUMNS.id)
 )
-"""Query of `Commands.pending`: of columns and made once, because every process repeats it several times a second."""
+"""Query of `Commands.pending`. It selects columns, not objects, and is built once, because it runs very often."""
 
 
 def _command(row: CommandRow | Row[Any]) -> Command:

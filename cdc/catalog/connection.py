@@ -115,7 +115,7 @@ def upsert(
 
 @lru_cache
 def _upsert_parts(dialect: str, model: type[CatalogModel], columns: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
-    """Return an INSERT statement, and the arguments of its ON CONFLICT clause; they take longer to make than to run."""
+    """Return an INSERT statement and the arguments of its ON CONFLICT clause, which take long to build."""
     table = model.__table__
     key = [column.name for column in table.primary_key]
     insert: Any = _INSERT[dialect](table)  # type: ignore[arg-type]

@@ -239,6 +239,7 @@ class ProgressReporter(Thread):
             try:
                 self._report("stopped" if stopping and self.error is None else self.state)
             except CdcError as exc:
+                self._all_due = 0.0  # the catalog may be a new one afterwards
                 log.warning(
                     "cannot write the progress of sinks to the catalog; the sinks continue, but 'cdc status' is stale",
                     code=exc.code,

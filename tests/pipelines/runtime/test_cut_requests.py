@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.catalog import Catalog
+from cdc.stores.published_record import Published
 from pipelines.runtime.cut_requests import CUT, RELEASE, CutRequests
 
 
@@ -17,40 +18,39 @@ def _catalog(tmp_path: Path) -> Iterator[Catalog]:
         yield catalog
 
 
-def test_requests_of_a_sink_are_found_by_their_position(catalog: Catalog) -> None:
+def test_requests_of_a_sink_are_found(catalog: Catalog) -> None:
     for position in (30, 10, 20):
         catalog.commands.post("shop", CUT, {"sink": "lake", "position": position})
     catalog.commands.post("shop", CUT, {"sink": "find", "position": 15})
     requests = CutRequests(catalog, "shop")
 
-    assert [cut.position for cut in requests.between("lake", 10, 40)] == [20, 30]
-    assert sorted(cut.position for cut in requests.due("lake", 20)) == [10, 20]
-    assert requests.has_requests("find")
-    assert not requests.has_requests("none")
+    assert sorted(cut.position for cut in requests.open("lake")) == [10, 20, 30]
+    assert [cut.position for cut in requests.open("find")] == [15]
+    assert requests.open("none") == []
 
 
 def test_a_refused_request_is_answered_with_the_reason(catalog: Catalog) -> None:
     command = catalog.commands.post("shop", CUT, {"sink": "lake", "position": 10})
     requests = CutRequests(catalog, "shop")
-    (cut,) = requests.due("lake", 10)
+    (cut,) = requests.open("lake")
     requests.refuse(cut, "too late")
 
     answered = catalog.commands.get(command)
     assert answered is not None
     assert answered.result == {"reason": "too late"}
-    assert not requests.has_requests("lake")
+    assert requests.open("lake") == []
 
 
-def test_requests_that_were_read_are_kept_for_a_while_and_an_answered_one_is_not(catalog: Catalog) -> None:
-    first = catalog.commands.post("shop", CUT, {"sink": "lake", "position": 10})
-    kept, fresh = CutRequests(catalog, "shop", every=3_600.0), CutRequests(catalog, "shop")
-    (cut,) = kept.due("lake", 10)
-    catalog.commands.post("shop", CUT, {"sink": "lake", "position": 20})
-    assert [cut.command for cut in kept.due("lake", 30)] == [first]
-    assert [cut.position for cut in fresh.due("lake", 30)] == [10, 20]
-    kept.refuse(cut, "too late")
+def test_a_request_that_was_abandoned_takes_no_answer(catalog: Catalog) -> None:
+    command = catalog.commands.post("shop", CUT, {"sink": "lake", "position": 10})
+    requests = CutRequests(catalog, "shop")
+    (cut,) = requests.open("lake")
+    assert catalog.commands.finish(command, {"reason": "abandoned"}, ok=False)
 
-    assert not kept.has_requests("lake")
+    assert not requests.answer(cut, Published(10, 0, {}), "handle")
+    answered = catalog.commands.get(command)
+    assert answered is not None
+    assert answered.result == {"reason": "abandoned"}
 
 
 def test_a_released_snapshot_is_returned_once(catalog: Catalog) -> None:
