@@ -65,13 +65,15 @@ def write_checkpoint(uri: str, version: int) -> None:
         atomic_file.replace(Path(uri) / LOG / HINT, checkpoint_at(Path(uri), version))
 
 
-def remove_old_commits(uri: str, newest: int, listed: Collection[int] = (), *, kept: int, recent: int = 0) -> int:
+def remove_old_commits(
+    uri: str, newest: int, listed: Collection[int] = (), *, kept: int, brief: Collection[int] = ()
+) -> int:
     """Remove the files of `_delta_log` that no remaining version needs; return their number.
 
-    newest: the newest version of the table. listed: older versions that must stay readable; each gets a checkpoint.
-    kept: number of newest versions that stay readable. recent: number of newest versions that get no checkpoint if less
-    than CHECKPOINT_EVERY commits are needed to read them, because they are not listed for long. In an object store
-    nothing is removed.
+    newest: the newest version of the table. listed: older versions that must stay readable; each gets a checkpoint, or
+    keeps the commits since the checkpoint before. kept: number of newest versions that stay readable. brief: those of
+    the listed versions that are not listed for long: they keep less than CHECKPOINT_EVERY commits rather than get a
+    checkpoint. In an object store nothing is removed.
     """
     if "://" in uri:
         return 0
@@ -79,18 +81,20 @@ def remove_old_commits(uri: str, newest: int, listed: Collection[int] = (), *, k
     files = sorted((table / LOG).glob("[0-9]*[a-z]"))
     checkpoints = {version_of(file) for file in files if file.match("*.checkpoint.parquet")}
     begins = max((version for version in checkpoints if version <= newest - kept), default=0)
-    needed, created = set[int](), 0
+    needed, bases, created = set[int](), {begins}, 0
     for version in sorted(version for version in listed if version < begins):
         first = max((known for known in checkpoints if known <= version), default=0)
-        is_near = version > newest - recent and version - first < CHECKPOINT_EVERY
+        is_near = version in brief and version - first < CHECKPOINT_EVERY
         if version != first and not is_near and created < CHECKPOINTS_AT_ONCE:
             created += 1
             checkpoints |= _create_checkpoint(table, version)
             first = max((known for known in checkpoints if known <= version), default=0)
+        bases.add(first)
         needed.update(range(first, version + 1))
     removed = [file for file in files if version_of(file) < begins and version_of(file) not in needed]
-    if removed:  # delta-rs does not sync the checkpoint
-        atomic_file.sync(table / LOG / f"{begins:020d}.checkpoint.parquet")
+    if removed:  # delta-rs does not sync checkpoints
+        for version in bases & checkpoints:
+            atomic_file.sync(table / LOG / f"{version:020d}.checkpoint.parquet")
         atomic_file.sync(table / LOG)
     for file in removed:  # oldest first, so that no commit is missing between others
         hit("delta_log_shortened")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from cdc.failpoint import hit
 from cdc.log.checkpoint_rows import RETENTION
-from cdc.stores.cut_retention import KEEP_ALL_AT_MOST
+from cdc.stores.cut_retention import KEEP_ALL_FOR
 from cdc.stores.unsupported_table_features import unsupported_features
 from cdc.target_names import RELATION_COLUMN
 from pipelines.sinks.delta.background_rewriter import SMALL, BackgroundRewriter
@@ -141,8 +141,9 @@ class UpkeepSettings:
     """Time for which published cuts are kept."""
     keep_commits: int = 100
     """Number of newest commits that stay in the `_delta_log` of a target in a local directory."""
-    recent_commits: int = KEEP_ALL_AT_MOST
-    """See `recent` of delta_log_cleanup.remove_old_commits; most cuts of these commits are dropped after a minute."""
+    brief: float = 3.0 * KEEP_ALL_FOR
+    """Age up to which the cuts of a version get no checkpoint. Every cut is kept for KEEP_ALL_FOR seconds, and most are
+    dropped soon after."""
     ordering: ZOrdering = field(default_factory=ZOrdering)
     """Sizes that decide which file groups of a target with `cluster_by` are sorted."""
 
@@ -335,7 +336,7 @@ class TargetMaintenance:
         if rests:
             return False
         if opened is not None and self._is_long(opened, turn):
-            self._shorten_log(uri, opened.version, self._listed(uri, cuts))
+            self._shorten_log(opened, cuts)
             turn.shortened = opened.version
         elif opened is not None and turn.order_due <= now and turn.order_due < turn.due and self._order(opened, turn):
             pass
@@ -439,7 +440,7 @@ class TargetMaintenance:
         if "://" in target.uri:
             present |= dict.fromkeys(expired_log_files(_names(store), min(versions)), UNKNOWN_FILE_AGE)
         else:
-            self._shorten_log(target.uri, target.version, versions)
+            self._shorten_log(target, cuts)
         gone = files.removable(present, needed, now, after)
         removed = self._remove_some(store, gone)
         if removed:
@@ -451,9 +452,11 @@ class TargetMaintenance:
             )
         return len(gone) - removed
 
-    def _shorten_log(self, uri: str, newest: int, listed: Collection[int]) -> None:
-        kept, recent = self._settings.keep_commits, self._settings.recent_commits
-        remove_old_commits(uri, newest, listed, kept=kept, recent=recent)
+    def _shorten_log(self, target: DeltaTarget, cuts: Sequence[KeptCut]) -> None:
+        since = (cuts[-1].published_at if cuts else 0) - self._settings.brief * 1e6
+        listed = self._listed(target.uri, cuts)
+        brief = listed - self._listed(target.uri, [cut for cut in cuts if cut.published_at < since])
+        remove_old_commits(target.uri, target.version, listed, kept=self._settings.keep_commits, brief=brief)
 
     def _remove_some(self, store: pafs.FileSystem, paths: Sequence[str]) -> int:
         """Remove as many of the files as one call allows; return how many were removed."""

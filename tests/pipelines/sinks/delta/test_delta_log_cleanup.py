@@ -83,15 +83,15 @@ def test_what_is_not_listed_any_more_goes_the_next_time(tmp_path: Path):
     assert rows(uri, 25) == 25
 
 
-def test_a_recent_version_stays_readable_by_its_commits(tmp_path: Path):
+def test_a_version_that_is_listed_briefly_stays_readable_by_its_commits(tmp_path: Path):
     uri = table_of(tmp_path, 45)
     checkpoints = {name for name in names(uri) if "checkpoint" in name}
-    remove_old_commits(uri, 45, (13, 25), kept=10, recent=30)
+    remove_old_commits(uri, 45, (13, 25), kept=10, brief={25})
 
     assert [rows(uri, version) for version in (13, 25)] == [13, 25]
     new = {name for name in names(uri) if "checkpoint" in name} - checkpoints
     assert new == {f"{13:020d}.checkpoint.parquet"}
-    remove_old_commits(uri, 45, (25,), kept=10, recent=20)
+    remove_old_commits(uri, 45, (25,), kept=10)
     assert rows(uri, 25) == 25
 
 

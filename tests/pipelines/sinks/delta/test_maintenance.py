@@ -231,7 +231,7 @@ def test_a_table_that_cannot_be_compacted_still_loses_what_nobody_needs(tmp_path
 
 
 def test_the_log_begins_at_the_oldest_kept_cut(tmp_path: Path):
-    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=0, keep_commits=1, recent_commits=0))
+    upkept = MaintainedSink(tmp_path, UpkeepSettings(every=1, vacuum_after=0, keep_commits=1, brief=-1))
     upkept.applied()
     upkept.applied()
     oldest, *_ = [upkept.round() for _ in range(3)]
