@@ -78,6 +78,7 @@ class BackgroundRewriter:
         done, target = running.result.result(), targets.get(running.uri)
         # the target may have been closed, or replaced by a replay
         if target is None or running.table not in self._indexed.opened(target):
+            running.table.index.discard(done.entries)
             return False
         if not running.table.commit_rewrite(done, {APP_ID: target.identity}, target.all_columns):
             return False

@@ -115,7 +115,9 @@ class IndexedRows:
 
 
 class IndexedTable:
-    """One target of the indexed writer: its live files and its key index. Only one thread at a time uses it."""
+    """One target of the indexed writer: its live files and its key index. No two threads use it at the same time,
+    except that `rewrite` may run during other calls.
+    """
 
     def __init__(
         self,
@@ -215,6 +217,12 @@ class IndexedTable:
 
         signature: as in file_compaction.commit. columns: the columns of the table.
         """
+        try:
+            return self._commit_rewrite(done, signature, columns)
+        finally:
+            self.index.discard(done.entries)
+
+    def _commit_rewrite(self, done: IndexedRewrite, signature: Action, columns: pa.Schema) -> bool:
         self.files.advance()
         if refusal(self.files, columns) is not None:
             return False

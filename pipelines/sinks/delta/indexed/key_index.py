@@ -9,7 +9,8 @@ rows. The caller adds each live file that `files` does not name.
 Entries are stored in *runs*, each sorted by key. Two neighbouring runs are merged when the earlier run is less than
 GROWTH times as large as the later run. So there are few runs, and an entry is merged only a few times. Hashes are
 evenly distributed: a search in a run begins where the key is expected, and reads few pages of memory. A merged run of
-at least ON_DISK entries is a file that is mapped into memory. A background thread merges and writes it.
+at least ON_DISK entries is a file that is mapped into memory. A background thread merges and writes it. The run of a
+rewritten data file is prepared by the thread that rewrites the file.
 
 The run files and the manifest are a cache. They are not synced, but each has a checksum. If one of them is missing,
 damaged or of another table, the index begins empty, and the caller adds the data files again.
@@ -384,6 +385,12 @@ class KeyIndex:
             self._lock.close()
             self._lock = None
 
+    def discard(self, prepared: PreparedRun) -> None:
+        """Remove the file of a prepared run that is not added."""
+        if prepared.run.name:
+            with suppress(OSError):
+                (self._folder / prepared.run.name).unlink()
+
     def _new_number(self) -> int:
         with self._next_lock:
             self._next += 1
@@ -480,7 +487,8 @@ class KeyIndex:
     def _read(self) -> None:
         """Load manifest and runs from the folder; if one is damaged or of another table, begin with an empty index."""
         for file in self._folder.glob(f"*{_PREPARED}"):
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink()
         try:
             manifest = _manifest(self._folder / MANIFEST)
         except FileNotFoundError:
