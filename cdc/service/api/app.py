@@ -86,6 +86,7 @@ def create_app(
     ]
     app = Starlette(routes=[Mount("/", API)], middleware=middleware, lifespan=sampling)
     app.state.sampler = sampler
+    add_error_handlers(app)  # for paths that no route can have, such as one with a line break
     return app
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from cdc.errors import (
@@ -66,7 +67,7 @@ ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 """Error responses that every path below `/api/v1` may return in addition to its own responses."""
 
 
-def add_error_handlers(app: FastAPI) -> None:
+def add_error_handlers(app: Starlette) -> None:
     """Register handlers that answer every error of the app as {code, message, suggestion}."""
     app.add_exception_handler(CdcError, _known_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -1,4 +1,4 @@
-"""Route context: what the routes of the API share: path parameters, body classes, and checks of names.
+"""Route context: the path parameters, body classes, and checks of names that the routes of the API share.
 
 The routes are functions at the top of their modules, and they are the same for every pipeline. A route that has a
 parameter of type `Context`, `OwnContext`, `Sampler` or `Actor` gets the object of the server that answers the request.
@@ -85,6 +85,7 @@ async def own_context(request: Request) -> RouteContext:
 
 
 OwnContext = Annotated[RouteContext, Depends(own_context)]
+"""The context of the server, whatever the path of the request."""
 
 
 async def sampler_of(context: OwnContext) -> StatusSampler:
@@ -105,4 +106,5 @@ async def actor_of(request: Request) -> str:
 
 Sampler = Annotated[StatusSampler, Depends(sampler_of)]
 Context = Annotated[RouteContext, Depends(context_of)]
+"""The context of the server, for a route below `/pipelines/{pipeline}`; another pipeline than its own is refused."""
 Actor = Annotated[str, Depends(actor_of)]

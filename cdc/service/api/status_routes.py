@@ -30,7 +30,7 @@ POLICY: Final = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content security policy of every other response."""
+"""Content security policy of every response but that of `/docs`."""
 _DOCS_POLICY: Final = POLICY.replace("img-src 'self'", "img-src 'self' data:")
 """Content security policy of the page `/docs`; it allows the inline icons in the style sheet of Swagger UI."""
 

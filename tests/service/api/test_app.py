@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from cdc.catalog import Catalog
+from cdc.errors import UnknownName
 from cdc.service.api.app import create_app
 from tests.service.pipeline import definition
 from tests.service.running import Clock, answering
@@ -23,6 +24,13 @@ def test_the_page_may_load_nothing_from_elsewhere(client: httpx.Client) -> None:
     assert "https://" not in page.text
     for path in ("/static/page.css", "/static/page.js", "/static/icon.svg"):
         assert client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/api/v1/none", "/api/v1/a%0Ab", "/a%0Ab"])
+def test_a_path_without_a_route_is_answered_like_every_error(client: httpx.Client, path: str) -> None:
+    answer = client.get(path)
+    assert (answer.status_code, answer.json()["code"]) == (404, UnknownName.code)
+    assert "content-security-policy" in answer.headers
 
 
 def test_apps_of_one_process_share_routes_and_nothing_else(catalog: Catalog, tmp_path: Path) -> None:
