@@ -237,17 +237,20 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _compact(arguments: argparse.Namespace) -> int:
     definition, job = load_definition(arguments.config), import_module("pipelines.compaction.compaction_steps")
-    root, session = definition.log.root, None
+    runtime = import_module("pipelines.runtime.spark_session")
+    settings = runtime.SparkSettings.of(definition, f"cdc-{definition.name}-compact")
     # a submitted compaction always runs on executors, even if it is small
     limits = job.CompactionLimits(large=0) if arguments.submitted else job.CompactionLimits()
-    if arguments.submitted or job.is_large(root, everything=arguments.everything):
-        runtime = import_module("pipelines.runtime.spark_session")
-        session = runtime.spark_session(runtime.SparkSettings.of(definition, f"cdc-{definition.name}-compact"))
-    try:
-        outcome = job.compact(session, root, everything=arguments.everything, limits=limits)
-    finally:
-        if session is not None:
-            session.stop()
+    with ExitStack() as sessions:
+
+        def start() -> Any:
+            session = runtime.spark_session(settings)
+            sessions.callback(session.stop)
+            return session
+
+        is_late = settings.local and not arguments.submitted
+        spark = cache(start) if is_late else start()
+        outcome = job.compact(spark, definition.log.root, everything=arguments.everything, limits=limits)
     if arguments.json:
         print(Envelope(command="compact", ok=True, summary=outcome.summary, result=outcome.to_json()), flush=True)  # noqa: T201
     else:

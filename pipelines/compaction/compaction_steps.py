@@ -10,7 +10,7 @@ byte is written two or three times in total. If thousands of runs contain only n
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ from cdc import atomic_file
 from cdc.failpoint import hit
 from cdc.log import consumers
 from cdc.log.bucket_files import Root, as_root
-from cdc.log.compacted_table import CompactedWriter, Run, WrittenFile, read_compacted_state
+from cdc.log.compacted_table import CompactedWriter, Run, WrittenFile
 from cdc.log.disk_format import CHANGES, LogFile, commit_file
 from cdc.log.fenced_table import sync_commit
 from cdc.log.reader import LogReader
@@ -37,6 +37,9 @@ from pipelines.compaction.run_writer import RunPlan, bases_by_part, find_live_ro
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
+
+StartSpark = Callable[[], "SparkSession | None"]
+"""Function that starts Spark if necessary and returns the session; None if this process has to do without."""
 
 LARGE: Final = 8_000_000
 """Number of rows above which Spark's workers merge runs; this process needs 150 bytes of memory per row.
@@ -109,7 +112,7 @@ class CompactionResult:
 
 
 def compact(
-    spark: SparkSession | None,
+    spark: SparkSession | StartSpark | None,
     root: str | Root,
     *,
     upto: Position | None = None,
@@ -119,7 +122,8 @@ def compact(
     """Compact the closed segments of the log under root, then merge runs if `first_run_to_merge` selects any.
 
     spark: on a cluster, executors compact large ranges and merge large runs. On one machine this process compacts
-    faster, so Spark merges only runs that do not fit into the memory of this process. None: Spark is not used.
+    faster, so Spark merges only runs that do not fit into the memory of this process. A function starts Spark on one
+    machine, and is called for the first such merge. None: Spark is not used.
     upto: compact no segment that ends later. everything: also compact segments that are not closed.
     Raises LogFenced if another process compacts the same log, and LogCorrupt if a file cannot be read.
     """
@@ -133,19 +137,6 @@ def compact(
             step = job.merge(step)
             total = total.then(step)
     return total
-
-
-def is_large(root: str | Root, *, everything: bool = False, large: int = LARGE) -> bool:
-    """Return whether compact() would process more than `large` rows now, and so needs Spark."""
-    log = LogReader(root)
-    state = read_compacted_state(as_root(root), log.log_id)
-    after, runs = (Position(0), ()) if state is None else (state.horizon, state.runs)
-    ahead = log.files(after, log.durable or after)
-    end = log.durable if everything else cold_end(ahead)
-    cold = [file for file in ahead if end is not None and file.first <= end]
-    sizes = [*(run.size for run in runs), sum(file.size for file in cold)]
-    merging = sum(run.rows for run in runs) if first_run_to_merge(sizes) is not None else 0
-    return sum(file.rows for file in cold) + merging > large
 
 
 def cold_end(files: Sequence[LogFile], upto: Position | None = None) -> Position | None:
@@ -181,7 +172,7 @@ def first_run_to_merge(sizes: Sequence[int], most: int = MOST_RUNS) -> int | Non
 
 @dataclass(frozen=True, slots=True)
 class _Compaction:
-    spark: SparkSession | None
+    spark: SparkSession | StartSpark | None
     root: Root
     writer: CompactedWriter
     limits: CompactionLimits
@@ -250,9 +241,9 @@ class _Compaction:
         None: the files are runs to merge, and there is no limit.
         """
         after, upto = Position(plan.after), Position(plan.upto)
-        if self.spark is not None and self._needs_workers(files, self.spark, merging=most is None):
+        if (session := self._session_for(files, merging=most is None)) is not None:
             moves = None if most is None else read_partial_moves(files, after, upto)
-            return write_run_by_workers(self.spark, files, self._with_parts(plan, self._parts(files), moves)), upto
+            return write_run_by_workers(session, files, self._with_parts(plan, self._parts(files), moves)), upto
         files = sorted(files, key=attrgetter("first", "path"))
         live, end = find_live_rows(files, after, upto, sys.maxsize if most is None else most)
         parts = self.limits.parts or max(1, -(-live.num_rows // PART_ROWS))
@@ -271,11 +262,18 @@ class _Compaction:
         plan = replace(plan, moved_parts=parts_of_moved_keys(moves, parts))
         return replace(plan, bases=bases_by_part(read_base_rows(moves, self.writer.runs), plan))
 
-    def _needs_workers(self, files: Sequence[LogFile], spark: SparkSession, *, merging: bool) -> bool:
-        if self.limits.parts is not None:
-            return self.limits.parts > 1
-        on_cluster = not spark.sparkContext.master.startswith("local")
-        return sum(file.rows for file in files) > self.limits.large and (merging or on_cluster)
+    def _session_for(self, files: Sequence[LogFile], *, merging: bool) -> SparkSession | None:
+        """Return the session whose workers write a run; None if this process writes it."""
+        if self.spark is None:
+            return None
+        if self.limits.parts is None:
+            on_cluster = not callable(self.spark) and not self.spark.sparkContext.master.startswith("local")
+            by_workers = sum(file.rows for file in files) > self.limits.large and (merging or on_cluster)
+        else:
+            by_workers = self.limits.parts > 1
+        if not by_workers:
+            return None
+        return self.spark() if callable(self.spark) else self.spark
 
     def _parts(self, files: Sequence[LogFile]) -> int:
         rows, size = sum(file.rows for file in files), sum(file.size for file in files)

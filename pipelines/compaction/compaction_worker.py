@@ -7,7 +7,6 @@ that the sinks do not use. A failed compaction is logged and tried again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,8 +20,8 @@ from cdc.errors import CdcError, LogError
 from cdc.log.compacted_table import read_compacted_state
 from cdc.log.reader import LogReader
 from cdc.log.trim_plan import request_trim
-from pipelines.compaction.compaction_steps import CompactionLimits, CompactionResult, compact, is_large
-from pipelines.runtime.spark_session import COMPACTION_POOL
+from pipelines.compaction.compaction_steps import CompactionLimits, CompactionResult, StartSpark, compact
+from pipelines.runtime.spark_session import COMPACTION_POOL, SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,21 +35,19 @@ RETRY_AFTER: Final = 60.0
 
 log = structlog.get_logger("compaction")
 
-Spark = Callable[[], "SparkSession | None"]
-"""Function that waits for the Spark session and returns it; it returns None if the process compacts without Spark."""
-
 
 class CompactionWorker(Thread):
     """Thread that compacts the log of one pipeline until `stop` is set; `limits` may be changed before the start."""
 
     def __init__(
-        self, definition: Definition, catalog: Catalog, recorder: metrics.Metrics, spark: Spark, stop: Event
+        self, definition: Definition, catalog: Catalog, recorder: metrics.Metrics, spark: StartSpark, stop: Event
     ) -> None:
-        """spark: waits for the Spark session and returns it; if it returns None, the worker compacts without Spark."""
+        """spark: called for a compaction that needs Spark; on a cluster, every compaction does."""
         super().__init__(name="compaction", daemon=True)
         self._root, self._every = definition.log.root, definition.log.compact.every
         self._pipeline, self._catalog, self._metrics = definition.name, catalog, recorder
         self._spark, self._stop_event = spark, stop
+        self._is_local = SparkSettings.of(definition, "").local
         self.limits = CompactionLimits()
 
     def run(self) -> None:
@@ -83,8 +80,8 @@ class CompactionWorker(Thread):
     def _compact(self, *, everything: bool) -> CompactionResult | CdcError:
         began = time.monotonic()
         try:
-            session = self._session() if self._is_large(everything=everything) else None
-            result = compact(session, self._root, everything=everything, limits=self.limits)
+            spark = self._session if self._is_local else self._session()
+            result = compact(spark, self._root, everything=everything, limits=self.limits)
             self._record_metrics(result, time.monotonic() - began)
         except Exception as exc:  # noqa: BLE001 - no error of a compaction may stop the sinks
             return self._record_failure(exc)
@@ -92,9 +89,6 @@ class CompactionWorker(Thread):
             request_trim(self._root)
             log.info("compacted the log", outcome=result.to_json(), seconds=round(time.monotonic() - began, 1))
         return result
-
-    def _is_large(self, *, everything: bool) -> bool:
-        return is_large(self._root, everything=everything, large=self.limits.large)
 
     def _session(self) -> SparkSession | None:
         session = self._spark()

@@ -20,7 +20,7 @@ from cdc.log.reader import LogReader, read_file
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.compaction.compaction_steps import CompactionLimits, CompactionResult, compact, is_large
+from pipelines.compaction.compaction_steps import CompactionLimits, CompactionResult, compact
 from tests.benchmarks import log_amplification
 from tests.fixtures.examples import examples
 from tests.pipelines.cold_log import SPREAD, append, folded, histories, interleaved, log_writer, transactions
@@ -156,7 +156,21 @@ def test_only_closed_segments_are_compacted_without_everything(tmp_path: Path) -
     assert (again.horizon, again.rows_in) == (6, 0)
     last = compact(None, tmp_path, everything=True)
     assert (last.horizon, last.rows_in, last.rows_out) == (7, 1, 1)
-    assert not is_large(tmp_path, everything=True)
+
+
+def test_spark_starts_for_a_large_merge_and_not_for_many_new_rows(tmp_path: Path) -> None:
+    asked, limits = list[int](), CompactionLimits(large=2)
+    writer = log_writer(tmp_path)
+
+    def start() -> None:
+        asked.append(len(asked))
+
+    append(writer, [[key(place, 0, "c", str(place), after={1: "x"}) for place in (5, 6, 7)]])
+    compact(start, tmp_path, everything=True, limits=limits)
+    assert asked == []
+    append(writer, [[key(8, place, "c", f"8{place}", after={1: "x"}) for place in range(9)]])
+    done = compact(start, tmp_path, everything=True, limits=limits)
+    assert (done.merged, asked) == (2, [0])
 
 
 def test_a_row_that_never_changes_does_not_block_retention(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from cdc.log.reader import LogReader
 from cdc.log.trim_plan import REQUEST_FILE
 from cdc.log_row import LOG_SCHEMA
 from cdc.position import Position
-from pipelines.compaction.compaction_steps import CompactionLimits
-from pipelines.compaction.compaction_worker import CompactionWorker, Spark
+from pipelines.compaction.compaction_steps import CompactionLimits, StartSpark
+from pipelines.compaction.compaction_worker import CompactionWorker
 from tests.fixtures.waiting import until
 from tests.pipelines.cold_log import EACH_OF_ITS_OWN, folded, log_writer
 from tests.pipelines.fold_model import Row
@@ -56,7 +56,7 @@ def running_worker(
     definition: Definition,
     catalog: Catalog,
     figures: metrics.Metrics | None = None,
-    spark: Spark = lambda: None,
+    spark: StartSpark = lambda: None,
     limits: CompactionLimits = USUAL,
 ) -> Iterator[None]:
     stop = Event()
