@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -174,20 +174,10 @@ def _apply(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     definition = load_definition(arguments.config)
     new_sink_check = import_module("pipelines.new_sink_check")
-    spark_session, unwritable_tables = (
-        import_module("pipelines.runtime.spark_session"),
-        import_module("cdc.stores.unwritable_tables"),
-    )
+    unwritable_tables = import_module("cdc.stores.unwritable_tables")
     defined = import_module("cdc.capture.startup_checks").defined_tables(definition)
     tables = list(unwritable_tables.tables_of_sinks(definition, defined, {sink.name for sink in definition.sinks}))
-    with ExitStack() as stack:
-
-        @cache
-        def session() -> Any:
-            spark = spark_session.spark_session(new_sink_check.local_settings(definition))
-            stack.callback(spark.stop)
-            return spark
-
+    with _spark_at_first_call(new_sink_check.local_settings(definition)) as session:
         found = new_sink_check.find_unresolved_rules(tables, session)
     if found:
         raise InvalidDefinition.from_issues(issues_in_file(arguments.config, found))
@@ -195,6 +185,23 @@ def _check(arguments: argparse.Namespace) -> int:
         "check", json=arguments.json, summary=f"Spark resolved the rules of {len(tables)} tables", result={"flaws": []}
     )
     return int(ExitCode.OK.value)
+
+
+@contextmanager
+def _spark_at_first_call(settings: Any) -> Iterator[Callable[[], Any]]:
+    """Yield a function that returns the Spark session, which its first call starts and the end of the block stops.
+
+    settings: a SparkSettings.
+    """
+    with ExitStack() as stack:
+
+        @cache
+        def session() -> Any:
+            spark = import_module("pipelines.runtime.spark_session").spark_session(settings)
+            stack.callback(spark.stop)
+            return spark
+
+        yield session
 
 
 def _select_sinks(definition: Definition, names: Sequence[str], trigger: str | None) -> Definition:
@@ -241,15 +248,8 @@ def _compact(arguments: argparse.Namespace) -> int:
     settings = runtime.SparkSettings.of(definition, f"cdc-{definition.name}-compact")
     # a submitted compaction always runs on executors, even if it is small
     limits = job.CompactionLimits(large=0) if arguments.submitted else job.CompactionLimits()
-    with ExitStack() as sessions:
-
-        def start() -> Any:
-            session = runtime.spark_session(settings)
-            sessions.callback(session.stop)
-            return session
-
-        is_late = settings.local and not arguments.submitted
-        spark = cache(start) if is_late else start()
+    with _spark_at_first_call(settings) as start:
+        spark = start if settings.local and not arguments.submitted else start()
         outcome = job.compact(spark, definition.log.root, everything=arguments.everything, limits=limits)
     if arguments.json:
         print(Envelope(command="compact", ok=True, summary=outcome.summary, result=outcome.to_json()), flush=True)  # noqa: T201
