@@ -36,7 +36,10 @@ from pipelines.sink_lifecycle import SinkRunner
 from pipelines.spark_on_demand import SparkOnDemand
 
 POLL: Final = 0.5
-"""Seconds between two steps of a sink's runner; each step sends three queries to the catalog."""
+"""Seconds between two steps of a sink's runner, and between two checks whether a sink has failed.
+
+Each step sends three queries to the catalog.
+"""
 STEP: Final = 0.1
 """Seconds between two attempts to apply a small range of the log, if the log is in an object store."""
 LOCAL_STEP: Final = 0.02
@@ -132,11 +135,11 @@ def _run_sinks(definition: Definition, reporter: ProgressReporter, parts: SinkPa
     ended = Event()
     with ThreadPoolExecutor(max(1, len(runners)), thread_name_prefix="sink") as pool:
         pause = STEP if is_remote(definition.log.path) else LOCAL_STEP
-        look_every = POLL if goal is None else STEP  # with a goal, somebody waits for the end
+        check_every = POLL if goal is None else STEP  # with a goal, a command may wait for the end
         threads = [pool.submit(_run_sink, runner, ended, pause) for runner in runners]
         try:
             while (
-                not end.stop.wait(look_every) and parts.spark.error is None and not any(one.done() for one in threads)
+                not end.stop.wait(check_every) and parts.spark.error is None and not any(one.done() for one in threads)
             ):
                 started = parts.spark.available is not None
                 reporter.figures.set(metrics.SPARK_STARTED, float(started), definition.name)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 StartSpark = Callable[[], "SparkSession | None"]
-"""Function that starts Spark if necessary and returns the session; None if this process has to do without."""
+"""Function that starts Spark at its first call, and returns the session; None: the process compacts without Spark."""
 
 LARGE: Final = 8_000_000
 """Number of rows above which Spark's workers merge runs; this process needs 150 bytes of memory per row.
@@ -122,8 +122,8 @@ def compact(
     """Compact the closed segments of the log under root, then merge runs if `first_run_to_merge` selects any.
 
     spark: on a cluster, executors compact large ranges and merge large runs. On one machine this process compacts
-    faster, so Spark merges only runs that do not fit into the memory of this process. A function starts Spark on one
-    machine, and is called for the first such merge. None: Spark is not used.
+    faster, so Spark merges only runs that do not fit into the memory of this process. A function, on one machine, is
+    called for each such merge. None: Spark is not used.
     upto: compact no segment that ends later. everything: also compact segments that are not closed.
     Raises LogFenced if another process compacts the same log, and LogCorrupt if a file cannot be read.
     """

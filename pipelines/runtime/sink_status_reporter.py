@@ -20,7 +20,6 @@ from pipelines.runtime.throttle import BatchThrottle, CommitRate
 
 REPORT_EVERY: Final = 0.5
 """Seconds between two reports. A process is shown as down after five seconds without a report."""
-
 RECORD_ALL_EVERY: Final = 10.0
 """Seconds after which sinks and tables are written again although nothing changed: the catalog may be a new one."""
 

@@ -21,12 +21,11 @@ from starlette.staticfiles import StaticFiles
 
 from cdc.catalog import Catalog
 from cdc.config import Definition
-from cdc.service.api import dead_letter_routes, job_routes, log_routes
+from cdc.service.api import dead_letter_routes, job_routes, log_routes, status_routes
 from cdc.service.api.access import Access
 from cdc.service.api.error_responses import ERROR_RESPONSES, add_error_handlers
 from cdc.service.api.request_limits import BodyLimit
 from cdc.service.api.route_context import RouteContext
-from cdc.service.api.status_routes import POLICY, page_routes, process_routes, status_routes
 from cdc.service.api.status_sampler import StatusSampler
 from cdc.service.background_jobs import ReplayJobs, VerificationJobs
 from cdc.service.log_sampler import utc_now
@@ -41,7 +40,7 @@ _BEARER: Final = Security(
 SAMPLE_INTERVAL: Final = 1.0
 """Seconds between two samples of the pipeline's status."""
 _HEADERS: Final = {
-    "content-security-policy": POLICY,
+    "content-security-policy": status_routes.POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
@@ -95,10 +94,10 @@ def _api() -> FastAPI:
     api = FastAPI(title="cdc", docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json")
     api.mount("/static", StaticFiles(directory=str(files("cdc.service.page") / "static")), name="static")
     described: dict[str, Any] = {"prefix": "/api/v1", "responses": ERROR_RESPONSES, "dependencies": [_BEARER]}
-    api.include_router(process_routes)
-    for routes in (status_routes, job_routes.routes, log_routes.routes, dead_letter_routes.routes):
-        api.include_router(routes, **described)
-    api.include_router(page_routes)
+    api.include_router(status_routes.process_routes)
+    for module in (status_routes, job_routes, log_routes, dead_letter_routes):
+        api.include_router(module.routes, **described)
+    api.include_router(status_routes.page_routes)
     add_error_handlers(api)
     return api
 

@@ -161,8 +161,7 @@ def skip(context: Context, table: TablePath, _body: EmptyBody, actor: Actor) -> 
     that file.
     """
     context.check_table(table)
-    request_skip = import_module("cdc.snapshot.reader_commands").request_skip
-    number, _ = request_skip(context.definition, context.catalog, [exact_glob(table)], actor)
+    number, _ = _reader_commands().request_skip(context.definition, context.catalog, [exact_glob(table)], actor)
     return SkipRequest(number, table)
 
 

@@ -79,48 +79,48 @@ def metrics(sampler: Sampler) -> Response:
     return Response(prometheus_text(status, figures), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-status_routes = APIRouter(tags=["status"])
+routes = APIRouter(tags=["status"])
 """The routes that return the status of pipelines, and explain errors."""
 
 
-@status_routes.get("/status", response_model=LiveStatus)
+@routes.get("/status", response_model=LiveStatus)
 def status(sampler: Sampler) -> dict[str, Any]:
     """Return the whole status of this server's pipeline, with rates and lags of the last minutes."""
     return _live_status(sampler)
 
 
-@status_routes.get("/events")
+@routes.get("/events")
 async def events(sampler: Sampler) -> Response:
     """Send the result of `GET /status` once a second, as server-sent events named `status`."""
     return _stream(sampler, "status", lambda: _live_status(sampler))
 
 
-@status_routes.get("/pipelines")
+@routes.get("/pipelines")
 def pipelines(sampler: Sampler) -> list[PipelineState]:
     """Return every pipeline of the catalog with its state."""
     names = sorted({sampler.name, *(pipeline.name for pipeline in sampler.catalog.pipelines.ls())})
     return [PipelineState(name, sampler.status_of(name).state) for name in names]
 
 
-@status_routes.get("/pipelines/{name}")
+@routes.get("/pipelines/{name}")
 def pipeline(sampler: Sampler, name: str) -> PipelineStatus:
     """Return the status of one pipeline of the catalog."""
     return _status_by_name(sampler, name)
 
 
-@status_routes.get("/pipelines/{name}/tables")
+@routes.get("/pipelines/{name}/tables")
 def tables(sampler: Sampler, name: str) -> list[TableStatus]:
     """Return the status of each table of a pipeline, at the source (`sink` is empty) and in every sink."""
     return list(_status_by_name(sampler, name).tables)
 
 
-@status_routes.get("/pipelines/{name}/sinks")
+@routes.get("/pipelines/{name}/sinks")
 def sinks(sampler: Sampler, name: str) -> list[SinkStatus]:
     """Return the progress of each sink of a pipeline."""
     return list(_status_by_name(sampler, name).sinks)
 
 
-@status_routes.get("/errors/{code}")
+@routes.get("/errors/{code}")
 def error(code: str) -> ErrorExplanation:
     """Return what an error code means, how a process reacts to the error, and what an operator does next."""
     found = next((kind for kind in all_error_classes() if kind.code == code.upper()), None)

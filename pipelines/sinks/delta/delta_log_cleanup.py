@@ -72,7 +72,7 @@ def remove_old_commits(
 
     newest: the newest version of the table. listed: older versions that must stay readable; each gets a checkpoint, or
     keeps the commits since the checkpoint before. kept: number of newest versions that stay readable. brief: those of
-    the listed versions that are not listed for long: they keep less than CHECKPOINT_EVERY commits rather than get a
+    the listed versions that are not listed for long: they keep fewer than CHECKPOINT_EVERY commits rather than get a
     checkpoint. In an object store nothing is removed.
     """
     if "://" in uri:
@@ -80,15 +80,15 @@ def remove_old_commits(
     table = Path(uri)
     files = sorted((table / LOG).glob("[0-9]*[a-z]"))
     checkpoints = {version_of(file) for file in files if file.match("*.checkpoint.parquet")}
-    begins = max((version for version in checkpoints if version <= newest - kept), default=0)
+    begins = _last_until(newest - kept, checkpoints)
     needed, bases, created = set[int](), {begins}, 0
     for version in sorted(version for version in listed if version < begins):
-        first = max((known for known in checkpoints if known <= version), default=0)
+        first = _last_until(version, checkpoints)
         is_near = version in brief and version - first < CHECKPOINT_EVERY
         if version != first and not is_near and created < CHECKPOINTS_AT_ONCE:
             created += 1
             checkpoints |= _create_checkpoint(table, version)
-            first = max((known for known in checkpoints if known <= version), default=0)
+            first = _last_until(version, checkpoints)
         bases.add(first)
         needed.update(range(first, version + 1))
     removed = [file for file in files if version_of(file) < begins and version_of(file) not in needed]
@@ -100,6 +100,11 @@ def remove_old_commits(
         hit("delta_log_shortened")
         file.unlink(missing_ok=True)
     return len(removed)
+
+
+def _last_until(version: int, checkpoints: Collection[int]) -> int:
+    """Return the last of the checkpoints at or before a version; 0 if there is none."""
+    return max((known for known in checkpoints if known <= version), default=0)
 
 
 def _create_checkpoint(table: Path, version: int) -> set[int]:

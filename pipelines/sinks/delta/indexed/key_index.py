@@ -344,6 +344,12 @@ class KeyIndex:
             self._runs.append(run)
             self._merge_runs()
 
+    def discard(self, prepared: PreparedRun) -> None:
+        """Remove the file of a prepared run that is not added."""
+        if prepared.run.name:
+            with suppress(OSError):
+                (self._folder / prepared.run.name).unlink()
+
     def forget(self, path: str) -> None:
         """Remove from `files` a file that is no longer live. Its number is not reused, so its entries do not count."""
         self.files.pop(path, None)
@@ -384,12 +390,6 @@ class KeyIndex:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-    def discard(self, prepared: PreparedRun) -> None:
-        """Remove the file of a prepared run that is not added."""
-        if prepared.run.name:
-            with suppress(OSError):
-                (self._folder / prepared.run.name).unlink()
 
     def _new_number(self) -> int:
         with self._next_lock:
