@@ -27,7 +27,7 @@ _RENAMED = re.compile(r'rename\w*\((?:\S+ )?"(?P<old>[^"]+)", (?:\S+ )?"(?P<new>
 
 
 def traced(held: Captured, nth: int) -> list[str]:
-    """Run a reader whose nth fsync of each thread fails until the server was told of all; what it did to the disk."""
+    """Run a reader whose nth fsync of each thread fails until all rows are confirmed; what it did to the disk."""
     trace = held.folder / "trace"
     kept = [
         "strace", "-f", "-qq", "-y", "-s", "300", "-o", str(trace), "--seccomp-bpf",
@@ -38,7 +38,7 @@ def traced(held: Captured, nth: int) -> list[str]:
         child = subprocess.Popen(command, stdout=output, stderr=output)
         try:
             said = (held.folder / "reader.out").read_text
-            until(lambda: child.poll() is not None or told(held), said, every=0.02)
+            until(lambda: child.poll() is not None or is_confirmed(held), said, every=0.02)
             assert child.poll() is None, said()
         finally:
             for reader in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split():
@@ -47,7 +47,7 @@ def traced(held: Captured, nth: int) -> list[str]:
     return trace.read_text().splitlines()
 
 
-def told(held: Captured) -> bool:
+def is_confirmed(held: Captured) -> bool:
     """Whether all rows are in the log and the server may forget them; the log is read first, for it only grows."""
     if len(held.folded("t")) < ROWS:
         return False

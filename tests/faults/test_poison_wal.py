@@ -77,8 +77,8 @@ def test_the_reader_process_tries_again_with_pauses_and_names_slot_and_next_step
         child = start("cdc", "reader", "-c", held.path, "--log-format", "json", output=output)
 
     def refusals() -> list[dict[str, Any]]:
-        told = [json.loads(text) for text in said.read_text().splitlines() if text.startswith("{") and text[-1] == "}"]
-        return [one for one in told if one.get("code") == UndecodableWal.code]
+        lines = [json.loads(text) for text in said.read_text().splitlines() if text.startswith("{") and text[-1] == "}"]
+        return [one for one in lines if one.get("code") == UndecodableWal.code]
 
     try:
         until(lambda: len(refusals()) >= 3, said.read_text)

@@ -163,9 +163,9 @@ def test_a_transaction_counts_once_wherever_it_stands_to_the_snapshot(beside: Be
     run_sql(held.dsn, "DELETE FROM t WHERE a = 8", delete)
     beside.caught_up()
     placed_rows = [row for row in held.rows() if row["position"] == placed.position]
-    told = [row["op"] for row in sorted(placed_rows, key=lambda row: row["ordinal"])]
+    ops = [row["op"] for row in sorted(placed_rows, key=lambda row: row["ordinal"])]
     again = ["d", *["u"] * 20, *["u"] * 20, *["c"] * 3, "d"]
-    assert told == ["s", "t", *["r"] * 1001, *again, "g"]
+    assert ops == ["s", "t", *["r"] * 1001, *again, "g"]
     assert in_log(held) == in_source(held)
 
 
