@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from cdc import atomic_file
@@ -32,7 +31,7 @@ from cdc.log.disk_format import (
     segment_of,
 )
 from cdc.log.fenced_table import FencedTable, sync_commit
-from cdc.log.table_io import is_table, last_commit_info, open_table
+from cdc.log.table_io import add_actions, is_table, last_commit_info, open_table, transaction_version
 from cdc.position import Position
 
 
@@ -299,8 +298,8 @@ def _remove_all(folder: Root) -> None:
 
 def _state(path: Root, table: DeltaTable, log_id: str) -> CompactedState:
     format_of(table.metadata().description)  # raises for a newer format
-    rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    horizon, floor = table.transaction_version(log_id), table.transaction_version(floor_id(log_id))
+    rows = add_actions(path, table).to_pylist()
+    horizon, floor = (transaction_version(path, table, name) for name in (log_id, floor_id(log_id)))
     if rows and horizon is None:
         raise LogCorrupt(
             f"table {str(path)!r} was compacted from another log than the one in the same directory",

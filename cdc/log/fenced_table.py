@@ -46,7 +46,15 @@ from cdc.log.delta_actions import (
 )
 from cdc.log.delta_checkpoint import checkpoint, checkpoint_in_bucket, last_checkpoint
 from cdc.log.disk_format import FORMAT, PROPERTIES, TABLE_SCHEMA, LogIdentity, commit_file, format_of, segment_of
-from cdc.log.table_io import footer, is_table, last_commit_info, open_table, update_table
+from cdc.log.table_io import (
+    add_actions,
+    footer,
+    is_table,
+    last_commit_info,
+    open_table,
+    transaction_version,
+    update_table,
+)
 from cdc.log_row import LOG_SCHEMA
 
 CHECKPOINT_EVERY: Final = 50
@@ -93,7 +101,7 @@ class FencedTable:
         check_writable_format(format_of(metadata.description))
         _check_protocol(path, self._table)
         self.log_id = log_id or str(metadata.id)
-        self._position = self._table.transaction_version(self.log_id)
+        self._position = transaction_version(path, self._table, self.log_id)
         self._version = self._table.version()
         self._opened_at = self._version
         self._since_checkpoint = self._version - last_checkpoint(path)
@@ -171,7 +179,7 @@ class FencedTable:
 
     def files(self) -> pa.Table:
         """Return one row per data file of the table, with the columns of delta-rs' flattened list of add actions."""
-        return pa.table(self.table.get_add_actions(flatten=True))
+        return add_actions(self.path, self.table)
 
     def check_latest(self) -> None:
         """Open the table again, and raise LogFenced if another writer has committed."""

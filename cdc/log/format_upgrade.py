@@ -20,7 +20,7 @@ from cdc.failpoint import hit
 from cdc.log.bucket_files import Root
 from cdc.log.disk_format import CHANGES, COMPACTED, FORMAT, LogIdentity, format_of
 from cdc.log.fenced_table import sync_commit
-from cdc.log.table_io import is_table, last_commit_info, open_table
+from cdc.log.table_io import is_table, last_commit_info, open_table, transaction_version
 
 Step = Callable[[Root], None]
 """Function that changes the table at a path until it fulfils the guarantees of the next format."""
@@ -62,7 +62,7 @@ def describe(table: Root, log_id: str, description: str) -> None:
     The commit repeats the position and the metadata of the latest commit. Raises LogFenced if another process commits.
     """
     delta = open_table(table)
-    position = delta.transaction_version(log_id)
+    position = transaction_version(table, delta, log_id)
     metadata = {name: str(value) for name, value in last_commit_info(table, delta).items() if name.startswith("cdc.")}
     try:
         delta.alter.set_table_description(

@@ -72,17 +72,39 @@ def open_table(path: Root, version: int | None = None) -> DeltaTable:
         raise LogCorrupt(f"table {path.name!r} of the log cannot be opened: {_first_line(exc)}") from exc
 
 
-def update_table(path: Root, table: DeltaTable) -> None:
-    """Move an open Delta table to its newest version; raises the errors of `open_table`."""
+@contextmanager
+def _read_errors(path: Root) -> Iterator[None]:
+    """Raise LogCorrupt, LogUnreachable or LogInaccessible if an open table cannot be read.
+
+    delta-rs reads some values from the files of the table only when they are requested. The directory may have been
+    deleted since the table was opened.
+    """
     try:
         with storage_errors(path):
-            table.update_incremental()
-    except (DeltaError, OSError) as exc:
+            yield
+    except (DeltaError, OSError, IndexError) as exc:
         raise LogCorrupt(f"table {path.name!r} of the log cannot be read: {_first_line(exc)}") from exc
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+def update_table(path: Root, table: DeltaTable) -> None:
+    """Move an open Delta table to its newest version; raises the errors of `open_table`."""
+    with _read_errors(path):
+        table.update_incremental()
+
+
+def transaction_version(path: Root, table: DeltaTable, app_id: str) -> int | None:
+    """Return the version of the `txn` of an application id, None without one; raises the errors of `open_table`."""
+    with _read_errors(path):
+        return table.transaction_version(app_id)
+
+
+def add_actions(path: Root, table: DeltaTable) -> pa.Table:
+    """Return one row per data file of the table, with delta-rs' flattened columns of its add actions.
+
+    Raises the errors of `open_table`.
+    """
+    with _read_errors(path):
+        return pa.table(table.get_add_actions(flatten=True))
 
 
 def last_commit_info(path: Root, table: DeltaTable) -> dict[str, Any]:
@@ -95,11 +117,12 @@ def last_commit_info(path: Root, table: DeltaTable) -> dict[str, Any]:
         with suppress(FileNotFoundError):
             actions = decode_commit(commit_file(path, table.version()).read_bytes())
             return next(action["commitInfo"] for action in actions if "commitInfo" in action)
-    try:
-        with storage_errors(path):
-            return table.history(1)[0]
-    except (DeltaError, OSError, IndexError) as exc:  # the directory was deleted after the table was opened
-        raise LogCorrupt(f"table {path.name!r} of the log cannot be read: {_first_line(exc)}") from exc
+    with _read_errors(path):
+        return table.history(1)[0]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
 
 
 _MAGIC: Final = b"PAR1"

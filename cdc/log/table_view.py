@@ -17,7 +17,7 @@ from cdc.log.bucket_files import BucketPath, Root
 from cdc.log.delta_actions import decode_commit
 from cdc.log.delta_checkpoint import last_checkpoint
 from cdc.log.disk_format import LogFile, commit_file, log_file_of_action, log_file_of_add
-from cdc.log.table_io import last_commit_info, open_table, update_table
+from cdc.log.table_io import add_actions, last_commit_info, open_table, transaction_version, update_table
 
 REOPEN_AFTER: Final = 64
 """Number of new versions after which delta-rs opens a table again, instead of reading the new commits.
@@ -87,12 +87,12 @@ class LogTableView:
             update_table(self._path, self._table)
         if self._table.version() != self.version:
             self._reopen()
-        return pa.table(self._table.get_add_actions(flatten=True))
+        return add_actions(self._path, self._table)
 
     def transaction(self, app_id: str) -> int | None:
         """Return the version of the `txn` of an application id; None if the table has no such `txn`."""
         if app_id not in self._transactions:
-            self._transactions[app_id] = self._not_later().transaction_version(app_id)
+            self._transactions[app_id] = transaction_version(self._path, self._not_later(), app_id)
         return self._transactions[app_id]
 
     def last_commit(self) -> dict[str, Any]:

@@ -21,15 +21,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-import pyarrow as pa
-
 from cdc.log import consumers, removed_file_records
 from cdc.log.boot_clock import SECOND, BootTimestamp
 from cdc.log.bucket_files import Root, as_root
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo
 from cdc.log.fenced_table import FencedTable
 from cdc.log.removed_file_records import RemovedFiles
-from cdc.log.table_io import is_table, last_commit_info, open_table
+from cdc.log.table_io import add_actions, is_table, last_commit_info, open_table
 from cdc.log.table_view import LogTableView
 from cdc.log.trim_plan import Retention
 
@@ -220,7 +218,7 @@ def _old_orphans(root: Root, grace: float) -> Iterator[tuple[Root, int]]:
         if not is_table(path):
             continue
         table = open_table(path)
-        known = set(pa.table(table.get_add_actions())["path"].to_pylist())
+        known = set(add_actions(path, table)["path"].to_pylist())
         # read after the table was opened: a file that is removed later is still in the opened version
         known |= _recorded_paths(root, name)
         committed = int(last_commit_info(path, table)["timestamp"]) * 1_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from copy import copy
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -131,10 +132,15 @@ def test_a_commit_that_cannot_be_read_is_an_error_of_the_log(tmp_path: Path, con
     assert view.version == version
 
 
-def test_a_log_that_is_deleted_under_an_open_view_is_an_error_of_the_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "read", [LogTableView.last_commit, lambda view: view.transaction("none")], ids=["last_commit", "transaction"]
+)
+def test_a_log_that_is_deleted_under_an_open_view_is_an_error_of_the_log(
+    tmp_path: Path, read: Callable[[LogTableView], object]
+) -> None:
     append(LogWriter.open(tmp_path, IDENTITY, CLOSED), 10)
     view = LogTableView(tmp_path / CHANGES)
     shutil.rmtree(tmp_path / CHANGES)
 
     with pytest.raises(LogCorrupt, match="table 'changes' of the log cannot be read"):
-        view.last_commit()
+        read(view)

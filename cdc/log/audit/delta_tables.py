@@ -25,7 +25,14 @@ from cdc.log.audit.rows import CommitClaim
 from cdc.log.bucket_files import BucketPath, Root
 from cdc.log.disk_format import CHANGES, COMPACTED, CommitInfo, LogIdentity, commit_file, floor_id, trimmed_id
 from cdc.log.parquet_check import open_for_random_access
-from cdc.log.table_io import is_table, last_commit_info, open_table, parquet_file
+from cdc.log.table_io import (
+    add_actions,
+    is_table,
+    last_commit_info,
+    open_table,
+    parquet_file,
+    transaction_version,
+)
 from cdc.position import Position
 
 RESTORE_REMEDY: Final = (
@@ -64,11 +71,11 @@ class _Table:
     identity: LogIdentity
 
     def version(self, application: str) -> Position | None:
-        found = self.delta.transaction_version(application)
+        found = transaction_version(self.path, self.delta, application)
         return None if found is None else Position(found)
 
     def actions(self) -> list[dict[str, Any]]:
-        listed: list[dict[str, Any]] = pa.table(self.delta.get_add_actions(flatten=True)).to_pylist()
+        listed: list[dict[str, Any]] = add_actions(self.path, self.delta).to_pylist()
         return listed
 
 
@@ -112,7 +119,7 @@ def listed_files(root: Root) -> set[str]:
     found: set[str] = set()
     for name in (CHANGES, COMPACTED):
         with suppress(LogCorrupt):
-            listed = pa.table(open_table(root / name).get_add_actions())["path"].to_pylist()
+            listed = add_actions(root / name, open_table(root / name))["path"].to_pylist()
             found |= {f"{name}/{path}" for path in listed}
     return found
 
@@ -242,7 +249,7 @@ def _position_faults(
         return
     horizon = found.horizon
     if horizon is None:
-        if found.oldest or compacted.delta.get_add_actions().num_rows:
+        if found.oldest or compacted.actions():
             yield contradiction(f"table {COMPACTED!r} belongs to another log than table {CHANGES!r}")
         return
     floor = compacted.version(floor_id(log_id)) or _ZERO
