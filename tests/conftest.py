@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from xdist.scheduler.loadgroup import LoadGroupScheduling
 
-from tests.fixtures import java
+from tests.fixtures import forked, java
 from tests.fixtures.examples import register_profiles
 
 register_profiles()
@@ -24,9 +24,12 @@ register_profiles()
 _SPARK: Final = "spark"
 _FOLDER: Final = pytest.StashKey[TemporaryDirectory[str]]()
 """Where each worker writes the identifiers of the tests that use the Spark session: the scheduler knows no more."""
+_ORIGIN: Final = pytest.StashKey[forked.Origin]()
+"""What the processes under test are forked from: importing the product once is enough for all workers."""
 _GETS_SPARK: Final = 'getfixturevalue("spark")'
-TOGETHER: Final = {"tests/e2e/test_page.py", "tests/service/test_alerts.py", "tests/test_architecture.py"}
-"""Files whose tests share a browser, a Prometheus, and the parsed tree."""
+_OF_MODULE: Final = 'scope="module"'
+TOGETHER: Final = {"tests/test_architecture.py", "tests/test_language.py"}
+"""Files whose tests share the parsed tree, without a fixture."""
 LONG: Final = (
     "tests/test_readme.py",
     "tests/demo/",
@@ -80,7 +83,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 class OneSparkScheduling(LoadGroupScheduling):  # type: ignore[misc]
-    """Each test goes to a free worker; a few files go whole, and the tests of the Spark session to one worker.
+    """Each test goes to a free worker; some files go whole, and the tests of the Spark session to one worker.
 
     A JVM costs more than most of its tests. (Marks of groups are not seen under this pytest.)
     """
@@ -89,7 +92,7 @@ class OneSparkScheduling(LoadGroupScheduling):  # type: ignore[misc]
         file = nodeid.partition("::")[0]
         if nodeid in self._of_spark:
             return _SPARK
-        return file if file in TOGETHER else nodeid
+        return file if file in TOGETHER or _shares_fixtures(file) else nodeid
 
     @cached_property
     def _of_spark(self) -> frozenset[str]:
@@ -104,15 +107,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSparkSche
 
 
 def pytest_configure_node(node: Any) -> None:
-    """Say to a worker where its tests of the Spark session are to be written."""
-    if _FOLDER not in node.config.stash:
-        node.config.stash[_FOLDER] = TemporaryDirectory()
-    node.workerinput["spark_tests"] = node.config.stash[_FOLDER].name
+    """Say to a worker where its tests of the Spark session are to be written, and where it has processes forked."""
+    stash = node.config.stash
+    if _FOLDER not in stash:
+        stash[_FOLDER] = TemporaryDirectory()
+        stash[_ORIGIN] = forked.Origin()
+    node.workerinput |= {"spark_tests": stash[_FOLDER].name, "origin": stash[_ORIGIN].address}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In a worker: use the process that the controller started."""
+    if hasattr(config, "workerinput"):
+        os.environ[forked.ADDRESS] = config.workerinput["origin"]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the folder of the controller."""
+    """In the controller: end that process, and remove the folder."""
     if _FOLDER in config.stash:
+        config.stash[_ORIGIN].close()
         config.stash[_FOLDER].cleanup()
 
 
@@ -135,6 +147,12 @@ def _uses_spark(item: pytest.Item) -> bool:
     chosen = item.callspec.params if hasattr(item, "callspec") else {}
     asking = [name for name, found in item._fixtureinfo.name2fixturedefs.items() if _gets_spark(found[-1].func)]
     return any("spark" in str(chosen.get(name, "spark")) for name in asking)
+
+
+@cache
+def _shares_fixtures(file: str) -> bool:
+    """Whether the tests of this file share what a fixture of the module builds, which each worker would build again."""
+    return _OF_MODULE in (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
 
 
 @cache
