@@ -1,105 +1,181 @@
-"""The project's own source as data: files, syntax trees, and who imports whom."""
+"""The project's own source as data: what each file imports, defines and names, found in one walk of its syntax tree."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Final, TypeVar, cast
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("cdc", "pipelines", "migrations")
-OWN = (*PACKAGES, "tests")
+ROOT: Final = Path(__file__).resolve().parent.parent
+PACKAGES: Final = ("cdc", "pipelines", "migrations")
+OWN: Final = (*PACKAGES, "tests")
+Node = TypeVar("Node", bound=ast.AST)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function or method."""
+
+    name: str
+    parameters: tuple[str, ...]
+    body_lines: int
+    """Lines from the first statement after the docstring to the last."""
+    is_route: bool
+    """Whether a call of a method decorates it: its parameters are those of a request or a command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """One class."""
+
+    name: str
+    bases: tuple[str, ...]
+    is_public: bool
+    """At the top of its module, with a name for others."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Module:
-    """One Python file."""
+    """One Python file; its tree is not kept, for all of them have a million nodes."""
 
     path: Path
-
-    @property
-    def name(self) -> str:
-        """Dotted, a package by its own name."""
-        parts = self.path.relative_to(ROOT).with_suffix("").parts
-        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-    @property
-    def place(self) -> str:
-        """Path under the project's root, with slashes."""
-        return self.path.relative_to(ROOT).as_posix()
-
-    @property
-    def text(self) -> str:
-        """The source."""
-        return self.path.read_text(encoding="utf-8")
-
-    @property
-    def tree(self) -> ast.Module:
-        """The syntax tree."""
-        return parsed(self.path)
-
-    @property
-    def nodes(self) -> tuple[ast.AST, ...]:
-        """Every node of the tree."""
-        return _nodes(self.path)
-
-    def imports(self) -> set[str]:
-        """Every module it imports anywhere, as dotted names; of `from a import b` both `a` and `a.b`."""
-        return set(_imported(self.path))
-
-    def late_imports(self) -> set[str]:
-        """What it imports inside functions."""
-        scopes = [node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-        statements = [node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom) and node.col_offset]
-        return set().union(*(imported(scope) for scope in scopes)) if statements else set()
+    place: str
+    """Path under the project's root, with slashes."""
+    name: str
+    """Dotted, a package by its own name."""
+    text: str
+    docstring: str
+    is_empty: bool
+    """Whether it has no statement."""
+    imports: frozenset[str]
+    """Every module it imports anywhere, as dotted names; of `from a import b` both `a` and `a.b`."""
+    late_imports: frozenset[str]
+    """What it imports inside functions."""
+    top_imports: frozenset[str]
+    """The modules that are named by its imports at the top."""
+    functions: tuple[Function, ...]
+    classes: tuple[Class, ...]
+    names: frozenset[str]
+    """Every plain name."""
+    stored: frozenset[str]
+    """The names among them that are assigned to."""
+    attributes: frozenset[str]
+    """Every attribute of a plain name, dotted."""
 
 
-def imported(tree: ast.AST) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
-
-
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines from the first statement after the docstring to the last."""
-    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
-    return 0 if not body else (body[-1].end_lineno or 0) - body[0].lineno + 1
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
-
-
-@cache
-def _nodes(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(parsed(path)))
-
-
-@cache
-def _imported(path: Path) -> frozenset[str]:
-    return frozenset(imported(parsed(path)))
+def imports_any(module: Module, *packages: str) -> set[str]:
+    """Which of the packages, or modules below them, it imports."""
+    below = tuple(f"{package}." for package in packages)
+    return {name for name in module.imports if name in packages or name.startswith(below)}
 
 
 @cache
 def modules(*folders: str) -> tuple[Module, ...]:
     """The Python files below folders of the root, sorted."""
     files = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return tuple(Module(path) for path in sorted(files) if "__pycache__" not in path.parts)
+    return tuple(_module(path) for path in sorted(files) if "__pycache__" not in path.parts)
 
 
-def imports_any(module: Module, *packages: str) -> set[str]:
-    """Which of the packages, or modules below them, it imports."""
-    return {name for name in module.imports() if any(name == p or name.startswith(f"{p}.") for p in packages)}
+@cache
+def _module(path: Path) -> Module:
+    place = path.relative_to(ROOT)
+    parts = place.with_suffix("").parts
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text, str(path))
+    nodes = _Nodes(tree)
+    names = nodes.of(ast.Name)
+    pairs = [(node.value, node.attr) for node in nodes.of(ast.Attribute)]
+    public = {node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")}
+    return Module(
+        path=path,
+        place=place.as_posix(),
+        name=".".join(parts[:-1] if parts[-1] == "__init__" else parts),
+        text=text,
+        docstring=ast.get_docstring(tree) or "",
+        is_empty=not tree.body,
+        imports=frozenset(_imported(nodes.imports)),
+        late_imports=frozenset(_imported(nodes.late_imports())),
+        top_imports=frozenset(name for node in tree.body for name in _named(node)),
+        functions=tuple(_function(node) for node in nodes.functions),
+        classes=tuple(
+            Class(node.name, tuple(ast.unparse(base) for base in node.bases), node in public)
+            for node in nodes.of(ast.ClassDef)
+        ),
+        names=frozenset(node.id for node in names),
+        stored=frozenset(node.id for node in names if isinstance(node.ctx, ast.Store)),
+        attributes=frozenset(f"{value.id}.{name}" for value, name in pairs if isinstance(value, ast.Name)),
+    )
+
+
+class _Nodes:
+    """The nodes of a tree by their type."""
+
+    def __init__(self, tree: ast.AST) -> None:
+        self._by_type: dict[type[ast.AST], list[ast.AST]] = defaultdict(list)
+        for node in _walk(tree):
+            self._by_type[type(node)].append(node)
+
+    def of(self, kind: type[Node]) -> list[Node]:
+        """Those of one type."""
+        return cast("list[Node]", self._by_type[kind])
+
+    @property
+    def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        """Functions and methods."""
+        return [*self.of(ast.FunctionDef), *self.of(ast.AsyncFunctionDef)]
+
+    @property
+    def imports(self) -> list[ast.Import | ast.ImportFrom]:
+        """Statements that import."""
+        return [*self.of(ast.Import), *self.of(ast.ImportFrom)]
+
+    def late_imports(self) -> list[ast.Import | ast.ImportFrom]:
+        """Statements that import inside functions."""
+        if not any(node.col_offset for node in self.imports):
+            return []  # most modules: none is indented
+        inside = [node for function in self.functions for node in _walk(function)]
+        return [node for node in inside if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def _walk(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node, in no order: as `ast.walk`, in a third of its time."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for value in vars(node).values():
+            if isinstance(value, list):
+                waiting.extend(child for child in value if isinstance(child, ast.AST))
+            elif isinstance(value, ast.AST):
+                waiting.append(value)
+
+
+def _imported(statements: Iterable[ast.Import | ast.ImportFrom]) -> Iterator[str]:
+    for node in statements:
+        if isinstance(node, ast.Import):
+            yield from _named(node)
+        elif node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _named(node: ast.stmt) -> list[str]:
+    """The modules that an import names."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+
+
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
+    signature = node.args
+    body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+    return Function(
+        name=node.name,
+        parameters=tuple(a.arg for a in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)),
+        body_lines=(body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0,
+        is_route=any(isinstance(d, ast.Call) and isinstance(d.func, ast.Attribute) for d in node.decorator_list),
+    )

@@ -10,11 +10,14 @@ import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
 from cdc.command_output import LineMark, aligned, echo, echo_source, emit, error_to_report, fail, line
 from cdc.errors import CdcError, ConfigIssue, FileUnusable, InvalidDefinition, SourceUnreachable
+from tests.fixtures import forked
+from tests.fixtures.waiting import PATIENCE
 
 
 class Terminal(io.StringIO):
@@ -164,14 +167,14 @@ def test_the_traceback_is_printed_where_it_is_asked_for_and_in_the_log_of_a_proc
 
 @pytest.mark.parametrize("arguments", [["version"], ["explain", "--json"], ["config", "schema"]])
 def test_an_output_that_is_full_is_an_error_and_no_traceback(arguments: list[str]) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "cdc", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert done.returncode == 3
-    assert "CDC-5016" in done.stderr or "--json" in arguments
-    assert "Traceback" not in done.stderr
-    assert "Exception ignored" not in done.stderr
+    with Path("/dev/full").open("w") as full, TemporaryFile("w+", encoding="utf-8") as errors:
+        status = forked.start("cdc", *arguments, output=full, errors=errors).wait(PATIENCE)
+        errors.seek(0)
+        said = errors.read()
+    assert status == 3
+    assert "CDC-5016" in said or "--json" in arguments
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
 
 
 @pytest.mark.parametrize(

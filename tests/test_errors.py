@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,30 @@ from cdc.errors import COMMAND, CdcError, ExitCode, Reaction, all_error_classes,
 
 AREAS = {"1": ExitCode.USAGE, "6": ExitCode.FINDING}
 RUNBOOK = Path(__file__).resolve().parent.parent / "deploy" / "RUNBOOK.md"
-every_class = pytest.mark.parametrize(
-    "error", [e for e in all_error_classes() if e.__module__ == "cdc.errors"], ids=lambda e: e.__name__
-)
+OURS = [error for error in all_error_classes() if error.__module__ == "cdc.errors"]
+Rule = Callable[[type[CdcError]], None]
 
 
-@every_class
+def of_each(classes: Iterable[type[CdcError]]) -> Callable[[Rule], Callable[[], None]]:
+    """Make a rule about one class a test of all of them, which names every class that breaks it."""
+
+    def made(rule: Rule) -> Callable[[], None]:
+        def test() -> None:
+            broken = {}
+            for error in classes:
+                try:
+                    rule(error)
+                except Exception as failed:
+                    broken[error.__name__] = repr(failed)
+            assert broken == {}
+
+        test.__name__ = rule.__name__
+        return test
+
+    return made
+
+
+@of_each(OURS)
 def test_a_class_is_complete(error: type[CdcError]) -> None:
     assert re.fullmatch(r"CDC-\d{4}", error.code)
     assert isinstance(error.reaction, Reaction)
@@ -31,35 +50,40 @@ def test_a_class_is_complete(error: type[CdcError]) -> None:
     assert error.__doc__
 
 
-@every_class
+@of_each(OURS)
 def test_a_class_stands_in_the_tree_of_the_docstring(error: type[CdcError]) -> None:
     assert re.search(rf"\b{error.__name__}\b", errors.__doc__ or "")
 
 
-@every_class
+@of_each(OURS)
 def test_a_code_lies_in_the_area_of_its_parent(error: type[CdcError]) -> None:
     parents = [p for p in error.__mro__[1:] if issubclass(p, CdcError) and p is not CdcError]
     for parent in parents:
         assert error.code[:5] == parent.code[:5]
 
 
-@every_class
+@of_each(OURS)
 def test_the_area_decides_usage_and_findings(error: type[CdcError]) -> None:
     expected = AREAS.get(error.code[4])
 
     assert expected is None or error.exit_code == expected
 
 
-@every_class
+@of_each(OURS)
 def test_a_remedy_is_a_sentence_without_a_full_stop(error: type[CdcError]) -> None:
     assert not error.remedy.endswith(".")
     # a command in quotes or an HTTP verb may begin it, a capitalised sentence may not
     assert not error.remedy[:2].istitle()
 
 
-@every_class
+@of_each(OURS)
 def test_the_runbook_has_a_section_for_the_code(error: type[CdcError]) -> None:
-    assert f"## {error.code} " in RUNBOOK.read_text(encoding="utf-8")
+    assert f"## {error.code} " in _runbook()
+
+
+@cache
+def _runbook() -> str:
+    return RUNBOOK.read_text(encoding="utf-8")
 
 
 def test_a_process_ends_with_5_where_only_a_person_changes_something() -> None:
@@ -73,7 +97,7 @@ def test_a_process_ends_with_5_where_only_a_person_changes_something() -> None:
 
 
 def test_no_two_classes_share_a_code() -> None:
-    codes = [error.code for error in all_error_classes() if error.__module__ == "cdc.errors"]
+    codes = [error.code for error in OURS]
 
     assert len(codes) == len(set(codes))
 
@@ -123,7 +147,7 @@ def _commands() -> Any:
     return get_command(application())
 
 
-@pytest.mark.parametrize("error", all_error_classes(), ids=lambda error: error.__name__)
+@of_each(all_error_classes())
 def test_a_command_in_a_remedy_is_one_of_ours_with_all_that_it_needs(error: type[CdcError]) -> None:
     for command in COMMAND.findall(error.remedy):
         known, words = _commands(), command.split()[1:]

@@ -67,8 +67,10 @@ RIGHT: Final[dict[tuple[str, str], str]] = {
 
 
 def found_in(text: str) -> set[str]:
-    spaced = text.replace("_", " ")
-    return {word for word, spelled in WORDS.items() if re.search(rf"\b(?:{spelled})\b", spaced, re.IGNORECASE)}
+    spaced = text.replace("_", " ").lower()
+    if not re.search(rf"\b(?:{'|'.join(WORDS.values())})\b", spaced):
+        return set()  # most files, after one search instead of one a word
+    return {word for word, spelled in WORDS.items() if re.search(rf"\b(?:{spelled})\b", spaced)}
 
 
 def product_files() -> list[str]:

@@ -41,7 +41,11 @@ def blocks(file: str, heading: str) -> list[str]:
     return [re.sub(f"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
 
 
-PAGES = sorted(page.relative_to(ROOT).as_posix() for page in ROOT.rglob("*.md") if ".venv" not in page.parts)
+TOP = [path for path in ROOT.iterdir() if path.name not in {".git", ".pytest_cache", ".venv"}]
+PAGES = sorted(
+    page.relative_to(ROOT).as_posix() for path in TOP for page in (path.rglob("*.md") if path.is_dir() else [path])
+    if page.suffix == ".md"
+)  # fmt: skip
 READMES = [page for page in PAGES if page.endswith("README.md")]
 README_LINES = 150
 README_WORDS = 15_000
