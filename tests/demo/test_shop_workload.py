@@ -42,7 +42,7 @@ def test_the_same_seed_writes_the_same_rows(database: str, other_database: str) 
     for dsn in (database, other_database):
         make_shop(dsn)
 
-    assert run(database, 60, seed=3) == run(other_database, 60, seed=3)
+    assert run(database, 30, seed=3) == run(other_database, 30, seed=3)
     assert contents(database) == contents(other_database)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, sync_playwright
+from playwright.sync_api import ConsoleMessage, Dialog, Error, Page, Request, expect, sync_playwright
 
 from cdc.catalog import Catalog, ProcessReport, TableProgress
 from cdc.service.api.app import create_app
@@ -20,7 +20,7 @@ from cdc.service.log_sampler import LogSampler
 from cdc.snapshot.backfill_documents import BackfillAction, BackfillRequest, BackfillState, TableBackfillState
 from tests.cli.trimmed import Folder
 from tests.fixtures.waiting import until
-from tests.service.pipeline import LOG_END, NAME, TOKEN, copying, definition, fill, write_log
+from tests.service.pipeline import LOG_END, NAME, TOKEN, copy_log, copying, definition, fill, new_catalog
 from tests.service.running import answering
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -37,20 +37,21 @@ ARGUMENTS = [
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+@pytest.fixture(name="window", scope="module")
+def _window() -> Iterator[Page]:
+    """One page of a browser for all tests: a new one costs more than most of them, and each server is a new origin."""
     with sync_playwright() as playwright:
         expect.set_options(timeout=30_000)  # the machine may be busy
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=ARGUMENTS)
-        yield opened
-        opened.close()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=ARGUMENTS)
+        yield browser.new_page()
+        browser.close()
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
     url = definition(tmp_path).catalog.url
     with Catalog.open(url) as opened:
-        write_log(tmp_path)
+        copy_log(tmp_path)
         fill(opened)
         with beating(url.removeprefix("sqlite:///")):
             yield opened
@@ -83,31 +84,44 @@ def url(catalog: Catalog, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def page(browser: Browser, url: str) -> Iterator[Page]:
+def page(window: Page, url: str) -> Iterator[Page]:
     """The page, opened; leaving it fails on anything the browser complained about."""
-    with looking_at(browser, url, "page.png") as opened:
-        yield opened
+    with looking_at(window, url, "page.png"):
+        yield window
 
 
 @contextmanager
-def looking_at(browser: Browser, url: str, picture: str) -> Iterator[Page]:
+def looking_at(window: Page, url: str, picture: str) -> Iterator[None]:
     complaints: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
         if message.type in {"error", "warning"}:
             complaints.append(message.text)
 
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    opened = context.new_page()
-    opened.on("console", note)
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.goto(url)
-    yield opened
-    folder = os.environ.get("CDC_SCREENSHOTS")
-    if folder:
-        opened.screenshot(path=Path(folder) / picture, full_page=True)
-    context.close()
+    def fail(error: Error) -> None:
+        complaints.append(str(error))
+
+    window.on("console", note)
+    window.on("pageerror", fail)
+    with visiting(window, url):
+        yield
+        folder = os.environ.get("CDC_SCREENSHOTS")
+        if folder:
+            window.screenshot(path=Path(folder) / picture, full_page=True)
+    window.remove_listener("console", note)
+    window.remove_listener("pageerror", fail)
     assert complaints == []
+
+
+@contextmanager
+def visiting(window: Page, url: str) -> Iterator[None]:
+    """Show this address, and in the end nothing."""
+    window.set_viewport_size({"width": 1280, "height": 900})
+    window.goto(url)
+    try:
+        yield
+    finally:
+        window.goto("about:blank")
 
 
 def test_the_page_shows_state_rows_lag_and_positions_and_follows_what_happens_without_a_reload(
@@ -195,22 +209,21 @@ def test_a_cancel_is_asked_for_twice(page: Page, copy: int, catalog: Catalog) ->
 
 @pytest.mark.slow
 def test_a_service_that_takes_no_verbs_shows_no_buttons_for_them(
-    browser: Browser, catalog: Catalog, tmp_path: Path
+    window: Page, catalog: Catalog, tmp_path: Path
 ) -> None:
     copying(catalog, "shop.orders", BackfillRequest(("shop.orders",)), state="snapshotting", rows=1)
     reading = definition(tmp_path, host="0.0.0.0")
-    with answering(create_app(catalog, reading, "/log")) as address, browser.new_page() as page:
-        page.goto(address)
-        expect(page.locator("#link")).to_have_text("live")
-        expect(page.locator("#backfills tbody tr")).to_have_count(1)
-        assert page.locator("button[data-verb]").count() == 0
+    with answering(create_app(catalog, reading, "/log")) as address, visiting(window, address):
+        expect(window.locator("#link")).to_have_text("live")
+        expect(window.locator("#backfills tbody tr")).to_have_count(1)
+        assert window.locator("button[data-verb]").count() == 0
 
 
-def test_the_page_asks_for_the_token_and_speaks_with_it(browser: Browser, catalog: Catalog, tmp_path: Path) -> None:
+def test_the_page_asks_for_the_token_and_speaks_with_it(window: Page, catalog: Catalog, tmp_path: Path) -> None:
     job = copying(catalog, "shop.orders", BackfillRequest(("shop.orders",)), state="snapshotting", rows=1)
     guarded = definition(tmp_path, token={"env": "SHOP_TOKEN"})
-    with answering(create_app(catalog, guarded, "/log")) as address, browser.new_page() as page:
-        page.goto(address)
+    page = window
+    with answering(create_app(catalog, guarded, "/log")) as address, visiting(page, address):
         expect(page.get_by_text("This service needs a token")).to_be_visible()
         assert "shop.orders" not in page.content()
         page.locator("#token").fill("not-the-right-one")
@@ -227,25 +240,29 @@ def test_the_page_asks_for_the_token_and_speaks_with_it(browser: Browser, catalo
 
 
 @pytest.mark.slow
-def test_the_description_of_the_api_is_shown_with_nothing_of_another_site(browser: Browser, url: str) -> None:
+def test_the_description_of_the_api_is_shown_with_nothing_of_another_site(page: Page, url: str) -> None:
     asked: list[str] = []
-    with looking_at(browser, url, "page.png") as page:
-        page.on("request", lambda request: asked.append(request.url))
-        page.get_by_role("link", name="API").click()
-        expect(page.locator(".opblock").first).to_be_visible()
-        expect(page.locator("#api")).to_contain_text("/api/v1/pipelines/{pipeline}/backfills")
-        page.locator(".opblock-post .opblock-summary").first.click()
-        expect(page.locator(".opblock.is-open")).to_contain_text("Parameters")
+
+    def note(request: Request) -> None:
+        asked.append(request.url)
+
+    page.on("request", note)
+    page.get_by_role("link", name="API").click()
+    expect(page.locator(".opblock").first).to_be_visible()
+    expect(page.locator("#api")).to_contain_text("/api/v1/pipelines/{pipeline}/backfills")
+    page.locator(".opblock-post .opblock-summary").first.click()
+    expect(page.locator(".opblock.is-open")).to_contain_text("Parameters")
+    page.remove_listener("request", note)
     assert any("swagger-ui-bundle.js" in one for one in asked)
     assert [one for one in asked if not one.startswith((url, "data:"))] == []
 
 
 def test_the_description_of_the_api_asks_for_the_token_and_tries_out_with_it(
-    browser: Browser, catalog: Catalog, tmp_path: Path
+    window: Page, catalog: Catalog, tmp_path: Path
 ) -> None:
     guarded = definition(tmp_path, token={"env": "SHOP_TOKEN"})
-    with answering(create_app(catalog, guarded, "/log")) as address, browser.new_page() as page:
-        page.goto(f"{address}/docs")
+    page = window
+    with answering(create_app(catalog, guarded, "/log")) as address, visiting(page, f"{address}/docs"):
         page.locator("#token").fill("not-the-right-one")
         page.get_by_role("button", name="Unlock").click()
         expect(page.locator("#token")).to_have_value("")
@@ -259,10 +276,10 @@ def test_the_description_of_the_api_asks_for_the_token_and_tries_out_with_it(
         expect(status.locator(".live-responses-table tbody .response-col_status")).to_have_text("200")
 
 
-def test_a_refused_verb_says_why(browser: Browser, catalog: Catalog, url: str) -> None:
+def test_a_refused_verb_says_why(window: Page, catalog: Catalog, url: str) -> None:
     job = copying(catalog, "shop.orders", BackfillRequest(("shop.orders",)), state="snapshotting", rows=1)
-    with browser.new_page() as page:
-        page.goto(url)
+    page = window
+    with visiting(page, url):
         # in one go: the page is drawn anew whenever something is told
         page.get_by_role("button", name=f"pause backfill {job}").evaluate("b => { b.dataset.verb += 'x'; b.click() }")
         expect(page.locator("#notice")).to_contain_text("→")
@@ -286,14 +303,14 @@ def folder(tmp_path: Path) -> Folder:
 
 
 @pytest.fixture
-def kept(browser: Browser, folder: Folder, tmp_path: Path) -> Iterator[Page]:
+def kept(window: Page, folder: Folder, tmp_path: Path) -> Iterator[Page]:
     """The page of a pipeline with that log, opened."""
-    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+    with new_catalog(tmp_path) as opened:
         fill(opened)
         app = create_app(opened, definition(tmp_path), str(folder.root))
         app.state.sampler.log = LogSampler(folder.root, every=0.1)
-        with answering(app) as address, looking_at(browser, address, "log.png") as page:
-            yield page
+        with answering(app) as address, looking_at(window, address, "log.png"):
+            yield window
 
 
 def test_the_page_shows_what_the_log_keeps_and_who_reads_it(kept: Page, folder: Folder) -> None:

@@ -83,7 +83,7 @@ def _shown(action: Any) -> Any:
     return sorted(action) if isinstance(action, list) else action
 
 
-@examples(25)
+@examples(10)
 @given(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 9)), max_size=9), st.data())
 def test_the_rows_are_those_of_delta_rs(changes: list[tuple[Callable[[str, int], None], int]], data: Any) -> None:
     with TemporaryDirectory() as uri:

@@ -186,7 +186,7 @@ class Torture:
 
 @pytest.mark.parametrize(
     ("number", "in_commit"),
-    [(1_200, 100), pytest.param(1_000_000, 10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
+    [(800, 100), pytest.param(1_000_000, 10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
 )
 def test_every_consumer_of_a_log_under_torture_holds_the_last_value_of_each_key(
     tmp_path: Path, number: int, in_commit: int

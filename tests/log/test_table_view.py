@@ -51,7 +51,7 @@ def check_same(view: LogTableView, now: LogTableView) -> None:
     assert sorted(view.listing()["path"].to_pylist()) == sorted(now.listing()["path"].to_pylist())
 
 
-@examples(20)
+@examples(8)
 @given(st.lists(st.sampled_from(["append", "trim", "rewrite", "advance", "list"]), min_size=1, max_size=12))
 def test_a_view_that_was_advanced_is_as_one_that_is_opened_now(steps: list[str]) -> None:
     with TemporaryDirectory() as folder:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from cdc.log.removed_file_records import list_removals
 from cdc.log.vacuum import remove_staged_files
 from cdc.log.writer import LogWriter, SegmentLimits
 from cdc.position import Position
+from tests.fixtures import forked
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 from tests.log.simple_compaction import compact, latest_state, read_range
 
@@ -121,10 +119,8 @@ def test_a_writer_that_is_killed_while_it_trims_leaves_the_log_before_or_after(
 ):
     compact(tmp_path, 40)
     expected = everything(tmp_path)
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)], env=os.environ | {"CDC_FAILPOINT": point}, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
+    killed = forked.run("tests.run_code", KILLED, tmp_path, environment={"CDC_FAILPOINT": point})
+    assert killed.status == -signal.SIGKILL, killed.errors
     assert (LogReader(tmp_path).oldest, everything(tmp_path)) == (oldest, expected)
     again = LogWriter(tmp_path, LIMITS)
     again.trim([0, 1], Position(20))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cdc.catalog import Catalog, ProcessReport, SinkProgress, TableProgress
@@ -13,6 +16,7 @@ from cdc.log.writer import LogWriter
 from cdc.metrics import APPLY_ROWS, CHANGES, LOG_POSITION, SLOT_RETAINED, SOURCE_LAG_BYTES, SOURCE_LAG_SECONDS, Metrics
 from cdc.snapshot.backfill_documents import BACKFILL, BackfillRequest, BackfillState, TableBackfillState
 from cdc.table import split_topic
+from tests.fixtures.catalog import put_catalog
 from tests.log.rows import IDENTITY, LIMITS, info, row, schema_of, table
 
 NAME = "shop"
@@ -51,6 +55,25 @@ def write_log(directory: Path) -> None:
         for n, s in enumerate(schemas)
     ]
     writer.commit(writer.stage(table(*rows)), info(1))
+
+
+@cache
+def _written() -> TemporaryDirectory[str]:
+    """A folder with such a log."""
+    folder = TemporaryDirectory()
+    write_log(Path(folder.name))
+    return folder
+
+
+def copy_log(directory: Path) -> None:
+    """The log of `write_log`, copied: that costs a quarter."""
+    shutil.copytree(Path(_written().name, "log"), directory / "log")
+
+
+def new_catalog(directory: Path) -> Catalog:
+    """A new catalog where the definition has it, opened."""
+    put_catalog(directory)
+    return Catalog.open(definition(directory).catalog.url)
 
 
 def copying(catalog: Catalog, topic: str, request: BackfillRequest, **work: Any) -> int:

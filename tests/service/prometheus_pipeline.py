@@ -28,6 +28,7 @@ from tests.faults.proxy import Proxy
 from tests.fixtures.waiting import until
 from tests.service.metrics_scrape import write_wal
 from tests.service.pipeline import NAME
+from tests.service.running import client_of
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "cdc.rules.yml"
@@ -115,6 +116,7 @@ class Prometheus:
 
     def __init__(self, folder: Path, target: int) -> None:
         self._folder = folder
+        self._client = client_of("", timeout=10.0)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
         YAML().dump({"groups": [{"name": "cdc", "rules": shortened()}]}, folder / "rules.yml")
@@ -145,22 +147,23 @@ class Prometheus:
     def __exit__(self, *_: object) -> None:
         self._child.terminate()
         self._child.wait()
+        self._client.close()
 
     def firing(self) -> set[str]:
         """Names of the alerts that fire now; raises while it has not started."""
-        answer = httpx.get(f"http://127.0.0.1:{self._port}/api/v1/alerts", timeout=10).json()
+        answer = self._client.get(f"http://127.0.0.1:{self._port}/api/v1/alerts").json()
         return {alert["labels"]["alertname"] for alert in answer["data"]["alerts"] if alert["state"] == "firing"}
 
     def has_sample(self, metric: str) -> bool:
         """Whether it has a value of a metric: without a first value, a counter does not increase."""
-        answer = httpx.get(f"http://127.0.0.1:{self._port}/api/v1/query", params={"query": metric}, timeout=10).json()
+        answer = self._client.get(f"http://127.0.0.1:{self._port}/api/v1/query", params={"query": metric}).json()
         return bool(answer["data"]["result"])
 
     @property
     def is_up(self) -> bool:
         """Whether it answers."""
         try:
-            return httpx.get(f"http://127.0.0.1:{self._port}/-/ready", timeout=1).status_code == 200
+            return self._client.get(f"http://127.0.0.1:{self._port}/-/ready", timeout=1).status_code == 200
         except httpx.HTTPError:
             return False
 

@@ -41,12 +41,17 @@ def answering(app: Callable[..., object], limits: RequestLimits | None = None) -
             thread.join()
 
 
+def client_of(url: str, timeout: float = 5.0) -> httpx.Client:
+    """A client of a server without TLS: to load the certificates of the world costs more than most tests."""
+    return httpx.Client(base_url=url, timeout=timeout, verify=False)
+
+
 @contextmanager
 def serving(definition: Definition) -> Iterator[httpx.Client]:
     """A client of the API and the page of a definition."""
     with (
         Catalog.open(definition.catalog.url) as catalog,
         answering(create_app(catalog, definition, definition.log.path)) as url,
-        httpx.Client(base_url=url, timeout=5.0) as client,
+        client_of(url) as client,
     ):
         yield client

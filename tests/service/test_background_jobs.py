@@ -17,8 +17,8 @@ from cdc.service.background_jobs import verify_status
 from tests.catalog.test_verified_ranges import range_of
 from tests.fixtures.waiting import until
 from tests.pipelines.shop_pipeline import make_shop
-from tests.service.pipeline import NAME, definition, fill
-from tests.service.running import answering
+from tests.service.pipeline import NAME, definition, fill, new_catalog
+from tests.service.running import answering, client_of
 
 VERIFY_PATH = f"/api/v1/pipelines/{NAME}/verify"
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -27,7 +27,7 @@ ASKED = {"tables": [], "sinks": [], "mode": "rows", "against": "source", "repair
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+    with new_catalog(tmp_path) as opened:
         fill(opened)
         opened.verified.record(NAME, range_of(topic="shop.orders", verified_at=AT))
         later = AT + timedelta(hours=1)
@@ -38,7 +38,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 @pytest.fixture
 def client(catalog: Catalog, tmp_path: Path) -> Iterator[httpx.Client]:
-    with answering(create_app(catalog, definition(tmp_path), "log")) as url, httpx.Client(base_url=url) as opened:
+    with answering(create_app(catalog, definition(tmp_path), "log")) as url, client_of(url) as opened:
         yield opened
 
 
@@ -86,7 +86,7 @@ def test_a_comparison_runs_in_a_child_and_leaves_its_report(tmp_path: Path) -> N
     ground = make_shop(tmp_path)
     with Catalog.open(ground.definition.catalog.url) as catalog:
         app = create_app(catalog, ground.definition, str(tmp_path / "log"), file=tmp_path / "shop.yaml")
-        with answering(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+        with answering(app) as url, client_of(url, timeout=60) as client:
             asked = client.post(VERIFY_PATH, json={"against": "log", "tables": ["shop.orders"]})
             assert (asked.status_code, asked.json()["state"]) == (202, "running")
             again = client.post(VERIFY_PATH, json={})

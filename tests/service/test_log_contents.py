@@ -12,7 +12,7 @@ from cdc.log.reader import LogReader
 from cdc.service.log_contents import files_of_run, files_of_segment, open_log, tables_by_topic
 from cdc.service.log_status_reader import log_status
 from tests.cli.trimmed import Folder
-from tests.service.pipeline import TABLES, write_log
+from tests.service.pipeline import TABLES, copy_log
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_files_of_a_segment_and_of_a_run_are_listed_and_others_are_unknown(folde
 
 def test_tables_of_a_log_are_found_by_topic_and_without_a_log_there_are_none(tmp_path: Path) -> None:
     assert tables_by_topic(tmp_path / "log") == {}
-    write_log(tmp_path)
+    copy_log(tmp_path)
     assert set(tables_by_topic(tmp_path / "log")) == set(TABLES)
 
 

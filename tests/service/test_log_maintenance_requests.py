@@ -11,12 +11,12 @@ from cdc.catalog import Catalog, CommandState, ProcessReport
 from cdc.log.trim_plan import REQUEST_FILE
 from cdc.service.log_maintenance_requests import check_log, request_compaction, vacuum_log, wait_for_compaction
 from tests.cli.trimmed import Folder
-from tests.service.pipeline import NAME, definition
+from tests.service.pipeline import NAME, definition, new_catalog
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+    with new_catalog(tmp_path) as opened:
         yield opened
 
 

@@ -20,7 +20,7 @@ from tests.faults.proxy import Proxy
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.waiting import until
 from tests.service.metrics_scrape import metric_values, write_wal
-from tests.service.running import answering, serving
+from tests.service.running import answering, client_of, serving
 
 SOON = 30.0
 
@@ -117,7 +117,7 @@ def test_a_source_that_does_not_answer_takes_its_figures_away_and_the_metrics_an
         with (
             Catalog.open(away.catalog.url) as catalog,
             answering(create_app(catalog, away, away.log.path)) as url,
-            httpx.Client(base_url=url, timeout=5.0) as client,
+            client_of(url, timeout=5.0) as client,
         ):
             until(lambda: "cdc_slot_retained_bytes" in metric_values(client), "the first figure", seconds=SOON)
             proxy.frozen.set()

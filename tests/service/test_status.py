@@ -27,12 +27,12 @@ from cdc.service.position_history import PositionHistory
 from cdc.service.problem import Problem
 from cdc.service.slot_risk import SourceObservation
 from cdc.service.status import REPORT_MAX_AGE, pipeline_status, with_delays, with_source
-from tests.service.pipeline import LOG_END, NAME, fill
+from tests.service.pipeline import LOG_END, NAME, fill, new_catalog
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    with Catalog.open(f"sqlite:///{tmp_path / 'catalog.db'}") as opened:
+    with new_catalog(tmp_path) as opened:
         yield opened
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from cdc.catalog import Catalog
 from cdc.errors import ChildFailed, ExitCode
 from cdc.service.restart_policy import RestartPolicy, RestartTriggers
 from cdc.service.supervisor import INTERRUPTED, Child, Supervisor, pipeline_children
+from tests.fixtures import forked
 
 QUICK = RestartPolicy(first=0.01, most=0.05, jitter=0.01, deadline=10.0)
 PATIENT = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('drained', flush=True), sys.exit(0))); "
@@ -204,10 +204,11 @@ sys.exit(supervisor.run())
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_no_child_outlives_a_supervisor_that_is_ended(number: signal.Signals) -> None:
     child = PATIENT + "import os; print('pid', os.getpid(), flush=True)\n" + WAIT
-    command = [sys.executable, "-c", SUPERVISED.format(child=child)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as supervisor:
-        assert supervisor.stderr is not None
-        pid = next(int(line.split()[-1]) for line in supervisor.stderr if "pid" in line)
+    reading, writing = os.pipe()
+    with os.fdopen(reading, encoding="utf-8") as lines:
+        with os.fdopen(writing, "w", encoding="utf-8") as output:
+            supervisor = forked.start("tests.run_code", SUPERVISED.format(child=child), output=output)
+        pid = next(int(line.split()[-1]) for line in lines if "pid" in line)
         pidfd = os.pidfd_open(pid)
         supervisor.send_signal(number)
         status = supervisor.wait(30)

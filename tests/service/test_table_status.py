@@ -14,7 +14,7 @@ from cdc.service.log_contents import tables_by_topic
 from cdc.service.status import pipeline_status
 from cdc.service.table_status import TableStatus, table_lines
 from cdc.snapshot.backfill_documents import BackfillRequest, BackfillState, TableBackfillState
-from tests.service.pipeline import LOG_END, NAME, copying, fill, write_log
+from tests.service.pipeline import LOG_END, NAME, copy_log, copying, fill, new_catalog
 
 TOPIC = "shop.orders"
 COPY = BackfillRequest((TOPIC,), resync=True, epoch=0)
@@ -23,7 +23,7 @@ COPY = BackfillRequest((TOPIC,), resync=True, epoch=0)
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
     """A healthy pipeline; the log's mark says that the rows of one table are being copied."""
-    with Catalog.open(f"sqlite:///{tmp_path / 'catalog.db'}") as opened:
+    with new_catalog(tmp_path) as opened:
         fill(opened)
         opened.tables.record(NAME, [TableProgress("", TOPIC, "snapshotting", None, LOG_END, None, 0)])
         yield opened
@@ -113,7 +113,7 @@ def test_a_paused_copy_is_a_paused_table(catalog: Catalog) -> None:
 def test_lines_of_tables_join_the_log_with_what_is_shown(catalog: Catalog, tmp_path: Path) -> None:
     status = pipeline_status(catalog, NAME, datetime.now(UTC))
     assert {line.relation for line in table_lines(status.tables, {})} == {None}
-    write_log(tmp_path)
+    copy_log(tmp_path)
     lines = {line.topic: line for line in table_lines(status.tables, tables_by_topic(tmp_path / "log"))}
     assert (lines[TOPIC].relation, lines[TOPIC].state) == (101, "queued")
     assert [(sink.sink, sink.state) for sink in lines["shop.products"].sinks] == [

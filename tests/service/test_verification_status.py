@@ -5,15 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cdc.catalog import Catalog
 from cdc.service.verification_status import mismatch_problems, verified_statuses
 from tests.catalog.test_verified_ranges import range_of
+from tests.service.pipeline import new_catalog
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
 def test_a_table_that_differs_is_a_problem_and_an_equal_one_is_not(tmp_path: Path) -> None:
-    with Catalog.open(f"sqlite:///{tmp_path}/catalog.db") as catalog:
+    with new_catalog(tmp_path) as catalog:
         catalog.verified.record("shop", range_of(topic="shop.items", verified_at=AT))
         catalog.verified.record("shop", range_of(topic="shop.orders", verified_at=AT, mismatched=3))
         items, orders = verified_statuses(catalog.verified.ls("shop"))

@@ -11,8 +11,8 @@ from starlette.applications import Starlette
 
 from cdc.catalog import Catalog
 from cdc.service.api.app import create_app
-from tests.service.pipeline import definition, fill, write_log
-from tests.service.running import Clock, answering
+from tests.service.pipeline import copy_log, definition, fill, new_catalog
+from tests.service.running import Clock, answering, client_of
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ def app(catalog: Catalog, tmp_path: Path, clock: Clock) -> Starlette:
 
 @pytest.fixture
 def client(app: Starlette) -> Iterator[httpx.Client]:
-    with answering(app) as url, httpx.Client(base_url=url) as opened:
+    with answering(app) as url, client_of(url) as opened:
         yield opened
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    write_log(tmp_path)
-    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+    copy_log(tmp_path)
+    with new_catalog(tmp_path) as opened:
         fill(opened)
         yield opened

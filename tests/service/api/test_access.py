@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 from starlette.types import Scope
 
@@ -18,7 +17,7 @@ from cdc.service.api.app import create_app
 from cdc.snapshot.backfill_documents import BACKFILL
 from tests.fixtures.waiting import until
 from tests.service.pipeline import NAME, TOKEN, definition
-from tests.service.running import answering
+from tests.service.running import answering, client_of
 
 ASK = f"/api/v1/pipelines/{NAME}/backfills"
 HERE = Service()
@@ -120,7 +119,7 @@ def test_over_a_socket_the_token_opens_the_api_and_without_it_the_page_is_empty(
     catalog: Catalog, tmp_path: Path
 ) -> None:
     guarded = definition(tmp_path, token={"env": "SHOP_TOKEN"})
-    with answering(create_app(catalog, guarded, "log")) as url, httpx.Client(base_url=url) as client:
+    with answering(create_app(catalog, guarded, "log")) as url, client_of(url) as client:
         answer = client.get("/api/v1/status")
         assert (answer.status_code, answer.json()["code"], answer.headers["www-authenticate"]) == (
             401,
@@ -143,7 +142,7 @@ def test_a_token_in_a_file_may_be_changed_while_the_service_runs(catalog: Catalo
     file.write_text("the-first-of-two-tokens\n")
     file.chmod(0o600)
     guarded = definition(tmp_path, token={"file": str(file)})
-    with answering(create_app(catalog, guarded, "log")) as url, httpx.Client(base_url=url) as client:
+    with answering(create_app(catalog, guarded, "log")) as url, client_of(url) as client:
 
         def status(token: str) -> int:
             return client.get("/api/v1/status", headers={"authorization": f"Bearer {token}"}).status_code
@@ -161,7 +160,7 @@ def test_a_token_file_without_a_token_closes_the_door(
 ) -> None:
     file = token_file(tmp_path)
     guarded = definition(tmp_path, token={"file": str(file)})
-    with answering(create_app(catalog, guarded, "log")) as url, httpx.Client(base_url=url) as client:
+    with answering(create_app(catalog, guarded, "log")) as url, client_of(url) as client:
         client.headers["authorization"] = f"Bearer {TOKEN}"
         assert client.get("/api/v1/status").status_code == 200
         damage(file)
@@ -182,7 +181,7 @@ def test_a_stream_ends_when_its_token_is_no_longer_valid(catalog: Catalog, tmp_p
     headers = {"authorization": f"Bearer {TOKEN}"}
     with (
         answering(app) as url,
-        httpx.Client(timeout=30) as client,
+        client_of("", timeout=30) as client,
         client.stream("GET", url + path, headers=headers) as a,
     ):
         lines = a.iter_lines()
@@ -193,7 +192,7 @@ def test_a_stream_ends_when_its_token_is_no_longer_valid(catalog: Catalog, tmp_p
 
 
 def test_a_refused_request_starts_nothing(catalog: Catalog, tmp_path: Path) -> None:
-    with answering(create_app(catalog, definition(tmp_path), "log")) as url, httpx.Client(base_url=url) as client:
+    with answering(create_app(catalog, definition(tmp_path), "log")) as url, client_of(url) as client:
         for headers in ({"content-type": "text/plain"}, JSON | {"host": "evil.example"}):
             answer = client.post(ASK, content='{"tables": ["shop.orders"]}', headers=headers)
             assert (answer.status_code, answer.json()["code"]) == (403, "CDC-5013")

@@ -12,8 +12,8 @@ import pytest
 from cdc.catalog import Catalog, DeadLetter
 from cdc.catalog.dead_letter_requests import DLQ
 from cdc.service.api.app import create_app
-from tests.service.pipeline import NAME, definition
-from tests.service.running import answering
+from tests.service.pipeline import NAME, definition, new_catalog
+from tests.service.running import answering, client_of
 
 LETTERS = f"/api/v1/pipelines/{NAME}/dlq"
 
@@ -28,7 +28,7 @@ FIRST, SECOND, OTHER = letter("lake", "1"), letter("lake", "2", "b"), letter("fi
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+    with new_catalog(tmp_path) as opened:
         opened.dead_letters.mirror(NAME, "lake", [FIRST, SECOND])
         opened.dead_letters.mirror(NAME, "find", [OTHER])
         yield opened
@@ -37,7 +37,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 @pytest.fixture
 def client(catalog: Catalog, tmp_path: Path) -> Iterator[httpx.Client]:
     shop = definition(tmp_path)
-    with answering(create_app(catalog, shop, "log")) as url, httpx.Client(base_url=url, timeout=60) as opened:
+    with answering(create_app(catalog, shop, "log")) as url, client_of(url, timeout=60) as opened:
         yield opened
 
 

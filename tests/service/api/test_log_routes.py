@@ -19,8 +19,8 @@ from tests.cli.command import run
 from tests.cli.trimmed import Folder
 from tests.fixtures.waiting import until
 from tests.log.rows import schema_of
-from tests.service.pipeline import NAME, definition, fill
-from tests.service.running import answering
+from tests.service.pipeline import NAME, definition, fill, new_catalog
+from tests.service.running import answering, client_of
 
 PIPELINE = f"/api/v1/pipelines/{NAME}"
 
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+    with new_catalog(tmp_path) as opened:
         fill(opened)
         yield opened
 
@@ -41,7 +41,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 def client(catalog: Catalog, folder: Folder, tmp_path: Path) -> Iterator[httpx.Client]:
     app = create_app(catalog, definition(tmp_path), str(folder.root))
     app.state.sampler.log = LogSampler(folder.root, every=0.0)
-    with answering(app) as url, httpx.Client(base_url=url, timeout=60) as opened:
+    with answering(app) as url, client_of(url, timeout=60) as opened:
         yield opened
 
 

@@ -21,8 +21,8 @@ from cdc.service.api.app import create_app
 from cdc.service.api.request_limits import BodyLimit, RequestLimits
 from cdc.service.api.status_routes import MAX_STREAMS
 from tests.fixtures.waiting import until
-from tests.service.pipeline import NAME, TOKEN, definition, fill, write_log
-from tests.service.running import answering
+from tests.service.pipeline import NAME, TOKEN, copy_log, definition, fill, new_catalog
+from tests.service.running import answering, client_of
 
 SHORT = RequestLimits(head=0.3, body=0.3, body_bytes=1000, linger=0.3, unread=0.3, connections=4)
 BACKFILLS = f"/api/v1/pipelines/{NAME}/backfills"
@@ -60,8 +60,8 @@ def _address() -> Iterator[tuple[str, int]]:
 
 @pytest.fixture(name="catalog")
 def _catalog(tmp_path: Path) -> Iterator[Catalog]:
-    write_log(tmp_path)
-    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+    copy_log(tmp_path)
+    with new_catalog(tmp_path) as opened:
         fill(opened)
         yield opened
 
@@ -141,7 +141,7 @@ def test_after_an_early_answer_a_client_that_still_sends_is_dropped(address: tup
 
 def test_a_body_at_the_limit_arrives_whole(address: tuple[str, int]) -> None:
     host, port = address
-    assert httpx.post(f"http://{host}:{port}/x", content=b"x" * 1000).text == "1000"
+    assert httpx.post(f"http://{host}:{port}/x", content=b"x" * 1000, verify=False).text == "1000"
 
 
 def test_a_client_that_does_not_read_its_answer_is_dropped(address: tuple[str, int]) -> None:
@@ -170,7 +170,7 @@ def test_what_is_no_http_is_refused_in_the_one_form_of_errors(address: tuple[str
 
 
 def test_the_api_takes_a_list_of_ten_thousand_keys_and_refuses_600_mib(catalog: Catalog, tmp_path: Path) -> None:
-    with answering(create_app(catalog, definition(tmp_path), "log")) as url, httpx.Client(base_url=url) as client:
+    with answering(create_app(catalog, definition(tmp_path), "log")) as url, client_of(url) as client:
         keys = [{"id": f"{n:0>90}"} for n in range(10_000)]
         answer = client.post(BACKFILLS, json={"tables": ["shop.orders"], "keys": keys})
         assert answer.status_code in {202, 422}
@@ -182,7 +182,7 @@ def test_the_api_takes_a_list_of_ten_thousand_keys_and_refuses_600_mib(catalog: 
 
 def test_a_huge_body_without_the_token_is_not_read(catalog: Catalog, tmp_path: Path) -> None:
     guarded = definition(tmp_path, token={"env": "SHOP_TOKEN"})
-    with answering(create_app(catalog, guarded, "log")) as url, httpx.Client(base_url=url) as client:
+    with answering(create_app(catalog, guarded, "log")) as url, client_of(url) as client:
         answer = client.post(BACKFILLS, content=(b" " * 65536 for _ in range(16 * 600)))
         assert answer.status_code == 401
         assert client.get("/api/v1/status", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
@@ -190,10 +190,12 @@ def test_a_huge_body_without_the_token_is_not_read(catalog: Catalog, tmp_path: P
 
 def test_event_streams_are_limited_and_a_closed_one_makes_room(catalog: Catalog, tmp_path: Path) -> None:
     served = create_app(catalog, definition(tmp_path), "log")
-    with answering(served) as url, httpx.Client(base_url=url, timeout=30) as client:
+    with answering(served) as url, client_of(url, timeout=30) as client:
+        place = urlsplit(url)
         with ExitStack() as opened:
             for _ in range(MAX_STREAMS):
-                opened.enter_context(client.stream("GET", "/api/v1/events"))
+                stream = opened.enter_context(closing(socket.create_connection((place.hostname, place.port), DEADLINE)))
+                stream.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             until(lambda: served.state.sampler.streams == MAX_STREAMS, "all streams to begin")
             refused = client.get("/page/events")
             assert (refused.status_code, refused.json()["code"]) == (503, "CDC-5017")

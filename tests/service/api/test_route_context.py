@@ -14,13 +14,13 @@ from cdc.errors import UnknownName
 from cdc.service.api.route_context import RouteContext, actor_of
 from cdc.service.api.status_sampler import StatusSampler
 from cdc.service.background_jobs import ReplayJobs, VerificationJobs
-from tests.service.pipeline import NAME, definition, write_log
+from tests.service.pipeline import NAME, copy_log, definition
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[RouteContext]:
     shop = definition(tmp_path)
-    write_log(tmp_path)
+    copy_log(tmp_path)
     with Catalog.open(shop.catalog.url) as catalog:
         sampler = StatusSampler(catalog, shop, shop.log.path)
         jobs = ReplayJobs(catalog, NAME, None), VerificationJobs(catalog, NAME, None)

@@ -17,7 +17,7 @@ from cdc.metrics import CADENCE, REWRITTEN_BYTES, Metrics
 from cdc.service.api.app import create_app
 from cdc.service.api.status_routes import event_stream
 from tests.service.pipeline import NAME, definition
-from tests.service.running import Clock, answering
+from tests.service.running import Clock, answering, client_of
 
 
 def samples(client: httpx.Client) -> dict[tuple[str, ...], float]:
@@ -99,7 +99,7 @@ def test_hostile_names_stay_text_on_the_page_and_in_the_metrics(client: httpx.Cl
 
 def test_the_secret_part_of_the_source_is_nowhere(catalog: Catalog, tmp_path: Path) -> None:
     secret = definition(tmp_path, "postgresql://reader:canary@db.internal/shop")
-    with answering(create_app(catalog, secret, "log")) as url, httpx.Client(base_url=url) as client:
+    with answering(create_app(catalog, secret, "log")) as url, client_of(url) as client:
         for path in ("/", "/api/v1/status", "/api/v1/pipelines", "/metrics"):
             text = client.get(path).text
             assert "canary" not in text

@@ -18,15 +18,15 @@ from cdc.snapshot.reader_commands import SKIP_TABLES
 from cdc.table import TableState
 from tests.log.rows import LIMITS, info, row, table
 from tests.service.api.test_job_routes import code
-from tests.service.pipeline import NAME, copying, definition, fill, write_log
-from tests.service.running import answering
+from tests.service.pipeline import NAME, copy_log, copying, definition, fill, new_catalog
+from tests.service.running import answering, client_of
 
 TABLES = f"/api/v1/pipelines/{NAME}/tables"
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    write_log(tmp_path)
+    copy_log(tmp_path)
     found = next(s for s in LogReader(tmp_path / "log").schemas().values() if s.topic == "shop.orders")
     marked = replace(found, state=TableState.NEEDS_RESYNC, reason="nobody knows")
     told = row(
@@ -34,7 +34,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     )
     writer = LogWriter(tmp_path / "log", LIMITS)
     writer.commit(writer.stage(table(told)), info(2))
-    with Catalog.open(definition(tmp_path).catalog.url) as opened:
+    with new_catalog(tmp_path) as opened:
         fill(opened)
         yield opened
 
@@ -42,7 +42,7 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
 @pytest.fixture
 def client(catalog: Catalog, tmp_path: Path) -> Iterator[httpx.Client]:
     app = create_app(catalog, definition(tmp_path), str(tmp_path / "log"))
-    with answering(app) as url, httpx.Client(base_url=url, timeout=60) as opened:
+    with answering(app) as url, client_of(url, timeout=60) as opened:
         yield opened
 
 

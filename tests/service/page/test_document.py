@@ -13,7 +13,7 @@ import pytest
 from cdc.catalog import Catalog, TableProgress
 from cdc.service.page.document import SECTIONS, PageContext, docs_page, locked_page, page, render
 from cdc.service.status import pipeline_status
-from tests.service.pipeline import NAME, fill
+from tests.service.pipeline import NAME, fill, new_catalog
 
 CONTEXT = PageContext("db:5432/shop", "/srv/log", {"lake": "delta"}, "shop.yaml", may_change=True)
 HISTORY: dict[str, dict[str, object]] = {"rates": {"source": 5.0}, "lags": {"source": [0.1, 0.2]}}
@@ -22,7 +22,7 @@ HOSTILE = "shop.<script>alert('x')</script>\"&"
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    with Catalog.open(f"sqlite:///{tmp_path}/catalog.db") as opened:
+    with new_catalog(tmp_path) as opened:
         fill(opened)
         yield opened
 

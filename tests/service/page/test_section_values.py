@@ -15,12 +15,12 @@ from cdc.service.page import section_values
 from cdc.service.status import PipelineStatus, pipeline_status
 from cdc.service.table_status import TableStatus
 from cdc.snapshot.backfill_documents import BackfillRequest
-from tests.service.pipeline import NAME, copying, fill
+from tests.service.pipeline import NAME, copying, fill, new_catalog
 
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
-    with Catalog.open(f"sqlite:///{tmp_path}/catalog.db") as opened:
+    with new_catalog(tmp_path) as opened:
         fill(opened)
         yield opened
 
