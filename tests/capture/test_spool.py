@@ -270,7 +270,7 @@ def test_a_description_falls_back_to_the_one_before_those_that_were_rolled_back(
 
 
 def test_rollbacks_by_the_thousand_cost_a_few_bytes_each():
-    wire, number = Wire(), 5_000
+    wire, number = Wire(), 2_000
     for subxid in range(101, 101 + number):
         wire.block(100, (subxid, relation(ORDERS)), (subxid, Insert(1, (str(subxid),))))
         if subxid % 2:

@@ -38,14 +38,12 @@ def _unfit(tmp_path: Path, database: str) -> Captured:
     return Captured(tmp_path, database)
 
 
-def test_a_first_start_reports_every_problem(unfit: Captured) -> None:
+def test_a_first_start_that_is_refused_reports_every_problem_and_leaves_neither_log_nor_slot_nor_publication(
+    unfit: Captured,
+) -> None:
     with pytest.raises(PreflightFailed, match=TWO):
         check_log(unfit.definition)
-
-
-def test_a_refused_first_start_leaves_neither_log_nor_slot_nor_publication(unfit: Captured) -> None:
     ended = spawn("reader", "-c", unfit.path)
-
     assert ended.status == ExitCode.ENVIRONMENT
     assert "public.bare" in ended.errors
     assert "public.none" in ended.errors
@@ -53,8 +51,6 @@ def test_a_refused_first_start_leaves_neither_log_nor_slot_nor_publication(unfit
     left = "SELECT count(*) FROM (SELECT FROM pg_publication UNION ALL SELECT FROM pg_replication_slots"
     assert rows_of(unfit.dsn, f"{left} WHERE database = current_database())") == [(0,)]
 
-
-def test_a_repaired_source_starts(unfit: Captured) -> None:
     run_sql(unfit.dsn, "ALTER TABLE bare REPLICA IDENTITY FULL", "ALTER TABLE none REPLICA IDENTITY DEFAULT")
     check_log(unfit.definition)
     assert unfit.copy() > 0
@@ -192,7 +188,8 @@ def test_doctor_reports_the_error_that_stops_a_reader_of_an_existing_log(
     pipeline: Captured, situation: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline.copy()
-    assert (codes_of_doctor(pipeline, capsys), code_of_start(pipeline)) == (set(), None)
+    if situation == "slot missing":  # of the others, too, there is nothing to say before
+        assert (codes_of_doctor(pipeline, capsys), code_of_start(pipeline)) == (set(), None)
     code, break_it = CONTINUED[situation]
     slot = pipeline.slot
     break_it(pipeline)
@@ -204,25 +201,26 @@ def test_doctor_reports_the_error_that_stops_a_reader_of_an_existing_log(
             drop_when_free(conn, slot)
 
 
-@pytest.mark.parametrize("situation", EMPTY)
 def test_doctor_reports_the_error_that_stops_a_first_start(
-    pipeline: Captured, situation: str, capsys: pytest.CaptureFixture[str]
+    pipeline: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert codes_of_doctor(pipeline, capsys) == set()
-    code, break_it = EMPTY[situation]
-    slot = pipeline.slot
-    break_it(pipeline)
-    assert code in codes_of_doctor(pipeline, capsys)
-    assert code_of_start(pipeline) == code
-    with connect(pipeline.dsn) as conn:
-        drop_when_free(conn, slot)
+    slot, good = pipeline.slot, pipeline.path.read_text()
+    for situation, (code, break_it) in EMPTY.items():
+        break_it(pipeline)
+        assert code in codes_of_doctor(pipeline, capsys), situation
+        assert code_of_start(pipeline) == code, situation
+        pipeline.path.write_text(good)
+        with connect(pipeline.dsn) as conn:
+            drop_when_free(conn, slot)
+        run_sql(pipeline.dsn, "DROP TABLE IF EXISTS t, bare", "CREATE TABLE t (id int PRIMARY KEY)")
 
 
 def test_doctor_reports_another_cluster(
-    pipeline: Captured, postgres_16: EmbeddedPostgres, capsys: pytest.CaptureFixture[str]
+    pipeline: Captured, postgres_15: EmbeddedPostgres, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline.copy()
-    rewrite_definition(pipeline, pipeline.dsn, postgres_16.dsn())
+    rewrite_definition(pipeline, pipeline.dsn, postgres_15.dsn())
     assert "CDC-2106" in codes_of_doctor(pipeline, capsys)
     assert code_of_start(pipeline) == "CDC-2106"
 
@@ -235,33 +233,35 @@ def test_doctor_reports_a_server_without_logical_wal(tmp_path: Path, capsys: pyt
         assert code_of_start(pipeline) == "CDC-2002"
 
 
-@pytest.mark.parametrize("copied", [True, False])
 def test_doctor_reports_a_log_on_a_read_only_file_system(
-    pipeline: Captured, copied: bool, capsys: pytest.CaptureFixture[str]
+    pipeline: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with small_file_system(pipeline.folder / "log") as log:
         with pipeline.path.open("a") as definition:
             definition.write(f"catalog: {{url: 'sqlite:///{pipeline.folder}/catalog.db'}}\n")
-        if copied:
-            pipeline.copy()
-        subprocess.run(["mount", "-o", "remount,ro", str(log)], check=True)
-        assert "CDC-4005" in codes_of_doctor(pipeline, capsys)
-        assert code_of_start(pipeline) == "CDC-4005"
+        for copied in (False, True):
+            if copied:
+                pipeline.copy()
+            subprocess.run(["mount", "-o", "remount,ro", str(log)], check=True)
+            assert "CDC-4005" in codes_of_doctor(pipeline, capsys), copied
+            assert code_of_start(pipeline) == "CDC-4005", copied
+            subprocess.run(["mount", "-o", "remount,rw", str(log)], check=True)
 
 
-@pytest.mark.parametrize("made", [True, False])
 def test_doctor_reports_a_catalog_that_cannot_be_written_and_the_reader_starts(
-    pipeline: Captured, made: bool, capsys: pytest.CaptureFixture[str]
+    pipeline: Captured, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with small_file_system(pipeline.folder / "catalog") as place:
         with pipeline.path.open("a") as definition:
             definition.write(f"catalog: {{url: 'sqlite:///{place}/catalog.db'}}\n")
         pipeline.copy()
-        if made:
-            assert run(capsys, "migrate", "up", "-c", pipeline.path).status == 0
-        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-        assert codes_of_doctor(pipeline, capsys) == {"CDC-5001"}
-        assert code_of_start(pipeline) is None
+        for made in (False, True):
+            if made:
+                assert run(capsys, "migrate", "up", "-c", pipeline.path).status == 0
+            subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+            assert codes_of_doctor(pipeline, capsys) == {"CDC-5001"}, made
+            assert code_of_start(pipeline) is None, made
+            subprocess.run(["mount", "-o", "remount,rw", str(place)], check=True)
 
 
 def test_doctor_reports_a_lake_that_cannot_be_written(pipeline: Captured, capsys: pytest.CaptureFixture[str]) -> None:

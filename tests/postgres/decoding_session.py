@@ -94,6 +94,11 @@ class DecodingSession:
                 ]
 
 
+def within(dsn: str, schema: str) -> str:
+    """The DSN of sessions that make and find their tables in that schema."""
+    return f"{dsn}?options=-c%20search_path%3D{schema}"
+
+
 @contextmanager
 def decoding_session(dsn: str, pattern: str = "public.*") -> Iterator[DecodingSession]:
     """Publish the tables that match, and stream their changes from now on."""

@@ -117,7 +117,7 @@ def session(request: pytest.FixtureRequest, database: str) -> Iterator[DecodingS
 @example(taken=[("replace", 1, 0), ("insert", 0, 0)])
 @example(taken=[("replace", 1, 0), ("insert", 0, 0), ("rename", 1, 0)])
 @example(taken=[("add", 0, 0), ("drop", 0, 0), ("insert", 0, 0), ("read", 0, 0), ("add", 0, 0), ("insert", 0, 0)])
-@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(taken=steps)
 def test_no_value_has_the_id_of_another_column(session: DecodingSession, taken: list[tuple[str, int, int]]) -> None:
     told = False

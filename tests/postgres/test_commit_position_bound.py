@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,13 +28,13 @@ def has_session(bound: WalBound, dsn: str | None) -> bool:
     return dsn is not None and rows_of(dsn, SESSIONS) != []
 
 
-def test_an_lsn_below_the_wal_end_passes_and_one_above_it_is_an_error(any_database: str) -> None:
-    with WalBound(any_database) as bound:
-        bound.require(Lsn(wal_end(any_database) - 1))
+def test_an_lsn_below_the_wal_end_passes_and_one_above_it_is_an_error(either_database: str) -> None:
+    with WalBound(either_database) as bound:
+        bound.require(Lsn(wal_end(either_database) - 1))
         with pytest.raises(PositionBeyondWal, match="the WAL of the server ends at"):
             bound.require(Lsn(2**52 - 1))
-        run_sql(any_database, "CREATE TABLE more ()")
-        bound.require(Lsn(wal_end(any_database) - 1))
+        run_sql(either_database, "CREATE TABLE more ()")
+        bound.require(Lsn(wal_end(either_database) - 1))
 
 
 def test_a_question_sent_ahead_is_answered_once(database: str) -> None:
@@ -68,30 +67,24 @@ def test_a_session_that_was_ended_is_replaced(database: str, looked_at: bool) ->
         assert len(rows_of(database, SESSIONS)) == 1
 
 
-@pytest.fixture(name="own")
-def _own(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres(tmp_path / "own") as server:
-        yield server
+def test_a_server_without_another_session_is_unreachable_and_on_a_standby_the_bound_is_its_replay_position(
+    tmp_path: Path,
+) -> None:
+    """The standby is the same server in recovery, with nowhere to stream from: it stays at the end of its own WAL."""
+    with EmbeddedPostgres(tmp_path / "own") as own:
+        with WalBound(own.dsn()) as bound:
+            bound.check_session()
+            own.stop("fast")
+            with pytest.raises(SourceUnreachable):
+                until(lambda: has_session(bound, None), "the end of the session")
+            with pytest.raises(SourceUnreachable):
+                bound.require(Lsn(2**40))
 
-
-def test_a_server_that_gives_no_other_session_is_unreachable(own: EmbeddedPostgres) -> None:
-    with WalBound(own.dsn()) as bound:
-        bound.check_session()
-        own.stop("fast")
-        with pytest.raises(SourceUnreachable):
-            until(lambda: has_session(bound, None), "the end of the session")
-        with pytest.raises(SourceUnreachable):
-            bound.require(Lsn(2**40))
-
-
-def test_on_a_standby_the_bound_is_its_replay_position(own: EmbeddedPostgres) -> None:
-    """A server in recovery, which has nowhere to stream from: it stays at the end of its own WAL."""
-    own.stop()
-    (own.data_directory / "standby.signal").touch()
-    own.start()
-    with WalBound(own.dsn()) as bound, connect(own.dsn()) as conn:
-        found = conn.execute("SELECT pg_last_wal_replay_lsn()::text").fetchone()
-        assert found is not None
-        bound.require(Lsn(Lsn.parse(found[0]) - 1))
-        with pytest.raises(PositionBeyondWal):
-            bound.require(Lsn.parse(found[0]))
+        (own.data_directory / "standby.signal").touch()
+        own.start()
+        with WalBound(own.dsn()) as bound, connect(own.dsn()) as conn:
+            found = conn.execute("SELECT pg_last_wal_replay_lsn()::text").fetchone()
+            assert found is not None
+            bound.require(Lsn(Lsn.parse(found[0]) - 1))
+            with pytest.raises(PositionBeyondWal):
+                bound.require(Lsn.parse(found[0]))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import LiteralString, cast
+from typing import LiteralString
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,13 +13,20 @@ from cdc.postgres.ddl_messages import parse_ddl_message, trigger_script
 from cdc.postgres.system_catalog import read_catalog_tables
 from cdc.table import TableState
 from tests.fixtures.postgres import rows_of, run_sql
-from tests.postgres.decoding_session import DecodingSession, decoding_session
+from tests.postgres.decoding_session import DecodingSession, decoding_session, within
 
 TABLE: LiteralString = "CREATE TABLE t (id int PRIMARY KEY, a text, b int)"
 
 
 def install(dsn: str) -> None:
     run_sql(dsn, trigger_script("install"))
+
+
+def made(dsn: str, *schemas: str) -> None:
+    """The table in each of the schemas."""
+    for schema in schemas:
+        run_sql(dsn, f"CREATE SCHEMA {schema}")  # type: ignore[arg-type]
+        run_sql(within(dsn, schema), TABLE)
 
 
 def columns(session: DecodingSession) -> list[list[tuple[int, str]]]:
@@ -52,25 +58,32 @@ def test_ddl_messages_identify_a_column_that_was_dropped_and_added_again(either_
     ]
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ("ALTER TABLE t ALTER b TYPE int USING b * 2", "type"),
-        ("ALTER TABLE t ADD COLUMN c float8 DEFAULT random()", "values for existing rows"),
-    ],
-)
-def test_a_rewrite_marks_the_table_at_its_place(either_database: str, change: LiteralString, reason: str) -> None:
-    run_sql(either_database, TABLE)
-    with decoding_session(either_database) as session:
+REWRITES: dict[str, LiteralString] = {
+    "type": "ALTER TABLE t ALTER b TYPE int USING b * 2",
+    "values for existing rows": "ALTER TABLE t ADD COLUMN c float8 DEFAULT random()",
+}
+
+
+def test_a_rewrite_marks_the_table_at_its_place(either_database: str) -> None:
+    schemas = {reason: f"case_{number}" for number, reason in enumerate(REWRITES)}
+    made(either_database, *schemas.values())
+    with decoding_session(either_database, "case_*.*") as session:
         install(either_database)
-        session.run("INSERT INTO t VALUES (1)", change, "INSERT INTO t VALUES (2)")
+        for reason, schema in schemas.items():
+            statements = "INSERT INTO t VALUES (1)", REWRITES[reason], "INSERT INTO t VALUES (2)"
+            run_sql(within(either_database, schema), *statements)
         rows = session.catch_up()
 
-    assert session.latest.state is TableState.NEEDS_RESYNC
-    assert reason in (session.latest.reason or "")
-    marked = next(v for v in session.versions if v.state is TableState.NEEDS_RESYNC).to_json()
-    ops = [row["op"] for row in rows if row["payload"] in {None, marked}]
-    assert ops == ["c", "s", "c"]
+    for reason, schema in schemas.items():
+        versions = [version for version in session.versions if version.schema == schema]
+        assert versions[-1].state is TableState.NEEDS_RESYNC
+        assert reason in (versions[-1].reason or "")
+        marked = next(v for v in versions if v.state is TableState.NEEDS_RESYNC).to_json()
+        assert [row["op"] for row in rows if row["topic"] == f"{schema}.t" and row["payload"] in {None, marked}] == [
+            "c",
+            "s",
+            "c",
+        ]
 
 
 def test_a_renamed_label_marks_the_table_without_a_row(either_database: str) -> None:
@@ -84,25 +97,27 @@ def test_a_renamed_label_marks_the_table_without_a_row(either_database: str) -> 
     assert "labels" in (session.latest.reason or "")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "ALTER TABLE t ALTER a SET DEFAULT 'x'; VACUUM FULL t",
-        "ALTER TABLE t ADD COLUMN c int DEFAULT 7; VACUUM FULL t",
-        "ALTER TABLE t ALTER a TYPE varchar",
-        "CREATE TABLE unrelated (id int); DROP TABLE unrelated",
-    ],
+HARMLESS: tuple[tuple[LiteralString, ...], ...] = (
+    ("ALTER TABLE t ALTER a SET DEFAULT 'x'", "VACUUM FULL t"),
+    ("ALTER TABLE t ADD COLUMN c int DEFAULT 7", "VACUUM FULL t"),
+    ("ALTER TABLE t ALTER a TYPE varchar",),
+    ("CREATE TABLE unrelated (id int)", "DROP TABLE unrelated"),
 )
-def test_a_harmless_rewrite_is_known_to_be_harmless(database: str, change: str) -> None:
-    run_sql(database, TABLE)
-    with decoding_session(database) as session:
+
+
+def test_a_harmless_rewrite_is_known_to_be_harmless(database: str) -> None:
+    schemas = {f"case_{number}": changes for number, changes in enumerate(HARMLESS)}
+    made(database, *schemas)
+    with decoding_session(database, "case_*.*") as session:
         install(database)
         session.catch_up()
         session.check_catalog()
-        session.run(*cast("list[LiteralString]", [*change.split("; ")]), "INSERT INTO t VALUES (1)")
+        for schema, changes in schemas.items():
+            run_sql(within(database, schema), *changes, "INSERT INTO t VALUES (1)")
         session.catch_up()
         session.check_catalog()
 
+    assert {version.schema for version in session.versions} == schemas.keys()
     assert {version.state for version in session.versions} == {TableState.LIVE}
 
 

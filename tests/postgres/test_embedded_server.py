@@ -14,24 +14,15 @@ from cdc.postgres.connection import connect
 from cdc.postgres.embedded_server import EmbeddedPostgres, find_binaries, is_reachable, server_account
 
 
-def test_it_runs_in_a_folder_with_a_space_and_leaves_no_file_and_process(tmp_path: Path) -> None:
+def test_it_runs_in_a_folder_with_a_space_keeps_rows_over_a_crash_and_leaves_no_file_and_process(
+    tmp_path: Path,
+) -> None:
     home = tmp_path / "with a space"
     with EmbeddedPostgres(home) as server:
         pid, folders = server.pid, [server.data_directory, server.socket_directory]
         with connect(server.dsn()) as conn:
             assert conn.execute("SELECT current_setting('wal_level')").fetchone() == ("logical",)
             assert conn.info.server_version // 10000 == server.version
-
-    assert pid is not None
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    assert not any(folder.exists() for folder in folders)
-    assert not home.exists()
-
-
-def test_committed_rows_survive_a_crash(tmp_path: Path) -> None:
-    with EmbeddedPostgres(tmp_path / "pg") as server:
-        with connect(server.dsn()) as conn:
             conn.execute("CREATE TABLE t AS SELECT 1 AS id")
         port = server.port
         server.stop("immediate")
@@ -41,6 +32,14 @@ def test_committed_rows_survive_a_crash(tmp_path: Path) -> None:
         assert server.port == port
         with connect(server.dsn()) as conn:
             assert conn.execute("SELECT id FROM t").fetchone() == (1,)
+        pids = [pid, server.pid]
+
+    for ended in pids:
+        assert ended is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(ended, 0)
+    assert not any(folder.exists() for folder in folders)
+    assert not home.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to change to another account")
@@ -80,11 +79,6 @@ def test_a_version_that_is_not_here_is_said_to_be(tmp_path: Path) -> None:
     with pytest.raises(EmbeddedUnavailable, match="no binaries of postgres 9"):
         EmbeddedPostgres(tmp_path / "pg", version=9).start()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_settings_of_the_caller_win(tmp_path: Path) -> None:
-    with EmbeddedPostgres(tmp_path / "pg", settings={"wal_level": "replica"}) as server, connect(server.dsn()) as conn:
-        assert conn.execute("SELECT current_setting('wal_level')").fetchone() == ("replica",)
 
 
 @pytest.mark.parametrize("length", [78, 79])

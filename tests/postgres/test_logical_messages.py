@@ -10,11 +10,11 @@ from tests.postgres.stream import receive_until
 from tests.postgres.test_replication import make_source, options
 
 
-def test_a_message_arrives_with_the_lsn_that_was_returned_and_before_its_commit(any_database: str) -> None:
-    slot = make_source(any_database)
-    with connect(any_database) as conn:
+def test_a_message_arrives_with_the_lsn_that_was_returned_and_before_its_commit(either_database: str) -> None:
+    slot = make_source(either_database)
+    with connect(either_database) as conn:
         written = emit_message(conn, "cdc.heartbeat", "é")
-    with ReplicationStream.open(any_database, options(slot)) as stream:
+    with ReplicationStream.open(either_database, options(slot)) as stream:
         seen = receive_until(stream, lambda found: any(isinstance(m, CommitMessage) for m in found))
     (message,) = [m for m in seen if isinstance(m, Message)]
     (commit,) = [m for m in seen if isinstance(m, CommitMessage)]

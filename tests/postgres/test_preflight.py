@@ -63,21 +63,21 @@ def test_without_a_connection_problems_of_dsn_and_slot_name_are_reported(dsn: st
     assert subjects(problems) == {"slot 'Bad-Name'", "dsn"}
 
 
-def test_a_slot_of_another_plugin_or_database_is_refused(any_database: str) -> None:
-    slot = any_database.rpartition("/")[2]
-    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)")
-    with create_slot(any_database, slot):
+def test_a_slot_of_another_plugin_or_database_is_refused(either_database: str) -> None:
+    slot = either_database.rpartition("/")[2]
+    run_sql(either_database, "CREATE TABLE t (id int PRIMARY KEY)")
+    with create_slot(either_database, slot):
         pass
     wants = SourceRequirements(slot=slot, publication="pub", patterns=["public.*"])
-    elsewhere = any_database.rpartition("/")[0] + "/postgres"
+    elsewhere = either_database.rpartition("/")[0] + "/postgres"
 
-    assert preflight(any_database, wants) == []
+    assert preflight(either_database, wants) == []
     assert f"slot {slot}" in subjects(preflight(elsewhere, wants))
-    run_sql(any_database, "SELECT pg_create_physical_replication_slot('physical_one')")
+    run_sql(either_database, "SELECT pg_create_physical_replication_slot('physical_one')")
     physical = preflight(
-        any_database, SourceRequirements(slot="physical_one", publication="pub", patterns=["public.*"])
+        either_database, SourceRequirements(slot="physical_one", publication="pub", patterns=["public.*"])
     )
-    run_sql(any_database, "SELECT pg_drop_replication_slot('physical_one')")
+    run_sql(either_database, "SELECT pg_drop_replication_slot('physical_one')")
     assert subjects(physical) == {"slot physical_one"}
 
 
@@ -114,24 +114,24 @@ def test_a_publication_without_all_tables_and_operations_is_reported_with_its_sq
     assert subjects(preflight(any_database, wants)) == {"slot pre"}
 
 
-def test_a_table_without_changes_in_the_wal_is_advice_and_its_sql_repairs_it(any_database: str) -> None:
-    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE UNLOGGED TABLE fast (id int PRIMARY KEY)")
-    (problem,) = preflight(any_database, WANTS)
+def test_a_table_without_changes_in_the_wal_is_advice_and_its_sql_repairs_it(either_database: str) -> None:
+    run_sql(either_database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE UNLOGGED TABLE fast (id int PRIMARY KEY)")
+    (problem,) = preflight(either_database, WANTS)
     assert (problem.subject, problem.fatal) == ("public.fast", False)
     assert problem.message == "is unlogged: its changes are not in the WAL; the table is not captured"
-    run_sql(any_database, problem.sql or "")  # type: ignore[arg-type]
-    assert preflight(any_database, WANTS) == []
+    run_sql(either_database, problem.sql or "")  # type: ignore[arg-type]
+    assert preflight(either_database, WANTS) == []
 
 
-def test_a_partition_without_its_root_is_advice(any_database: str) -> None:
+def test_a_partition_without_its_root_is_advice(either_database: str) -> None:
     run_sql(
-        any_database,
+        either_database,
         "CREATE TABLE far (id int PRIMARY KEY) PARTITION BY RANGE (id)",
         "CREATE TABLE near PARTITION OF far DEFAULT",
         "CREATE TABLE t (id int PRIMARY KEY)",
     )
     wants = replace(WANTS, patterns=["public.t", "public.near"])
-    (problem,) = preflight(any_database, wants)
+    (problem,) = preflight(either_database, wants)
     assert (problem.subject, problem.fatal, problem.sql) == ("public.near", False, None)
     assert "is a partition of public.far" in problem.message
 

@@ -15,10 +15,10 @@ from tests.fixtures.postgres import rows_of, run_sql
 NAMES = [TableName("public", "t")]
 
 
-def test_a_table_is_not_ready_while_a_transaction_is_open_that_wrote_it_before(any_database: str) -> None:
-    run_sql(any_database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub")
+def test_a_table_is_not_ready_while_a_transaction_is_open_that_wrote_it_before(either_database: str) -> None:
+    run_sql(either_database, "CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION pub")
     ours = PublicationControl(alter=True)
-    with connect(any_database, autocommit=False) as older, connect(any_database) as conn:
+    with connect(either_database, autocommit=False) as older, connect(either_database) as conn:
         older.execute("INSERT INTO t VALUES (1)")
         with pytest.raises(SlotBlocked):
             ensure_publication(conn, "pub", NAMES, control=ours, timeout=0.2)
@@ -28,7 +28,7 @@ def test_a_table_is_not_ready_while_a_transaction_is_open_that_wrote_it_before(a
         ensure_publication(conn, "pub", NAMES, control=ours)
 
         assert conn.execute("SELECT id FROM t").fetchall() == [(1,)]
-    assert rows_of(any_database, "SELECT tablename FROM pg_publication_tables WHERE pubname = 'pub'") == [("t",)]
+    assert rows_of(either_database, "SELECT tablename FROM pg_publication_tables WHERE pubname = 'pub'") == [("t",)]
 
 
 def test_a_table_is_published_and_withdrawn_without_its_children(any_database: str) -> None:

@@ -36,14 +36,14 @@ from cdc.postgres.embedded_server import EmbeddedPostgres
 from cdc.postgres.replication import ReplicationStream, StreamOptions, identify_system
 from cdc.postgres.sql_ascii import CopyTextRepair, FrameTextRepair, copy_text_repair, frame_text_repair, unchanged
 from cdc.postgres.tables import match_tables, read_schema
-from tests.fixtures.postgres import NEWEST_AND_OLDEST, drop_when_free, run_sql
+from tests.fixtures.postgres import VERSIONS, drop_when_free, run_sql
 from tests.fixtures.waiting import until
 from tests.postgres.four_readings import capture_stream, read_four_ways
 
 
-@pytest.fixture(params=NEWEST_AND_OLDEST)
+@pytest.fixture(params=("postgres", *(pytest.param(name, marks=pytest.mark.slow) for name in VERSIONS[1:])))
 def server(request: pytest.FixtureRequest) -> EmbeddedPostgres:
-    """A server of the newest and of the oldest version; of all of them among the slow tests."""
+    """A server of the newest version; of all of them among the slow tests."""
     found: EmbeddedPostgres = request.getfixturevalue(request.param)
     return found
 

@@ -25,7 +25,7 @@ from tests.pgoutput.test_copy_decoder import ESCAPES
 BAD = b"a\xffb"
 MARK = "BAD"
 NEVER = Position(0)
-bounded = examples(30)
+bounded = examples(15)
 
 
 def bad_frames(*changes, at: int = 600) -> FrameBatch:

@@ -82,15 +82,15 @@ def inserted(messages: list[object]) -> list[int]:
 
 def test_a_large_transaction_equals_what_protocol_1_sends(either_database: str) -> None:
     def work() -> None:
-        run_sql(either_database, "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 30000) i")
+        run_sql(either_database, "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 4000) i")
 
-    assert inserted(compared(either_database, work)) == list(range(1, 30001))
+    assert inserted(compared(either_database, work)) == list(range(1, 4001))
 
 
 def test_savepoints_half_rolled_back_leave_exactly_the_surviving_rows(either_database: str) -> None:
     def work() -> None:
         with connect(either_database, autocommit=False) as conn:
-            for number in range(400):
+            for number in range(100):
                 conn.execute("SAVEPOINT s")
                 conn.execute(
                     "INSERT INTO t SELECT %s * 100 + i, repeat('x', 200) FROM generate_series(1, 20) i", [number]
@@ -98,7 +98,7 @@ def test_savepoints_half_rolled_back_leave_exactly_the_surviving_rows(either_dat
                 conn.execute("ROLLBACK TO SAVEPOINT s" if number % 2 else "RELEASE SAVEPOINT s")
             conn.commit()
 
-    kept = [number * 100 + i for number in range(0, 400, 2) for i in range(1, 21)]
+    kept = [number * 100 + i for number in range(0, 100, 2) for i in range(1, 21)]
     assert inserted(compared(either_database, work)) == kept
 
 
@@ -121,27 +121,27 @@ def test_transactions_of_two_connections_come_apart_in_the_order_of_their_commit
 def test_a_rolled_back_transaction_leaves_nothing(either_database: str) -> None:
     def work() -> None:
         with connect(either_database, autocommit=False) as conn:
-            conn.execute("INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 5000) i")
+            conn.execute("INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 1500) i")
             run_sql(either_database, "INSERT INTO t VALUES (900001, 'small')")
             conn.rollback()
-        run_sql(either_database, "INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(5001, 9000) i")
+        run_sql(either_database, "INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(5001, 6500) i")
 
-    assert inserted(compared(either_database, work)) == [900001, *range(5001, 9001)]
+    assert inserted(compared(either_database, work)) == [900001, *range(5001, 6501)]
 
 
 def test_ddl_and_messages_in_a_transaction_keep_their_order(either_database: str) -> None:
     def work() -> None:
         with connect(either_database, autocommit=False) as conn:
-            conn.execute("INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 2000) i")
+            conn.execute("INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 800) i")
             conn.execute("SELECT pg_logical_emit_message(true, 'inside', 'a')")
             conn.execute("SELECT pg_logical_emit_message(false, 'at once', 'b')")
             conn.execute("ALTER TABLE t ADD COLUMN w text DEFAULT 'w'")
-            conn.execute("INSERT INTO t SELECT i, repeat('x', 200), 'w' FROM generate_series(2001, 4000) i")
+            conn.execute("INSERT INTO t SELECT i, repeat('x', 200), 'w' FROM generate_series(801, 1600) i")
             conn.commit()
 
     messages = compared(either_database, work)
     inserts = [m for m in messages if isinstance(m, Insert)]
-    assert [len(m.new) for m in inserts] == [2] * 2000 + [3] * 2000
+    assert [len(m.new) for m in inserts] == [2] * 800 + [3] * 800
     prefixes = [m.prefix for m in messages if isinstance(m, Message)]
     assert prefixes == ["at once", "inside", "end"]
     assert messages.index(inserts[0]) > 0

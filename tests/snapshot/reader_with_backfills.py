@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import itemgetter
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import pyarrow.compute as pc
 
@@ -16,6 +17,10 @@ from cdc.snapshot.backfill_worker import BackfillWorker
 from cdc.snapshot.debezium_signals import Signals
 from cdc.snapshot.watermark_window import WatermarkWindows
 from tests.faults.capture import Captured, Reading, rows_with
+from tests.fixtures.waiting import until
+
+EVERY: Final = 0.15
+"""Seconds between two questions."""
 
 
 class Running(Reading):
@@ -41,6 +46,16 @@ class Running(Reading):
         self._jobs.join()
         self.catalog.close()
         super().__exit__(kind, error, trace)
+
+    def until(self, condition: Callable[[], Any], what: str = "what was waited for") -> Any:
+        """As a Reading does, but less often: the worker looks once a second, and each question costs milliseconds."""
+
+        def asked() -> Any:
+            if self._failures:
+                raise self._failures[0]
+            return condition()
+
+        return until(asked, what, every=EVERY)
 
     def ask(self, request: BackfillRequest) -> int:
         return self.catalog.commands.post("held", BACKFILL, request.to_json())

@@ -22,7 +22,7 @@ QUICK = {"renamed, another in its place"}
 """test_chunk_plan copies a rewritten table again, postgres/test_column_identity.py exchanges names of columns."""
 PLAIN: tuple[LiteralString, ...] = (
     "CREATE TABLE t (id int PRIMARY KEY, a text, b text, n int, pad text)",
-    "INSERT INTO t SELECT i, 'a' || i, 'b' || i, i, repeat('p', 1000) FROM generate_series(1, 500) i",
+    "INSERT INTO t SELECT i, 'a' || i, 'b' || i, i, repeat('p', 1000) FROM generate_series(1, 250) i",
 )
 TOUCH: LiteralString = "UPDATE t SET n = n + 1 WHERE id % 100 = 0"
 
@@ -74,7 +74,7 @@ CASES = {
     "vacuum full": Case(PLAIN, ("DELETE FROM t WHERE id % 3 = 0", "VACUUM FULL t", TOUCH)),
     "cluster": Case(PLAIN, ("UPDATE t SET id = 1000 - id", "CLUSTER t USING t_pkey", TOUCH)),
     "truncate": Case(PLAIN, ("TRUNCATE t",)),
-    "truncate, then filled": Case(PLAIN, ("TRUNCATE t", PLAIN[1], "DELETE FROM t WHERE id > 400")),
+    "truncate, then filled": Case(PLAIN, ("TRUNCATE t", PLAIN[1], "DELETE FROM t WHERE id > 200")),
     "truncate twice": Case(PLAIN, ("BEGIN; TRUNCATE t; INSERT INTO t VALUES (1); TRUNCATE t; COMMIT", PLAIN[1])),
     "dropped": Case(PLAIN, ("DROP TABLE t",)),
     "dropped and made anew": Case(PLAIN, ("DROP TABLE t", *PLAIN)),
@@ -94,7 +94,7 @@ CASES = {
 class Slow:
     """A database whose tables are copied no faster than one can interfere."""
 
-    def __init__(self, folder: Path, dsn: str, setup: tuple[LiteralString, ...], rate: int = 250_000) -> None:
+    def __init__(self, folder: Path, dsn: str, setup: tuple[LiteralString, ...], rate: int = 125_000) -> None:
         run_sql(dsn, *setup)
         self.held = Captured(folder, dsn)
         with self.held.path.open("a") as definition:

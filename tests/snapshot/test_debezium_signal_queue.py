@@ -192,7 +192,7 @@ def test_what_a_debezium_connector_writes_for_itself_is_not_even_logged(tmp_path
     assert (queue.stored(), lines) == ([], [])
 
 
-@examples(50, suppress_health_check=list(HealthCheck))
+@examples(12, suppress_health_check=list(HealthCheck))
 @given(st.one_of(st.binary(max_size=40), st.recursive(st.none() | st.text(max_size=5), st.lists).map(json.dumps)))
 def test_nothing_that_can_be_sent_stops_the_reader(tmp_path: Path, content: bytes | str) -> None:
     queue = SignalQueue(tmp_path)

@@ -94,6 +94,11 @@ class Desk:
         """A backfill that somebody else asked for."""
         return self.catalog.commands.post("shop", BACKFILL, BackfillRequest(tables, resync=resync).to_json())
 
+    def end(self, jobs: list[int]) -> None:
+        """These backfills are done."""
+        for job in jobs:
+            self.catalog.commands.finish(job, {})
+
 
 def known(oid: int, name: str) -> TableSchema:
     column = Column(id=1, name="id", type_oid=23, type_name="integer", key=None if name == "no_key" else 0)
@@ -112,29 +117,29 @@ def execute(*collections: str, **more: Any) -> dict[str, Any]:
     return {"data-collections": list(collections)} | {name.replace("_", "-"): value for name, value in more.items()}
 
 
-@pytest.mark.parametrize("message", [False, True])
-@pytest.mark.parametrize(
-    ("collections", "tables"),
-    [
-        (["shop.orders"], ["shop.orders"]),
-        ([" shop.orders "], ["shop.orders"]),
-        (['"shop"."orders"'], ["shop.orders"]),
-        (["shop.order_items", "shop.orders"], ["shop.order_items", "shop.orders"]),
-        (["shop.orders", "shop.ord.*"], ["shop.order_items", "shop.orders"]),
-        ([r"shop\.(orders|order_items)"], ["shop.order_items", "shop.orders"]),
-        (["SHOP.MIXED"], ["shop.Mixed"]),
-        (["shop.orders", "shop.none"], ["shop.orders"]),
-        (['shop."odd[1].*"'], ['shop."odd[[]1].[*]"']),
-    ],
-)
-def test_a_snapshot_is_one_backfill_for_each_table_that_is_meant(
-    desk: Desk, collections: list[str], tables: list[str], message: bool
-) -> None:
-    done = desk.send("execute-snapshot", execute(*collections), message=message)
-    assert done.state is CommandState.DONE
-    assert desk.posted() == [BackfillRequest((topic,)) for topic in tables]
-    assert done.result is not None
-    assert done.result["backfills"] == [c.id for c in desk.catalog.commands.pending("shop", BACKFILL)]
+MEANT = [
+    (["shop.orders"], ["shop.orders"]),
+    ([" shop.orders "], ["shop.orders"]),
+    (['"shop"."orders"'], ["shop.orders"]),
+    (["shop.order_items", "shop.orders"], ["shop.order_items", "shop.orders"]),
+    (["shop.orders", "shop.ord.*"], ["shop.order_items", "shop.orders"]),
+    ([r"shop\.(orders|order_items)"], ["shop.order_items", "shop.orders"]),
+    (["SHOP.MIXED"], ["shop.Mixed"]),
+    (["shop.orders", "shop.none"], ["shop.orders"]),
+    (['shop."odd[1].*"'], ['shop."odd[[]1].[*]"']),
+]
+"""Collections, and the tables that they mean."""
+
+
+def test_a_snapshot_is_one_backfill_for_each_table_that_is_meant(desk: Desk) -> None:
+    for collections, tables in MEANT:
+        for message in (False, True):
+            done = desk.send("execute-snapshot", execute(*collections), message=message)
+            assert done.state is CommandState.DONE
+            assert desk.posted() == [BackfillRequest((topic,)) for topic in tables]
+            assert done.result is not None
+            assert done.result["backfills"] == [c.id for c in desk.catalog.commands.pending("shop", BACKFILL)]
+            desk.end(done.result["backfills"])
 
 
 def test_everything_is_all_tables_but_that_of_signals_and_what_cannot_be_is_named(desk: Desk) -> None:
@@ -167,38 +172,39 @@ def test_the_older_single_condition_is_every_tables(desk: Desk) -> None:
     assert [r.where for r in desk.posted()] == ["id = 1", "id = 1"]
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        (None, "'data-collections' of the signal is missing or empty"),
-        (execute(), "'data-collections' of the signal is missing or empty"),
-        (execute(" "), "'data-collections' of the signal is missing or empty"),
-        ("{", "expected a JSON object"),
-        ("[]", "expected a JSON object"),
-        (
-            {"data-collections": "shop.orders"},
-            "'data-collections' of the signal is malformed: expected a list of texts",
-        ),
-        ({"data-collections": [1]}, "'data-collections' of the signal is malformed: expected a list of texts"),
-        (execute("shop.none"), "'shop.none': no table of the log matches"),
-        (execute("shop.no_key"), "'shop.no_key': table 'shop.no_key' has no key"),
-        (execute("shop.(orders"), "neither a table nor a regular expression"),
-        (execute(r"(shop)\.\1"), "neither a table nor a regular expression"),
-        (execute("shop.orders", type="blocking"), "would stop the stream"),
-        (execute("shop.orders", type="BLOCKING"), "would stop the stream"),
-        (execute("shop.orders", type="initial"), "unknown type of snapshot 'initial'"),
-        (execute("shop.orders", surrogate_key="code"), "'surrogate-key', which is not supported"),
-        (execute("shop.orders", additional_conditions={}), None),
-        (execute("shop.orders", additional_conditions="x"), "'additional-conditions' of the signal is malformed"),
-        (execute("shop.orders", additional_conditions=[{"filter": "x"}]), "has an entry without 'data-collection'"),
-        (execute("shop.orders", additional_conditions=["x"]), "has an entry without 'data-collection'"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_the_reason(desk: Desk, body: Any, says: str | None) -> None:
-    if says is None:
-        assert desk.send("execute-snapshot", body).state is CommandState.DONE
-    else:
-        assert says in desk.refused("execute-snapshot", body)
+REFUSED: list[tuple[Any, str | None]] = [
+    (None, "'data-collections' of the signal is missing or empty"),
+    (execute(), "'data-collections' of the signal is missing or empty"),
+    (execute(" "), "'data-collections' of the signal is missing or empty"),
+    ("{", "expected a JSON object"),
+    ("[]", "expected a JSON object"),
+    (
+        {"data-collections": "shop.orders"},
+        "'data-collections' of the signal is malformed: expected a list of texts",
+    ),
+    ({"data-collections": [1]}, "'data-collections' of the signal is malformed: expected a list of texts"),
+    (execute("shop.none"), "'shop.none': no table of the log matches"),
+    (execute("shop.no_key"), "'shop.no_key': table 'shop.no_key' has no key"),
+    (execute("shop.(orders"), "neither a table nor a regular expression"),
+    (execute(r"(shop)\.\1"), "neither a table nor a regular expression"),
+    (execute("shop.orders", type="blocking"), "would stop the stream"),
+    (execute("shop.orders", type="BLOCKING"), "would stop the stream"),
+    (execute("shop.orders", type="initial"), "unknown type of snapshot 'initial'"),
+    (execute("shop.orders", surrogate_key="code"), "'surrogate-key', which is not supported"),
+    (execute("shop.orders", additional_conditions={}), None),
+    (execute("shop.orders", additional_conditions="x"), "'additional-conditions' of the signal is malformed"),
+    (execute("shop.orders", additional_conditions=[{"filter": "x"}]), "has an entry without 'data-collection'"),
+    (execute("shop.orders", additional_conditions=["x"]), "has an entry without 'data-collection'"),
+]
+"""What a signal says, and why it is not carried out; None if it is."""
+
+
+def test_what_cannot_be_is_refused_with_the_reason(desk: Desk) -> None:
+    for body, says in REFUSED:
+        if says is None:
+            assert desk.send("execute-snapshot", body).state is CommandState.DONE
+        else:
+            assert says in desk.refused("execute-snapshot", body), body
 
 
 def test_a_filter_in_a_message_is_refused_for_anybody_may_send_one(desk: Desk) -> None:
@@ -214,21 +220,22 @@ def test_an_expression_made_to_take_for_ever_does_not(desk: Desk) -> None:
     assert "no table" in desk.refused("execute-snapshot", execute(r"(([a-z._]+)+)+!", "(a|a)*" * 50), message=True)
 
 
-@pytest.mark.parametrize(
-    ("kind", "verb"),
-    [
-        ("pause-snapshot", BackfillAction.PAUSE),
-        ("resume-snapshot", BackfillAction.RESUME),
-        ("stop-snapshot", BackfillAction.CANCEL),
-    ],
-)
-def test_all_that_is_on_its_way_is_told(desk: Desk, kind: str, verb: BackfillAction) -> None:
-    ended = desk.post("shop.orders")
-    desk.catalog.commands.finish(ended, {})
-    jobs = [desk.post("shop.orders"), desk.post("shop.*")]
-    done = desk.send(kind, None if verb is not BackfillAction.CANCEL else {"type": "INCREMENTAL"})
-    assert done.result == {"backfills": jobs, "left": []}
-    assert desk.said(verb) == jobs
+VERBS = {
+    "pause-snapshot": BackfillAction.PAUSE,
+    "resume-snapshot": BackfillAction.RESUME,
+    "stop-snapshot": BackfillAction.CANCEL,
+}
+
+
+def test_all_that_is_on_its_way_is_told(desk: Desk) -> None:
+    for kind, verb in VERBS.items():
+        ended = desk.post("shop.orders")
+        desk.catalog.commands.finish(ended, {})
+        jobs = [desk.post("shop.orders"), desk.post("shop.*")]
+        done = desk.send(kind, None if verb is not BackfillAction.CANCEL else {"type": "INCREMENTAL"})
+        assert done.result == {"backfills": jobs, "left": []}
+        assert desk.said(verb) == jobs
+        desk.end(jobs)
 
 
 def test_details_of_a_pause_are_not_looked_at(desk: Desk) -> None:
@@ -296,25 +303,17 @@ def test_a_snapshot_that_was_interrupted_asks_for_what_it_had_not_asked_for_yet(
     assert [r.tables[0] for r in desk.posted()] == ["shop.orders", "shop.order_items", "shop.orders"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "verb"),
-    [
-        ("pause-snapshot", BackfillAction.PAUSE),
-        ("resume-snapshot", BackfillAction.RESUME),
-        ("stop-snapshot", BackfillAction.CANCEL),
-    ],
-)
-def test_a_word_that_was_interrupted_is_said_to_those_who_have_not_heard_it(
-    desk: Desk, kind: str, verb: BackfillAction
-) -> None:
-    jobs = [desk.post("shop.orders"), desk.post("shop.Mixed")]
-    desk.leave(kind)
-    desk.advance()
-    (signal,) = desk.signals.pending()
-    desk.catalog.commands.post("shop", SIGNAL, {"key": signal.key})
-    desk.catalog.commands.post("shop", verb.kind, {"id": jobs[0]})
-    desk.signals.process(desk.catalog)
-    assert desk.said(verb) == jobs
+def test_a_word_that_was_interrupted_is_said_to_those_who_have_not_heard_it(desk: Desk) -> None:
+    for kind, verb in VERBS.items():
+        jobs = [desk.post("shop.orders"), desk.post("shop.Mixed")]
+        desk.leave(kind)
+        desk.advance()
+        (signal,) = desk.signals.pending()
+        desk.catalog.commands.post("shop", SIGNAL, {"key": signal.key})
+        desk.catalog.commands.post("shop", verb.kind, {"id": jobs[0]})
+        desk.signals.process(desk.catalog)
+        assert desk.said(verb) == jobs
+        desk.end(jobs)
 
 
 def test_one_that_was_finished_but_not_removed_is_only_removed(desk: Desk) -> None:

@@ -18,7 +18,7 @@ from tests.faults.capture import Captured
 from tests.fixtures.postgres import rows_of, run_sql
 from tests.snapshot.reader_with_backfills import Running, read_rows
 
-ROWS = 400
+ROWS = 100
 INSERT = "INSERT INTO debezium_signal VALUES (%s, %s, %s)"
 EMIT = "SELECT pg_logical_emit_message(%s, 'cdc.signal', %s::text)"
 CHANNELS = ("row", "message", "lone message")
@@ -31,7 +31,7 @@ def _running(tmp_path: Path, database: str) -> Iterator[Running]:
         database,
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "CREATE TABLE debezium_signal (id VARCHAR(42) PRIMARY KEY, type VARCHAR(32) NOT NULL, data VARCHAR(2048) NULL)",
-        "INSERT INTO t SELECT i, 'v' || i FROM generate_series(1, 400) i",
+        "INSERT INTO t SELECT i, 'v' || i FROM generate_series(1, 100) i",
     )
     held = Captured(tmp_path, database)
     held.write(slot=held.slot, more="snapshot: {signals: public.debezium_signal}\n")
@@ -70,37 +70,33 @@ def backfills(running: Running, name: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("channel", CHANNELS)
-def test_a_signal_starts_a_backfill_that_completes(running: Running, channel: str) -> None:
-    before = len(read_rows(running.held))
-    body = {"data-collections": ["public.t"], "type": "incremental"}
-    send(running, ("ad hoc", "execute-snapshot", body), channel=channel)
-    (job,) = backfills(running, "ad hoc")
-    assert running.ended(job).state == "done"
-    assert len(read_rows(running.held)) == before + ROWS
-    assert [c.id for c in running.catalog.commands.ls("held", BACKFILL)] == [job]
+def test_a_signal_of_each_channel_starts_a_backfill_that_completes(running: Running) -> None:
+    body, jobs = {"data-collections": ["public.t"], "type": "incremental"}, list[int]()
+    for channel in CHANNELS:
+        before = len(read_rows(running.held))
+        send(running, (channel, "execute-snapshot", body), channel=channel)
+        (job,) = backfills(running, channel)
+        assert running.ended(job).state == "done"
+        assert len(read_rows(running.held)) == before + ROWS
+        jobs.append(job)
+    assert [c.id for c in reversed(running.catalog.commands.ls("held", BACKFILL))] == jobs
 
 
-def test_a_filter_of_a_row_is_the_predicate_of_its_table(running: Running) -> None:
-    before = len(read_rows(running.held))
-    conditions = [{"data-collection": "public.t", "filter": "id <= 7 AND v <> 'v3'"}]
-    send(running, ("part", "execute-snapshot", {"data-collections": ["public.*"], "additional-conditions": conditions}))
-    (job,) = backfills(running, "part")
-    assert running.ended(job).state == "done"
-    assert len(read_rows(running.held)) == before + 6
-
-
-def test_a_filter_that_does_more_than_say_which_rows_is_not_run(running: Running) -> None:
+def test_a_filter_of_a_row_is_the_predicate_of_its_table_and_one_that_does_more_is_not_run(running: Running) -> None:
     dsn, before = running.held.dsn, len(read_rows(running.held))
     run_sql(dsn, "CREATE SEQUENCE s")
+    conditions = [{"data-collection": "public.t", "filter": "id <= 7 AND v <> 'v3'"}]
+    send(running, ("part", "execute-snapshot", {"data-collections": ["public.*"], "additional-conditions": conditions}))
     conditions = [{"data-collection": "public.t", "filter": "setval('s', 7) > 0"}]
     send(running, ("more", "execute-snapshot", {"data-collections": ["public.t"], "additional-conditions": conditions}))
+    (job,) = backfills(running, "part")
+    assert running.ended(job).state == "done"
     (job,) = backfills(running, "more")
     ended = running.ended(job)
     assert ended.result is not None
     assert (ended.state, ended.result["error"]["code"]) == ("failed", ConfigError.code)
     assert rows_of(dsn, "SELECT last_value, is_called FROM s") == [(1, False)]
-    assert len(read_rows(running.held)) == before
+    assert len(read_rows(running.held)) == before + 6
 
 
 # through other channels a signal stands alone, so a backfill may be over before the next one

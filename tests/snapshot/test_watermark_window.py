@@ -139,7 +139,7 @@ def placed(windows: WatermarkWindows, position: int, token: str = "one") -> list
     return [row for batch in found for row in batch.to_pylist()]
 
 
-@examples(60)
+@examples(30)
 @given(histories(), st.data())
 def test_a_table_without_a_key_begins_anew_as_it_is_at_the_watermark(history: History, data: st.DataObject) -> None:
     """Whatever was received when the window opened, whatever of the rest the snapshot sees, in whatever batches."""

@@ -137,7 +137,7 @@ ASKED: Final = {
 @pytest.mark.parametrize(
     ("asked", "mode"),
     [
-        pytest.param(asked, mode, marks=() if mode and asked != "listed" else pytest.mark.slow)
+        pytest.param(asked, mode, marks=() if mode and asked == "a range by key" else pytest.mark.slow)
         for asked in ASKED
         for mode in ("", "mode: no_data, ")
     ],
@@ -145,7 +145,10 @@ ASKED: Final = {
 def test_every_history_in_the_window_of_a_backfill_ends_in_the_sources_state(
     tmp_path: Path, database: str, asked: str, mode: str
 ) -> None:
-    """Where the log knew nothing, a row that moved to a listed key took nothing with it: a sink asks for such a row."""
+    """The first copy above reads by blocks.
+
+    Where the log knew nothing, a row that moved to a listed key took nothing with it: a sink asks for such a row.
+    """
     held = captured(tmp_path, database, mode)
     held.copy()
     window = Window(database, armed=True)

@@ -125,7 +125,7 @@ CHANGES = st.lists(
     min_size=3,
     max_size=14,
 )
-often = examples(100)
+often = examples(40)
 
 
 def lived(changes: list[tuple[str, str, str]]) -> Source:
